@@ -1,0 +1,56 @@
+# Each target makes its virtual environment from the lock if there is none; a machine needs
+# only Python (3.11 or newer) and make.
+
+PYTHON ?= python3
+NEWEST ?= python3.12
+VENV ?= .venv
+BIN = $(VENV)/bin
+# Fast and slow tests alike; `make test PYTEST_ARGS="-k batch_norm"` runs a part.
+PYTEST_ARGS ?=
+RUN_TESTS = $(BIN)/python -m pytest
+
+.PHONY: demo test test-slow test-newest lint bench lock clean
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/.ready
+	REPLICATOR_FAKE_DEVICES=$${REPLICATOR_FAKE_DEVICES-8} $(BIN)/python -m experiments.digits_resnet
+
+test: $(VENV)/.ready
+	$(RUN_TESTS) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.ready
+	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
+
+test-newest:
+	@$(NEWEST) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { echo \
+	  'make test-newest needs Python 3.12 or newer as `$(NEWEST)`. Install it, or name' \
+	  'yours: make test-newest NEWEST=python3.13 (with pyenv also set PYENV_VERSION).' >&2; \
+	  exit 1; }
+	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m benchmarks
+
+lock: SHELL := bash
+lock:
+	$(BIN)/python -m pip install uv
+	for version in 3.11 3.12; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version $$version --extra dev \
+	    --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	    --output-file requirements/py$${version/./}.txt pyproject.toml; done
+
+clean:
+	rm -rf .venv .venv-newest build dist *.egg-info
+
+# The lock for 3.11 holds the newest jax for that version; newer Pythons take the other.
+$(VENV)/.ready: pyproject.toml requirements/py311.txt requirements/py312.txt
+	$(PYTHON) -m venv $(VENV)
+	lock=$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")'); \
+	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements/$$lock.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
