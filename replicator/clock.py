@@ -1,0 +1,20 @@
+"""The clock that everything asks for the time: the system's, or a test's own."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of monotonic time."""
+
+    def now_s(self) -> float:
+        """Return seconds since some fixed moment; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        """Return seconds since some fixed moment; never goes back."""
+        return time.monotonic()

@@ -1,0 +1,38 @@
+"""What replicas say to each other inside a step: pure, traced, differentiable."""
+
+from replicator.collectives.all_gather import all_gather
+from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.all_to_all import all_to_all
+from replicator.collectives.assume_replicated import (
+    ASSUME_REPLICATED,
+    assume_replicated,
+)
+from replicator.collectives.axes import num_replicas, replica_id
+from replicator.collectives.broadcast import broadcast
+from replicator.collectives.keys import example_keys, replica_key
+from replicator.collectives.map_gather import map_gather, map_reduce
+from replicator.collectives.microbatch import is_last_microbatch, microbatch
+from replicator.collectives.ordered import add_in_order
+from replicator.collectives.permute import permute, ring_pairs
+from replicator.collectives.reduce_scatter import reduce_scatter
+
+__all__ = [
+    "ASSUME_REPLICATED",
+    "add_in_order",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "assume_replicated",
+    "broadcast",
+    "example_keys",
+    "is_last_microbatch",
+    "map_gather",
+    "map_reduce",
+    "microbatch",
+    "num_replicas",
+    "permute",
+    "reduce_scatter",
+    "replica_id",
+    "replica_key",
+    "ring_pairs",
+]

@@ -1,0 +1,68 @@
+"""Collect every replica's value, so that each replica holds all of them."""
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from replicator.collectives.axes import Axis, at_leaf, resolve_equal_axis, with_arrays
+from replicator.errors import ArgumentError
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+from replicator.trees import named_leaves
+
+
+def all_gather(
+    tree: PyTree,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    tiled: bool = False,
+    axis_name: str = REPLICA_AXIS,
+) -> PyTree:
+    """Give every replica the values of all replicas, in replica order.
+
+    One collective per leaf; differentiable.
+
+    Args:
+      tree: Per-replica arrays; leaf shapes agree on all replicas. Any dtype.
+      groups: Replica ids that gather among themselves, in groups of one size.
+      tiled: Concatenate along axis 0 instead of adding an axis.
+      axis_name: Mesh axis to gather over.
+
+    Returns:
+      For each leaf `[...]` an array `[replicas, ...]`; with `tiled`, for each leaf
+      `[n, ...]` an array `[replicas * n, ...]`. The same on every replica of a group.
+
+    Raises:
+      ArgumentError: `groups` is no equal partition of the replicas, `axis_name` is a
+        dead axis, or a scalar leaf was to be concatenated.
+    """
+    axis = resolve_equal_axis(axis_name, groups)
+    tree = with_arrays(tree)
+    if not tiled:
+        return jax.tree.map(lambda leaf: gather_leaf(leaf, axis), tree)
+    for path, leaf in named_leaves(tree):
+        if leaf.ndim == 0:
+            raise ArgumentError(
+                f"`tree` must hold leaves with an axis 0 for `tiled=True`, got a "
+                f"scalar{at_leaf(path)}. Leave `tiled` out."
+            )
+    return jax.tree.map(lambda leaf: _concatenate_leaf(leaf, axis), tree)
+
+
+def gather_leaf(
+    leaf: Shaped[Array, "*shape"], axis: Axis
+) -> Shaped[Array, "replicas *shape"]:
+    """Stack one array over the replicas of `axis`."""
+    if axis.name is None:
+        return leaf[None]
+    return lax.all_gather(leaf, axis.name, axis_index_groups=axis.groups)
+
+
+def _concatenate_leaf(
+    leaf: Shaped[Array, "n *shape"], axis: Axis
+) -> Shaped[Array, "all_n *shape"]:
+    if axis.name is None:
+        return leaf
+    return lax.all_gather(leaf, axis.name, axis_index_groups=axis.groups, tiled=True)

@@ -1,0 +1,212 @@
+"""Combine a value over replicas so that every replica holds the result."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from replicator.collectives.all_gather import gather_leaf
+from replicator.collectives.axes import (
+    Axis,
+    check_dtypes,
+    position,
+    resolve_axis,
+    resolve_equal_axis,
+    with_arrays,
+)
+from replicator.collectives.ordered import ordered_sum_leaf
+from replicator.errors import ArgumentError
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+from replicator.trees import describe
+
+REDUCE_OPS = ("sum", "mean", "max", "min", "product")
+REDUCTIONS = ("fast", "ordered")
+
+_SumFn = Callable[[Array, Axis], Array]
+
+# The integer mean is refused, not rounded and not promoted: a result keeps its dtype.
+_ACCEPTED = {
+    "sum": ((jnp.number,), "numbers"),
+    "mean": ((jnp.inexact,), "floating-point leaves"),
+    "max": ((jnp.integer, jnp.floating, jnp.bool_), "ordered numbers or booleans"),
+    "min": ((jnp.integer, jnp.floating, jnp.bool_), "ordered numbers or booleans"),
+    "product": ((jnp.number,), "numbers"),
+}
+
+
+def all_reduce(
+    tree: PyTree,
+    op: str = "mean",
+    *,
+    weight: ArrayLike | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
+    reduction: str = "fast",
+    axis_name: str = REPLICA_AXIS,
+) -> PyTree:
+    """Combine each leaf of `tree` over replicas; all replicas get the result.
+
+    One collective of the leaf's own size per leaf, except for `product` and for
+    `reduction="ordered"`, which gather. Differentiable: for `max` and `min`, replicas
+    that tie share the gradient equally. On booleans `max` means any and `min` all.
+
+    Args:
+      tree: Per-replica arrays; leaf shapes agree on all replicas.
+      op: "sum", "mean", "max", "min" or "product". A mean takes no integers.
+      weight: This replica's share in the mean, such as its number of examples: a
+        scalar ≥ 0. A replica of weight 0 does not count, not even by a NaN.
+      groups: Replica ids that reduce among themselves; sizes may differ.
+      reduction: "fast", or "ordered" for sums whose bits do not depend on how the
+        backend adds up: replica 0 first, then 1, and so on.
+      axis_name: Mesh axis to reduce over.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes, the same on every replica of a
+      group. A mean whose total weight is zero is zero.
+
+    Raises:
+      ArgumentError: `op` or `reduction` is unknown, they do not go together, `weight`
+        is no scalar or not for a mean, a leaf's dtype does not suit `op`, `groups` is
+        no partition of the replicas, or `axis_name` is a dead axis.
+    """
+    check_op(op, known=REDUCE_OPS)
+    _check_reduction(reduction, op)
+    needs_equal = op == "product" or reduction == "ordered"
+    axis = (resolve_equal_axis if needs_equal else resolve_axis)(axis_name, groups)
+    tree = with_arrays(tree)
+    check_op_dtypes(tree, op)
+    sum_leaf = ordered_sum_leaf if reduction == "ordered" else _sum_leaf
+    if weight is not None:
+        share = _share_of(_checked_weight(weight, op), axis, sum_leaf)
+        combine = functools.partial(_weighted_mean_leaf, share=share, sum_leaf=sum_leaf)
+    else:
+        combine = _combine_fn(op, sum_leaf)
+    return jax.tree.map(lambda leaf: combine(leaf, axis), tree)
+
+
+def check_op(op: str, *, known: tuple[str, ...]) -> None:
+    """Refuse a reduction that is not in `known`."""
+    if op not in known:
+        names = ", ".join(f"'{name}'" for name in known)
+        raise ArgumentError(
+            f"`op` must be one of {names}, got {op!r}. Use one of these."
+        )
+
+
+def check_op_dtypes(tree: PyTree, op: str, *, door: str = "`tree` must hold") -> None:
+    """Refuse a leaf whose dtype means nothing under `op`; `door` opens the message."""
+    accepted, words = _ACCEPTED[op]
+    check_dtypes(tree, accepted, rule=f"{door} {words} for `op='{op}'`")
+
+
+def _check_reduction(reduction: str, op: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(
+            f"`reduction` must be 'fast' or 'ordered', got {reduction!r}. "
+            "Use one of these."
+        )
+    if reduction == "ordered" and op not in ("sum", "mean"):
+        raise ArgumentError(
+            f"`op` must be 'sum' or 'mean' for `reduction='ordered'`, got {op!r}. "
+            "Leave `reduction` out."
+        )
+
+
+def _checked_weight(weight: ArrayLike, op: str) -> Float[Array, ""]:
+    if op != "mean":
+        raise ArgumentError(
+            f"`weight` must come with `op='mean'`, got `op={op!r}`. Multiply the "
+            "leaves by the weight instead."
+        )
+    scalar = jnp.asarray(weight)
+    if scalar.ndim or not jnp.isrealobj(scalar):
+        raise ArgumentError(
+            f"`weight` must be one real number per replica, got {describe(scalar)}. "
+            "Weigh and sum the examples of a replica before the call."
+        )
+    return scalar.astype(float)
+
+
+def _share_of(
+    weight: Float[Array, ""], axis: Axis, sum_leaf: _SumFn
+) -> Float[Array, ""]:
+    # Shares, not weights, multiply the leaves: a count of tokens overflows float16 and
+    # is rounded by bfloat16; a share does neither, and leaves keep their own dtype.
+    total = sum_leaf(weight, axis)
+    return jnp.where(total == 0, 0.0, weight / jnp.where(total == 0, 1.0, total))
+
+
+def _weighted_mean_leaf(
+    leaf: Array, axis: Axis, *, share: Float[Array, ""], sum_leaf: _SumFn
+) -> Array:
+    # Only NaN and infinity are taken out: the gradient in the weight stays right.
+    ignored = (share == 0) & ~jnp.isfinite(leaf)
+    counted = jnp.where(ignored, jnp.zeros_like(leaf), leaf)
+    return sum_leaf(counted * share.astype(leaf.dtype), axis)
+
+
+def _combine_fn(op: str, sum_leaf: _SumFn) -> Callable[[Array, Axis], Array]:
+    return {
+        "sum": sum_leaf,
+        "mean": functools.partial(_mean_leaf, sum_leaf=sum_leaf),
+        "max": functools.partial(_extreme_leaf, op="max"),
+        "min": functools.partial(_extreme_leaf, op="min"),
+        "product": _product_leaf,
+    }[op]
+
+
+def _sum_leaf(leaf: Array, axis: Axis) -> Array:
+    if axis.name is None:
+        return leaf
+    return lax.psum(leaf, axis.name, axis_index_groups=axis.groups)
+
+
+def _mean_leaf(leaf: Array, axis: Axis, *, sum_leaf: _SumFn) -> Array:
+    return sum_leaf(leaf, axis) / _group_size_of_this(axis, leaf.dtype)
+
+
+def _group_size_of_this(axis: Axis, dtype: jnp.dtype) -> int | Array:
+    # Not `psum(1)`: under unequal groups JAX takes the first group's size for all.
+    if axis.groups is None or len({len(group) for group in axis.groups}) == 1:
+        return axis.group_size
+    sizes = {replica: len(group) for group in axis.groups for replica in group}
+    table = jnp.asarray([sizes[replica] for replica in range(axis.size)], dtype)
+    return table[position(axis)]
+
+
+def _product_leaf(leaf: Array, axis: Axis) -> Array:
+    return jnp.prod(gather_leaf(leaf, axis), axis=0, dtype=leaf.dtype)
+
+
+def _extreme_leaf(leaf: Array, axis: Axis, *, op: str) -> Array:
+    if axis.name is None:
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return _differentiable_extreme(leaf, axis, op)
+    return _extreme(leaf, axis, op)
+
+
+def _extreme(leaf: Array, axis: Axis, op: str) -> Array:
+    reduce = {"max": lax.pmax, "min": lax.pmin}[op]
+    return reduce(leaf, axis.name, axis_index_groups=axis.groups)
+
+
+# JAX gives `pmax` no derivative.
+_differentiable_extreme = jax.custom_jvp(_extreme, nondiff_argnums=(1, 2))
+
+
+@_differentiable_extreme.defjvp
+def _extreme_jvp(
+    axis: Axis, op: str, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (leaf,), (tangent,) = primals, tangents
+    # The barrier makes the comparison see the same bits as the collective: XLA may
+    # otherwise keep a bfloat16 leaf at a higher precision in one of the two places.
+    leaf = lax.optimization_barrier(leaf)
+    best = _differentiable_extreme(leaf, axis, op)
+    wins = (leaf == best).astype(leaf.dtype)
+    return best, _sum_leaf(wins * tangent, axis) / _sum_leaf(wins, axis)

@@ -1,0 +1,60 @@
+"""Let every replica send a different slice to every other."""
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from replicator.collectives.axes import (
+    Axis,
+    check_divides,
+    resolve_equal_axis,
+    with_arrays,
+)
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+
+
+def all_to_all(
+    tree: PyTree,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    axis_name: str = REPLICA_AXIS,
+) -> PyTree:
+    """Cut axis 0 into one slice per replica, send slice r to replica r, and join.
+
+    Calling it twice gives back the input. One collective per leaf; differentiable.
+
+    Args:
+      tree: Per-replica arrays `[n, ...]`, where n divides by the number of replicas.
+      groups: Replica ids that exchange among themselves, in groups of one size.
+      axis_name: Mesh axis to exchange over.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes: the slices that were sent to this
+      replica, in the order of their senders.
+
+    Raises:
+      ArgumentError: A leaf does not divide, `groups` is no equal partition, or
+        `axis_name` is a dead axis.
+    """
+    axis = resolve_equal_axis(axis_name, groups)
+    tree = with_arrays(tree)
+    check_divides(tree, axis)
+    return jax.tree.map(lambda leaf: _exchange_leaf(leaf, axis), tree)
+
+
+def _exchange_leaf(
+    leaf: Shaped[Array, "n *shape"], axis: Axis
+) -> Shaped[Array, "n *shape"]:
+    if axis.name is None:
+        return leaf
+    return lax.all_to_all(
+        leaf,
+        axis.name,
+        split_axis=0,
+        concat_axis=0,
+        axis_index_groups=axis.groups,
+        tiled=True,
+    )

@@ -1,0 +1,46 @@
+"""Promise, for a value that the replication proof cannot follow, that replicas agree.
+
+The proof walks the step's jaxpr and trusts sums and gathers over all replicas. A ring
+of `permute` calls may agree by arithmetic that it does not know. The promise is a
+primitive of its own, so that the proof finds it by name; the compiler never sees it.
+"""
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Shaped
+
+from replicator.collectives.axes import with_arrays
+from replicator.protocols import PyTree
+
+ASSUME_REPLICATED = "assume_replicated"
+"""Name of the primitive, by which a walk over a jaxpr recognises the promise."""
+
+
+def assume_replicated(tree: PyTree) -> PyTree:
+    """Return `tree` unchanged, promised to be equal on all replicas.
+
+    The promise is not checked. State that breaks it drifts apart without a word: use it
+    only where `compile` refuses a value that you can show to be equal.
+
+    Args:
+      tree: Per-replica arrays that are equal on all replicas.
+
+    Returns:
+      The same arrays. Gradients pass through.
+    """
+    return jax.tree.map(_assume_p.bind, with_arrays(tree))
+
+
+def _identity(leaf: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+    return leaf
+
+
+_assume_p = Primitive(ASSUME_REPLICATED)
+_assume_p.def_impl(_identity)
+_assume_p.def_abstract_eval(lambda aval: aval)
+# A tangent of equal values is equal, so it carries the promise too; a cotangent is what
+# each replica's own loss says, so it does not.
+ad.deflinear2(_assume_p, lambda cotangent, _: [cotangent])
+batching.defvectorized(_assume_p)
+mlir.register_lowering(_assume_p, lambda _, value: [value])

@@ -1,0 +1,164 @@
+"""Know which replicas a collective speaks to: how many, which one is this, what groups.
+
+A step runs with the mesh axis `replica` bound. Where no axis is bound there is no
+replica context, and every collective acts as one replica would: the same function runs
+on one device without a `Replicator`. What would make that silence a lie is refused: an
+axis that was named but is not there, and a `shard_map` over axes called otherwise.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from replicator.errors import ArgumentError
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+from replicator.trees import describe, named_leaves
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """The replicas of one collective; `name` is None outside any replica context."""
+
+    name: str | None
+    size: int
+    groups: Groups | None = None
+
+    @property
+    def group_size(self) -> int:
+        """How many replicas speak to each other; groups must be equally large."""
+        return len(self.groups[0]) if self.groups else self.size
+
+
+def num_replicas(*, axis_name: str = REPLICA_AXIS) -> int:
+    """Return how many replicas run this step; 1 outside any replica context.
+
+    Args:
+      axis_name: Mesh axis to ask about.
+
+    Returns:
+      A Python integer: it is known while the step is traced.
+
+    Raises:
+      ArgumentError: `axis_name` is a dead axis.
+    """
+    return resolve_axis(axis_name).size
+
+
+def replica_id(*, axis_name: str = REPLICA_AXIS) -> Int[Array, ""]:
+    """Return which replica this is, from 0; always 0 outside any replica context.
+
+    Args:
+      axis_name: Mesh axis to ask about.
+
+    Returns:
+      A scalar int32 that differs between replicas.
+
+    Raises:
+      ArgumentError: `axis_name` is a dead axis.
+    """
+    return position(resolve_axis(axis_name))
+
+
+def resolve_axis(axis_name: str, groups: Sequence[Sequence[int]] | None = None) -> Axis:
+    """Find the replicas that `axis_name` and `groups` stand for where this is called.
+
+    Args:
+      axis_name: Mesh axis to look up.
+      groups: Replica ids that speak to each other, or None for all.
+
+    Returns:
+      The axis, with no name where the default axis is unbound.
+
+    Raises:
+      ArgumentError: The axis is dead, or the groups do not name every replica once.
+    """
+    try:
+        axis = Axis(name=axis_name, size=lax.axis_size(axis_name))
+    except NameError:  # JAX offers no other way to ask whether an axis is bound
+        _check_not_dead(axis_name)
+        axis = Axis(name=None, size=1)
+    if groups is None:
+        return axis
+    return dataclasses.replace(axis, groups=_checked_groups(groups, axis.size))
+
+
+def resolve_equal_axis(axis_name: str, groups: Sequence[Sequence[int]] | None) -> Axis:
+    """Do as `resolve_axis`, and refuse groups of unequal size too."""
+    axis = resolve_axis(axis_name, groups)
+    if axis.groups and len({len(group) for group in axis.groups}) > 1:
+        raise ArgumentError(
+            f"`groups` must be equally large here, got {_listed(axis.groups)}. Only "
+            "`all_reduce` with `reduction='fast'` and an `op` other than 'product' "
+            "takes unequal ones."
+        )
+    return axis
+
+
+def position(axis: Axis) -> Int[Array, ""]:
+    """Return this replica's place on `axis`, from 0."""
+    if axis.name is None:
+        return jnp.zeros((), jnp.int32)
+    return lax.axis_index(axis.name)
+
+
+def with_arrays(tree: PyTree) -> PyTree:
+    """Turn Python and NumPy leaves into JAX arrays, so that each has a dtype."""
+    return jax.tree.map(jnp.asarray, tree)
+
+
+def check_divides(tree: PyTree, axis: Axis) -> None:
+    """Refuse a leaf whose axis 0 cannot be cut into equal slices, one per replica."""
+    for path, leaf in named_leaves(tree):
+        if leaf.ndim == 0 or leaf.shape[0] % axis.group_size:
+            raise ArgumentError(
+                f"`tree` must have an axis 0 that divides by {axis.group_size} "
+                f"replicas, got {describe(leaf)}{at_leaf(path)}. Pad the leaf."
+            )
+
+
+def check_dtypes(tree: PyTree, accepted: tuple[type, ...], *, rule: str) -> None:
+    """Refuse a leaf whose dtype is none of `accepted`; `rule` says what must be."""
+    for path, leaf in named_leaves(tree):
+        if not any(jnp.issubdtype(leaf.dtype, kind) for kind in accepted):
+            raise ArgumentError(
+                f"{rule}, got {describe(leaf)}{at_leaf(path)}. "
+                "Cast the leaf first, or leave it out."
+            )
+
+
+def at_leaf(path: str) -> str:
+    """Say in an error which leaf is meant; a tree that is one array has no path."""
+    return f" (leaf `{path}`)" if path else ""
+
+
+def _check_not_dead(axis_name: str) -> None:
+    # Axes that `jax.vmap` binds are not listed: JAX has no public way to ask.
+    bound = jax.sharding.get_abstract_mesh().manual_axes
+    if axis_name == REPLICA_AXIS and not bound:
+        return
+    alive = ", ".join(f"'{name}'" for name in bound) or "none"
+    raise ArgumentError(
+        f"`axis_name` must name a live axis, got the dead axis '{axis_name}' (bound by "
+        f"`shard_map` here: {alive}). Pass the `axis_name` of the mesh that runs this."
+    )
+
+
+def _checked_groups(groups: Sequence[Sequence[int]], size: int) -> Groups:
+    checked = tuple(tuple(int(replica) for replica in group) for group in groups)
+    if sorted(sum(checked, ())) != list(range(size)) or not all(checked):
+        raise ArgumentError(
+            f"`groups` must name each of the {size} replicas exactly once, got "
+            f"{_listed(checked)}. All in one group is {_listed((tuple(range(size)),))}."
+        )
+    return checked
+
+
+def _listed(groups: Groups) -> list[list[int]]:
+    return [list(group) for group in groups]

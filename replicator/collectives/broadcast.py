@@ -1,0 +1,61 @@
+"""Give every replica the value that one of them holds."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from replicator.collectives.axes import (
+    Axis,
+    check_dtypes,
+    position,
+    resolve_axis,
+    with_arrays,
+)
+from replicator.errors import ArgumentError
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+
+
+def broadcast(
+    tree: PyTree, *, source: int = 0, axis_name: str = REPLICA_AXIS
+) -> PyTree:
+    """Give every replica the value of `tree` on replica `source`.
+
+    One collective per leaf, with the bytes of an all-reduce. What the other replicas
+    hold does not matter, be it NaN. Differentiable: the source alone gets a gradient.
+
+    Args:
+      tree: Per-replica arrays of numbers or booleans; shapes agree on all replicas.
+      source: The replica whose value counts, known while the step is traced.
+      axis_name: Mesh axis to send over.
+
+    Returns:
+      The source's tree, equal in every bit but for the sign of a zero, on all replicas.
+
+    Raises:
+      ArgumentError: There is no replica `source`, a leaf holds neither numbers nor
+        booleans, or `axis_name` is a dead axis.
+    """
+    axis = resolve_axis(axis_name)
+    if not 0 <= source < axis.size:
+        raise ArgumentError(
+            f"`source` must be a replica between 0 and {axis.size - 1}, got {source}. "
+            "Use 0, which always exists."
+        )
+    tree = with_arrays(tree)
+    check_dtypes(
+        tree, (jnp.number, jnp.bool_), rule="`tree` must hold numbers or booleans"
+    )
+    return jax.tree.map(lambda leaf: _send_leaf(leaf, axis, source), tree)
+
+
+def _send_leaf(
+    leaf: Shaped[Array, "*shape"], axis: Axis, source: int
+) -> Shaped[Array, "*shape"]:
+    if axis.name is None:
+        return leaf
+    # All others add zeros. JAX sums booleans as int32: a byte is enough here.
+    number = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
+    sent = jnp.where(position(axis) == source, number, jnp.zeros_like(number))
+    return lax.psum(sent, axis.name).astype(leaf.dtype)

@@ -1,0 +1,228 @@
+"""Spread work that every replica could do alone over the replicas.
+
+The items are known while the step is traced and equal on all replicas; the canonical
+use is inverting a list of matrices. Items of one structure, shape and dtype form a
+group: n items are filled up to a multiple of the N replicas, and each replica works on
+⌈n / N⌉ of them, never more. A shape that occurs once is thus computed by every replica.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from replicator.collectives.all_gather import all_gather
+from replicator.collectives.all_reduce import (
+    REDUCE_OPS,
+    all_reduce,
+    check_op,
+    check_op_dtypes,
+)
+from replicator.collectives.axes import Axis, position, resolve_axis, with_arrays
+from replicator.errors import ArgumentError
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+from replicator.trees import describe, first_difference
+
+WorkFn = Callable[[PyTree], PyTree]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """Items of one shape: their places in the user's list, and what fills them up."""
+
+    places: list[int]
+    items: list[PyTree]
+    filler: PyTree
+
+
+def map_gather(
+    fn: WorkFn,
+    items: Sequence[PyTree],
+    *,
+    pad: PyTree | Callable[[PyTree], PyTree] | None = None,
+    axis_name: str = REPLICA_AXIS,
+) -> list[PyTree]:
+    """Apply `fn` to each item, the work split over replicas; all get all results.
+
+    One gather per group of items and result leaf; differentiable. Outside any replica
+    context `fn` is called on each item in turn.
+
+    Args:
+      fn: Pure function of one item; it must not talk to other replicas.
+      items: Pytrees of arrays, equal on all replicas.
+      pad: A harmless item to fill up with, or, for items of several shapes, a function
+        from an item to a filler of its shape. By default a group's first item.
+      axis_name: Mesh axis to spread over.
+
+    Returns:
+      `[fn(item) for item in items]`, the same on all replicas.
+
+    Raises:
+      ArgumentError: There are no items, `pad` fits none of them or cannot fit them all,
+        or `axis_name` is a dead axis.
+
+    >>> inverses = map_gather(jnp.linalg.inv, [2.0 * jnp.eye(3), 4.0 * jnp.eye(5)])
+    >>> [float(inverse[0, 0]) for inverse in inverses]
+    [0.5, 0.25]
+    """
+    axis = resolve_axis(axis_name)
+    groups = _grouped(items, pad)
+    if axis.name is None:
+        return [fn(with_arrays(item)) for item in items]
+    results: list[PyTree] = [None] * len(items)
+    for group in groups:
+        _, work = _share_of(group, axis)
+        found = all_gather(lax.map(fn, work), tiled=True, axis_name=axis.name)
+        for row, place in enumerate(group.places):
+            results[place] = _row(found, row)
+    return results
+
+
+def map_reduce(
+    fn: WorkFn,
+    items: Sequence[PyTree],
+    *,
+    op: str = "sum",
+    pad: PyTree | Callable[[PyTree], PyTree] | None = None,
+    axis_name: str = REPLICA_AXIS,
+) -> PyTree:
+    """Combine `fn(item)` over all items, the work split over replicas.
+
+    Each replica combines its share as it goes, and one all-reduce per result leaf joins
+    them: no replica ever holds all results. Differentiable.
+
+    Args:
+      fn: Pure function of one item, whose result has the same shapes for every item; it
+        must not talk to other replicas.
+      items: Pytrees of arrays, equal on all replicas.
+      op: "sum", "mean" over items, "max", "min" or "product".
+      pad: As in `map_gather`; what `fn` makes of it does not count.
+      axis_name: Mesh axis to spread over.
+
+    Returns:
+      The combined result, the same on all replicas.
+
+    Raises:
+      ArgumentError: `op` is unknown or does not suit a result's dtype, results differ
+        in shape, there are no items, `pad` does not fit, or `axis_name` is a dead axis.
+    """
+    check_op(op, known=REDUCE_OPS)
+    axis = resolve_axis(axis_name)
+    groups = _grouped(items, pad)
+    total = _identities(_result_shape(fn, groups), op)
+    for group in groups:
+        total = _fold(fn, total, group, axis=axis, op=op)
+    if op != "mean":
+        return all_reduce(total, op, axis_name=axis_name)
+    total = all_reduce(total, "sum", axis_name=axis_name)
+    return jax.tree.map(lambda leaf: leaf / len(items), total)
+
+
+def _grouped(items: Sequence[PyTree], pad: PyTree) -> list[_Group]:
+    if not items:
+        raise ArgumentError(
+            "`items` must hold at least one work item, got none. Leave out the call."
+        )
+    by_shape: dict[tuple, list[int]] = {}
+    arrays = [with_arrays(item) for item in items]
+    for place, item in enumerate(arrays):
+        leaves, structure = jax.tree.flatten(item)
+        key = (structure, *(describe(leaf) for leaf in leaves))
+        by_shape.setdefault(key, []).append(place)
+    if len(by_shape) > 1 and pad is not None and not callable(pad):
+        raise ArgumentError(
+            f"`pad` must be a function of an item for items of {len(by_shape)} shapes, "
+            f"got one filler. Pass `lambda item: …` that returns a filler of its shape."
+        )
+    return [_group(places, arrays, pad) for places in by_shape.values()]
+
+
+def _group(places: list[int], arrays: list[PyTree], pad: PyTree) -> _Group:
+    items = [arrays[place] for place in places]
+    if pad is None:
+        return _Group(places=places, items=items, filler=items[0])
+    filler = with_arrays(pad(items[0]) if callable(pad) else pad)
+    if difference := first_difference(items[0], filler):
+        raise ArgumentError(
+            f"`pad` must have the structure, shapes and dtypes of the item it stands "
+            f"for, got a filler where {difference}. Leave it out to repeat an item."
+        )
+    return _Group(places=places, items=items, filler=filler)
+
+
+def _share_of(group: _Group, axis: Axis) -> tuple[Int[Array, "share"], PyTree]:
+    """Cut out this replica's items, stacked, with their rows in the padded group."""
+    share = -(-len(group.items) // axis.size)
+    fillers = [group.filler] * (share * axis.size - len(group.items))
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *group.items, *fillers)
+    first = position(axis) * share
+    work = jax.tree.map(
+        lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), stacked
+    )
+    return first + jnp.arange(share, dtype=jnp.int32), work
+
+
+def _row(tree: PyTree, row: int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[row], tree)
+
+
+def _result_shape(fn: WorkFn, groups: list[_Group]) -> PyTree:
+    shapes = [jax.eval_shape(fn, group.items[0]) for group in groups]
+    for shape in shapes[1:]:
+        if difference := first_difference(shapes[0], shape):
+            raise ArgumentError(
+                f"`fn` must return the same shapes for every item, got a result where "
+                f"{difference}. Use `map_gather` for results that differ."
+            )
+    return shapes[0]
+
+
+def _identities(shapes: PyTree, op: str) -> PyTree:
+    check_op_dtypes(shapes, op, door="`fn` must return")
+    return jax.tree.map(
+        lambda leaf: jnp.full(leaf.shape, _identity_of(op, leaf.dtype)), shapes
+    )
+
+
+def _identity_of(op: str, dtype: jnp.dtype) -> Array:
+    if op in ("sum", "mean"):
+        return jnp.zeros((), dtype)
+    if op == "product":
+        return jnp.ones((), dtype)
+    if dtype == jnp.bool_:
+        return jnp.asarray(op == "min")
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(jnp.inf if op == "min" else -jnp.inf, dtype)
+    limits = jnp.iinfo(dtype)
+    return jnp.asarray(limits.max if op == "min" else limits.min, dtype)
+
+
+def _fold(fn: WorkFn, total: PyTree, group: _Group, *, axis: Axis, op: str) -> PyTree:
+    combine = {
+        "sum": jnp.add,
+        "mean": jnp.add,
+        "max": jnp.maximum,
+        "min": jnp.minimum,
+        "product": jnp.multiply,
+    }[op]
+    if axis.name is None:
+        results = [fn(item) for item in group.items]
+        return functools.reduce(
+            functools.partial(jax.tree.map, combine), results, total
+        )
+
+    def step(so_far: PyTree, work: tuple[Array, PyTree]) -> tuple[PyTree, None]:
+        row, item = work
+        together = jax.tree.map(combine, so_far, fn(item))
+        return _where(row < len(group.items), together, so_far), None
+
+    return lax.scan(step, total, _share_of(group, axis))[0]
+
+
+def _where(condition: Array, chosen: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(functools.partial(jnp.where, condition), chosen, other)

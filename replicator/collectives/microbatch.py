@@ -1,0 +1,49 @@
+"""Know, inside a step, which microbatch of the update this is.
+
+The position is a JAX user context: part of the key of every `jit` cache, so a jitted
+function that asks for it is traced anew for each update and cannot keep a stale answer.
+Outside an accumulating step there is one microbatch: the first and the last.
+"""
+
+import dataclasses
+from contextlib import AbstractContextManager
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Microbatch:
+    """Position inside one update: `index` (maybe traced) of `count` microbatches.
+
+    Compared by identity: as a key of a trace cache it stands for one trace.
+    """
+
+    index: jax.Array | int
+    count: int
+
+
+_position = jax.make_user_context(None)
+
+
+def in_microbatch(position: Microbatch) -> AbstractContextManager[None]:
+    """Make `position` the answer inside a `with` block, while a step is traced."""
+    return _position(position)
+
+
+def microbatch() -> Microbatch:
+    """Return the position of the step being traced; 0 of 1 outside accumulation."""
+    return _position.value or Microbatch(0, 1)
+
+
+def is_last_microbatch() -> jax.Array:
+    """Tell whether this call of the step completes its update.
+
+    State that is no parameter and no optimizer state (running statistics, averages)
+    moves once per update if it moves only where this is true.
+
+    Returns:
+      A scalar bool array; always true outside an accumulating step.
+    """
+    here = microbatch()
+    return jnp.asarray(here.index == here.count - 1)

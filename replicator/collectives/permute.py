@@ -1,0 +1,77 @@
+"""Send values from replica to replica along named pairs, such as round a ring."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from replicator.collectives.axes import Axis, num_replicas, resolve_axis, with_arrays
+from replicator.errors import ArgumentError
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+
+Pairs = Sequence[tuple[int, int]]
+
+
+def permute(tree: PyTree, pairs: Pairs, *, axis_name: str = REPLICA_AXIS) -> PyTree:
+    """Send each leaf along `pairs` of (source, destination) replicas.
+
+    One collective per leaf; differentiable.
+
+    Args:
+      tree: Per-replica arrays; shapes agree on all replicas.
+      pairs: Who sends to whom: nobody sends twice and nobody receives twice.
+      axis_name: Mesh axis to send over.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes: what this replica received, or
+      zeros where nobody sends to it.
+
+    Raises:
+      ArgumentError: A pair names a replica that does not exist, a replica sends or
+        receives twice, or `axis_name` is a dead axis.
+    """
+    axis = resolve_axis(axis_name)
+    checked = _checked_pairs(pairs, axis)
+    return jax.tree.map(lambda leaf: _send(leaf, axis, checked), with_arrays(tree))
+
+
+def ring_pairs(shift: int = 1, *, axis_name: str = REPLICA_AXIS) -> Pairs:
+    """Pair each replica with the one `shift` places on, round a ring.
+
+    Args:
+      shift: How far to send; negative sends backwards.
+      axis_name: Mesh axis that is closed to a ring.
+
+    Returns:
+      Pairs for `permute`, one per replica.
+
+    Raises:
+      ArgumentError: `axis_name` is a dead axis.
+    """
+    size = num_replicas(axis_name=axis_name)
+    return [(replica, (replica + shift) % size) for replica in range(size)]
+
+
+def _checked_pairs(pairs: Pairs, axis: Axis) -> list[tuple[int, int]]:
+    checked = [(int(source), int(destination)) for source, destination in pairs]
+    sources, destinations = [s for s, _ in checked], [d for _, d in checked]
+    known = all(0 <= replica < axis.size for replica in sources + destinations)
+    once = all(len(set(side)) == len(side) for side in (sources, destinations))
+    if not known or not once:
+        raise ArgumentError(
+            f"`pairs` must name replicas between 0 and {axis.size - 1}, each at most "
+            f"once as source and once as destination, got {checked}. "
+            "Use `ring_pairs()` for a valid list."
+        )
+    return checked
+
+
+def _send(
+    leaf: Shaped[Array, "*shape"], axis: Axis, pairs: list[tuple[int, int]]
+) -> Shaped[Array, "*shape"]:
+    if axis.name is None:
+        return leaf if pairs else jnp.zeros_like(leaf)
+    return lax.ppermute(leaf, axis.name, pairs)

@@ -1,0 +1,67 @@
+"""Combine a value over replicas and leave each replica one slice of the result."""
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from replicator.collectives.all_reduce import check_op, check_op_dtypes
+from replicator.collectives.axes import (
+    Axis,
+    check_divides,
+    resolve_equal_axis,
+    with_arrays,
+)
+from replicator.mesh import REPLICA_AXIS
+from replicator.protocols import PyTree
+
+SCATTER_OPS = ("sum", "mean")
+
+
+def reduce_scatter(
+    tree: PyTree,
+    op: str = "mean",
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    axis_name: str = REPLICA_AXIS,
+) -> PyTree:
+    """Combine each leaf over replicas; replica r gets slice r of the result's axis 0.
+
+    `all_gather(…, tiled=True)` of the result is what `all_reduce` returns. One
+    collective per leaf, of half the bytes of an all-reduce; differentiable.
+
+    Args:
+      tree: Per-replica arrays `[n, ...]`, where n divides by the number of replicas.
+      op: "mean" or "sum". A mean takes no integers.
+      groups: Replica ids that reduce among themselves, in groups of one size. The slice
+        is then that of the replica's place in its group.
+      axis_name: Mesh axis to reduce over.
+
+    Returns:
+      A tree of the same structure and dtypes with leaves `[n / replicas, ...]`, which
+      differ between replicas.
+
+    Raises:
+      ArgumentError: `op` is unknown, a leaf does not divide or its dtype does not suit
+        `op`, `groups` is no equal partition, or `axis_name` is a dead axis.
+    """
+    check_op(op, known=SCATTER_OPS)
+    axis = resolve_equal_axis(axis_name, groups)
+    tree = with_arrays(tree)
+    check_op_dtypes(tree, op)
+    check_divides(tree, axis)
+    slices = jax.tree.map(lambda leaf: _sum_slice(leaf, axis), tree)
+    if op == "sum":
+        return slices
+    return jax.tree.map(lambda leaf: leaf / axis.group_size, slices)
+
+
+def _sum_slice(
+    leaf: Shaped[Array, "n *shape"], axis: Axis
+) -> Shaped[Array, "slice_n *shape"]:
+    if axis.name is None:
+        return leaf
+    return lax.psum_scatter(
+        leaf, axis.name, axis_index_groups=axis.groups, scatter_dimension=0, tiled=True
+    )

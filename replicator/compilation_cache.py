@@ -1,0 +1,60 @@
+"""Keep compiled programs between runs, in a directory that only this user can touch.
+
+A cached executable is code that will run: a directory that others may write to would
+let them run theirs. One switch turns it off: `REPLICATOR_COMPILATION_CACHE=0`.
+"""
+
+import logging
+import os
+import pathlib
+import stat
+
+import jax
+
+ENVIRONMENT_VARIABLE = "REPLICATOR_COMPILATION_CACHE"
+_log = logging.getLogger(__name__)
+
+
+def enable_compilation_cache() -> pathlib.Path | None:
+    """Let JAX keep compiled programs, unless the user chose otherwise.
+
+    Returns: The directory; None if it is switched off, JAX already has one, or the
+      directory is not private to this user.
+    """
+    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
+        return None
+    # pyright knows no setting by name.
+    if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
+        return None
+    directory = _user_cache() / "replicator" / "xla"
+    if not _make_private(directory):
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    return directory
+
+
+def _user_cache() -> pathlib.Path:
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    return pathlib.Path(chosen) if chosen else pathlib.Path.home() / ".cache"
+
+
+def _make_private(directory: pathlib.Path) -> bool:
+    """Create `directory` for this user alone; say so and refuse one that is not."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        _log.warning("no compilation cache: %s", error)
+        return False
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
+        _log.warning(
+            "no compilation cache: %s must be a directory of this user alone (0700), "
+            "got mode %o of user %d. Run `chmod 700` on it, or remove it.",
+            directory,
+            mode,
+            found.st_uid,
+        )
+        return False
+    return True

@@ -1,0 +1,80 @@
+"""Fake CPU devices that work: the count, and a thread pool that cannot starve.
+
+XLA's CPU client has one pool; each collective in flight parks a thread of it per
+device. With as many threads as cores, a few steps of eight devices on two cores fill
+it, and XLA aborts the process after 40 s. `NPROC` sizes the pool; XLA reads it when the
+client starts. The other half of the cure is bounded run-ahead (`run_ahead.py`).
+"""
+
+import os
+
+import jax
+
+from replicator.errors import ArgumentError, TooLateError
+
+ENVIRONMENT_VARIABLE = "REPLICATOR_FAKE_DEVICES"
+_SMALLEST_POOL = 16
+
+
+def fake_devices(count: int) -> None:
+    """Make JAX see `count` CPU devices on this machine, for tests and first tries.
+
+    Call it before JAX starts, that is before the first array or `jax.devices()`; or set
+    `REPLICATOR_FAKE_DEVICES` in the environment. Calling it again with the same count
+    does nothing.
+
+    Args:
+      count: How many devices, at least 1.
+
+    Raises:
+      ArgumentError: `count` is below 1.
+      TooLateError: JAX already started with other devices.
+
+    >>> replicator.fake_devices(8)
+    """
+    if count < 1:
+        raise ArgumentError(
+            f"`count` must be at least 1, got {count}. Use 8 to try data parallelism."
+        )
+    size_cpu_pool(count)
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_platforms", "cpu")
+    except RuntimeError:
+        _check_started(count)
+
+
+def size_cpu_pool(devices: int = 8) -> None:
+    """Have XLA's CPU pool hold two threads per device; no effect once JAX started."""
+    wanted = max(_SMALLEST_POOL, 2 * devices)
+    if int(os.environ.get("NPROC") or 0) < wanted:
+        os.environ["NPROC"] = str(wanted)
+
+
+def obey_environment() -> None:
+    """Call `fake_devices` if `REPLICATOR_FAKE_DEVICES` asks for it.
+
+    Raises:
+      ArgumentError: The variable is not a positive number.
+      TooLateError: JAX already started with other devices.
+    """
+    asked = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not asked:
+        return
+    if not asked.isdecimal() or int(asked) < 1:
+        raise ArgumentError(
+            f"`{ENVIRONMENT_VARIABLE}` must be a positive number, got {asked!r}. Set "
+            "it to 8, or unset it."
+        )
+    fake_devices(int(asked))
+
+
+def _check_started(count: int) -> None:
+    found = jax.devices()
+    if len(found) != count or found[0].platform != "cpu":
+        raise TooLateError(
+            f"`fake_devices` must be called before JAX starts, got {count} when JAX "
+            f"already runs {len(found)} {found[0].platform} device(s). Call it (or "
+            f"set {ENVIRONMENT_VARIABLE}={count}) before the first array or "
+            "`jax.devices()`; in a notebook, restart the kernel."
+        )

@@ -1,0 +1,52 @@
+"""Pytree verbs that JAX lacks: leaf names, and how two trees differ."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from replicator.protocols import PyTree
+
+
+def leaf_path(path: tuple) -> str:
+    """Write a key path as users know it: `params/dense/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(
+    tree: PyTree, *, is_leaf: Callable[[PyTree], bool] | None = None
+) -> list[tuple[str, PyTree]]:
+    """List the leaves of `tree` as (path, leaf), in JAX's order."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return [(leaf_path(path), leaf) for path, leaf in flat]
+
+
+def describe(leaf: PyTree) -> str:
+    """Write an array as its dtype and shape: `float32[8,28,28]`."""
+    shape = ",".join(str(size) for size in np.shape(leaf))
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    return f"{dtype}[{shape}]"
+
+
+def first_difference(expected: PyTree, found: PyTree) -> str | None:
+    """Say the first way in which two trees differ in structure, shape or dtype.
+
+    Args:
+      expected: The tree that was promised; arrays or `jax.ShapeDtypeStruct`s.
+      found: The tree that came.
+
+    Returns:
+      For example "`opt/count` is missing", or None when they agree.
+    """
+    want, have = dict(named_leaves(expected)), dict(named_leaves(found))
+    for path in want:
+        if path not in have:
+            return f"`{path}` is missing"
+    for path, leaf in have.items():
+        if path not in want:
+            return f"`{path}` is new"
+        if describe(want[path]) != describe(leaf):
+            return f"`{path}` is {describe(leaf)} instead of {describe(want[path])}"
+    if jax.tree.structure(expected) != jax.tree.structure(found):
+        return "the containers around the leaves are of another type"
+    return None

@@ -1,0 +1,36 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from replicator.collectives import example_keys, replica_key
+from tests.helpers import on_replicas
+
+
+def example_bits(key, n):
+    return jax.vmap(jax.random.bits)(example_keys(key, n))
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_draws_per_example_do_not_depend_on_the_number_of_replicas(make_key):
+    key = make_key(3)
+    alone = example_bits(key, 8)
+    assert len(set(alone.tolist())) == 8
+    for n in (2, 8):
+        found = on_replicas(
+            lambda _, n=n: example_bits(key, 8 // n), np.ones(n, np.float32), n=n
+        )
+        assert found.ravel().tolist() == alone.tolist()
+
+
+def test_each_replica_has_its_own_key(key):
+    bits = on_replicas(
+        lambda _: jax.random.bits(replica_key(key)), np.ones(8, np.float32)
+    )
+    assert len(set(bits.tolist())) == 8
+    assert bits[0] == jax.random.bits(replica_key(key))
+
+
+def test_the_key_of_an_example_is_the_key_folded_with_its_position(key):
+    expected = jax.random.fold_in(key, 2)
+    assert jnp.array_equal(example_keys(key, 3)[2], expected)
