@@ -1,0 +1,28 @@
+"""Turn any dataset into batches that lie on the mesh, read ahead in the background.
+
+Down the stairs: `feed` opens a dataset; `adapters` iterate what it is; `rounds` read
+one batch from every pipeline; `checks` refuse what does not fit; `remainder` pads and
+masks the uneven last batch; `placement` lays batches over replicas; `prefetch` does all
+of this in a thread, ahead of the consumer.
+"""
+
+from replicator.inputs.adapters import Adapter
+from replicator.inputs.context import InputContext, InputMode
+from replicator.inputs.feed import open_input
+from replicator.inputs.options import InputOptions
+from replicator.inputs.placement import Placed, batch_spec, place
+from replicator.inputs.prefetch import Prefetcher
+from replicator.inputs.remainder import Remainder
+
+__all__ = [
+    "Adapter",
+    "InputContext",
+    "InputMode",
+    "InputOptions",
+    "Placed",
+    "Prefetcher",
+    "Remainder",
+    "batch_spec",
+    "open_input",
+    "place",
+]

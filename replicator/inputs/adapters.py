@@ -1,0 +1,183 @@
+"""Iterate whatever a user calls a dataset, without importing where it comes from.
+
+Lists, generators, NumPy iterators and everything of grain (`DataLoader`, `MapDataset`,
+`IterDataset`) are plain iterables of batches. What is not gets an adapter: two methods.
+An iterable starts anew each time it is iterated; an iterator can be read once.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeGuard
+
+import jax
+
+from replicator.errors import ArgumentError
+from replicator.inputs.context import InputContext
+from replicator.protocols import Dataset, PyTree
+
+
+class Adapter(Protocol):
+    """Reads one kind of dataset; hand your own to `InputOptions(adapters=...)`."""
+
+    def claims(self, dataset: Any) -> bool:
+        """Tell whether this adapter reads `dataset`."""
+        ...
+
+    def iterate(self, dataset: Any) -> Iterator[PyTree]:
+        """Start a pass over `dataset` that yields its batches as pytrees of NumPy."""
+        ...
+
+
+class TorchLoader:
+    """Reads a PyTorch `DataLoader`; its tensors come off their device and graph.
+
+    Give a loader with workers `multiprocessing_context="forkserver"`: JAX has threads,
+    and a forked copy of a process that has threads may hang.
+    """
+
+    def claims(self, dataset: Any) -> bool:
+        """Tell whether `dataset` is a PyTorch `DataLoader` or a subclass of it."""
+        return any(
+            kind.__name__ == "DataLoader" and _package(kind) == "torch"
+            for kind in type(dataset).__mro__
+        )
+
+    def iterate(self, dataset: Any) -> Iterator[PyTree]:
+        """Start a pass over `dataset`."""
+        for batch in dataset:
+            yield jax.tree.map(_numpy_from_tensor, batch)
+
+
+class TensorFlowData:
+    """Reads a `tf.data.Dataset`."""
+
+    def claims(self, dataset: Any) -> bool:
+        """Tell whether `dataset` is a `tf.data.Dataset`."""
+        return hasattr(dataset, "as_numpy_iterator") and any(
+            _package(kind) == "tensorflow" for kind in type(dataset).__mro__
+        )
+
+    def iterate(self, dataset: Any) -> Iterator[PyTree]:
+        """Start a pass over `dataset`."""
+        return dataset.as_numpy_iterator()
+
+
+BUILT_IN: tuple[Adapter, ...] = (TorchLoader(), TensorFlowData())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What one pipeline reads: passes over its data, one after the other.
+
+    Attributes:
+      start: Begins a pass.
+      repeats: Whether another pass can begin when one has ended.
+    """
+
+    start: Callable[[], Iterator[PyTree]]
+    repeats: bool
+
+
+def open_sources(
+    dataset: Dataset,
+    contexts: Sequence[InputContext],
+    *,
+    adapters: Sequence[Adapter] = (),
+) -> list[Source]:
+    """Open one source for each pipeline.
+
+    A callable that requires an argument is an input function: it is called once for
+    each pipeline, here, in the caller's thread. A callable that requires none yields a
+    batch each time it is called, and ends by raising `StopIteration`.
+
+    Args:
+      dataset: What the user handed over.
+      contexts: The pipelines that this process reads.
+      adapters: The user's own; they are asked before the built-in ones.
+
+    Raises:
+      ArgumentError: `dataset` is nothing that yields batches, or has to feed several
+        pipelines and is no input function.
+    """
+    readers = (*adapters, *BUILT_IN)
+    if _is_input_fn(dataset, readers):
+        return [_open_source(dataset(context), readers) for context in contexts]
+    if len(contexts) > 1:
+        raise ArgumentError(
+            "`dataset` must be an input function for mode 'per_replica', got "
+            f"{_kind(dataset)}. Write `def input_fn(context)`, or use mode 'per_host'."
+        )
+    return [_open_source(dataset, readers)]
+
+
+def _is_input_fn(
+    dataset: Any, adapters: Sequence[Adapter]
+) -> TypeGuard[Callable[..., Any]]:
+    if isinstance(dataset, Iterable) or any(a.claims(dataset) for a in adapters):
+        return False
+    return callable(dataset) and _requires_argument(dataset)
+
+
+def _requires_argument(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some C functions show no signature
+        return False
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return any(
+        parameter.kind in positional and parameter.default is inspect.Parameter.empty
+        for parameter in parameters
+    )
+
+
+def _open_source(dataset: Any, adapters: Sequence[Adapter]) -> Source:
+    for adapter in adapters:
+        if adapter.claims(dataset):
+            return Source(start=partial(adapter.iterate, dataset), repeats=True)
+    if isinstance(dataset, Mapping | str | bytes) or hasattr(dataset, "__array__"):
+        raise ArgumentError(
+            f"`dataset` must yield batches, got one {_kind(dataset)}. "
+            "Put it in a list to read it as one batch again and again."
+        )
+    if isinstance(dataset, Iterable):
+        once = isinstance(dataset, Iterator)
+        return Source(start=partial(iter, dataset), repeats=not once)
+    if callable(dataset):
+        return Source(start=partial(_calls, dataset), repeats=False)
+    raise ArgumentError(
+        "`dataset` must be an iterable of batches or a callable, got "
+        f"{_kind(dataset)}. Hand over an adapter for it in `adapters`."
+    )
+
+
+def _calls(fetch: Callable[[], PyTree]) -> Iterator[PyTree]:
+    while True:
+        try:
+            batch = fetch()
+        except StopIteration:
+            return
+        if isinstance(batch, Iterator):
+            raise ArgumentError(
+                "`dataset` must return one batch per call where it takes no argument, "
+                f"got {_kind(batch)}. Write `def input_fn(context)` to return many."
+            )
+        yield batch
+
+
+def _numpy_from_tensor(leaf: Any) -> Any:
+    if _package(type(leaf)) != "torch":
+        return leaf
+    return leaf.detach().cpu().numpy()
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _kind(value: Any) -> str:
+    return f"`{type(value).__name__}`"

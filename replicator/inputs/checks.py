@@ -1,0 +1,215 @@
+"""Refuse a batch that would fail, recompile or poison a step, and say which leaf.
+
+The first batch of a run fixes the form of all: keys, containers, dtypes, trailing
+shapes and the number of examples. Dtypes are compared as JAX will hold them, so float64
+and float32 are one where 64-bit types are off.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicator.errors import BatchError, NonFiniteError
+from replicator.protocols import PyTree
+from replicator.trees import leaf_path, named_leaves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BatchForm:
+    """What all batches of one dataset have in common.
+
+    Attributes:
+      structure: The containers around the leaves.
+      leaves: Dtype and trailing shape by path: `float32[*,8,8,1]`.
+      examples: Leading size of every leaf; only a last batch may have fewer.
+    """
+
+    structure: Any
+    leaves: dict[str, str]
+    examples: int
+
+
+def numeric_arrays(batch: PyTree, *, where: str) -> PyTree:
+    """Return `batch` with every leaf a numeric array, of NumPy or of JAX.
+
+    Args:
+      batch: What a dataset yielded.
+      where: Its place for error messages: "batch 3".
+
+    Raises:
+      BatchError: A leaf is no array, has no batch axis, or holds no numbers.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _numeric_array(leaf, path=leaf_path(path), where=where),
+        batch,
+    )
+
+
+def form_of(batch: PyTree, *, where: str) -> BatchForm:
+    """Describe a batch of arrays.
+
+    Raises:
+      BatchError: It has no leaf, no example, or leaves of different leading sizes.
+    """
+    leaves = named_leaves(batch)
+    if not leaves:
+        raise BatchError(
+            f"`dataset` must yield batches that hold arrays, got {batch!r} ({where}). "
+            "Yield a dict of arrays."
+        )
+    first_path, first = leaves[0]
+    for path, leaf in leaves:
+        if len(leaf) != len(first):
+            raise BatchError(
+                "`dataset` must yield leaves of one leading size, got "
+                f"`{first_path}` with {len(first)} and `{path}` with {len(leaf)} "
+                f"({where}). Give each leaf one row per example."
+            )
+    if not len(first):
+        raise BatchError(
+            f"`dataset` must yield at least one example per batch, got 0 ({where}). "
+            "Leave empty batches out."
+        )
+    return BatchForm(
+        structure=jax.tree.structure(batch),
+        leaves={path: _describe_rows(leaf) for path, leaf in leaves},
+        examples=len(first),
+    )
+
+
+def check_same_form(first: BatchForm, found: BatchForm, *, where: str) -> None:
+    """Refuse a batch whose form differs from the first one's; it may be smaller.
+
+    Raises:
+      BatchError: Keys, containers, dtypes or shapes differ, or it has more examples.
+    """
+    if first.leaves.keys() != found.leaves.keys():
+        raise BatchError(
+            "`dataset` must yield the leaves of its first batch every time, got "
+            f"{_changes(first.leaves, found.leaves)} ({where}). Make all batches alike."
+        )
+    for path, rows in found.leaves.items():
+        if rows != first.leaves[path]:
+            raise BatchError(
+                f"`dataset` must yield `{path}` as {first.leaves[path]} like its first "
+                f"batch, got {rows} ({where}). Cast, crop or pad it in the input."
+            )
+    if first.structure != found.structure:
+        raise BatchError(
+            "`dataset` must yield the containers of its first batch every time, got "
+            f"{found.structure} instead of {first.structure} ({where}). "
+            "Make all batches alike."
+        )
+    if found.examples > first.examples:
+        raise BatchError(
+            f"`dataset` must yield at most the {first.examples} examples of its first "
+            f"batch every time, got {found.examples} ({where}). "
+            "Let only the last batch of an epoch have another size, a smaller one."
+        )
+
+
+def check_no_nan(batch: PyTree, *, where: str) -> None:
+    """Refuse NaN in host arrays; arrays already on a device are not read back.
+
+    Raises:
+      NonFiniteError: A leaf holds NaN.
+    """
+    for path, leaf in named_leaves(batch):
+        if isinstance(leaf, jax.Array) or not _is_kind(leaf.dtype, np.inexact):
+            continue
+        nan = np.isnan(leaf)
+        if nan.any():
+            example = int(np.argwhere(nan)[0][0])
+            raise NonFiniteError(
+                f"`dataset` must yield no NaN, got one in `{path}`, example {example} "
+                f"({where}). Clean that example, or pass `allow_nan=True`."
+            )
+
+
+def check_divides(
+    global_batch: int, *, replicas: int, accumulate: int, where: str = ""
+) -> None:
+    """Refuse a batch that cannot be cut into equal parts.
+
+    Raises:
+      BatchError: It does not divide by replicas times microbatches.
+    """
+    parts = replicas * accumulate
+    if global_batch % parts == 0:
+        return
+    over = f"{replicas} replicas"
+    if accumulate > 1:
+        over += f" and {accumulate} microbatches"
+    raise BatchError(
+        f"`global_batch` must divide evenly over {over}, got {global_batch}"
+        f"{f' ({where})' if where else ''}. "
+        f"Use {nearest_multiples(global_batch, parts)}."
+    )
+
+
+def nearest_multiples(size: int, divisor: int) -> str:
+    """Write the nearest positive sizes that divide: "96 or 104"."""
+    below = size // divisor * divisor
+    above = max(below, 0) + divisor
+    return f"{below} or {above}" if below > 0 else f"{above}"
+
+
+def canonical_dtype(dtype: Any) -> np.dtype:
+    """Return the dtype that JAX gives an array of `dtype`: float32 for float64."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Array:
+    # Other libraries' arrays (a tensor of PyTorch on the host, a pandas column) say by
+    # `__array__` that NumPy can read them.
+    readable = isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
+    array = leaf if isinstance(leaf, jax.Array) or not readable else np.asarray(leaf)
+    if not readable or not (
+        _is_kind(array.dtype, np.number) or _is_kind(array.dtype, np.bool_)
+    ):
+        found = _describe_rows(array) if readable else f"`{type(leaf).__name__}`"
+        raise BatchError(
+            f"`dataset` must yield arrays of numbers, got {found} for `{path}` "
+            f"({where}). Encode it as a numeric array, or leave it out."
+        )
+    if array.ndim == 0:
+        raise BatchError(
+            f"`dataset` must yield leaves with a leading batch axis, got the scalar "
+            f"`{path}` ({where}). Repeat it for each example, or leave it out."
+        )
+    _check_fits(array, path=path, where=where)
+    return array
+
+
+def _check_fits(array: np.ndarray | jax.Array, *, path: str, where: str) -> None:
+    target = canonical_dtype(array.dtype)
+    if target == array.dtype or not _is_kind(target, np.integer) or not array.size:
+        return
+    limits = np.iinfo(target)
+    low, high = int(array.min()), int(array.max())
+    if low < limits.min or high > limits.max:
+        raise BatchError(
+            f"`dataset` must yield `{path}` within the range of {target}, got values "
+            f"from {low} to {high} ({where}). Set `jax_enable_x64`, or use smaller ids."
+        )
+
+
+def _is_kind(dtype: Any, kind: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, kind))
+
+
+def _describe_rows(array: np.ndarray | jax.Array) -> str:
+    dtype = array.dtype
+    if _is_kind(dtype, np.number) or _is_kind(dtype, np.bool_):
+        dtype = canonical_dtype(dtype)
+    shape = ",".join(["*", *map(str, array.shape[1:])]) if array.ndim else ""
+    return f"{dtype}[{shape}]"
+
+
+def _changes(expected: dict[str, str], found: dict[str, str]) -> str:
+    missing = [f"no `{path}`" for path in expected if path not in found]
+    extra = [f"a new `{path}`" for path in found if path not in expected]
+    return ", ".join(missing + extra)

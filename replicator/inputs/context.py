@@ -1,0 +1,85 @@
+"""Tell an input function which part of the global batch it must yield.
+
+A pipeline is one call of the input function. One process reads with one pipeline, or
+with one for each of its replicas.
+"""
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+import jax
+from jax.sharding import Mesh
+
+from replicator.errors import ArgumentError
+from replicator.inputs.checks import nearest_multiples
+
+InputMode: TypeAlias = Literal["single", "per_host", "per_replica"]
+"""Who has a pipeline: the whole run, every process, or every replica."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputContext:
+    """What one pipeline is told when its input function is called.
+
+    Attributes:
+      pipeline_index: Which pipeline this is, from 0.
+      num_pipelines: How many pipelines make up the global batch.
+      num_replicas: How many replicas share the global batch.
+    """
+
+    pipeline_index: int
+    num_pipelines: int
+    num_replicas: int
+
+    def batch_size(self, global_batch: int) -> int:
+        """Return how many examples of each global batch this pipeline must yield.
+
+        Args:
+          global_batch: Examples in one update over all pipelines.
+
+        Returns:
+          `global_batch / num_pipelines`.
+
+        Raises:
+          ArgumentError: It does not divide evenly.
+
+        >>> context = InputContext(pipeline_index=0, num_pipelines=4, num_replicas=8)
+        >>> context.batch_size(96)
+        24
+        """
+        if global_batch < 1 or global_batch % self.num_pipelines:
+            raise ArgumentError(
+                f"`global_batch` must divide evenly over {self.num_pipelines} "
+                f"pipelines, got {global_batch}. "
+                f"Use {nearest_multiples(global_batch, self.num_pipelines)}."
+            )
+        return global_batch // self.num_pipelines
+
+
+def pipeline_contexts(mode: InputMode, mesh: Mesh) -> list[InputContext]:
+    """List the pipelines that this process reads, in the order of their examples.
+
+    Raises:
+      ArgumentError: One pipeline was asked for where several processes must read.
+    """
+    if mode == "per_replica":
+        here = jax.process_index()
+        return [
+            InputContext(
+                pipeline_index=replica, num_pipelines=mesh.size, num_replicas=mesh.size
+            )
+            for replica, device in enumerate(mesh.devices.flat)
+            if device.process_index == here
+        ]
+    if mode == "single" and jax.process_count() > 1:
+        raise ArgumentError(
+            f"`mode` must be 'per_host' or 'per_replica' over {jax.process_count()} "
+            "processes, got 'single'. Use 'per_host'."
+        )
+    return [
+        InputContext(
+            pipeline_index=jax.process_index(),
+            num_pipelines=jax.process_count(),
+            num_replicas=mesh.size,
+        )
+    ]

@@ -1,0 +1,105 @@
+"""Open a dataset: from whatever a user has to batches on the mesh, read ahead."""
+
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Sequence
+
+from jax.sharding import Mesh
+
+from replicator.clock import Clock
+from replicator.errors import ArgumentError
+from replicator.inputs.adapters import Source, open_sources
+from replicator.inputs.context import pipeline_contexts
+from replicator.inputs.options import InputOptions
+from replicator.inputs.placement import Placed, place, stack_batches
+from replicator.inputs.prefetch import Prefetcher
+from replicator.inputs.remainder import HostBatch
+from replicator.inputs.rounds import host_batches
+from replicator.protocols import Dataset
+
+
+def open_input(
+    dataset: Dataset,
+    mesh: Mesh,
+    *,
+    options: InputOptions | None = None,
+    clock: Clock | None = None,
+) -> Prefetcher[Placed]:
+    """Read a dataset in the background, check it, and place it on the mesh.
+
+    A dataset that can be iterated anew is, epoch after epoch, until `options` say stop.
+    An iterator, or a callable that yields a batch per call, is read once. Close the
+    result, or use it in a `with` block.
+
+    Args:
+      dataset: An iterable of batches (a list, a generator, anything of grain, a PyTorch
+        `DataLoader`, a `tf.data.Dataset`); a callable without arguments that yields a
+        batch per call; or `input_fn(context)` that returns any of these. A batch is a
+        pytree of arrays [batch, ...].
+      mesh: The replicas.
+      options: How to read; `InputOptions()` if None.
+      clock: Where waiting times come from; the system's if None.
+
+    Returns:
+      An iterator of `Placed` that raises what reading raises.
+
+    Raises:
+      ArgumentError: `dataset` cannot be read in this mode, or not that often.
+
+    >>> import numpy as np
+    >>> from replicator.mesh import replica_mesh
+    >>> with open_input([{"x": np.zeros((8, 2))}], replica_mesh()) as batches:
+    ...     next(batches).examples
+    8
+    """
+    options = options or InputOptions()
+    contexts = pipeline_contexts(options.mode, mesh)
+    sources = open_sources(dataset, contexts, adapters=options.adapters)
+    once = not all(source.repeats for source in sources)
+    if once and (options.epochs or 1) > 1:
+        raise ArgumentError(
+            "`epochs` must be 1 for an iterator, which can be read once, got "
+            f"{options.epochs}. Hand over an iterable that starts anew, like a list."
+        )
+    return Prefetcher(
+        _placed_batches(sources, mesh, options),
+        size=options.prefetch,
+        timeout_s=options.timeout_s,
+        clock=clock,
+    )
+
+
+def _placed_batches(
+    sources: Sequence[Source], mesh: Mesh, options: InputOptions
+) -> Generator[Placed, None, None]:
+    batches = host_batches(sources, replicas=len(mesh.local_devices), options=options)
+    limited = itertools.islice(batches, options.steps)
+    for group in _groups(limited, options.steps_per_call):
+        yield _place_group(group, mesh, options)
+
+
+def _groups(
+    batches: Iterable[HostBatch], steps_per_call: int
+) -> Iterator[list[HostBatch]]:
+    """Yield runs of consecutive batches; the last may be shorter."""
+    batches = iter(batches)
+    while group := list(itertools.islice(batches, steps_per_call)):
+        yield group
+
+
+def _place_group(
+    group: Sequence[HostBatch], mesh: Mesh, options: InputOptions
+) -> Placed:
+    values = [batch.value for batch in group]
+    stacked = stack_batches(values) if options.steps_per_call > 1 else values[0]
+    return Placed(
+        value=place(
+            stacked,
+            mesh,
+            accumulate=options.accumulate,
+            steps_per_call=options.steps_per_call,
+        ),
+        examples=sum(batch.examples for batch in group),
+        padded=any(batch.padded for batch in group),
+        index=group[0].index,
+        steps=len(group),
+    )

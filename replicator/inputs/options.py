@@ -1,0 +1,62 @@
+"""Collect the choices about an input, and check them at the door."""
+
+import dataclasses
+from typing import get_args
+
+from replicator.errors import ArgumentError
+from replicator.inputs.adapters import Adapter
+from replicator.inputs.context import InputMode
+from replicator.inputs.remainder import Remainder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputOptions:
+    """How a dataset is read, checked and placed.
+
+    Attributes:
+      accumulate: Microbatches per update.
+      steps_per_call: Consecutive batches stacked for one call of the compiled step. The
+        last stack of a finite input may hold fewer.
+      steps: Batches to read in all; `None` reads on while there are any.
+      epochs: Passes over the dataset; `None` starts again while it can.
+      mode: Who has a pipeline.
+      remainder: What becomes of an uneven last batch.
+      allow_nan: Take batches that hold NaN.
+      prefetch: Placed items kept ready; the thread holds one more in its hand.
+      timeout_s: Longest wait for one item, in seconds.
+      adapters: Readers for datasets of your own kind.
+
+    Raises:
+      ArgumentError: A value breaks its rule.
+    """
+
+    accumulate: int = 1
+    steps_per_call: int = 1
+    steps: int | None = None
+    epochs: int | None = None
+    mode: InputMode = "per_host"
+    remainder: Remainder = "mask"
+    allow_nan: bool = False
+    prefetch: int = 2
+    timeout_s: float = 600.0
+    adapters: tuple[Adapter, ...] = ()
+
+    def __post_init__(self):
+        for name in ("accumulate", "steps_per_call", "steps", "epochs", "prefetch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
+        if self.timeout_s <= 0:
+            raise ArgumentError(
+                f"`timeout_s` must be positive, got {self.timeout_s}. "
+                "Use `float('inf')` to wait without a limit."
+            )
+        _check_word("mode", self.mode, get_args(InputMode))
+        _check_word("remainder", self.remainder, get_args(Remainder))
+
+
+def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ArgumentError(
+            f"`{name}` must be one of {list(words)}, got {value!r}. Use {words[0]!r}."
+        )

@@ -1,0 +1,132 @@
+"""Lay a batch over the replicas of a mesh.
+
+Under `accumulate=k`, microbatch j is examples [jB/k, (j+1)B/k), and replica r takes the
+r-th contiguous block of it. The order of examples is therefore the same for any number
+of replicas. A leaf [B, ...] lies as [B, ...] for k = 1 and as [k, B/k, ...] for k > 1;
+`steps_per_call` puts the axis of its steps in front.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicator.errors import BatchError
+from replicator.inputs.checks import check_divides
+from replicator.mesh import replica_spec
+from replicator.protocols import PyTree
+from replicator.trees import describe, named_leaves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """Batches on their devices, for one call of a compiled step.
+
+    Attributes:
+      value: Global arrays in the placed layout.
+      examples: How many examples are real, over all steps and this process.
+      padded: Whether some examples only fill up; `mask` is 0 for them.
+      index: Which batch of the run is the first one here.
+      steps: How many steps it feeds: the leading axis, where there is one.
+    """
+
+    value: PyTree
+    examples: int
+    padded: bool
+    index: int
+    steps: int
+
+
+def batch_spec(accumulate: int = 1, steps_per_call: int = 1) -> PartitionSpec:
+    """Return how placed leaves are cut over replicas.
+
+    >>> tuple(batch_spec(accumulate=4))
+    (None, 'replica')
+    """
+    return replica_spec(int(accumulate > 1) + int(steps_per_call > 1))
+
+
+def place(
+    batch: PyTree, mesh: Mesh, *, accumulate: int = 1, steps_per_call: int = 1
+) -> PyTree:
+    """Put a batch on the devices of a mesh in the layout that a compiled step takes.
+
+    Arrays of JAX go from device to device. On a CPU the result may share memory with
+    NumPy leaves: do not write to them afterwards.
+
+    Args:
+      batch: Leaves [B, ...]; [steps, B, ...] if `steps_per_call` is more than one. B is
+        the global batch, or this process's part of it where there are several.
+      mesh: The replicas.
+      accumulate: Microbatches per update.
+      steps_per_call: Steps that one call makes.
+
+    Returns:
+      Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front.
+
+    Raises:
+      BatchError: Leading sizes differ, or do not divide over replicas and microbatches.
+    """
+    depth = int(steps_per_call > 1)
+    check_divides(
+        _batch_examples(batch, depth),
+        replicas=len(mesh.local_devices),
+        accumulate=accumulate,
+    )
+    if accumulate > 1:
+        batch = jax.tree.map(lambda leaf: _cut(leaf, depth, accumulate), batch)
+    return _put(batch, NamedSharding(mesh, batch_spec(accumulate, steps_per_call)))
+
+
+def stack_batches(batches: Sequence[PyTree]) -> PyTree:
+    """Stack batches of one form along a new leading axis of steps."""
+    return jax.tree.map(lambda *leaves: _stack(leaves), *batches)
+
+
+def _batch_examples(batch: PyTree, depth: int) -> int:
+    sizes = {np.shape(leaf)[depth : depth + 1] for leaf in jax.tree.leaves(batch)}
+    if len(sizes) != 1 or () in sizes:
+        found = ", ".join(f"`{path}` {describe(x)}" for path, x in named_leaves(batch))
+        raise BatchError(
+            "`batch` must hold arrays that agree in their batch axis, axis "
+            f"{depth}, got {found or 'no arrays'}. Give each leaf one row per example."
+        )
+    return sizes.pop()[0]
+
+
+def _cut(leaf: np.ndarray | jax.Array, depth: int, accumulate: int):
+    shape = np.shape(leaf)
+    rows = shape[depth] // accumulate
+    cut = (*shape[:depth], accumulate, rows, *shape[depth + 1 :])
+    return _local(leaf).reshape(cut)
+
+
+def _stack(leaves: Sequence[np.ndarray | jax.Array]) -> np.ndarray | jax.Array:
+    local = [_local(leaf) for leaf in leaves]
+    if all(isinstance(leaf, jax.Array) for leaf in local):
+        return jnp.stack(local)
+    return np.stack(local)
+
+
+def _local(leaf: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+    """Fetch an array that is spread over devices; leave any other where it is.
+
+    Reshaping one there would launch a program on all its devices from the input's
+    thread, and two programs that reach devices in different orders may hang.
+    """
+    if isinstance(leaf, jax.Array) and len(leaf.devices()) == 1:
+        return leaf
+    return np.asarray(leaf)
+
+
+def _put(batch: PyTree, sharding: NamedSharding) -> PyTree:
+    # The seam to several processes, each of which holds its own part of the batch.
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)),
+        batch,
+    )
