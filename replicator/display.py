@@ -1,0 +1,133 @@
+"""Show how a run goes: a bar on a terminal, a line now and then anywhere else."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Protocol, TextIO
+
+from replicator.progress import ProgressNumbers
+
+
+class Display(Protocol):
+    """A place where people look."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two updates that make sense here."""
+        ...
+
+    def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
+        """Show the newest numbers."""
+        ...
+
+    def close(self) -> None:
+        """Leave the place as it was found."""
+        ...
+
+
+def make_display(stream: TextIO | None = None) -> Display:
+    """Return the display that fits `stream`, standard error by default.
+
+    A terminal gets a bar, without colours where `NO_COLOR` is set. Everything else,
+    also a terminal that calls itself dumb, gets lines.
+    """
+    place: TextIO = sys.stderr if stream is None else stream
+    if place.isatty() and os.environ.get("TERM") != "dumb":
+        return TerminalDisplay(place)
+    return LineDisplay(place)
+
+
+class LineDisplay:
+    """Print a line for each update.
+
+    Args:
+      stream: Where to.
+      interval_s: Seconds between lines.
+    """
+
+    def __init__(self, stream: TextIO, *, interval_s: float = 5.0):
+        self._stream = stream
+        self.interval_s = interval_s
+
+    def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
+        """Print one line."""
+        print(f"{counted(numbers)}  {told(numbers, scalars)}", file=self._stream)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Do nothing: lines stay."""
+
+
+class TerminalDisplay:
+    """Keep one line with a bar at the bottom of a terminal.
+
+    Args:
+      stream: A terminal.
+      interval_s: Seconds between updates. Nothing moves between them: no thread draws.
+    """
+
+    def __init__(self, stream: TextIO, *, interval_s: float = 0.25):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        told_column = Column(no_wrap=True, overflow="ellipsis")
+        self.interval_s = interval_s
+        self._bar = Progress(
+            TextColumn("{task.fields[counted]}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}", markup=False, table_column=told_column),
+            console=Console(file=stream),
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("", total=None, counted="")
+
+    def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
+        """Redraw the line."""
+        self._bar.start()
+        self._bar.update(
+            self._task,
+            total=numbers.steps,
+            completed=numbers.step,
+            counted=counted(numbers),
+            description=told(numbers, scalars),
+            refresh=True,
+        )
+
+    def close(self) -> None:
+        """Let go of the line, which stays, and show the cursor again."""
+        self._bar.stop()
+
+
+def counted(numbers: ProgressNumbers) -> str:
+    """Write how far a run is: `step 100/1000`."""
+    return f"step {numbers.step}" + (f"/{numbers.steps}" if numbers.steps else "")
+
+
+def told(numbers: ProgressNumbers, scalars: Mapping[str, float]) -> str:
+    """Write metrics, rates and time left: `loss 0.31  9.4 steps/s  ETA 1m36s`."""
+    loss_first = sorted(scalars, key=lambda name: name != "loss")
+    parts = [f"{name} {scalars[name]:.4g}" for name in loss_first]
+    if numbers.steps_per_s is None:
+        parts.append(f"compiled in {_duration(numbers.compile_s)}")
+    else:
+        parts.append(f"{_rate(numbers.examples_per_s or 0.0)} examples/s")
+        parts.append(f"{_rate(numbers.steps_per_s)} steps/s")
+    if numbers.eta_s is not None:
+        parts.append(f"ETA {_duration(numbers.eta_s)}")
+    if numbers.input_stall_share is not None:
+        parts.append(f"input {100 * numbers.input_stall_share:.0f} %")
+    return "  ".join(parts)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,0 +1,263 @@
+"""Do something every so many steps or seconds: write, report, call back.
+
+A step has two moments. *Its state is there* (`on_state`): it was dispatched, and the
+next step, to which the state is donated, was not. *Its metrics are there*
+(`on_metrics`): the next step is dispatched, so reading leaves no device without work.
+Checkpoints and evaluation belong to the first, numbers to the second.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from replicator.display import Display
+from replicator.errors import ArgumentError
+from replicator.progress import ProgressNumbers
+from replicator.protocols import PyTree
+from replicator.writers.writer import Writer, named_numbers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepEvent:
+    """What hooks learn of a step at either moment.
+
+    Attributes:
+      step: Updates done, this one included: the first step is 1.
+      advanced: Updates since the event before; above 1 for `on_state` if a call makes
+        several.
+      examples: Real examples seen by this run, this step included.
+      progress: Rates, taken when the step was dispatched.
+    """
+
+    step: int
+    advanced: int
+    examples: int
+    progress: ProgressNumbers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StateEvent(StepEvent):
+    """A step was dispatched and its state is there.
+
+    Attributes:
+      state: The state after the step. It is donated to the next step: what a hook
+        keeps of it after it returned must be a copy.
+    """
+
+    state: PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsEvent(StepEvent):
+    """A step's metrics can be read without holding up the step after it.
+
+    Attributes:
+      read_metrics: Fetches the metrics; the first of all hooks to ask pays for it.
+    """
+
+    read_metrics: Callable[[], PyTree]
+
+    @property
+    def metrics(self) -> PyTree:
+        """The step's metrics, as NumPy arrays on the host."""
+        return self.read_metrics()
+
+
+class Hook(Protocol):
+    """A periodic effect: subclass it and say what happens at the moments you need."""
+
+    def on_state(self, event: StateEvent) -> None:
+        """After each call of the step: its state may be read until this returns."""
+
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """After each step, one call late: its metrics may be read or not."""
+
+    def on_end(self, event: StateEvent) -> None:
+        """Once, with the final state, if the run came to its end."""
+
+    def close(self) -> None:
+        """Once, also when the run failed: give back what is held."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Every:
+    """A schedule: due every `n_steps` or `seconds`, whichever comes first."""
+
+    n_steps: int | None
+    seconds: float | None
+
+    def decide(
+        self, last_s: float | None, event: StepEvent
+    ) -> tuple[float | None, bool]:
+        """Say whether `event` is due.
+
+        Args:
+          last_s: When the last due event was; None before the first event.
+          event: What happened.
+
+        Returns:
+          The `last_s` for the next event, and whether this one is due.
+        """
+        now_s = event.progress.time_s
+        if last_s is None:
+            last_s = now_s
+        due = self._steps_passed(event) or (
+            self.seconds is not None and now_s - last_s >= self.seconds
+        )
+        return (now_s if due else last_s), due
+
+    def _steps_passed(self, event: StepEvent) -> bool:
+        if self.n_steps is None:
+            return False
+        before = event.step - event.advanced
+        return event.step // self.n_steps > before // self.n_steps
+
+
+def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
+    """Make a schedule, due at multiples of `n_steps`, or after `seconds`, or both.
+
+    Raises:
+      ArgumentError: Neither is given, or one is not positive.
+    """
+    if n_steps is None and seconds is None:
+        raise ArgumentError(
+            "`every` must have `n_steps` or `seconds`, got neither. "
+            "Write `every(n_steps=100)`."
+        )
+    if n_steps is not None and n_steps < 1:
+        raise ArgumentError(
+            f"`n_steps` must be at least 1, got {n_steps}. Leave a hook out to stop it."
+        )
+    if seconds is not None and not seconds > 0:
+        raise ArgumentError(
+            f"`seconds` must be positive, got {seconds}. Use `n_steps=1` for each step."
+        )
+    return Every(n_steps, seconds)
+
+
+class Callback(Hook):
+    """Call `fn(event)` with a step's metrics.
+
+    Args:
+      fn: Takes a `MetricsEvent`; what it raises ends the run.
+      when: At which steps; they are met exactly.
+    """
+
+    def __init__(self, fn: Callable[[MetricsEvent], None], when: Every):
+        self._fn = fn
+        self._trigger = _Trigger(when)
+
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """Call `fn` if due."""
+        if self._trigger.pulled(event):
+            self._fn(event)
+
+
+class StateCallback(Hook):
+    """Call `fn(event)` with a step's state, before the next step is dispatched.
+
+    Args:
+      fn: Takes a `StateEvent`; what it raises ends the run.
+      when: At which steps. If a call makes several steps only the state after the last
+        of them exists: then the first call that reaches a due step counts.
+    """
+
+    def __init__(self, fn: Callable[[StateEvent], None], when: Every):
+        self._fn = fn
+        self._trigger = _Trigger(when)
+
+    def on_state(self, event: StateEvent) -> None:
+        """Call `fn` if due."""
+        if self._trigger.pulled(event):
+            self._fn(event)
+
+
+class WriteMetrics(Hook):
+    """Write a step's numbers, and with them the rates, as `progress/...`.
+
+    The last step of a run is written, too. The writer is closed with the run.
+
+    Args:
+      writer: Where to.
+      when: At which steps; they are met exactly.
+    """
+
+    def __init__(self, writer: Writer, when: Every | None = None):
+        self._writer = writer
+        self._trigger = _Trigger(when or every(n_steps=10))
+        self._unwritten: MetricsEvent | None = None
+
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """Write the numbers if due."""
+        self._unwritten = event
+        if self._trigger.pulled(event):
+            self._write(event)
+
+    def on_end(self, event: StateEvent) -> None:
+        """Write the last step."""
+        if self._unwritten is not None:
+            self._write(self._unwritten)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._unwritten = None
+        self._writer.close()
+
+    def _write(self, event: MetricsEvent) -> None:
+        self._unwritten = None
+        rates = {
+            "progress/steps_per_s": event.progress.steps_per_s,
+            "progress/examples_per_s": event.progress.examples_per_s,
+            "progress/input_stall_share": event.progress.input_stall_share,
+        }
+        known = {name: rate for name, rate in rates.items() if rate is not None}
+        self._writer.write(event.step, named_numbers(event.metrics) | known)
+
+
+class Report(Hook):
+    """Show the first step, the last, and in between as often as the display can use.
+
+    Args:
+      display: Where to; see `replicator.display.make_display`.
+      when: At which steps; the display's own interval by default.
+    """
+
+    def __init__(self, display: Display, when: Every | None = None):
+        self._display = display
+        self._trigger = _Trigger(when or every(seconds=display.interval_s))
+        self._shown_step: int | None = None
+        self._newest: MetricsEvent | None = None
+
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """Show the numbers if due."""
+        self._newest = event
+        if self._trigger.pulled(event) or self._shown_step is None:
+            self._show(event)
+
+    def on_end(self, event: StateEvent) -> None:
+        """Show the last step."""
+        if self._newest is not None and self._newest.step != self._shown_step:
+            self._show(self._newest)
+
+    def close(self) -> None:
+        """Close the display."""
+        self._newest = None
+        self._display.close()
+
+    def _show(self, event: MetricsEvent) -> None:
+        self._shown_step = event.step
+        scalars = named_numbers(event.metrics, max_ndim=0)
+        self._display.show(event.progress, scalars)
+
+
+class _Trigger:
+    """Drives a schedule: keeps its state between events."""
+
+    def __init__(self, when: Every):
+        self._when = when
+        self._last_s: float | None = None
+
+    def pulled(self, event: StepEvent) -> bool:
+        self._last_s, due = self._when.decide(self._last_s, event)
+        return due

@@ -1,0 +1,80 @@
+"""Bound how many steps are in flight, so that no program runs away from its devices.
+
+JAX dispatches without waiting. On fake CPU devices every step in flight parks a thread
+per device in a collective, and a pool without free threads aborts the process: on eight
+devices 17 steps are too many. Elsewhere running ahead costs memory and makes errors
+late. The bound waits on arrays, it never polls.
+"""
+
+from collections import deque
+
+import jax
+
+from replicator.errors import ArgumentError
+from replicator.protocols import PyTree
+
+DEFAULT_RUN_AHEAD = 4
+MOST_ON_CPU = 16
+
+
+class RunAhead:
+    """Keep at most `limit` steps in flight; on CPU never more than 16.
+
+    Call `admit` after each dispatch. It returns when one more step may be dispatched:
+    with `limit=1` that is when the step is done.
+
+    Args:
+      limit: Steps in flight, at least 1.
+
+    Raises:
+      ArgumentError: `limit` is below 1.
+    """
+
+    def __init__(self, limit: int = DEFAULT_RUN_AHEAD):
+        if limit < 1:
+            raise ArgumentError(
+                f"`run_ahead` must be at least 1, got {limit}. "
+                f"Use {DEFAULT_RUN_AHEAD}, or 1 to wait for every step."
+            )
+        self._limit = limit
+        self._in_flight: deque[list[jax.Array]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Number of admitted steps that were not waited for yet."""
+        return len(self._in_flight)
+
+    def admit(self, outputs: PyTree, *, otherwise: PyTree = None) -> None:
+        """Count a dispatched step; wait until there is room for one more.
+
+        Args:
+          outputs: What the step returned and nobody donates, as its metrics. All are
+            kept: JAX hands back an output that is an input unchanged, and such a one
+            is ready before the step is.
+          otherwise: What to wait for, at once, if `outputs` holds no array. Nothing
+            of it is kept, so it may be donated to the next step.
+        """
+        arrays = _arrays(outputs)
+        if not arrays:
+            jax.block_until_ready(_arrays(otherwise)[:1])
+            return
+        self._in_flight.append(arrays)
+        if self._limit > MOST_ON_CPU and _on_cpu(arrays[0]):
+            self._limit = MOST_ON_CPU
+        self._wait_until_at_most(self._limit - 1)
+
+    def wait_all(self) -> None:
+        """Wait for every step in flight."""
+        self._wait_until_at_most(0)
+
+    def _wait_until_at_most(self, count: int) -> None:
+        while len(self._in_flight) > count:
+            jax.block_until_ready(self._in_flight.popleft())
+
+
+def _arrays(tree: PyTree) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+
+def _on_cpu(array: jax.Array) -> bool:
+    return next(iter(array.devices())).platform == "cpu"

@@ -1,0 +1,115 @@
+"""Record what a run was: seed, arguments, versions, code, devices, in `run.json`."""
+
+import datetime
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib.version
+import numpy
+import optax
+
+from replicator.protocols import PyTree
+from replicator.strict_json import strict_json
+from replicator.version import __version__
+
+RECORD_NAME = "run.json"
+_GIT_TIMEOUT_S = 10.0
+
+
+def write_run_record(
+    directory: str | os.PathLike[str], *, seed: int, arguments: Mapping[str, PyTree]
+) -> Path:
+    """Write `run.json` into `directory`, whole or not at all.
+
+    Starts JAX, if nothing did yet, to ask for its devices.
+
+    Args:
+      directory: Made if absent. A record that is there is replaced.
+      seed: The run's seed.
+      arguments: The run's arguments; what JSON cannot hold is written as its `repr`.
+
+    Returns:
+      The path of the record.
+    """
+    path = Path(directory) / RECORD_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(path, strict_json(_record(seed, arguments), indent=2) + "\n")
+    return path
+
+
+def _record(seed: int, arguments: Mapping[str, PyTree]) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "arguments": arguments,
+        "argv": sys.argv,
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(),
+        "host": socket.gethostname(),
+        "versions": _versions(),
+        "git": _git(Path.cwd()),
+        "devices": _devices(),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    flax = sys.modules.get("flax")  # the core never imports it
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "numpy": numpy.__version__,
+        "optax": optax.__version__,
+        "flax": getattr(flax, "__version__", None),
+        "replicator": __version__,
+    }
+
+
+def _git(directory: Path) -> dict[str, Any] | None:
+    """Name the commit of a checkout, and whether tracked files differ from it."""
+    try:
+        commit = _git_output(directory, "rev-parse", "HEAD")
+        changes = _git_output(directory, "status", "--porcelain", "-uno")
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, no checkout, or no commit yet
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git_output(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(directory), *arguments],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=_GIT_TIMEOUT_S,
+    )
+    return done.stdout.strip()
+
+
+def _devices() -> dict[str, Any]:
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "kind": devices[0].device_kind,
+        "count": len(devices),
+        "processes": jax.process_count(),
+    }
+
+
+def _write_whole(path: Path, text: str) -> None:
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise

@@ -1,0 +1,64 @@
+"""Append numbers to a file of JSON lines: `{"step": 3, "time_s": 1.5, "loss": 0.31}`.
+
+Each line is one unbuffered write: a reader, or whoever comes after a crash, sees whole
+lines. Numbers that JSON lacks are strings: see `strict_json`.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from replicator.clock import Clock, SystemClock
+from replicator.errors import ArgumentError
+from replicator.strict_json import strict_json
+
+_OWN_NAMES = ("step", "time_s")
+
+
+class JSONL:
+    """Write one JSON object a line.
+
+    Args:
+      path: The file; it is appended to, and made with its folders if absent.
+      clock: Where `time_s`, the seconds since this writer was made, comes from.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None):
+        self._clock = clock or SystemClock()
+        self._opened_s = self._clock.now_s()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (`close` closes it)
+        self._end_broken_line()
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add one line.
+
+        Raises:
+          ArgumentError: A metric bears the name of a field of the line itself.
+          OSError: The line could not be written, for example to a full disk.
+        """
+        for name in _OWN_NAMES:
+            if name in scalars:
+                raise ArgumentError(
+                    f"`metrics` must not use the names {' and '.join(_OWN_NAMES)}, "
+                    f"got `{name}`. Rename the metric."
+                )
+        row = {"step": step, "time_s": self._clock.now_s() - self._opened_s}
+        row |= {name: float(number) for name, number in scalars.items()}
+        self._file.write(strict_json(row).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Return when all lines are on the disk."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _end_broken_line(self) -> None:
+        # What a crash or a full disk cut short must not swallow the next line.
+        if size := self._file.seek(0, os.SEEK_END):
+            self._file.seek(size - 1)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")

@@ -1,0 +1,46 @@
+"""Write the same numbers to several writers."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from replicator.writers.writer import Writer
+
+
+class Multi:
+    """Hand everything to each of `writers`, in order.
+
+    One that fails does not keep the others from their numbers; its error is raised when
+    all had them.
+    """
+
+    def __init__(self, *writers: Writer):
+        self._writers = writers
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write to all."""
+        call_all(lambda w=writer: w.write(step, scalars) for writer in self._writers)
+
+    def flush(self) -> None:
+        """Flush all."""
+        call_all(writer.flush for writer in self._writers)
+
+    def close(self) -> None:
+        """Close all."""
+        call_all(writer.close for writer in self._writers)
+
+
+def call_all(calls: Iterable[Callable[[], None]]) -> None:
+    """Make all calls in order, also after one failed; then raise what failed first.
+
+    Later errors are noted on the first.
+    """
+    failures: list[Exception] = []
+    for call in calls:
+        try:
+            call()
+        except Exception as failure:
+            failures.append(failure)
+    if failures:
+        first, *others = failures
+        for other in others:
+            first.add_note(f"After this, another failed: {other!r}")
+        raise first

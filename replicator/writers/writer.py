@@ -1,0 +1,47 @@
+"""The protocol of every writer, and the names that numbers have in all of them."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from replicator.protocols import PyTree
+from replicator.trees import named_leaves
+
+
+class Writer(Protocol):
+    """A place for numbers.
+
+    Laws: rows arrive in the order written; after `flush` they are there for others to
+    read; what fails is raised, at the latest by `close`; `close` may be called twice.
+    """
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add the numbers of one step."""
+        ...
+
+    def flush(self) -> None:
+        """Return when all that was written can be read."""
+        ...
+
+    def close(self) -> None:
+        """Flush, and give back files and threads."""
+        ...
+
+
+def named_numbers(metrics: PyTree, *, max_ndim: int = 1) -> dict[str, float]:
+    """Name the numbers in a tree of metrics: `loss`, `grads/norm`, `loss/3`.
+
+    Args:
+      metrics: NumPy leaves. A vector (one number for each replica) becomes one number
+        for each entry; larger arrays are no numbers and are left out.
+      max_ndim: 0 leaves vectors out, too.
+    """
+    numbers: dict[str, float] = {}
+    for path, leaf in named_leaves(metrics):
+        name, array = path or "metric", np.asarray(leaf)
+        if array.ndim == 0:
+            numbers[name] = float(array)
+        elif array.ndim == 1 <= max_ndim:
+            numbers |= {f"{name}/{i}": float(entry) for i, entry in enumerate(array)}
+    return numbers

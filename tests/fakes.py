@@ -1,0 +1,42 @@
+"""What several tests share: a clock that a test moves, a writer that remembers."""
+
+from collections.abc import Mapping
+
+
+class FakeClock:
+    def __init__(self, now_s: float = 0.0):
+        self._now_s = now_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        assert seconds >= 0, "a monotonic clock never goes back"
+        self._now_s += seconds
+
+
+class RecordingWriter:
+    """Remembers rows and calls; the write of step `fail_at` raises."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.calls: list[str] = []
+        self.fail_at: int | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        return [step for step, _ in self.rows]
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.calls.append("write")
+        if step == self.fail_at:
+            raise OSError(f"no room for step {step}")
+        self.rows.append(
+            (step, {name: float(value) for name, value in scalars.items()})
+        )
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+    def close(self) -> None:
+        self.calls.append("close")

@@ -1,0 +1,110 @@
+"""Displays: a bar on a terminal, plain lines elsewhere."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from replicator.display import LineDisplay, TerminalDisplay, make_display
+from replicator.progress import ProgressNumbers
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def numbers(**changes):
+    known = {
+        "step": 100,
+        "steps": 1000,
+        "time_s": 20.0,
+        "elapsed_s": 12.0,
+        "compile_s": 3.25,
+        "steps_per_s": 9.4,
+        "examples_per_s": 812.3,
+        "eta_s": 95.7,
+        "input_stall_share": 0.031,
+    }
+    return ProgressNumbers(**known | changes)
+
+
+UNKNOWN = dict.fromkeys(
+    ["steps_per_s", "examples_per_s", "eta_s", "input_stall_share"], None
+)
+
+
+def shown(display, stream, *, scalars, **changes):
+    display.show(numbers(**changes), scalars)
+    display.close()
+    return stream.getvalue()
+
+
+def test_a_line_says_it_all():
+    stream = io.StringIO()
+    text = shown(LineDisplay(stream), stream, scalars={"grad_norm": 1.2, "loss": 0.31})
+    assert text == (
+        "step 100/1000  loss 0.31  grad_norm 1.2  812 examples/s  9.4 steps/s  "
+        "ETA 1m36s  input 3 %\n"
+    )
+
+
+def test_the_first_line_says_how_long_compiling_took():
+    stream = io.StringIO()
+    text = shown(LineDisplay(stream), stream, scalars={"loss": 2.3}, step=1, **UNKNOWN)
+    assert text == "step 1/1000  loss 2.3  compiled in 3.2s\n"
+
+
+def test_a_run_without_an_end_shows_neither_end_nor_time_left():
+    stream = io.StringIO()
+    text = shown(LineDisplay(stream), stream, scalars={}, steps=None, eta_s=None)
+    assert text.startswith("step 100  812 examples/s")
+    assert "ETA" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0s"), (9.96, "10s"), (59.6, "1m00s"), (3599.7, "1h00m"), (7500, "2h05m")],
+)
+def test_durations_are_short(seconds, text):
+    stream = io.StringIO()
+    line = shown(LineDisplay(stream), stream, scalars={}, eta_s=seconds)
+    assert f"ETA {text}  " in line
+
+
+def test_a_terminal_gets_a_bar_and_its_cursor_back(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    display = make_display(stream)
+    assert isinstance(display, TerminalDisplay)
+    text = shown(display, stream, scalars={"loss": 0.31})
+    assert "step 100/1000" in text
+    assert "loss 0.31  812 examples/s  9.4 steps/s  ETA 1m36s" in text
+    assert "━" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_no_color_takes_the_colours_from_the_bar(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = terminal_text()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[38;" in coloured
+    assert "\x1b[38;" not in terminal_text()
+
+
+def terminal_text():
+    stream = Terminal()
+    return shown(make_display(stream), stream, scalars={"loss": 0.31})
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "dumb"])
+def test_what_is_no_terminal_or_a_dumb_one_gets_lines(stream, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(stream), LineDisplay)
+
+
+def test_importing_displays_does_not_import_rich():
+    code = "import sys, replicator.hooks; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

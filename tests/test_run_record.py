@@ -1,0 +1,108 @@
+"""The run record: what it holds, and that it is whole or absent."""
+
+import datetime
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from replicator.run_record import write_run_record
+
+
+def record(folder, **arguments):
+    return json.loads(write_run_record(folder, seed=7, arguments=arguments).read_text())
+
+
+def git(folder, *arguments):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    done = subprocess.run(
+        ["git", *who, "-C", folder, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    folder = tmp_path / "checkout"
+    git(".", "init", str(folder))
+    (folder / "train.py").write_text("steps = 1\n")
+    git(folder, "add", "train.py")
+    git(folder, "commit", "-m", "first")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_it_holds_seed_arguments_and_the_command(tmp_path):
+    found = record(tmp_path / "new", steps=10, rate=0.1)
+    assert (found["seed"], found["argv"]) == (7, sys.argv)
+    assert found["arguments"] == {"steps": 10, "rate": 0.1}
+
+
+def test_it_holds_versions_devices_and_the_time(tmp_path):
+    before = datetime.datetime.now(datetime.UTC)
+    found = record(tmp_path)
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["devices"] == {
+        "platform": "cpu",
+        "kind": "cpu",
+        "count": 8,
+        "processes": 1,
+    }
+    started = datetime.datetime.fromisoformat(found["started_at"])
+    assert before <= started <= datetime.datetime.now(datetime.UTC)
+
+
+def test_it_knows_the_commit_and_whether_files_changed(checkout, tmp_path):
+    commit = git(checkout, "rev-parse", "HEAD")
+    (checkout / "untracked.txt").touch()
+    assert record(tmp_path)["git"] == {"commit": commit, "dirty": False}
+    (checkout / "train.py").write_text("steps = 2\n")
+    assert record(tmp_path)["git"] == {"commit": commit, "dirty": True}
+
+
+def test_outside_a_checkout_git_is_null(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record(tmp_path)["git"] is None
+
+
+def test_without_git_it_is_null(checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert record(tmp_path)["git"] is None
+
+
+def test_arguments_that_json_lacks_are_written_all_the_same(tmp_path):
+    found = record(
+        tmp_path, decay=float("nan"), fn=len, shape=(2, 3), limit=jax.numpy.inf
+    )
+    assert found["arguments"] == {
+        "decay": "NaN",
+        "fn": "<built-in function len>",
+        "shape": [2, 3],
+        "limit": "Infinity",
+    }
+
+
+class Broken:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    record(tmp_path, steps=10)
+    with pytest.raises(RuntimeError, match="no words"):
+        record(tmp_path, steps=Broken())
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert json.loads((tmp_path / "run.json").read_text())["arguments"] == {"steps": 10}
+
+
+def test_a_record_that_cannot_take_its_place_leaves_no_draft(tmp_path):
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        record(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
