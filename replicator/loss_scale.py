@@ -1,0 +1,64 @@
+"""A dynamic loss scale for float16: keep small gradients, and do not overflow.
+
+Micikevicius et al. 2018, "Mixed Precision Training", section 3.2: divide it at an
+overflow (and skip that update), multiply it after so many updates without one.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from replicator.errors import ArgumentError
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value", "good"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossScaleState:
+    """The scale in force (float32) and the updates since it last changed (int32)."""
+
+    value: jax.Array
+    good: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicLossScale:
+    """How the loss scale moves.
+
+    Attributes:
+      initial: Scale of the first step.
+      factor: What it is multiplied or divided by.
+      growth_interval: Updates without overflow before it grows.
+
+    Raises:
+      ArgumentError: A value is out of range.
+    """
+
+    initial: float = 2.0**15
+    factor: float = 2.0
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.initial <= 0 or self.factor <= 1 or self.growth_interval < 1:
+            raise ArgumentError(
+                "`loss_scale` must have initial > 0, factor > 1 and growth_interval >= "
+                f"1, got {self}. Leave them at their defaults."
+            )
+
+    def init(self) -> LossScaleState:
+        """Return the state of the first step."""
+        return LossScaleState(
+            value=jnp.asarray(self.initial, jnp.float32), good=jnp.zeros((), jnp.int32)
+        )
+
+    def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        """Move the scale after an update whose gradients were `finite` or not."""
+        good = jnp.where(finite, state.good + 1, 0)
+        grow = good == self.growth_interval
+        value = jnp.where(grow, state.value * self.factor, state.value)
+        # At least 1: a scale below it helps nobody, and a NaN loss would drive it to 0.
+        value = jnp.where(finite, value, jnp.maximum(state.value / self.factor, 1.0))
+        return LossScaleState(value=value, good=jnp.where(grow, 0, good))

@@ -1,0 +1,323 @@
+"""Reduce gradients over replicas, then update: a wrapper of any optax transformation.
+
+The reduction is innermost: clipping, schedules, masks and chains see the gradient of
+the whole global batch. Under accumulation the step runs once per microbatch with the
+optimizer's state `Collecting` (gradients add up, updates are zero), then once more with
+the sums `Collected` (they are reduced and the inner transformation runs). Which of the
+two it is, is part of the structure of the state: no flag, and no buffer at one
+microbatch.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.ordered import add_in_order
+from replicator.errors import ArgumentError
+from replicator.loss_scale import DynamicLossScale
+from replicator.optimizer_state import (
+    Collected,
+    Collecting,
+    OptimizerState,
+    OwnSums,
+    Shown,
+)
+from replicator.ordered_bits import ordered_scope
+from replicator.per_replica import PerReplica
+from replicator.protocols import PyTree
+
+Reduction = Literal["fast", "ordered"]
+
+
+def wrap_optimizer(
+    tx: optax.GradientTransformation,
+    *,
+    name: str = "params",
+    skip_nonfinite: bool = False,
+    loss_scale: DynamicLossScale | None = None,
+    accumulate: int = 1,
+    reduction: Reduction = "fast",
+) -> optax.GradientTransformationExtraArgs:
+    """Reduce gradients over all replicas and microbatches, then let `tx` update.
+
+    `update(grads, state, params, weight=n)` takes one replica's gradients of the mean
+    loss over its `n` examples (or tokens); the result is exactly the gradient of the
+    mean over all of them. Without `weight` all replicas and microbatches count alike.
+    Outside a replica context it acts as one replica.
+
+    Args: tx: Any optax transformation. name: First path component of the parameters it
+      updates, for reports and strategies. skip_nonfinite: Leave parameters and `tx` as
+      they are when the reduced gradient holds
+        NaN or infinity, and count it in `OptimizerState.skipped`; all replicas agree.
+      loss_scale: A dynamic loss scale for float16; multiply the loss by
+        `replicator.scale_loss`. Implies `skip_nonfinite`.
+      accumulate: For own loops that feed microbatches one by one: every call adds up,
+        every `accumulate`-th updates. With `rep.compile(step_fn, accumulate=k)` leave
+        it at 1.
+      reduction: `"ordered"` adds blocks in example order, so that bits do not depend on
+        how many replicas there are (design law 1); `"fast"` leaves the order to XLA.
+
+    Returns:
+      An optax transformation whose state is an `OptimizerState`.
+
+    Raises:
+      ArgumentError: `accumulate` or `reduction` breaks its rule.
+    """
+    if accumulate < 1:
+        raise ArgumentError(
+            f"`accumulate` must be at least 1, got {accumulate}. Use 1 to update at "
+            "every call."
+        )
+    check_reduction(reduction)
+    if reduction == "ordered" and accumulate > 1:
+        raise ArgumentError(
+            "`accumulate` must be 1 with `reduction='ordered'`, got "
+            f"{accumulate}. Accumulate with `rep.compile(step_fn, accumulate=...)`."
+        )
+    wrapped = _Wrapped(
+        tx=optax.with_extra_args_support(tx),
+        name=name,
+        skip=skip_nonfinite or loss_scale is not None,
+        loss_scale=loss_scale,
+        accumulate=accumulate,
+        reduction=reduction,
+    )
+    # Any: optax types states and updates more narrowly than it treats them.
+    init: Any = wrapped.init
+    update: Any = wrapped.update
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_reduction(reduction: Reduction) -> None:
+    """Refuse an unknown word for how gradients add up.
+
+    Raises:
+      ArgumentError: It is neither `"fast"` nor `"ordered"`.
+    """
+    if reduction not in ("fast", "ordered"):
+        raise ArgumentError(
+            f"`reduction` must be 'fast' or 'ordered', got {reduction!r}. Use "
+            "'ordered' for bits that do not depend on the number of replicas."
+        )
+
+
+def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
+    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none."""
+    return loss if state.scale is None else loss * state.scale.value.astype(loss.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Wrapped:
+    tx: optax.GradientTransformationExtraArgs
+    name: str
+    skip: bool
+    loss_scale: DynamicLossScale | None
+    accumulate: int
+    reduction: Reduction
+
+    def init(self, params: PyTree) -> OptimizerState:
+        return OptimizerState(
+            inner=self.tx.init(params),
+            gradient_norm=jnp.zeros((), jnp.float32),
+            skipped=jnp.zeros((), jnp.int32) if self.skip else None,
+            scale=None if self.loss_scale is None else self.loss_scale.init(),
+            pending=None if self.accumulate == 1 else _own_sums(params),
+            name=self.name,
+        )
+
+    def update(
+        self,
+        grads: PyTree,
+        state: OptimizerState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | None = None,
+        **extra,
+    ) -> tuple[PyTree, OptimizerState]:
+        finish = functools.partial(self._finish, params=params, extra=extra)
+        match state.pending:
+            case Collecting() as pending:
+                return _zeros(grads), dataclasses.replace(
+                    state, pending=_collect(pending, grads, weight, self.reduction)
+                )
+            case Collected() as pending:
+                mean = _tie(self._mean(pending, like=grads), pending.count)
+                updates, after, reduced = finish(mean, state)
+                shown = {"nothing": None, "given": grads, "reduced": reduced}
+                after = _show(after, shown[pending.show])
+                return _tie((updates, after), pending.count)
+            case OwnSums() as sums:
+                return self._update_own(grads, state, sums, weight, finish)
+            case pending:
+                mean = all_reduce(grads, "mean", weight=weight)
+                updates, after, reduced = finish(mean, state)
+                return updates, _show(after, reduced if pending is not None else None)
+
+    def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
+        """Divide the sums over microbatches by what stands behind them."""
+        if self.reduction == "ordered":
+            mean = jax.tree.map(lambda g: g / sums.weight.astype(g.dtype), sums.total)
+        else:
+            own = jax.tree.map(
+                lambda g: g / _positive(sums.weight).astype(g.dtype), sums.total
+            )
+            mean = all_reduce(
+                own, "mean", weight=sums.weight if sums.weighted else None
+            )
+        return jax.tree.map(lambda g, like: g.astype(like.dtype), mean, like)
+
+    def _update_own(self, grads, state, sums, weight, finish):
+        """Add one microbatch of an own loop; reduce and update at the last."""
+        scalar = jnp.ones(()) if weight is None else _scalar(weight)
+        total = _add(sums.total.value, grads, scalar)
+        weights = sums.weight.value + scalar.astype(sums.weight.value.dtype)
+        count = sums.count + 1
+
+        def update(total, weights):
+            own = jax.tree.map(
+                lambda g, like: (g / _positive(weights).astype(g.dtype)).astype(
+                    like.dtype
+                ),
+                total,
+                grads,
+            )
+            # Weighted always: replicas may have been given weights at some calls only.
+            mean = all_reduce(own, "mean", weight=weights)
+            updates, after, _ = finish(mean, state)
+            zeros = (_zeros(total), jnp.zeros_like(weights), jnp.zeros_like(count))
+            return updates, after, *zeros
+
+        def wait(total, weights):
+            return _zeros(grads), state, total, weights, count
+
+        updates, after, total, weights, count = lax.cond(
+            count == self.accumulate, update, wait, total, weights
+        )
+        pending = OwnSums(
+            total=dataclasses.replace(sums.total, value=total),
+            weight=dataclasses.replace(sums.weight, value=weights),
+            count=count,
+        )
+        return updates, dataclasses.replace(after, pending=pending)
+
+    def _finish(self, grads, state, *, params, extra):
+        """Run the inner transformation on reduced gradients; return them unscaled."""
+        if state.scale is not None:
+            inverse = 1.0 / state.scale.value
+            grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
+        norm = optax.tree.norm(grads).astype(state.gradient_norm.dtype)
+        updates, inner = self.tx.update(grads, state.inner, params, **extra)
+        after = dataclasses.replace(
+            state,
+            inner=inner,
+            gradient_norm=norm,
+        )
+        if self.skip:
+            finite = _all_finite(grads)
+            updates, after = self._skip_nonfinite(finite, updates, state, after)
+        return updates, after, grads
+
+    def _skip_nonfinite(self, finite, updates, state, after):
+        # Gradients are reduced: `finite` is the same on every replica.
+        assert state.skipped is not None
+        return _select(finite, updates, _zeros(updates)), dataclasses.replace(
+            after,
+            inner=_select(finite, after.inner, state.inner),
+            skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
+            scale=self.loss_scale.update(state.scale, finite)
+            if self.loss_scale is not None
+            else None,
+        )
+
+
+def _show(state: OptimizerState, gradients: PyTree | None) -> OptimizerState:
+    shown = None if gradients is None else Shown(gradients=gradients)
+    return dataclasses.replace(state, pending=shown)
+
+
+def _own_sums(params: PyTree) -> OwnSums:
+    zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), _sum_dtype(p)), params)
+    return OwnSums(
+        total=PerReplica(zeros, on_resize="sum"),
+        weight=PerReplica(jnp.zeros(()), on_resize="sum"),
+        count=jnp.zeros((), jnp.int32),
+    )
+
+
+def _collect(
+    pending: Collecting, grads: PyTree, weight: jax.Array | None, reduction: Reduction
+) -> Collecting:
+    scalar = jnp.ones(()) if weight is None else _scalar(weight)
+    if reduction == "ordered":
+        share = _scaled(grads, scalar)
+        total = pending.total if pending.total is not None else _zeros(share)
+        with ordered_scope():
+            total = add_in_order(total, share)
+            weights = add_in_order(pending.weight, scalar)
+    else:
+        total = _add(pending.total, grads, scalar if weight is not None else None)
+        weights = pending.weight + scalar
+    return Collecting(
+        total=total,
+        weight=weights,
+        count=pending.count + 1,
+        calls=pending.calls + 1,
+        weighted=weight is not None,
+    )
+
+
+def _add(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTree:
+    share = _scaled(grads, weight)
+    return share if total is None else jax.tree.map(jnp.add, total, share)
+
+
+def _scaled(grads: PyTree, weight: jax.Array | None) -> PyTree:
+    wide = jax.tree.map(lambda g: g.astype(_sum_dtype(g)), grads)
+    if weight is None:
+        return wide
+    return jax.tree.map(lambda g: g * weight.astype(g.dtype), wide)
+
+
+def _sum_dtype(leaf: jax.Array) -> jnp.dtype:
+    """Add up in float32 at least: half precision loses small gradients."""
+    dtype = jnp.result_type(leaf)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+
+
+def _scalar(weight: jax.Array) -> jax.Array:
+    array = jnp.asarray(weight)
+    if array.ndim != 0:
+        raise ArgumentError(
+            f"`weight` must be a scalar, got shape {array.shape}. Pass the number of "
+            "examples or tokens behind these gradients, e.g. `mask.sum()`."
+        )
+    return array.astype(float)
+
+
+def _positive(weight: jax.Array) -> jax.Array:
+    """Avoid 0/0 where all examples are padding: the sums are zero, too."""
+    return jnp.where(weight == 0, jnp.ones_like(weight), weight)
+
+
+def _zeros(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def _select(choice: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(choice, a, b), new, old)
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(leaves).all() if leaves else jnp.asarray(True)
+
+
+def _tie(tree: PyTree, count: jax.Array) -> PyTree:
+    """Make every leaf depend on the sums, for the analysis; XLA removes the select."""
+    return jax.tree.map(lambda leaf: jnp.where(count >= 0, leaf, leaf), tree)

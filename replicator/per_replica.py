@@ -1,0 +1,86 @@
+"""Declare a value that differs between replicas; everything else is equal on all.
+
+Outside a step such a value has a leading replica axis, cut over `replica`; inside, the
+step sees the slice of its own replica.
+"""
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from replicator.errors import ArgumentError
+from replicator.mesh import replica_spec
+from replicator.protocols import PyTree
+
+OnResize = Literal["sum", "mean", "first", "refuse"]
+_ON_RESIZE = ("sum", "mean", "first", "refuse")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["on_resize"]
+)
+@dataclasses.dataclass(frozen=True)
+class PerReplica:
+    """A value of which each replica holds its own.
+
+    Attributes:
+      value: Any pytree. In `init_fn` and inside a step: one replica's own value.
+        Outside: leaves have a leading replica axis.
+      on_resize: What a restore on another number of replicas makes of it: each new
+        replica starts from the `sum` (shared out evenly), the `mean` or the `first`;
+        or the restore is refused.
+    """
+
+    value: PyTree
+    on_resize: OnResize = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.on_resize not in _ON_RESIZE:
+            raise ArgumentError(
+                f"`on_resize` must be one of {', '.join(_ON_RESIZE)}, got "
+                f"{self.on_resize!r}. Say what a restore on another number of replicas "
+                "should do."
+            )
+
+
+def is_per_replica(node: PyTree) -> bool:
+    """Tell whether `node` is a declared per-replica value."""
+    return isinstance(node, PerReplica)
+
+
+def per_replica_specs(tree: PyTree) -> PyTree:
+    """Return a tree of specs: declared leaves cut over replicas, others whole."""
+    return jax.tree.map(
+        lambda node: replica_spec() if is_per_replica(node) else PartitionSpec(),
+        tree,
+        is_leaf=is_per_replica,
+    )
+
+
+def take_own(tree: PyTree) -> PyTree:
+    """Drop the replica axis (length 1 inside a step) of every declared leaf."""
+    return _map_declared(lambda leaf: leaf[0], tree)
+
+
+def give_own(tree: PyTree) -> PyTree:
+    """Put the replica axis (length 1 inside a step) back on every declared leaf."""
+    return _map_declared(lambda leaf: jnp.asarray(leaf)[None], tree)
+
+
+def repeat_own(tree: PyTree, *, num_replicas: int) -> PyTree:
+    """Give every replica the declared value of `tree`, under a leading replica axis."""
+    return _map_declared(
+        lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *jnp.shape(leaf))), tree
+    )
+
+
+def _map_declared(function, tree: PyTree) -> PyTree:
+    return jax.tree.map(
+        lambda node: jax.tree.map(function, node) if is_per_replica(node) else node,
+        tree,
+        is_leaf=is_per_replica,
+    )

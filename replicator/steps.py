@@ -1,0 +1,157 @@
+"""Lift what one replica does to what a call of the compiled step does, purely.
+
+From the inside out: a step that always takes a key and must keep its state's structure;
+an update of k microbatches; metrics merged over replicas; the run's own step count and
+key around it; n updates in one `lax.scan`. Nothing here runs or compiles.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicator import metrics
+from replicator.accumulate import KeyedStep, accumulated
+from replicator.errors import ArgumentError, StateError
+from replicator.optimizer import Reduction
+from replicator.optimizer_state import optimizer_states, without_pending
+from replicator.protocols import Key, PyTree, StepFn
+from replicator.state import RunState
+from replicator.trees import first_difference
+
+
+def lift(
+    step_fn: StepFn,
+    *,
+    accumulate: int = 1,
+    reduction: Reduction = "fast",
+) -> KeyedStep:
+    """Lift `step_fn` to one update of one replica, with metrics merged.
+
+    Args:
+      step_fn: The user's `step_fn(state, batch[, key])`.
+      accumulate: Microbatches per update; batch leaves then are [accumulate, examples,
+        ...] of one replica.
+      reduction: How gradients and metrics add up over replicas.
+
+    Returns: `update(state, batch, key) -> (state, metrics)`; `PerReplica` metrics stay
+      declared.
+    """
+    step = keyed(step_fn)
+    one_block = accumulate == 1 and reduction == "ordered"
+    if accumulate > 1 or reduction == "ordered":
+        # Ordered bits need every block to pass the same scan body, also a single one.
+        run = accumulated(step, accumulate)
+    else:
+        run = _single(step)
+
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        if one_block:
+            batch = jax.tree.map(lambda leaf: leaf[None], batch)
+        after, reported = run(state, batch, key)
+        return after, metrics.merge_replicas(reported, reduction=reduction)
+
+    return update
+
+
+def count_steps(update: KeyedStep) -> KeyedStep:
+    """Let `update` work on a `RunState`: it gets the step's key, and is counted."""
+
+    def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
+        user, reported = update(run.user, batch, jax.random.fold_in(run.key, run.step))
+        if isinstance(reported, dict):
+            reported = _gradient_norms(user) | reported
+        return RunState(step=run.step + 1, key=run.key, user=user), reported
+
+    return counted
+
+
+def repeat_steps(update: KeyedStep) -> KeyedStep:
+    """Run `update` over a leading axis of batches and keys, in one `lax.scan`."""
+
+    def repeated(
+        state: PyTree, batches: PyTree, keys: Key | None
+    ) -> tuple[PyTree, PyTree]:
+        return lax.scan(lambda s, turn: update(s, *turn), state, (batches, keys))
+
+    return repeated
+
+
+def _gradient_norms(state: PyTree) -> dict[str, jax.Array]:
+    """Report each optimizer's gradient norm, by its name where there are several."""
+    optimizers = optimizer_states(state)
+    if len(optimizers) == 1:
+        return {"gradient_norm": optimizers[0].gradient_norm}
+    return {f"gradient_norm/{each.name}": each.gradient_norm for each in optimizers}
+
+
+def takes_key(step_fn: Callable) -> bool:
+    """Tell whether `step_fn` has a third positional parameter: a random key."""
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    found = inspect.signature(step_fn).parameters.values()
+    return sum(parameter.kind in positional for parameter in found) >= 3
+
+
+def _single(step: KeyedStep) -> KeyedStep:
+    """Treat the whole batch as the only microbatch of its update."""
+
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        folded = None if key is None else jax.random.fold_in(key, 0)
+        after, reported = step(state, batch, folded)
+        return after, metrics.declare(reported)
+
+    return update
+
+
+def keyed(step_fn: StepFn) -> KeyedStep:
+    """Give `step_fn` its key if it wants one, and check what it returns.
+
+    Args:
+      step_fn: The user's step.
+
+    Returns:
+      A step that always takes a key, and raises `StateError` where the state it returns
+      has another structure than the state it was given.
+    """
+    wants_key = takes_key(step_fn)
+
+    def step(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        if wants_key and key is None:
+            raise ArgumentError(
+                "`key` must be given to a step whose `step_fn` takes one, got None. "
+                "Call `step(state, batch, key)`."
+            )
+        returned = step_fn(state, batch, key) if wants_key else step_fn(state, batch)
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise StateError(
+                "`step_fn` must return (state, metrics), got "
+                f"{type(returned).__name__}. Return an empty dict if there are no "
+                "metrics."
+            )
+        after, reported = returned
+        return _kept(state, after), reported
+
+    return step
+
+
+def _kept(before: PyTree, after: PyTree) -> PyTree:
+    """Return `after` as strongly typed arrays; refuse another structure."""
+    after = jax.tree.map(jnp.asarray, after)
+    difference = first_difference(without_pending(before), without_pending(after))
+    if difference is not None:
+        raise StateError(
+            "`step_fn` must return a state of the structure, shapes and dtypes that it "
+            f"was given, got another: {difference}. Return every leaf as it came, "
+            "updated."
+        )
+    return jax.tree.map(_strong, after)
+
+
+def _strong(leaf: jax.Array) -> jax.Array:
+    # A weakly typed result would compile the next step anew.
+    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf

@@ -1,0 +1,315 @@
+"""Check a step of your own against the law: the same answer on any number of replicas.
+
+Design law 1. At equal parameters the gradient of a fixed global batch is the same on 1,
+2, 4 and 8 replicas and at any accumulation, up to rounding; and in float64 whole
+trajectories are. Parameters in float32 are not compared: a bias before a batch norm has
+gradient zero, only rounding moves it, and no two device counts round alike.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from replicator.accumulate import follows_optimizer, reduced_gradients
+from replicator.compiled_step import CompiledStep, CompileOptions
+from replicator.errors import InvarianceError, ReplicatorError
+from replicator.inputs.placement import batch_spec, place
+from replicator.mesh import replica_mesh
+from replicator.per_replica import (
+    per_replica_specs,
+    repeat_own,
+    take_own,
+)
+from replicator.protocols import InitFn, Key, PyTree, StepFn
+from replicator.state import init_state, state_shardings
+from replicator.steps import keyed, lift, takes_key
+
+GRADIENT_TOLERANCE = 1e-5 + 1e-6
+"""Of the norm of the whole gradient, float32: law 1."""
+
+TRAJECTORY_TOLERANCE = 1e-9
+"""Of the norm of all parameters, float64: law 1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One comparison with one replica and one microbatch.
+
+    Attributes:
+      what: The gradient of an optimizer, or the trajectory.
+      replicas: Replicas compared.
+      accumulate: Microbatches compared.
+      step: After how many updates.
+      difference: Norm of the difference, relative to the norm on one replica.
+      tolerance: What law 1 allows.
+    """
+
+    what: str
+    replicas: int
+    accumulate: int
+    step: int
+    difference: float
+    tolerance: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InvarianceReport:
+    """What was compared; printing it says so.
+
+    Attributes:
+      comparisons: All of them; each within its tolerance.
+      left_out: What was not compared, and why.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    left_out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Say what was checked, and how close it came to the limit."""
+        worst: dict[str, Comparison] = {}
+        for each in self.comparisons:
+            if each.difference >= getattr(worst.get(each.what), "difference", 0.0):
+                worst[each.what] = each
+        lines = [
+            f"{what}: {sum(each.what == what for each in self.comparisons)} "
+            f"comparisons; largest difference {each.difference:.1e} of "
+            f"{each.tolerance:.1e} allowed ({each.replicas} replicas, "
+            f"{each.accumulate} microbatches, step {each.step})"
+            for what, each in worst.items()
+        ]
+        return "\n".join([*lines, *(f"not checked: {text}" for text in self.left_out)])
+
+
+def assert_replica_invariant(
+    step_fn: StepFn,
+    init_fn: InitFn,
+    batch: PyTree,
+    *,
+    replicas: Sequence[int] = (1, 2, 4, 8),
+    accumulate: Sequence[int] = (1, 2, 4),
+    at_steps: Sequence[int] = (0, 1, 10, 50),
+    seed: int = 0,
+) -> InvarianceReport:
+    """Check that `step_fn` gives the same answer on any number of replicas.
+
+    One run on one replica visits `at_steps`; at each, the gradient of `batch` is taken
+    on every number of replicas at every accumulation, and compared in float32: ‖g_N -
+    g_1‖ ≤ (1e-5 + 1e-6)·‖g_1‖ over all leaves of an optimizer. Then the run is repeated
+    in float64 on each, and what follows from the optimizers may differ by 1e-9 of its
+    norm at the end.
+
+    Args: step_fn: With an optimizer from `wrap_optimizer`. init_fn: Makes its state.
+      batch: One global batch, which divides by replicas times microbatches. replicas:
+      Numbers of replicas. accumulate: Numbers of microbatches. Leave it at (1,) for
+      batch norm over the whole
+        microbatch, whose answer depends on it.
+      at_steps: After how many updates gradients are compared; the last is where
+        trajectories are.
+      seed: Of the run.
+
+    Returns:
+      What was compared, and what was not.
+
+    Raises:
+      InvarianceError: An answer differs; the message names where.
+      ArgumentError: There are too few devices, or no wrapped optimizer.
+    """
+    case = _Case(step_fn, init_fn, batch, seed)
+    settings = [(n, k) for n in replicas for k in accumulate]
+    states = case.visit(sorted(at_steps), 1, 1)
+    comparisons = list(case.compare_gradients(states, settings))
+    left_out = []
+    try:
+        comparisons += case.compare_trajectories(max(at_steps), settings)
+    except (ReplicatorError, TypeError) as refusal:
+        if isinstance(refusal, InvarianceError):
+            raise
+        left_out.append(f"float64 trajectories, the step refuses float64: {refusal}")
+    return InvarianceReport(comparisons=tuple(comparisons), left_out=tuple(left_out))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    step_fn: StepFn
+    init_fn: InitFn
+    batch: PyTree
+    seed: int
+
+    def visit(
+        self, at_steps: Sequence[int], num_replicas: int, accumulate: int
+    ) -> dict[int, PyTree]:
+        """Run, and return host copies of the state after `at_steps` updates."""
+        mesh = replica_mesh(num_replicas)
+        options = CompileOptions(accumulate=accumulate)
+        step = CompiledStep(lift(self.step_fn, accumulate=accumulate), mesh, options)
+        state = self._start(mesh)
+        visited = {}
+        for done in range(max(at_steps) + 1):
+            if done in at_steps:
+                visited[done] = jax.device_get(state)
+            if done < max(at_steps):
+                state, _ = step(state, _as_wide(self.batch), self._key(done))
+        return visited
+
+    def compare_gradients(self, states: dict[int, PyTree], settings: Sequence):
+        """Compare gradients at equal states; the first setting is one replica."""
+        expected = self._gradients_at(states, 1, 1)
+        for n, k in settings:
+            found = self._gradients_at(states, n, k)
+            for step, by_name in found.items():
+                for name, gradient in by_name.items():
+                    yield _compared(
+                        Comparison(
+                            what=f"gradient of `{name}`",
+                            replicas=n,
+                            accumulate=k,
+                            step=step,
+                            difference=_difference(gradient, expected[step][name]),
+                            tolerance=GRADIENT_TOLERANCE,
+                        ),
+                        gradient,
+                        expected[step][name],
+                    )
+
+    def compare_trajectories(self, steps: int, settings: Sequence) -> list[Comparison]:
+        """Compare the state after `steps` updates in float64."""
+        with jax.enable_x64(True):
+            follows = self._follows_optimizer()
+            expected = self._parameters(follows, steps, 1, 1)
+            return [
+                _compared(
+                    Comparison(
+                        what="float64 trajectory",
+                        replicas=n,
+                        accumulate=k,
+                        step=steps,
+                        difference=_difference(found, expected),
+                        tolerance=TRAJECTORY_TOLERANCE,
+                    ),
+                    found,
+                    expected,
+                )
+                for n, k in settings
+                for found in [self._parameters(follows, steps, n, k)]
+            ]
+
+    def _parameters(
+        self, follows: list[bool], steps: int, num_replicas: int, accumulate: int
+    ) -> dict[str, np.ndarray]:
+        state = self.visit([steps], num_replicas, accumulate)[steps]
+        flat, _ = jax.tree_util.tree_flatten_with_path(state)
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for (path, leaf), is_followed in zip(flat, follows, strict=True)
+            if is_followed and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        }
+
+    def _follows_optimizer(self) -> list[bool]:
+        state = take_own(jax.device_get(self._start(replica_mesh(1))))
+        batch = _as_wide(self.batch)
+        key = self._key(0)
+        return follows_optimizer(keyed(self.step_fn), state, batch, key)
+
+    def _gradients_at(
+        self, states: dict[int, PyTree], num_replicas: int, accumulate: int
+    ) -> dict[int, dict[str, PyTree]]:
+        mesh = replica_mesh(num_replicas)
+        gradients = _make_gradients(self.step_fn, mesh, accumulate)
+        batch = place(self.batch, mesh, accumulate=accumulate)
+        return {
+            step: jax.device_get(
+                gradients(_on_mesh(state, mesh), batch, self._key(step))
+            )
+            for step, state in states.items()
+        }
+
+    def _start(self, mesh: Mesh) -> PyTree:
+        """Return the first state, born in float32: every run starts the same."""
+        with jax.enable_x64(False):
+            state = init_state(self.init_fn, replica_mesh(1), key=self._first_key())
+        return _on_mesh(_as_wide(jax.device_get(state)), mesh)
+
+    def _first_key(self) -> Key:
+        return jax.random.key(self.seed)
+
+    def _key(self, step: int) -> Key | None:
+        if not takes_key(self.step_fn):
+            return None
+        return jax.random.fold_in(self._first_key(), step)
+
+
+def _make_gradients(step_fn: StepFn, mesh: Mesh, accumulate: int) -> Callable:
+    run = reduced_gradients(keyed(step_fn), accumulate, collect=accumulate > 1)
+
+    def program(state: PyTree, batch: PyTree, key: Key | None) -> PyTree:
+        return jax.shard_map(
+            lambda state, batch, key: run(take_own(state), batch, key),
+            mesh=mesh,
+            in_specs=(
+                per_replica_specs(state),
+                batch_spec(accumulate, 1),
+                PartitionSpec(),
+            ),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )(state, batch, key)
+
+    return jax.jit(program)
+
+
+def _on_mesh(state: PyTree, mesh: Mesh) -> PyTree:
+    """Put a one-replica state on `mesh`; declared leaves start as replica 0's."""
+    placed = repeat_own(take_own(state), num_replicas=mesh.size)
+    return jax.device_put(placed, state_shardings(placed, mesh))
+
+
+def _as_wide(tree: PyTree) -> PyTree:
+    """Make floats float64 where JAX has it on."""
+    if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        return tree
+
+    def widen(leaf: np.ndarray) -> np.ndarray:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return np.asarray(leaf, np.float64)
+        return leaf
+
+    return jax.tree.map(widen, tree)
+
+
+def _difference(found: PyTree, expected: PyTree) -> float:
+    """Return ‖found - expected‖ / ‖expected‖ over all leaves."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    squares = [
+        (np.square(_wide(a) - _wide(b)).sum(), np.square(_wide(b)).sum())
+        for a, b in pairs
+    ]
+    apart, norm = np.sqrt(np.sum(squares, axis=0)) if squares else (0.0, 0.0)
+    return float(apart / norm) if norm > 0 else float(apart)
+
+
+def _wide(leaf: np.ndarray) -> np.ndarray:
+    return np.asarray(leaf, np.float64)
+
+
+def _compared(comparison: Comparison, found: PyTree, expected: PyTree) -> Comparison:
+    # Written so that NaN fails, too.
+    if comparison.difference <= comparison.tolerance:
+        return comparison
+    flat, _ = jax.tree_util.tree_flatten_with_path(found)
+    apart = [
+        (float(np.linalg.norm(_wide(leaf) - _wide(other))), path)
+        for (path, leaf), other in zip(flat, jax.tree.leaves(expected), strict=True)
+    ]
+    worst = jax.tree_util.keystr(max(apart)[1], simple=True, separator="/")
+    raise InvarianceError(
+        f"{comparison.what} must be the same on one replica and on "
+        f"{comparison.replicas} at {comparison.accumulate} microbatches, got a "
+        f"difference of {comparison.difference:.1e} of its norm at step "
+        f"{comparison.step}, most at `{worst}` ({comparison.tolerance:.1e} is "
+        "allowed). Look for sums over examples, `replica_id`, per-replica norm, or a "
+        "loss that is no mean."
+    )
