@@ -1,0 +1,1 @@
+"""Networks for the experiments and benchmarks; the library never imports them."""

@@ -1,0 +1,190 @@
+"""The house stands: imports go down, no circles, thin rooms, one path to each name."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import replicator
+
+ROOT = Path(__file__).parents[1]
+
+# design.md §4, from the ground up. A room may import from its own floor and from those
+# below; a folder is one room.
+FLOORS = {
+    "ground": """
+        version errors protocols clock trees mesh fake_devices compilation_cache
+        source_lines dataflow strict_json progress display writers run_record run_ahead
+    """,
+    "kitchen": "collectives per_replica state inputs",
+    "library": "metrics ordered_bits proof nnx averages loss_scale optimizer_state",
+    "stairs": """
+        optimizer accumulate steps program compiled_step debug_step hooks finite_check
+        loop
+    """,
+    "hall": "replicator testing",
+    "top": "__init__",
+}
+FLOOR_OF = {
+    room: number
+    for number, rooms in enumerate(FLOORS.values())
+    for room in rooms.split()
+}
+# Within a floor: these may not know each other's business.
+FORBIDDEN = [
+    ("replicator.collectives", "replicator.inputs"),
+    ("replicator.inputs", "replicator.collectives"),
+    ("models", "replicator.replicator"),
+    ("replicator", "models"),
+    ("replicator", "experiments"),
+    ("replicator", "benchmarks"),
+    ("models", "experiments"),
+]
+HEAVY = {
+    "flax": {"replicator/nnx.py"},
+    "rich": {"replicator/display.py"},
+    "tensorboardX": {"replicator/writers/tensorboard.py"},
+}
+SOURCES = sorted(
+    path
+    for folder in ("replicator", "models", "experiments", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+)
+PACKAGE = [path for path in SOURCES if path.is_relative_to(ROOT / "replicator")]
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path):
+    """List the modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                is_module = (ROOT / inner.replace(".", "/")).with_suffix(".py").exists()
+                is_package = (ROOT / inner.replace(".", "/")).is_dir()
+                found.add(inner if is_module or is_package else node.module)
+    return found
+
+
+def room(module):
+    """Name the room of a module: the file or folder right under `replicator`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def is_within(module, package):
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_imports_go_down_only(path):
+    own = FLOOR_OF[room(module_name(path))]
+    for module in imports(path):
+        if is_within(module, "replicator") and module != "replicator":
+            assert FLOOR_OF[room(module)] <= own, f"{path} imports {module}, above it"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_rooms_that_must_not_know_each_other_do_not(path):
+    for importer, imported in FORBIDDEN:
+        if is_within(module_name(path), importer):
+            assert not any(is_within(module, imported) for module in imports(path))
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {module_name(path): imports(path) for path in SOURCES}
+    done = set()
+
+    def visit(module, above):
+        assert module not in above, f"circle: {' -> '.join([*above, module])}"
+        if module not in done:
+            for child in graph.get(module, ()):
+                # A package's `__init__` re-exports its files; inside, files are named.
+                if child in graph and child != module:
+                    visit(child, (*above, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize(("package", "allowed"), HEAVY.items())
+def test_a_heavy_package_is_imported_in_the_one_file_about_it(package, allowed):
+    importers = {
+        relative(path)
+        for path in PACKAGE
+        if any(is_within(module, package) for module in imports(path))
+    }
+    assert importers <= allowed
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_files_and_functions_stay_small(path):
+    text = path.read_text()
+    assert text.count("\n") <= 400, "past 400 lines a file holds two ideas"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            start = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
+            assert node.end_lineno - start <= 60, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_no_file_bears_a_name_that_says_nothing(path):
+    assert path.stem not in {"utils", "util", "common", "helpers", "core", "misc"}
+    top = path.parent == ROOT / "replicator"
+    assert not (top and path.stem in sys.stdlib_module_names)
+
+
+def test_each_public_name_has_one_home_and_a_docstring():
+    homes = {}
+    for name in replicator.__all__:
+        value = getattr(replicator, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            assert inspect.getdoc(value), name
+            assert id(value) not in homes, f"{name} is also {homes.get(id(value))}"
+            homes[id(value)] = name
+
+
+def test_subpackages_do_not_offer_a_second_path_to_a_top_level_name():
+    for package in ("hooks", "testing", "writers"):
+        module = importlib.import_module(f"replicator.{package}")
+        offered = set(getattr(module, "__all__", ()))
+        assert not offered & set(replicator.__all__)
+
+
+def test_public_functions_are_annotated():
+    for name in replicator.__all__:
+        value = getattr(replicator, name)
+        if inspect.isfunction(value):
+            signature = inspect.signature(value)
+            assert signature.return_annotation is not inspect.Signature.empty, name
+            for parameter in signature.parameters.values():
+                assert parameter.annotation is not inspect.Parameter.empty, name
+
+
+def test_importing_starts_no_backend_no_thread_and_no_heavy_package():
+    code = """
+import sys, threading, replicator
+from jax._src import xla_bridge
+assert not xla_bridge._backends, "a backend started"
+assert threading.active_count() == 1, threading.enumerate()
+heavy = {"flax", "rich", "tensorboardX", "grain", "torch", "tensorflow", "matplotlib"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,68 @@
+"""The built wheel, alone in an empty environment, runs README's ten lines."""
+
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.test_readme import BLOCKS
+
+ROOT = Path(__file__).parents[1]
+_LOCK = "py311.txt" if sys.version_info < (3, 12) else "py312.txt"
+_PRELUDE = """
+import replicator
+replicator.fake_devices(8)
+import importlib.util, jax, jax.numpy as jnp, numpy as np
+for extra in ("flax", "grain", "tensorboardX", "matplotlib"):
+    assert importlib.util.find_spec(extra) is None, extra
+
+def init_params(key):
+    return {"w": jax.random.normal(key, (4,))}
+
+def loss_fn(params, batch):
+    return ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean()
+
+x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+dataset = [{"x": x, "y": x.sum(1)}]
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    [found] = folder.glob("*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_alone(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    roots = {name.split("/")[0] for name in names}
+    assert {root for root in roots if not root.endswith(".dist-info")} == {"replicator"}
+    assert "replicator/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_ten_lines_without_extras(wheel, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    # The versions of the lock, of what the wheel asks for; constraints bear no hashes.
+    lock = (ROOT / "requirements" / _LOCK).read_text()
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text(re.sub(r" \\\n(    --hash.*\n)+", "\n", lock))
+    install = [python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel]
+    subprocess.run(install, check=True)
+    script = tmp_path / "ten_lines.py"
+    script.write_text(_PRELUDE + BLOCKS[0] + "\nprint(result.step, result.metrics)\n")
+    done = subprocess.run(
+        [python, script], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.startswith("1000 ")
