@@ -74,10 +74,14 @@ class Source:
     Attributes:
       start: Begins a pass.
       repeats: Whether another pass can begin when one has ended.
+      same_passes: Whether every pass is known to yield the same batches.
+      seek: Begins a pass at a batch, by number, without reading those before it.
     """
 
     start: Callable[[], Iterator[PyTree]]
     repeats: bool
+    same_passes: bool = False
+    seek: Callable[[int], Iterator[PyTree]] | None = None
 
 
 def open_sources(
@@ -145,8 +149,18 @@ def _open_source(dataset: Any, adapters: Sequence[Adapter]) -> Source:
             "Put it in a list to read it as one batch again and again."
         )
     if isinstance(dataset, Iterable):
-        once = isinstance(dataset, Iterator)
-        return Source(start=partial(iter, dataset), repeats=not once)
+        if isinstance(dataset, list | tuple):
+            return Source(
+                start=partial(iter, dataset),
+                repeats=True,
+                same_passes=True,
+                seek=lambda first: iter(dataset[first:]),
+            )
+        return Source(
+            start=partial(iter, dataset),
+            repeats=not isinstance(dataset, Iterator),
+            same_passes=_package(type(dataset)) == "grain",
+        )
     if callable(dataset):
         return Source(start=partial(_calls, dataset), repeats=False)
     raise ArgumentError(

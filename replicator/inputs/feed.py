@@ -11,6 +11,7 @@ from replicator.inputs.adapters import Source, open_sources
 from replicator.inputs.context import pipeline_contexts
 from replicator.inputs.options import InputOptions
 from replicator.inputs.placement import Placed, place, stack_batches
+from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import HostBatch
 from replicator.inputs.rounds import host_batches
@@ -22,6 +23,7 @@ def open_input(
     mesh: Mesh,
     *,
     options: InputOptions | None = None,
+    start: Position | None = None,
     clock: Clock | None = None,
 ) -> Prefetcher[Placed]:
     """Read a dataset in the background, check it, and place it on the mesh.
@@ -36,7 +38,9 @@ def open_input(
         batch per call; or `input_fn(context)` that returns any of these. A batch is a
         pytree of arrays [batch, ...].
       mesh: The replicas.
-      options: How to read; `InputOptions()` if None.
+      options: How to read; `InputOptions()` if None. Its `epochs` count
+        from the beginning, its `steps` from `start`.
+      start: Where to begin: the `position` of the last batch that was used.
       clock: Where waiting times come from; the system's if None.
 
     Returns:
@@ -61,7 +65,7 @@ def open_input(
             f"{options.epochs}. Hand over an iterable that starts anew, like a list."
         )
     return Prefetcher(
-        _placed_batches(sources, mesh, options),
+        _placed_batches(sources, mesh, options, start),
         size=options.prefetch,
         timeout_s=options.timeout_s,
         clock=clock,
@@ -69,9 +73,14 @@ def open_input(
 
 
 def _placed_batches(
-    sources: Sequence[Source], mesh: Mesh, options: InputOptions
+    sources: Sequence[Source],
+    mesh: Mesh,
+    options: InputOptions,
+    start: Position | None,
 ) -> Generator[Placed, None, None]:
-    batches = host_batches(sources, replicas=len(mesh.local_devices), options=options)
+    batches = host_batches(
+        sources, replicas=len(mesh.local_devices), options=options, start=start
+    )
     limited = itertools.islice(batches, options.steps)
     for group in _groups(limited, options.steps_per_call):
         yield _place_group(group, mesh, options)
@@ -100,6 +109,7 @@ def _place_group(
         ),
         examples=sum(batch.examples for batch in group),
         padded=any(batch.padded for batch in group),
-        index=group[0].index,
+        index=group[0].position.batches - 1,
         steps=len(group),
+        position=group[-1].position,
     )

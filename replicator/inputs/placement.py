@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.errors import BatchError
 from replicator.inputs.checks import check_divides
+from replicator.inputs.position import Position
 from replicator.mesh import replica_spec
 from replicator.protocols import PyTree
 from replicator.trees import describe, named_leaves
@@ -31,6 +32,7 @@ class Placed:
       padded: Whether some examples only fill up; `mask` is 0 for them.
       index: Which batch of the run is the first one here.
       steps: How many steps it feeds: the leading axis, where there is one.
+      position: Where the input is after it: what another run starts from.
     """
 
     value: PyTree
@@ -38,6 +40,7 @@ class Placed:
     padded: bool
     index: int
     steps: int
+    position: Position = dataclasses.field(default_factory=Position)
 
 
 def batch_spec(accumulate: int = 1, steps_per_call: int = 1) -> PartitionSpec:
@@ -68,9 +71,11 @@ def place(
       Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front.
 
     Raises:
-      BatchError: Leading sizes differ, or do not divide over replicas and microbatches.
+      BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
+        over replicas and microbatches.
     """
     depth = int(steps_per_call > 1)
+    _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
         replicas=len(mesh.local_devices),
@@ -84,6 +89,15 @@ def place(
 def stack_batches(batches: Sequence[PyTree]) -> PyTree:
     """Stack batches of one form along a new leading axis of steps."""
     return jax.tree.map(lambda *leaves: _stack(leaves), *batches)
+
+
+def _check_numbers(batch: PyTree) -> None:
+    for path, leaf in named_leaves(batch):
+        if getattr(leaf, "dtype", np.dtype(float)).kind in "OSUMm":
+            raise BatchError(
+                f"`batch` must hold arrays of numbers, got {describe(leaf)} for "
+                f"`{path}`. Encode it as a numeric array, or leave it out."
+            )
 
 
 def _batch_examples(batch: PyTree, depth: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from replicator.errors import BatchError
 from replicator.inputs.checks import canonical_dtype
+from replicator.inputs.position import Position
 from replicator.protocols import PyTree
 
 Remainder: TypeAlias = Literal["mask", "drop", "refuse"]
@@ -31,13 +32,18 @@ class Round:
 
     Attributes:
       parts: Arrays by pipeline; `None` where a pipeline has ended before the others.
-      index: Which batch of the run this is.
+      position: Where the input is after it.
       full: Examples that each part has in a full round.
     """
 
     parts: Sequence[PyTree | None]
-    index: int
+    position: Position
     full: int
+
+    @property
+    def index(self) -> int:
+        """Which batch of the run this is, from 0."""
+        return self.position.batches - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +54,13 @@ class HostBatch:
       value: Leaves [host_batch, ...].
       examples: How many of them are real.
       padded: Whether the others only fill up.
-      index: Which batch of the run this is.
+      position: Where the input is after it.
     """
 
     value: PyTree
     examples: int
     padded: bool
-    index: int
+    position: Position
 
 
 def join_round(
@@ -98,7 +104,10 @@ def join_round(
         real = [(np.arange(found.full) < size).astype(np.float32) for size in sizes]
         value = _with_mask(value, _join(real, accumulate))
     return HostBatch(
-        value=value, examples=examples, padded=examples < full, index=found.index
+        value=value,
+        examples=examples,
+        padded=examples < full,
+        position=found.position,
     )
 
 

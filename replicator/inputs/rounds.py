@@ -5,7 +5,6 @@ all have ended: nothing is lost, nothing is read twice.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from replicator.inputs.checks import (
     numeric_arrays,
 )
 from replicator.inputs.options import InputOptions
+from replicator.inputs.position import Position, start_at, tell
 from replicator.inputs.remainder import HostBatch, Round, join_round
 from replicator.protocols import PyTree
 
@@ -27,7 +27,11 @@ _END: Any = object()
 
 
 def host_batches(
-    sources: Sequence[Source], *, replicas: int, options: InputOptions
+    sources: Sequence[Source],
+    *,
+    replicas: int,
+    options: InputOptions,
+    start: Position | None = None,
 ) -> Iterator[HostBatch]:
     """Yield full-size batches until the sources, or the asked-for epochs, end.
 
@@ -35,15 +39,15 @@ def host_batches(
       sources: One for each pipeline of this process.
       replicas: How many share the batches of this process.
       options: Everything else.
+      start: Where to begin; at the first batch if None.
 
     Raises:
       BatchError: There is no batch at all, or one does not fit.
       NonFiniteError: A batch holds NaN.
     """
-    reader = _Reader(sources, replicas=replicas, options=options)
-    epochs = itertools.count() if options.epochs is None else range(options.epochs)
-    for _ in epochs:
-        first_index, yielded = reader.index, 0
+    reader = _Reader(sources, replicas=replicas, options=options, start=start)
+    while options.epochs is None or reader.position.epoch < options.epochs:
+        first, yielded = reader.position, 0
         for found in reader.epoch():
             batch = join_round(
                 found, accumulate=options.accumulate, remainder=options.remainder
@@ -51,9 +55,11 @@ def host_batches(
             if batch is not None:
                 yielded += 1
                 yield batch
-        if first_index == reader.index > 0:
+        read = reader.position.batches - first.batches
+        if read == 0 and first.batches > 0 and first.epoch_batches == 0:
             return  # it calls itself an iterable, and can be read only once
-        if not yielded:
+        # A run may go on right where an epoch had ended, and find nothing more in it.
+        if not yielded and first.epoch_batches == 0:
             raise BatchError(
                 "`dataset` must yield at least one batch, got "
                 f"{'none' if reader.index == 0 else 'only uneven ones, all dropped'}. "
@@ -76,27 +82,57 @@ class _Reader:
     """Reads rounds; remembers the form of the first and how many there were."""
 
     def __init__(
-        self, sources: Sequence[Source], *, replicas: int, options: InputOptions
+        self,
+        sources: Sequence[Source],
+        *,
+        replicas: int,
+        options: InputOptions,
+        start: Position | None,
     ):
-        self.index = 0
+        self.position = start or Position()
         self._form: BatchForm | None = None
         self._sources = sources
         self._replicas = replicas
         self._options = options
 
+    @property
+    def index(self) -> int:
+        """How many batches were read before, by earlier runs too."""
+        return self.position.batches
+
     def epoch(self) -> Iterator[Round]:
-        """Start all sources and read them to their ends."""
-        passes = [source.start() for source in self._sources]
+        """Start all sources where this epoch stands, and read them to their ends."""
+        if self.position.epoch_batches or self.position.states:
+            passes = start_at(self._sources, self.position)
+        else:
+            passes = [source.start() for source in self._sources]
         try:
             while any(parts := self._read(passes)):
                 full = self._check(parts)
+                states = tell(passes)
                 self._end_short(parts, full, passes)
-                batches = [part and part.batch for part in parts]
-                found = Round(parts=batches, index=self.index, full=full)
-                self.index += 1
-                yield found
+                self._advance(parts, full, states)
+                yield Round(
+                    parts=[part and part.batch for part in parts],
+                    position=self.position,
+                    full=full,
+                )
         finally:
             self._close(passes)
+        self.position = dataclasses.replace(
+            self.position, epoch=self.position.epoch + 1, epoch_batches=0, states=()
+        )
+
+    def _advance(self, parts: Sequence[_Part | None], full: int, states: tuple) -> None:
+        read = sum(part.form.examples for part in parts if part is not None)
+        self.position = Position(
+            batches=self.position.batches + 1,
+            examples=self.position.examples + read,
+            epoch=self.position.epoch,
+            epoch_batches=self.position.epoch_batches + 1,
+            full_batch=full * len(parts),
+            states=states,
+        )
 
     def _read(self, passes: list[Iterator[PyTree]]) -> list[_Part | None]:
         parts: list[_Part | None] = []
@@ -116,7 +152,9 @@ class _Reader:
         """Check all parts against the first form; return the size of a full part."""
         present = [part for part in parts if part is not None]
         if self._form is None:
-            self._form = max((part.form for part in present), key=lambda f: f.examples)
+            form = max((part.form for part in present), key=lambda f: f.examples)
+            before = self.position.full_batch // len(parts)
+            self._form = dataclasses.replace(form, examples=before or form.examples)
             check_divides(
                 self._form.examples * len(parts),
                 replicas=self._replicas,
