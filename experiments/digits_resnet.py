@@ -103,7 +103,7 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         return float(np.mean(_predict(model, images) == labels))
 
     def test(event: StateEvent) -> None:
-        curve.append((event.step, accuracy(event.state.user)))
+        curve.append((event.step, accuracy(event.state)))
 
     result = rep.run(
         step_fn,

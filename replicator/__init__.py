@@ -5,6 +5,7 @@ Inside a step: the collectives, `replica_id`, keys. Around it: `Replicator`. See
 
 from replicator import hooks, testing, writers
 from replicator.averages import ema
+from replicator.best_so_far import BestSoFar, Follow
 from replicator.collectives.all_gather import all_gather
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.all_to_all import all_to_all
@@ -17,6 +18,8 @@ from replicator.collectives.microbatch import is_last_microbatch
 from replicator.collectives.permute import permute
 from replicator.collectives.reduce_scatter import reduce_scatter
 from replicator.compiled_step import CompiledStep, RecompilationWarning
+from replicator.evaluate import Evaluation
+from replicator.evaluate_every import EvaluateEvery
 from replicator.fake_devices import fake_devices, obey_environment
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
@@ -30,8 +33,12 @@ from replicator.replicator import Replicator, run
 from replicator.version import __version__
 
 __all__ = [
+    "BestSoFar",
     "CompiledStep",
     "DynamicLossScale",
+    "EvaluateEvery",
+    "Evaluation",
+    "Follow",
     "InputContext",
     "InputOptions",
     "Max",

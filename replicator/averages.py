@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from replicator.collectives.microbatch import is_last_microbatch
 from replicator.errors import ArgumentError
 from replicator.protocols import PyTree
 
@@ -26,8 +27,7 @@ class Ema(NamedTuple):
 def ema(decay: float) -> Ema:
     """Keep an exponential moving average of parameters (Polyak and Juditsky 1992).
 
-    average ← decay·average + (1 - decay)·params. Under accumulation it moves once per
-    update, because it follows from the optimizer's.
+    average ← decay·average + (1 - decay)·params, once per update.
 
     Args:
       decay: Weight of the past, in [0, 1).
@@ -48,9 +48,10 @@ def ema(decay: float) -> Ema:
         return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
 
     def update(params: PyTree, average: PyTree) -> PyTree:
+        moves = is_last_microbatch()
         return jax.tree.map(
             # The difference first: in half precision decay·average would lose it.
-            lambda new, old: old + (new - old) * (1.0 - decay),
+            lambda new, old: jnp.where(moves, old + (new - old) * (1.0 - decay), old),
             params,
             average,
         )

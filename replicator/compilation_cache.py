@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 def enable_compilation_cache() -> pathlib.Path | None:
     """Let JAX keep compiled programs, unless the user chose otherwise.
 
-    Returns: The directory; None if it is switched off, JAX already has one, or the
+    Returns:
+      The directory; None if it is switched off, JAX already has one, or the
       directory is not private to this user.
     """
     if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
@@ -41,20 +42,27 @@ def _user_cache() -> pathlib.Path:
 def _make_private(directory: pathlib.Path) -> bool:
     """Create `directory` for this user alone; say so and refuse one that is not."""
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        # Ours, too: who may write to the folder above could put another one in place.
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.lstat()
+        return _is_closed(directory.parent, to=0o022) and _is_closed(
+            directory, to=0o077
+        )
     except OSError as error:
         _log.warning("no compilation cache: %s", error)
         return False
+
+
+def _is_closed(directory: pathlib.Path, *, to: int) -> bool:
+    found = directory.lstat()
     mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
-        _log.warning(
-            "no compilation cache: %s must be a directory of this user alone (0700), "
-            "got mode %o of user %d. Run `chmod 700` on it, or remove it.",
-            directory,
-            mode,
-            found.st_uid,
-        )
-        return False
-    return True
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not mode & to:
+        return True
+    _log.warning(
+        "no compilation cache: %s must be a directory of this user alone (0700), got "
+        "mode %o of user %d. Run `chmod 700` on it, or remove it.",
+        directory,
+        mode,
+        found.st_uid,
+    )
+    return False

@@ -1,8 +1,8 @@
 """Compile a lifted step for a mesh, prove it, and call it with bounded run-ahead.
 
-A call takes one global batch and makes one update (or n, with `steps_per_call=n`). Each
-new signature of a batch is traced once; the jaxpr is proved (design law 2) before XLA
-sees it, and the executable is kept.
+A call takes one global batch and makes one update (or n, with `steps_per_call=n`).
+What has new shapes is traced once; the jaxpr is proved (design law 2) before XLA sees
+it, and the executable is kept.
 """
 
 import dataclasses
@@ -15,10 +15,11 @@ from jax.extend import core
 from jax.sharding import Mesh
 
 from replicator import dataflow, proof
-from replicator.accumulate import KeyedStep
+from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, BatchError
 from replicator.inputs.placement import Placed, place
 from replicator.inputs.remainder import MASK
+from replicator.optimizer_state import optimizer_states
 from replicator.ordered_bits import refuse_other_collectives
 from replicator.per_replica import PerReplica, is_per_replica
 from replicator.program import (
@@ -29,6 +30,7 @@ from replicator.program import (
 )
 from replicator.protocols import Key, PyTree
 from replicator.run_ahead import RunAhead
+from replicator.source_lines import user_stacklevel
 from replicator.state import state_shardings
 from replicator.trees import describe, first_difference, leaf_path, named_leaves
 
@@ -56,8 +58,10 @@ class CompiledStep:
         self._mesh = mesh
         self._options = options
         self._program = make_program(update, mesh, options)
-        self._executables: dict[tuple, _Executable] = {}
-        self._signatures: list[PyTree] = []
+        self._programs: dict[tuple, _Executable] = {}
+        # The program that served such a batch last: no look at the state for each call.
+        self._by_batch: dict[tuple, _Executable] = {}
+        self._newest: PyTree = None  # shapes of what was compiled last
         self._run_ahead = RunAhead(options.max_in_flight)
 
     def __call__(
@@ -80,20 +84,21 @@ class CompiledStep:
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
         """
-        value = batch.value if isinstance(batch, Placed) else self._place(batch)
-        signature = _signature(value)
-        program = self._executables.get(signature)
+        value = self._value(batch)
+        state = _donatable(state)
+        program = self._by_batch.get(_signature(value))
         if program is None:
-            program, state = self._compile(signature, state, value, key)
+            program, state = self._prepare(state, value, key)
         if isinstance(batch, Placed) and batch.padded and not program.reads_mask:
             _refuse_padding(batch)
         try:
             outputs = program.run(state, value, key)
         except (TypeError, ValueError):
-            # Before anything ran: the state or the key is not what was compiled for.
-            program, state = self._compile(signature, state, value, key)
+            # Before anything ran: state or key are not what the program is for, or lie
+            # elsewhere.
+            program, state = self._prepare(state, value, key)
             outputs = program.run(state, value, key)
-        self._run_ahead.admit(outputs.shared, otherwise=outputs.state)
+        self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
             raise_error(outputs.error, self._mesh.size)
         return outputs.state, joined_metrics(outputs)
@@ -109,39 +114,52 @@ class CompiledStep:
         Returns:
           A `jax.stages.Lowered`.
         """
-        value = batch.value if isinstance(batch, Placed) else self._place(batch)
-        return self._prove(state, value, key).lower()
+        return self._prove(state, self._value(batch), key).lower()
 
-    def _place(self, batch: PyTree) -> PyTree:
-        return place(
-            batch,
-            self._mesh,
-            accumulate=self._options.accumulate,
-            steps_per_call=self._options.steps_per_call,
-        )
+    def _value(self, batch: PyTree) -> PyTree:
+        """Return the arrays of a batch in the layout that the program takes."""
+        n, k = self._options.steps_per_call, self._options.accumulate
+        if not isinstance(batch, Placed):
+            return place(batch, self._mesh, accumulate=k, steps_per_call=n)
+        if (batch.accumulate, batch.steps_per_call) != (k, n):
+            raise BatchError(
+                f"`batch` must be placed for accumulate={k} and steps_per_call={n}, "
+                f"got {batch.accumulate} and {batch.steps_per_call}. Say so in "
+                "`rep.batches(dataset, InputOptions(...))`."
+            )
+        return batch.value
 
-    def _compile(
-        self, signature: tuple, state: PyTree, batch: PyTree, key: Key | None
-    ) -> tuple["_Executable", PyTree]:
-        """Compile for this signature; return that and the state on the mesh."""
+    def _prepare(
+        self, state: PyTree, batch: PyTree, key: Key | None
+    ) -> tuple[_Executable, PyTree]:
+        """Find or compile the program for these; put the state on the mesh."""
         state = jax.tree.map(jnp.asarray, state)
+        _check_declared(state, self._mesh.size)
+        _check_key(key, self._options.steps_per_call)
+        state = jax.device_put(state, state_shardings(state, self._mesh))
+        signature = _signature((state, batch, key))
+        program = self._programs.get(signature)
+        if program is None:
+            program = self._programs[signature] = self._compile(state, batch, key)
+        self._by_batch[_signature(batch)] = program
+        return program, state
+
+    def _compile(self, state: PyTree, batch: PyTree, key: Key | None) -> _Executable:
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
-        if self._signatures:
-            _warn_of_change(self._signatures[-1], given)
+        if self._newest is not None:
+            _warn_of_change(self._newest, given)
         traced = self._prove(state, batch, key)
-        executable = _Executable(
+        self._newest = given
+        return _Executable(
             run=traced.lower().compile(),
             reads_mask=_reads_mask(traced.jaxpr.jaxpr, state, batch),
         )
-        self._executables[signature] = executable
-        self._signatures.append(given)
-        return executable, jax.device_put(state, state_shardings(state, self._mesh))
 
     def _prove(self, state: PyTree, batch: PyTree, key: Key | None):
-        _check_declared(state, self._mesh.size)
+        _check_optimizers(state, self._options)
         traced = self._program.trace(state, batch, key)
         inside = _shard_map_body(traced.jaxpr.jaxpr)
-        if self._options.ordered:
+        if self._options.reduction == "ordered":
             refuse_other_collectives(inside)
         inputs = [
             *_state_marks(state),
@@ -163,7 +181,7 @@ def _warn_of_change(before: PyTree, now: PyTree) -> None:
             f"the step is compiled again: {change}. Keep shapes and dtypes of state "
             "and batch the same; pad what is uneven.",
             RecompilationWarning,
-            stacklevel=4,
+            stacklevel=user_stacklevel(),
         )
 
 
@@ -185,8 +203,56 @@ def _reads_mask(jaxpr: core.Jaxpr, state: PyTree, batch: PyTree) -> bool:
     return any(dataflow.flow(jaxpr, marks, dataflow.DependsOn()))
 
 
-def _signature(batch: PyTree) -> tuple:
-    leaves, treedef = jax.tree.flatten(batch)
+def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
+    optimizers = optimizer_states(state)
+    names = [each.name for each in optimizers]
+    if len(set(names)) < len(names):
+        raise ArgumentError(
+            "`name` must differ between the optimizers of one state, got "
+            f"{', '.join(map(repr, names))}. Pass `rep.wrap_optimizer(tx, name=...)`."
+        )
+    for each in optimizers:
+        if each.reduction != options.reduction:
+            raise ArgumentError(
+                f"`reduction` must be the same for optimizer and replicator, got "
+                f"{each.reduction!r} for `{each.name}` and {options.reduction!r}. Wrap "
+                "it with `rep.wrap_optimizer`."
+            )
+
+
+def _donatable(state: PyTree) -> PyTree:
+    """Copy an array that stands in `state` twice: a buffer can be donated once.
+
+    Raises:
+      ArgumentError: A leaf was donated before: to run with it crashes the process
+        (jaxlib 0.10, several CPU devices).
+    """
+    leaves, treedef = jax.tree.flatten(state)
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        _refuse_donated(state)
+    if len({id(leaf) for leaf in leaves}) == len(leaves):
+        return state
+    seen = set()
+    for position, leaf in enumerate(leaves):
+        leaves[position] = jnp.copy(leaf) if id(leaf) in seen else leaf
+        seen.add(id(leaf))
+    return treedef.unflatten(leaves)
+
+
+def _refuse_donated(state: PyTree) -> None:
+    path = next(
+        path
+        for path, leaf in named_leaves(state)
+        if isinstance(leaf, jax.Array) and leaf.is_deleted()
+    )
+    raise ArgumentError(
+        "`state` must be the one that the last call returned, got one that a call took "
+        f"over: `{path}` is gone. Write `state, metrics = step(state, batch)`."
+    )
+
+
+def _signature(tree: PyTree) -> tuple:
+    leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
@@ -222,6 +288,15 @@ def _state_leaves(state: PyTree) -> list[tuple[str, bool]]:
         declared = is_per_replica(node)
         leaves += [(leaf_path(path), declared)] * len(jax.tree.leaves(node))
     return leaves
+
+
+def _check_key(key: Key | None, steps_per_call: int) -> None:
+    if key is None or steps_per_call == 1 or key.shape[:1] == (steps_per_call,):
+        return
+    raise ArgumentError(
+        f"`key` must hold {steps_per_call} keys with `steps_per_call={steps_per_call}`,"
+        f" got {describe(key)}. Pass `jax.random.split(key, {steps_per_call})`."
+    )
 
 
 def _check_declared(state: PyTree, num_replicas: int) -> None:

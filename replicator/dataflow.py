@@ -31,6 +31,14 @@ class Rules(Protocol, Generic[Mark]):
         """Return the marks of the outputs of `eqn`, or None to leave it to `flow`."""
         ...
 
+    def inside(self, eqn: core.JaxprEqn) -> "Rules[Mark]":
+        """Return the rules for the equations inside `eqn`."""
+        ...
+
+    def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
+        """Look at a branch or loop whose way `predicate` decides; may raise."""
+        ...
+
 
 class DependsOn:
     """Which of some marked inputs, by number, a value depends on."""
@@ -43,6 +51,13 @@ class DependsOn:
 
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]) -> None:
         """Leave every equation to `flow`."""
+
+    def inside(self, eqn: core.JaxprEqn) -> "DependsOn":
+        """Look at equations inside `eqn` as at all others."""
+        return self
+
+    def check_branch(self, eqn: core.JaxprEqn, predicate: frozenset[int]) -> None:
+        """Accept any branch."""
 
 
 def flow(jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]) -> list[Mark]:
@@ -80,16 +95,32 @@ def sub_jaxprs(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
     ]
 
 
+def find_equation(
+    jaxpr: core.Jaxpr, predicate: Callable[[core.JaxprEqn], bool]
+) -> core.JaxprEqn | None:
+    """Return an equation of `jaxpr`, however deep, that satisfies `predicate`."""
+    for eqn in jaxpr.eqns:
+        if predicate(eqn):
+            return eqn
+        for sub in sub_jaxprs(eqn):
+            if (found := find_equation(sub, predicate)) is not None:
+                return found
+    return None
+
+
 def any_equation(jaxpr: core.Jaxpr, predicate: Callable[[core.JaxprEqn], bool]) -> bool:
     """Tell whether some equation of `jaxpr`, however deep, satisfies `predicate`."""
-    return any(
-        predicate(eqn) or any(any_equation(sub, predicate) for sub in sub_jaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+    return find_equation(jaxpr, predicate) is not None
+
+
+def is_collective(eqn: core.JaxprEqn, axis_name: str) -> bool:
+    """Tell whether a device waits for others in `eqn`, over the axis `axis_name`."""
+    # Asking for its own place, it waits for nobody.
+    return eqn.primitive.name != "axis_index" and over_axis(eqn, axis_name)
 
 
 def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
-    """Tell whether `eqn` is a collective over the mesh axis `axis_name`."""
+    """Tell whether `eqn` speaks of the mesh axis `axis_name`."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return axis_name in (axes if isinstance(axes, (tuple, list)) else (axes,))
 
@@ -99,6 +130,7 @@ def _open(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
 
 
 def _walk(eqn: core.JaxprEqn, marks: list, rules: Rules) -> Sequence:
+    rules = rules.inside(eqn)
     structural = _STRUCTURAL.get(eqn.primitive.name)
     if structural is not None:
         return structural(eqn, marks, rules)
@@ -120,12 +152,20 @@ def _is_call(eqn: core.JaxprEqn, sub: core.Jaxpr) -> bool:
 
 
 def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
-    num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    num_consts, num_carry = _scan_sizes(eqn)
     consts, xs = marks[:num_consts], marks[num_consts + num_carry :]
     body = functools.partial(flow, _open(eqn.params["jaxpr"]), rules=rules)
     carry = marks[num_consts : num_consts + num_carry]
     carry, outs = _fixed_point(lambda c: body([*consts, *c, *xs]), carry, rules)
     return [*carry, *outs[num_carry:]]
+
+
+def _scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
+    """Return how many of the inputs of a `scan` are constants, and how many carried."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()  # jax 0.12
+    return len(consts), len(carry)
 
 
 def _while(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
@@ -137,6 +177,7 @@ def _while(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
     def turn(carry: list) -> list:
         # How often the loop turns decides every value that it carries.
         [again] = flow(cond, [*cond_consts, *carry], rules)
+        rules.check_branch(eqn, again)
         outs = flow(body, [*body_consts, *carry], rules)
         return [rules.join([out, again]) for out in outs]
 
@@ -145,6 +186,7 @@ def _while(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
 
 def _cond(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
     index, *operands = marks
+    rules.check_branch(eqn, index)
     outs = [flow(_open(b), operands, rules) for b in eqn.params["branches"]]
     return [rules.join([index, *column]) for column in zip(*outs, strict=True)]
 

@@ -9,7 +9,7 @@ batch, and is slow.
 import jax
 import jax.numpy as jnp
 
-from replicator.accumulate import KeyedStep
+from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed
 from replicator.per_replica import is_per_replica

@@ -7,6 +7,9 @@
     ├── ReplicationError (ValueError)       state may differ between replicas
     ├── TooLateError (RuntimeError)         JAX started before it was set up
     ├── InputTimeoutError (TimeoutError)    the input yielded nothing within its limit
+    ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+    ├── CheckpointInUseError (RuntimeError) another run writes to the same directory
+    ├── CheckpointMismatchError (ValueError) a checkpoint holds another state
     ├── NonFiniteError (FloatingPointError) a number became NaN or infinite
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
@@ -43,8 +46,32 @@ class InputTimeoutError(ReplicatorError, TimeoutError):
     """The input yielded no batch within its limit."""
 
 
+class CheckpointError(ReplicatorError, RuntimeError):
+    """A checkpoint, or the directory that holds them, cannot be written or read."""
+
+
+class CheckpointInUseError(ReplicatorError, RuntimeError):
+    """Another run writes checkpoints to the same directory."""
+
+
+class CheckpointMismatchError(ReplicatorError, ValueError):
+    """A checkpoint holds another state than the one it is restored to."""
+
+
 class NonFiniteError(ReplicatorError, FloatingPointError):
     """A batch or a metric holds NaN or infinity."""
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse an argument that is no whole number of at least 1.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentError(f"`{name}` must be a whole number, got {value!r}. Use 1.")
+    if value < 1:
+        raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
 
 
 class InvarianceError(ReplicatorError, AssertionError):

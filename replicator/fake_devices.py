@@ -7,6 +7,7 @@ client starts. The other half of the cure is bounded run-ahead (`run_ahead.py`).
 """
 
 import os
+import re
 
 import jax
 
@@ -44,9 +45,13 @@ def fake_devices(count: int) -> None:
         _check_started(count)
 
 
-def size_cpu_pool(devices: int = 8) -> None:
-    """Have XLA's CPU pool hold two threads per device; no effect once JAX started."""
-    wanted = max(_SMALLEST_POOL, 2 * devices)
+def size_cpu_pool(devices: int | None = None) -> None:
+    """Have XLA's CPU pool hold two threads per device; no effect once JAX started.
+
+    Args:
+      devices: How many; by default as many as `XLA_FLAGS` asks for.
+    """
+    wanted = max(_SMALLEST_POOL, 2 * (devices or _devices_of_xla_flags()))
     if int(os.environ.get("NPROC") or 0) < wanted:
         os.environ["NPROC"] = str(wanted)
 
@@ -54,12 +59,16 @@ def size_cpu_pool(devices: int = 8) -> None:
 def obey_environment() -> None:
     """Call `fake_devices` if `REPLICATOR_FAKE_DEVICES` asks for it.
 
+    XLA's own flag for fake devices is left to XLA; only its pool is sized.
+
     Raises:
       ArgumentError: The variable is not a positive number.
       TooLateError: JAX already started with other devices.
     """
     asked = os.environ.get(ENVIRONMENT_VARIABLE)
     if not asked:
+        if _devices_of_xla_flags():
+            size_cpu_pool()
         return
     if not asked.isdecimal() or int(asked) < 1:
         raise ArgumentError(
@@ -67,6 +76,12 @@ def obey_environment() -> None:
             "it to 8, or unset it."
         )
     fake_devices(int(asked))
+
+
+def _devices_of_xla_flags() -> int:
+    flags = os.environ.get("XLA_FLAGS", "")
+    found = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return int(found[-1]) if found else 0
 
 
 def _check_started(count: int) -> None:

@@ -58,7 +58,9 @@ class DynamicLossScale:
         """Move the scale after an update whose gradients were `finite` or not."""
         good = jnp.where(finite, state.good + 1, 0)
         grow = good == self.growth_interval
-        value = jnp.where(grow, state.value * self.factor, state.value)
+        larger = state.value * self.factor
+        # An infinite scale would stay: half of it is infinite, too.
+        value = jnp.where(grow & jnp.isfinite(larger), larger, state.value)
         # At least 1: a scale below it helps nobody, and a NaN loss would drive it to 0.
         value = jnp.where(finite, value, jnp.maximum(state.value / self.factor, 1.0))
         return LossScaleState(value=value, good=jnp.where(grow, 0, good))

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from replicator.collectives.all_reduce import all_reduce
 from replicator.ordered_bits import ordered_scope
@@ -65,12 +66,36 @@ def is_metric(node: PyTree) -> bool:
 
 
 def declare(metrics: PyTree) -> PyTree:
-    """Make every plain leaf of `metrics` a `Mean` of equal weights, in float32."""
-    return jax.tree.map(
-        lambda node: node if is_metric(node) else Mean(_as_float(node)),
-        metrics,
-        is_leaf=is_metric,
-    )
+    """Make every plain leaf of `metrics` a `Mean` of equal weights.
+
+    Means come in floats, counts of booleans in integers: types do not depend on how
+    many replicas and microbatches there are.
+
+    Args:
+      metrics: What a step reported.
+
+    Returns:
+      The tree with every leaf inside a metric.
+    """
+
+    def as_metric(node: PyTree) -> Metric:
+        match node:
+            case Mean(value, None):
+                return Mean(_as_float(value))
+            case Mean(value, weight):
+                return Mean(_as_float(value), _as_float(weight))  # type: ignore[arg-type]
+            case Sum(value) if jnp.asarray(value).dtype == bool:
+                return Sum(jnp.asarray(value).astype(jnp.int32))
+            case Sum(value):
+                return Sum(jnp.asarray(value))
+            case Max(value):
+                return Max(jnp.asarray(value))
+            case PerReplica(value, on_resize):
+                return PerReplica(jax.tree.map(_as_float, value), on_resize)
+            case plain:
+                return Mean(_as_float(plain))
+
+    return jax.tree.map(as_metric, metrics, is_leaf=is_metric)
 
 
 def merge_microbatches(metrics: PyTree) -> PyTree:
@@ -105,7 +130,7 @@ def merge_replicas(metrics: PyTree, *, reduction: str = "fast") -> PyTree:
         return jax.tree.map(merge, metrics, is_leaf=is_metric)
 
 
-def _as_float(leaf: jax.Array) -> jax.Array:
+def _as_float(leaf: ArrayLike) -> jax.Array:
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jnp.inexact):
         return array
@@ -120,13 +145,14 @@ def _merge_microbatches(metric: Metric) -> Metric:
             weights = jnp.asarray(weight).astype(value.dtype)
             total = weights.sum(0)
             column = weights.reshape(weights.shape + (1,) * (value.ndim - weights.ndim))
-            # A microbatch of padding alone weighs nothing; so may all of them.
+            # A microbatch of padding alone weighs nothing, be it NaN; so may all do.
+            counted = jnp.where(column == 0, jnp.zeros_like(value), value * column)
             safe = jnp.where(total == 0, jnp.ones_like(total), total)
-            return Mean((value * column).sum(0) / safe, total)
+            return Mean(counted.sum(0) / safe, total)
         case Sum(value):
             return Sum(value.sum(0))
         case Max(value):
             return Max(value.max(0))
         case PerReplica(value, on_resize):
-            means = jax.tree.map(lambda leaf: _as_float(leaf).mean(0), value)
+            means = jax.tree.map(lambda leaf: leaf.mean(0), value)
             return PerReplica(means, on_resize)

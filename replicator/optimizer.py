@@ -10,7 +10,7 @@ microbatch.
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,19 @@ from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.ordered import add_in_order
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count
 from replicator.loss_scale import DynamicLossScale
 from replicator.optimizer_state import (
     Collected,
     Collecting,
     OptimizerState,
     OwnSums,
+    Reduction,
     Shown,
 )
 from replicator.ordered_bits import ordered_scope
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
-
-Reduction = Literal["fast", "ordered"]
 
 
 def wrap_optimizer(
@@ -51,10 +50,13 @@ def wrap_optimizer(
     mean over all of them. Without `weight` all replicas and microbatches count alike.
     Outside a replica context it acts as one replica.
 
-    Args: tx: Any optax transformation. name: First path component of the parameters it
-      updates, for reports and strategies. skip_nonfinite: Leave parameters and `tx` as
-      they are when the reduced gradient holds
-        NaN or infinity, and count it in `OptimizerState.skipped`; all replicas agree.
+    Args:
+      tx: Any optax transformation.
+      name: First path component of the parameters it updates; each optimizer of a state
+        has its own.
+      skip_nonfinite: Leave parameters and `tx` as they are when the reduced gradient
+        holds NaN or infinity, and count it in `OptimizerState.skipped`; all replicas
+        agree.
       loss_scale: A dynamic loss scale for float16; multiply the loss by
         `replicator.scale_loss`. Implies `skip_nonfinite`.
       accumulate: For own loops that feed microbatches one by one: every call adds up,
@@ -69,11 +71,7 @@ def wrap_optimizer(
     Raises:
       ArgumentError: `accumulate` or `reduction` breaks its rule.
     """
-    if accumulate < 1:
-        raise ArgumentError(
-            f"`accumulate` must be at least 1, got {accumulate}. Use 1 to update at "
-            "every call."
-        )
+    check_count("accumulate", accumulate)
     check_reduction(reduction)
     if reduction == "ordered" and accumulate > 1:
         raise ArgumentError(
@@ -129,6 +127,7 @@ class _Wrapped:
             scale=None if self.loss_scale is None else self.loss_scale.init(),
             pending=None if self.accumulate == 1 else _own_sums(params),
             name=self.name,
+            reduction=self.reduction,
         )
 
     def update(
@@ -146,12 +145,11 @@ class _Wrapped:
                 return _zeros(grads), dataclasses.replace(
                     state, pending=_collect(pending, grads, weight, self.reduction)
                 )
-            case Collected() as pending:
-                mean = _tie(self._mean(pending, like=grads), pending.count)
+            case Collected() as sums:
+                mean = _tie(self._mean(sums, like=grads), sums.count)
                 updates, after, reduced = finish(mean, state)
                 shown = {"nothing": None, "given": grads, "reduced": reduced}
-                after = _show(after, shown[pending.show])
-                return _tie((updates, after), pending.count)
+                return _tie((updates, _show(after, shown[sums.show])), sums.count)
             case OwnSums() as sums:
                 return self._update_own(grads, state, sums, weight, finish)
             case pending:
@@ -161,16 +159,10 @@ class _Wrapped:
 
     def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
         """Divide the sums over microbatches by what stands behind them."""
-        if self.reduction == "ordered":
-            mean = jax.tree.map(lambda g: g / sums.weight.astype(g.dtype), sums.total)
-        else:
-            own = jax.tree.map(
-                lambda g: g / _positive(sums.weight).astype(g.dtype), sums.total
-            )
-            mean = all_reduce(
-                own, "mean", weight=sums.weight if sums.weighted else None
-            )
-        return jax.tree.map(lambda g, like: g.astype(like.dtype), mean, like)
+        own = _divided(sums.total, sums.weight, like=like)
+        if self.reduction == "ordered":  # summed over replicas already
+            return own
+        return all_reduce(own, "mean", weight=sums.weight if sums.weighted else None)
 
     def _update_own(self, grads, state, sums, weight, finish):
         """Add one microbatch of an own loop; reduce and update at the last."""
@@ -180,14 +172,8 @@ class _Wrapped:
         count = sums.count + 1
 
         def update(total, weights):
-            own = jax.tree.map(
-                lambda g, like: (g / _positive(weights).astype(g.dtype)).astype(
-                    like.dtype
-                ),
-                total,
-                grads,
-            )
             # Weighted always: replicas may have been given weights at some calls only.
+            own = _divided(total, weights, like=grads)
             mean = all_reduce(own, "mean", weight=weights)
             updates, after, _ = finish(mean, state)
             zeros = (_zeros(total), jnp.zeros_like(weights), jnp.zeros_like(count))
@@ -208,18 +194,14 @@ class _Wrapped:
 
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
-        if state.scale is not None:
-            inverse = 1.0 / state.scale.value
-            grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
-        norm = optax.tree.norm(grads).astype(state.gradient_norm.dtype)
+        # Half precision would overflow in the norm, and lose what it is unscaled to.
+        wide = _scaled(grads, None if state.scale is None else 1 / state.scale.value)
+        norm = optax.tree.norm(wide).astype(state.gradient_norm.dtype)
+        grads = _like(wide, grads)
         updates, inner = self.tx.update(grads, state.inner, params, **extra)
-        after = dataclasses.replace(
-            state,
-            inner=inner,
-            gradient_norm=norm,
-        )
+        after = dataclasses.replace(state, inner=inner, gradient_norm=norm)
         if self.skip:
-            finite = _all_finite(grads)
+            finite = _all_finite(wide)
             updates, after = self._skip_nonfinite(finite, updates, state, after)
         return updates, after, grads
 
@@ -229,6 +211,7 @@ class _Wrapped:
         return _select(finite, updates, _zeros(updates)), dataclasses.replace(
             after,
             inner=_select(finite, after.inner, state.inner),
+            gradient_norm=jnp.where(finite, after.gradient_norm, state.gradient_norm),
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
             scale=self.loss_scale.update(state.scale, finite)
             if self.loss_scale is not None
@@ -277,11 +260,26 @@ def _add(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTre
     return share if total is None else jax.tree.map(jnp.add, total, share)
 
 
-def _scaled(grads: PyTree, weight: jax.Array | None) -> PyTree:
+def _scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
+    """Multiply in float32 at least; factor 0 counts for nothing, not even by a NaN."""
     wide = jax.tree.map(lambda g: g.astype(_sum_dtype(g)), grads)
-    if weight is None:
+    if factor is None:
         return wide
-    return jax.tree.map(lambda g: g * weight.astype(g.dtype), wide)
+    return jax.tree.map(
+        lambda g: jnp.where(factor == 0, jnp.zeros_like(g), g * factor.astype(g.dtype)),
+        wide,
+    )
+
+
+def _divided(total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
+    """Divide sums by their weight, in the dtypes of `like`."""
+    # All examples may be padding: then the sums are zero, too.
+    safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
+    return _like(jax.tree.map(lambda g: g / safe.astype(g.dtype), total), like)
+
+
+def _like(tree: PyTree, like: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
 
 
 def _sum_dtype(leaf: jax.Array) -> jnp.dtype:
@@ -298,11 +296,6 @@ def _scalar(weight: jax.Array) -> jax.Array:
             "examples or tokens behind these gradients, e.g. `mask.sum()`."
         )
     return array.astype(float)
-
-
-def _positive(weight: jax.Array) -> jax.Array:
-    """Avoid 0/0 where all examples are padding: the sums are zero, too."""
-    return jnp.where(weight == 0, jnp.ones_like(weight), weight)
 
 
 def _zeros(tree: PyTree) -> PyTree:

@@ -16,6 +16,8 @@ from replicator.loss_scale import LossScaleState
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
 
+Reduction = Literal["fast", "ordered"]
+
 
 def _node(*, data: tuple[str, ...], meta: tuple[str, ...] = ()):
     return functools.partial(
@@ -88,18 +90,22 @@ class OwnSums:
     count: jax.Array
 
 
-@_node(data=("inner", "gradient_norm", "skipped", "scale", "pending"), meta=("name",))
+@_node(
+    data=("inner", "gradient_norm", "skipped", "scale", "pending"),
+    meta=("name", "reduction"),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerState:
     """State of a wrapped optimizer.
 
     Attributes:
       inner: State of the wrapped transformation.
-      gradient_norm: Global norm of the last reduced gradient, float32.
+      gradient_norm: Global norm of the last gradient that was not skipped, reduced.
       skipped: Updates skipped for a non-finite gradient, int32; None if not asked for.
       scale: The dynamic loss scale, or None.
       pending: None between updates; sums under accumulation.
       name: Which parameters it updates: the first component of their path.
+      reduction: How its gradients add up.
     """
 
     inner: PyTree
@@ -108,6 +114,7 @@ class OptimizerState:
     scale: LossScaleState | None
     pending: Collecting | Collected | Show | Shown | OwnSums | None
     name: str
+    reduction: Reduction
 
 
 def is_optimizer_state(node: PyTree) -> bool:

@@ -1,6 +1,7 @@
 """Keep a step's bits the same on any number of replicas: no collective but our own.
 
-With `reduction="ordered"` gradients and metrics add up block by block in example order.
+With `reduction="ordered"` gradients add up block by block in example order. (Metrics do
+so over replicas only: under accumulation their last bits may depend on the cut.)
 A collective of the step's own would bring back an order that depends on the replicas,
 so such a step is refused (design law 1). Our own run under a name scope that says so.
 """
@@ -16,8 +17,6 @@ from replicator.mesh import REPLICA_AXIS
 from replicator.source_lines import user_line
 
 _SCOPE = "replicator_ordered"
-# Knowing its id, a replica may compute what another would not.
-_COLLECTIVE_FREE = frozenset({"axis_index"})
 
 
 def ordered_scope() -> AbstractContextManager:
@@ -34,18 +33,15 @@ def refuse_other_collectives(jaxpr: core.Jaxpr) -> None:
     Raises:
       ArgumentError: There is such a collective; names it and the user's line.
     """
+    found = dataflow.find_equation(jaxpr, _is_other_collective)
+    if found is not None:
+        raise ArgumentError(
+            "`reduction` must be 'fast' for a step with collectives of its own, got "
+            f"'ordered' and `{found.primitive.name}` at {user_line(found)}. Drop the "
+            "collective, or the promise of equal bits."
+        )
 
-    def refuse(eqn: core.JaxprEqn) -> bool:
-        if (
-            dataflow.over_axis(eqn, REPLICA_AXIS)
-            and eqn.primitive.name not in _COLLECTIVE_FREE
-            and _SCOPE not in str(eqn.source_info.name_stack)
-        ):
-            raise ArgumentError(
-                "`reduction` must be 'fast' for a step with collectives of its own, "
-                f"got 'ordered' and `{eqn.primitive.name}` at {user_line(eqn)}. Drop "
-                "the collective, or the promise of equal bits."
-            )
-        return False
 
-    dataflow.any_equation(jaxpr, refuse)
+def _is_other_collective(eqn: core.JaxprEqn) -> bool:
+    ours = _SCOPE in str(eqn.source_info.name_stack)
+    return dataflow.is_collective(eqn, REPLICA_AXIS) and not ours

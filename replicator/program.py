@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax.experimental import checkify
 from jax.sharding import Mesh, PartitionSpec
 
-from replicator.accumulate import KeyedStep
-from replicator.errors import ArgumentError
+from replicator.collecting import KeyedStep
+from replicator.errors import check_count
 from replicator.inputs.placement import batch_spec
 from replicator.mesh import replica_spec
+from replicator.optimizer_state import Reduction
 from replicator.per_replica import give_own, is_per_replica, per_replica_specs, take_own
 from replicator.protocols import Key, PyTree
 
@@ -31,8 +32,8 @@ class CompileOptions:
       steps_per_call: Updates per call; batches and keys then have a leading axis.
       max_in_flight: Calls dispatched and not yet finished, at most.
       checks: `checkify` errors to look for, e.g. `checkify.user_checks`; None for none.
-      ordered: Whether bits must not depend on the number of replicas, so that the step
-        may have no collectives of its own.
+      reduction: How gradients add up; `"ordered"` allows the step no collectives of
+        its own.
 
     Raises:
       ArgumentError: A number is below 1.
@@ -42,12 +43,11 @@ class CompileOptions:
     steps_per_call: int = 1
     max_in_flight: int = 4
     checks: frozenset | None = None
-    ordered: bool = False
+    reduction: Reduction = "fast"
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "steps_per_call", "max_in_flight"):
-            if (value := getattr(self, name)) < 1:
-                raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
+            check_count(name, getattr(self, name))
 
 
 class Outputs(NamedTuple):
@@ -57,6 +57,7 @@ class Outputs(NamedTuple):
     shared: PyTree  # metrics, with None in place of declared per-replica ones
     own: PyTree  # the per-replica metrics, with None in place of all others
     error: Any  # `checkify.Error`, or None where nothing was checked
+    token: Any  # an array, there when the program is done, and donated to nobody
 
 
 def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
@@ -85,6 +86,7 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
             shared=shared,
             own=jax.tree.map(lambda leaf: _insert_axis(leaf, metric_axis), own),
             error=jax.tree.map(lambda leaf: leaf[None], error),
+            token=jnp.zeros((), jnp.uint8),
         )
 
     def program(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
@@ -95,7 +97,11 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
             mesh=mesh,
             in_specs=(specs, cut, PartitionSpec()),
             out_specs=Outputs(
-                specs, PartitionSpec(), replica_spec(metric_axis), replica_spec()
+                state=specs,
+                shared=PartitionSpec(),
+                own=replica_spec(metric_axis),
+                error=replica_spec(),
+                token=PartitionSpec(),
             ),
             # Gradients of replicated parameters must stay local until the optimizer
             # reduces them; `proof` proves what this would have checked.

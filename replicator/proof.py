@@ -17,14 +17,16 @@ from replicator import dataflow
 from replicator.collectives.assume_replicated import ASSUME_REPLICATED
 from replicator.errors import ReplicationError
 from replicator.mesh import REPLICA_AXIS
-from replicator.source_lines import user_line
+from replicator.source_lines import UNKNOWN_LINE, user_line, user_stacklevel
 
 _REDUCTIONS = frozenset(
     {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 )
-_SHUFFLES = frozenset({"reduce_scatter", "all_to_all", "ppermute", "axis_index"})
-# What these return is not a function of their inputs: each device gets its own.
-_IMPURE = frozenset({"rng_uniform", "io_callback", "get"})
+# What these return is not a function of their inputs: each device gets its own, or it
+# is read from a mutable array, whose writes the walk does not follow.
+_IMPURE = frozenset(
+    {"rng_uniform", "io_callback", "pure_callback", "infeed", "get", "swap", "freeze"}
+)
 _ELEMENTWISE_MEETINGS = frozenset({"mul", "add", "sub", "div", "select_n"})
 _RANDOM_SOURCES = frozenset({"random_bits", "threefry2x32", "rng_bit_generator"})
 
@@ -57,8 +59,9 @@ class _ReplicationRules:
 
     clean = CLEAN
 
-    def __init__(self) -> None:
+    def __init__(self, *, caller: str = UNKNOWN_LINE) -> None:
         self.shared_keys: dict[str, Origin] = {}
+        self._caller = caller
 
     def join(self, marks: Sequence[Mark]) -> Mark:
         varying = next((mark.varying for mark in marks if mark.varying), None)
@@ -73,21 +76,49 @@ class _ReplicationRules:
             return [CLEAN] * outs
         if name in _REDUCTIONS and dataflow.over_axis(eqn, REPLICA_AXIS):
             return self._reduce(eqn, marks)
-        if name in _IMPURE or (
-            name in _SHUFFLES and dataflow.over_axis(eqn, REPLICA_AXIS)
-        ):
-            return [Mark(varying=_origin(eqn))] * outs
-        if name in _RANDOM_SOURCES and not self.join(marks).varying:
-            return [Mark(shared_random=_origin(eqn))] * outs
+        if name in _IMPURE or dataflow.over_axis(eqn, REPLICA_AXIS):
+            return [Mark(varying=self._origin(eqn))] * outs
+        # A scalar is a coin thrown for all, and likely meant so.
+        drawn = name in _RANDOM_SOURCES and any(
+            getattr(var.aval, "shape", ()) for var in eqn.outvars
+        )
+        if drawn and not self.join(marks).varying:
+            return [Mark(shared_random=self._origin(eqn))] * outs
         if name in _ELEMENTWISE_MEETINGS:
             self._note_shared_key(marks)
         return None
+
+    def inside(self, eqn: core.JaxprEqn) -> "_ReplicationRules":
+        rules = _ReplicationRules(caller=user_line(eqn, caller=self._caller))
+        rules.shared_keys = self.shared_keys
+        return rules
+
+    def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
+        """Refuse a collective that only some replicas may reach: it would never end."""
+        if predicate.varying is None:
+            return
+        for sub in dataflow.sub_jaxprs(eqn):
+            found = dataflow.find_equation(
+                sub, lambda inner: dataflow.is_collective(inner, REPLICA_AXIS)
+            )
+            if found is not None:
+                way = "loop" if eqn.primitive.name == "while" else "branch"
+                line = user_line(found, caller=self._caller)
+                raise ReplicationError(
+                    f"`{found.primitive.name}` at {line} must be reached by all "
+                    f"replicas, got a {way} that may go another way on each (it "
+                    f"depends on {predicate.varying.what}). Reduce the condition with "
+                    "`replicator.all_reduce` first."
+                )
+
+    def _origin(self, eqn: core.JaxprEqn) -> Origin:
+        return Origin(eqn.primitive.name, user_line(eqn, caller=self._caller))
 
     def _reduce(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> list[Mark]:
         if eqn.params.get("axis_index_groups") is None:
             return [CLEAN] * len(eqn.outvars)
         # Groups agree within, not with each other.
-        return [Mark(varying=_origin(eqn))] * len(eqn.outvars)
+        return [Mark(varying=self._origin(eqn))] * len(eqn.outvars)
 
     def _note_shared_key(self, marks: Sequence[Mark]) -> None:
         varying = any(mark.varying for mark in marks)
@@ -129,9 +160,10 @@ def prove_replicated(
         warnings.warn(
             f"every replica draws the same random numbers at {origin.where}. Use "
             "`replicator.replica_key(key)` or `replicator.example_keys(key, n)` for "
-            "numbers of each replica's or each example's own.",
+            "numbers of each replica's or each example's own; give an NNX module such "
+            "a key with `nnx.reseed`.",
             SharedRandomKeyWarning,
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
 
 
@@ -143,8 +175,7 @@ def _complaint(
     *,
     more: int,
 ) -> str:
-    maker = _maker(jaxpr, variable)
-    computed = f" at {user_line(maker)} (`{maker.primitive.name}`)" if maker else ""
+    computed = _where_computed(jaxpr, variable)
     others = f" So may {more} more." if more else ""
     if not origin.where:
         cause = f"it was computed from {origin.what}{computed} and not reduced"
@@ -162,20 +193,21 @@ def _complaint(
     )
 
 
-def _maker(
-    jaxpr: core.Jaxpr, variable: core.Var | core.Literal
-) -> core.JaxprEqn | None:
-    """Find the equation that computes `variable`, inside calls and loops too."""
+def _where_computed(
+    jaxpr: core.Jaxpr,
+    variable: core.Var | core.Literal,
+    *,
+    caller: str = UNKNOWN_LINE,
+) -> str:
+    """Name the line and primitive that compute `variable`, in calls and loops too."""
     for eqn in jaxpr.eqns:
         for position, out in enumerate(eqn.outvars):
             if out is variable:
+                line = user_line(eqn, caller=caller)
                 for sub in dataflow.sub_jaxprs(eqn):
                     if len(sub.outvars) == len(eqn.outvars):
                         inner = sub.outvars[position]
-                        return _maker(sub, inner) or eqn
-                return eqn
-    return None
-
-
-def _origin(eqn: core.JaxprEqn) -> Origin:
-    return Origin(eqn.primitive.name, user_line(eqn))
+                        if found := _where_computed(sub, inner, caller=line):
+                            return found
+                return f" at {line} (`{eqn.primitive.name}`)"
+    return ""

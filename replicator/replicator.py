@@ -5,6 +5,7 @@ proves and compiles, `inputs` feeds, `loop` runs.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,19 +20,20 @@ from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.debug_step import DebugStep
 from replicator.display import make_display
 from replicator.errors import ArgumentError
+from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
-from replicator.hooks import Hook, Report, WriteMetrics, every
+from replicator.hooks import Hook, Report, StateEvent, WriteMetrics, every
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.prefetch import Prefetcher
 from replicator.loop import LoopPlan, LoopResult, run_loop
 from replicator.loss_scale import DynamicLossScale
 from replicator.mesh import replica_mesh
-from replicator.optimizer import Reduction
+from replicator.optimizer_state import Reduction, optimizer_states
 from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
-from replicator.run_record import write_run_record
-from replicator.state import init_run, init_state
+from replicator.run_record import set_aside, write_run_record
+from replicator.state import RunState, init_run, init_state
 from replicator.steps import count_steps, lift, repeat_steps
 from replicator.writers.directory import directory_writer
 
@@ -67,8 +69,10 @@ class Replicator:
         self._mesh = replica_mesh(num_replicas, devices=devices)
         self._reduction: Reduction = reduction
         self._defaults = CompileOptions(
-            max_in_flight=max_in_flight, ordered=reduction == "ordered"
+            max_in_flight=max_in_flight, reduction=reduction
         )
+        # By function, so that evaluating every n steps compiles once.
+        self._evaluation = functools.lru_cache(maxsize=16)(self.compile_evaluation)
 
     @property
     def mesh(self) -> Mesh:
@@ -158,10 +162,69 @@ class Replicator:
           dataset: An iterable of global batches, or `input_fn(context)`.
           options: How it is read, checked and placed.
 
-        Returns: An iterator of `Placed` batches that a compiled step takes; close it
-          when done.
+        Returns:
+          An iterator of `Placed` batches that a compiled step takes; close it when
+          done.
         """
         return open_input(dataset, self._mesh, options=options)
+
+    def compile_evaluation(
+        self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK
+    ) -> Evaluation:
+        """Lift `eval_fn` onto all replicas: `metrics = evaluation(state, dataset)`.
+
+        Args:
+          eval_fn: As in `evaluate`.
+          block: Examples that it gets at a time, on any number of replicas.
+
+        Returns:
+          The evaluation, compiled at its first call.
+
+        Raises:
+          ArgumentError: `block` is below 1.
+        """
+        return Evaluation(
+            eval_fn,
+            self._mesh,
+            block=block,
+            max_in_flight=self._defaults.max_in_flight,
+        )
+
+    def evaluate(
+        self,
+        eval_fn: EvalFn,
+        dataset: Dataset,
+        *,
+        state: PyTree,
+        inputs: InputOptions | None = None,
+        block: int = DEFAULT_BLOCK,
+    ) -> dict[str, PyTree]:
+        """Evaluate a state on every example of a dataset, each counted once.
+
+        The result has the same bits on any number of replicas, and for any batches that
+        the dataset comes in. Each function is compiled once.
+
+        Args:
+          eval_fn: `eval_fn(state, batch)` gets `block` examples and returns a dict of
+            metrics: arrays with one row per example, which are averaged, or declared
+            ones, weighted by `batch["mask"]`.
+          dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
+            ends. It is read once.
+          state: As from `init`, a compiled step or `run`; neither changed nor donated.
+          inputs: How the dataset is read; see `Evaluation`.
+          block: Examples that `eval_fn` gets at a time; bits depend on it.
+
+        Returns:
+          The metrics over all examples: Python numbers, and NumPy arrays where a metric
+          is no scalar. `examples` says how many there were.
+
+        Raises:
+          ArgumentError: `eval_fn` returns what could not be counted exactly.
+          BatchError: The dataset is empty, or its batches do not fit each other.
+          NonFiniteError: A batch holds NaN.
+        """
+        evaluation = self._evaluation(eval_fn, block=block)
+        return evaluation(state, dataset, inputs=inputs)
 
     def run(
         self,
@@ -178,7 +241,7 @@ class Replicator:
         inputs: InputOptions | None = None,
         write_every: int = 10,
         display: bool = True,
-        on_nonfinite: Literal["raise", "ignore"] = "raise",
+        on_nonfinite: Literal["raise", "ignore"] | None = None,
         checks: frozenset | None = None,
         debug: bool = False,
     ) -> LoopResult:
@@ -202,7 +265,8 @@ class Replicator:
             `steps_per_call` and `steps` are those of the run.
           write_every: Steps between written metrics.
           display: Whether progress is shown on standard error.
-          on_nonfinite: Whether a metric that is NaN or infinite ends the run.
+          on_nonfinite: Whether a metric that is NaN or infinite ends the run; by
+            default it does, unless an optimizer skips such updates.
           checks: As in `compile`.
           debug: As in `compile`.
 
@@ -216,16 +280,19 @@ class Replicator:
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
-        plan = LoopPlan(
-            steps=steps, steps_per_call=steps_per_call, on_nonfinite=on_nonfinite
-        )
         options = self._options(accumulate, steps_per_call, checks)
+        state = init_run(init_fn, self._mesh, seed=seed)
+        plan = LoopPlan(
+            steps=steps,
+            steps_per_call=steps_per_call,
+            on_nonfinite=on_nonfinite or _nonfinite_policy(state),
+        )
         step = self._lift(step_fn, options, debug=debug, counted=True)
         reading = dataclasses.replace(
             inputs or InputOptions(),
             accumulate=accumulate,
             steps_per_call=steps_per_call,
-            steps=steps,
+            steps=steps or None,
         )
         reports: list[Hook] = [Report(make_display())] if display else []
         if directory is not None:
@@ -237,15 +304,16 @@ class Replicator:
                 "reduction": self._reduction,
                 "inputs": dataclasses.asdict(reading),
             }
+            set_aside(directory)
             write_run_record(directory, seed=seed, arguments=arguments)
             when = every(n_steps=write_every)
             reports.append(WriteMetrics(directory_writer(directory), when))
         result = run_loop(
             step,
-            init_run(init_fn, self._mesh, seed=seed),
+            state,
             open_input(dataset, self._mesh, options=reading),
             plan=plan,
-            hooks=[*reports, *hooks],
+            hooks=[*reports, *map(_ForUser, hooks)],
         )
         return dataclasses.replace(result, state=result.state.user)
 
@@ -288,6 +356,26 @@ def run(
 ) -> LoopResult:
     """Train on all devices: `Replicator().run(...)`, which says what it takes."""
     return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
+
+
+class _ForUser(Hook):
+    """Show a user's hook the user's state, not the run's."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+        self.on_metrics = hook.on_metrics
+        self.close = hook.close
+
+    def on_state(self, event: StateEvent) -> None:
+        self._hook.on_state(dataclasses.replace(event, state=event.state.user))
+
+    def on_end(self, event: StateEvent) -> None:
+        self._hook.on_end(dataclasses.replace(event, state=event.state.user))
+
+
+def _nonfinite_policy(state: RunState) -> Literal["raise", "ignore"]:
+    skips = any(each.skipped is not None for each in optimizer_states(state.user))
+    return "ignore" if skips else "raise"
 
 
 def _refuse_in_debug(options: CompileOptions) -> None:

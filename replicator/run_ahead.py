@@ -33,7 +33,7 @@ class RunAhead:
     def __init__(self, limit: int = DEFAULT_RUN_AHEAD):
         if limit < 1:
             raise ArgumentError(
-                f"`run_ahead` must be at least 1, got {limit}. "
+                f"`max_in_flight` must be at least 1, got {limit}. "
                 f"Use {DEFAULT_RUN_AHEAD}, or 1 to wait for every step."
             )
         self._limit = limit

@@ -45,6 +45,26 @@ def write_run_record(
     return path
 
 
+def set_aside(directory: str | os.PathLike[str]) -> None:
+    """Move what an earlier run left in `directory` to `earlier/<n>` in it.
+
+    Two runs in one `metrics.jsonl` would read as one.
+
+    Args:
+      directory: May hold a run, or nothing, or not be there.
+    """
+    root = Path(directory)
+    if not (root / RECORD_NAME).exists():
+        return
+    earlier = root / "earlier"
+    earlier.mkdir(exist_ok=True)
+    target = earlier / str(sum(1 for _ in earlier.iterdir()))
+    target.mkdir()
+    for path in root.iterdir():
+        if path != earlier:
+            path.rename(target / path.name)
+
+
 def _record(seed: int, arguments: Mapping[str, PyTree]) -> dict[str, Any]:
     return {
         "seed": seed,

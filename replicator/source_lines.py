@@ -2,20 +2,42 @@
 
 import os
 import site
+import sys
 import sysconfig
 
 import jax
 import optax
 from jax.extend import core
 
+UNKNOWN_LINE = "an unknown line"
 
-def user_line(eqn: core.JaxprEqn) -> str:
-    """Return the user's line that made `eqn`: the first frame outside libraries."""
+
+def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
+    """Return the user's line that made `eqn`: the first frame outside libraries.
+
+    Args:
+      eqn: Any equation.
+      caller: The line of the call that `eqn` lies in. JAX traces a jitted function of
+        its own (`jnp.where`, `jax.random.normal`) once for all its callers, so
+        equations in there know no user.
+
+    Returns:
+      For example "train.py:12 in step_fn".
+    """
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback else ():
         if not _is_library(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num} in {frame.function_name}"
-    return "an unknown line"
+            function = frame.function_name.rpartition("<locals>.")[2]
+            return f"{frame.file_name}:{frame.line_num} in {function}"
+    return caller
+
+
+def user_stacklevel() -> int:
+    """Return the `stacklevel` at which `warnings.warn` points at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 _LIBRARY_ROOTS = tuple(
@@ -28,6 +50,9 @@ _LIBRARY_ROOTS = tuple(
     }
 )
 
+# Not all of "<": an interactive user's own code is "<stdin>" or "<ipython-input-…>".
+_GENERATED = ("<frozen ", "<string>", "<@")
+
 
 def _is_library(file_name: str) -> bool:
-    return file_name.startswith(_LIBRARY_ROOTS) or file_name.startswith("<")
+    return file_name.startswith((*_LIBRARY_ROOTS, *_GENERATED))

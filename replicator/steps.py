@@ -13,10 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicator import metrics
-from replicator.accumulate import KeyedStep, accumulated
+from replicator.accumulate import accumulated
+from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, StateError
-from replicator.optimizer import Reduction
-from replicator.optimizer_state import optimizer_states, without_pending
+from replicator.optimizer_state import (
+    Reduction,
+    optimizer_states,
+    without_pending,
+)
 from replicator.protocols import Key, PyTree, StepFn
 from replicator.state import RunState
 from replicator.trees import first_difference
@@ -36,21 +40,22 @@ def lift(
         ...] of one replica.
       reduction: How gradients and metrics add up over replicas.
 
-    Returns: `update(state, batch, key) -> (state, metrics)`; `PerReplica` metrics stay
+    Returns:
+      `update(state, batch, key) -> (state, metrics)`; `PerReplica` metrics stay
       declared.
     """
     step = keyed(step_fn)
-    one_block = accumulate == 1 and reduction == "ordered"
-    if accumulate > 1 or reduction == "ordered":
-        # Ordered bits need every block to pass the same scan body, also a single one.
-        run = accumulated(step, accumulate)
-    else:
-        run = _single(step)
+    single, many = _single(step), accumulated(step, accumulate)
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
-        if one_block:
-            batch = jax.tree.map(lambda leaf: leaf[None], batch)
-        after, reported = run(state, batch, key)
+        if accumulate > 1:
+            after, reported = many(state, batch, key)
+        elif reduction == "ordered" and optimizer_states(state):
+            # Ordered bits need every block to pass the same scan body, also a lone one.
+            block = jax.tree.map(lambda leaf: leaf[None], batch)
+            after, reported = many(state, block, key)
+        else:
+            after, reported = single(state, batch, key)
         return after, metrics.merge_replicas(reported, reduction=reduction)
 
     return update
@@ -88,13 +93,14 @@ def _gradient_norms(state: PyTree) -> dict[str, jax.Array]:
 
 
 def takes_key(step_fn: Callable) -> bool:
-    """Tell whether `step_fn` has a third positional parameter: a random key."""
+    """Tell whether `step_fn` requires a third positional parameter: a random key."""
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     )
     found = inspect.signature(step_fn).parameters.values()
-    return sum(parameter.kind in positional for parameter in found) >= 3
+    required = [each for each in found if each.default is inspect.Parameter.empty]
+    return sum(each.kind in positional for each in required) >= 3
 
 
 def _single(step: KeyedStep) -> KeyedStep:

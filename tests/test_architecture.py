@@ -21,10 +21,13 @@ FLOORS = {
         source_lines dataflow strict_json progress display writers run_record run_ahead
     """,
     "kitchen": "collectives per_replica state inputs",
-    "library": "metrics ordered_bits proof nnx averages loss_scale optimizer_state",
+    "library": """
+        metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
+        metric_totals exact_metrics best_so_far
+    """,
     "stairs": """
-        optimizer accumulate steps program compiled_step debug_step hooks finite_check
-        loop
+        optimizer collecting tail accumulate steps program compiled_step debug_step
+        hooks finite_check loop evaluate evaluate_every
     """,
     "hall": "replicator testing",
     "top": "__init__",
@@ -46,6 +49,7 @@ FORBIDDEN = [
 ]
 HEAVY = {
     "flax": {"replicator/nnx.py"},
+    "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/display.py"},
     "tensorboardX": {"replicator/writers/tensorboard.py"},
 }

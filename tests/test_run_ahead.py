@@ -95,5 +95,5 @@ def test_the_limit_is_at_least_one():
     with pytest.raises(ArgumentError) as caught:
         RunAhead(0)
     assert str(caught.value) == (
-        "`run_ahead` must be at least 1, got 0. Use 4, or 1 to wait for every step."
+        "`max_in_flight` must be at least 1, got 0. Use 4, or 1 to wait for every step."
     )

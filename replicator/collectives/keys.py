@@ -2,8 +2,9 @@
 
 A step receives the same key on every replica. `replica_key` makes it differ, so draws
 depend on how many replicas there are; `example_keys` names each example by its position
-in the global microbatch, so draws do not. Both fold a small integer into what they get:
-do not hand one key to both, `jax.random.split` it.
+in the global microbatch, so draws do not. They do depend on how many microbatches there
+are: the key of a step is folded with the microbatch. Both fold a small integer into
+what they get: do not hand one key to both, `jax.random.split` it.
 """
 
 import jax

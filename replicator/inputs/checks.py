@@ -117,11 +117,11 @@ def check_no_nan(batch: PyTree, *, where: str) -> None:
     Raises:
       NonFiniteError: A leaf holds NaN.
     """
+    if not any(_holds_nan(leaf) for leaf in jax.tree.leaves(batch)):
+        return
     for path, leaf in named_leaves(batch):
-        if isinstance(leaf, jax.Array) or not _is_kind(leaf.dtype, np.inexact):
-            continue
-        nan = np.isnan(leaf)
-        if nan.any():
+        if _holds_nan(leaf):
+            nan = np.isnan(leaf)
             example = int(np.argwhere(nan)[0][0])
             raise NonFiniteError(
                 f"`dataset` must yield no NaN, got one in `{path}`, example {example} "
@@ -129,16 +129,30 @@ def check_no_nan(batch: PyTree, *, where: str) -> None:
             )
 
 
+def quick_form(batch: PyTree) -> tuple | None:
+    """Return what tells full batches of NumPy arrays alike, or None for others."""
+    leaves, structure = jax.tree.flatten(batch)
+    if not all(type(leaf) is np.ndarray for leaf in leaves):
+        return None
+    return structure, [(leaf.dtype, leaf.shape) for leaf in leaves]
+
+
+def _holds_nan(leaf: np.ndarray | jax.Array) -> bool:
+    if isinstance(leaf, jax.Array) or not _is_kind(leaf.dtype, np.inexact):
+        return False
+    return bool(np.isnan(leaf).any())
+
+
 def check_divides(
     global_batch: int, *, replicas: int, accumulate: int, where: str = ""
 ) -> None:
-    """Refuse a batch that cannot be cut into equal parts.
+    """Refuse a batch that cannot be cut into equal parts with an example in each.
 
     Raises:
       BatchError: It does not divide by replicas times microbatches.
     """
     parts = replicas * accumulate
-    if global_batch % parts == 0:
+    if global_batch > 0 and global_batch % parts == 0:
         return
     over = f"{replicas} replicas"
     if accumulate > 1:

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from replicator.clock import Clock
@@ -10,12 +12,12 @@ from replicator.errors import ArgumentError
 from replicator.inputs.adapters import Source, open_sources
 from replicator.inputs.context import pipeline_contexts
 from replicator.inputs.options import InputOptions
-from replicator.inputs.placement import Placed, place, stack_batches
+from replicator.inputs.placement import Placed, Placement, stack_batches
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
-from replicator.inputs.remainder import HostBatch
+from replicator.inputs.remainder import MASK, HostBatch, full_mask
 from replicator.inputs.rounds import host_batches
-from replicator.protocols import Dataset
+from replicator.protocols import Dataset, PyTree
 
 
 def open_input(
@@ -82,8 +84,9 @@ def _placed_batches(
         sources, replicas=len(mesh.local_devices), options=options, start=start
     )
     limited = itertools.islice(batches, options.steps)
+    place = _Place(mesh, options)
     for group in _groups(limited, options.steps_per_call):
-        yield _place_group(group, mesh, options)
+        yield place(group)
 
 
 def _groups(
@@ -95,21 +98,37 @@ def _groups(
         yield group
 
 
-def _place_group(
-    group: Sequence[HostBatch], mesh: Mesh, options: InputOptions
-) -> Placed:
-    values = [batch.value for batch in group]
-    stacked = stack_batches(values) if options.steps_per_call > 1 else values[0]
-    return Placed(
-        value=place(
-            stacked,
-            mesh,
-            accumulate=options.accumulate,
-            steps_per_call=options.steps_per_call,
-        ),
-        examples=sum(batch.examples for batch in group),
-        padded=any(batch.padded for batch in group),
-        index=group[0].position.batches - 1,
-        steps=len(group),
-        position=group[-1].position,
-    )
+class _Place:
+    """Puts groups of host batches on the mesh."""
+
+    def __init__(self, mesh: Mesh, options: InputOptions) -> None:
+        self._options = options
+        self._placement = Placement(mesh, options.accumulate, options.steps_per_call)
+        self._masks: dict[int, jax.Array] = {}
+
+    def __call__(self, group: Sequence[HostBatch]) -> Placed:
+        values = [batch.value for batch in group]
+        if self._options.steps_per_call > 1:
+            value = self._placement.put(stack_batches(values))
+        else:
+            value = self._put(values[0])
+        return Placed(
+            value=value,
+            examples=sum(batch.examples for batch in group),
+            padded=any(batch.padded for batch in group),
+            index=group[0].position.batches - 1,
+            steps=len(group),
+            accumulate=self._options.accumulate,
+            steps_per_call=self._options.steps_per_call,
+            position=group[-1].position,
+        )
+
+    def _put(self, value: PyTree) -> PyTree:
+        """Put one batch; the mask of full batches is put once and shared."""
+        mask = value.get(MASK) if isinstance(value, dict) else None
+        if not isinstance(mask, np.ndarray) or mask is not full_mask(len(mask)):
+            return self._placement.put(value)
+        if len(mask) not in self._masks:
+            self._masks[len(mask)] = self._placement.put(mask)
+        rest = {name: leaf for name, leaf in value.items() if name != MASK}
+        return self._placement.put(rest) | {MASK: self._masks[len(mask)]}

@@ -32,6 +32,8 @@ class Placed:
       padded: Whether some examples only fill up; `mask` is 0 for them.
       index: Which batch of the run is the first one here.
       steps: How many steps it feeds: the leading axis, where there is one.
+      accumulate: Microbatches that the layout is for.
+      steps_per_call: Steps per call that the layout is for.
       position: Where the input is after it: what another run starts from.
     """
 
@@ -40,6 +42,8 @@ class Placed:
     padded: bool
     index: int
     steps: int
+    accumulate: int = 1
+    steps_per_call: int = 1
     position: Position = dataclasses.field(default_factory=Position)
 
 
@@ -81,9 +85,42 @@ def place(
         replicas=len(mesh.local_devices),
         accumulate=accumulate,
     )
-    if accumulate > 1:
-        batch = jax.tree.map(lambda leaf: _cut(leaf, depth, accumulate), batch)
-    return _put(batch, NamedSharding(mesh, batch_spec(accumulate, steps_per_call)))
+    return Placement(mesh, accumulate, steps_per_call).put(batch)
+
+
+class Placement:
+    """Put batches that are known to fit on a mesh, one after the other.
+
+    Args:
+      mesh: The replicas.
+      accumulate: Microbatches per update.
+      steps_per_call: Steps that one call makes.
+    """
+
+    def __init__(self, mesh: Mesh, accumulate: int, steps_per_call: int) -> None:
+        self._depth = int(steps_per_call > 1)
+        self._accumulate = accumulate
+        self._sharding = NamedSharding(mesh, batch_spec(accumulate, steps_per_call))
+
+    def put(self, batch: PyTree) -> PyTree:
+        """Return the batch as global arrays in the placed layout."""
+        if self._accumulate > 1:
+            batch = jax.tree.map(self._cut, batch)
+        # The seam to several processes, each of which holds its own part of the batch.
+        if jax.process_count() == 1:
+            return jax.device_put(batch, self._sharding)
+        return jax.tree.map(
+            lambda leaf: jax.make_array_from_process_local_data(
+                self._sharding, np.asarray(leaf)
+            ),
+            batch,
+        )
+
+    def _cut(self, leaf: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+        shape, depth = np.shape(leaf), self._depth
+        rows = shape[depth] // self._accumulate
+        cut = (*shape[:depth], self._accumulate, rows, *shape[depth + 1 :])
+        return _local(leaf).reshape(cut)
 
 
 def stack_batches(batches: Sequence[PyTree]) -> PyTree:
@@ -111,13 +148,6 @@ def _batch_examples(batch: PyTree, depth: int) -> int:
     return sizes.pop()[0]
 
 
-def _cut(leaf: np.ndarray | jax.Array, depth: int, accumulate: int):
-    shape = np.shape(leaf)
-    rows = shape[depth] // accumulate
-    cut = (*shape[:depth], accumulate, rows, *shape[depth + 1 :])
-    return _local(leaf).reshape(cut)
-
-
 def _stack(leaves: Sequence[np.ndarray | jax.Array]) -> np.ndarray | jax.Array:
     local = [_local(leaf) for leaf in leaves]
     if all(isinstance(leaf, jax.Array) for leaf in local):
@@ -134,13 +164,3 @@ def _local(leaf: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
     if isinstance(leaf, jax.Array) and len(leaf.devices()) == 1:
         return leaf
     return np.asarray(leaf)
-
-
-def _put(batch: PyTree, sharding: NamedSharding) -> PyTree:
-    # The seam to several processes, each of which holds its own part of the batch.
-    if jax.process_count() == 1:
-        return jax.device_put(batch, sharding)
-    return jax.tree.map(
-        lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)),
-        batch,
-    )

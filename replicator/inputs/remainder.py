@@ -6,6 +6,7 @@ them: a mean weighted by `mask` counts every example of the dataset once.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -101,14 +102,25 @@ def join_round(
     ]
     value = jax.tree.map(lambda *leaves: _join(leaves, accumulate), *filled)
     if remainder == "mask" and isinstance(value, dict):
-        real = [(np.arange(found.full) < size).astype(np.float32) for size in sizes]
-        value = _with_mask(value, _join(real, accumulate))
+        if examples == full:
+            value = _with_mask(value, full_mask(full))
+        else:
+            real = [(np.arange(found.full) < size).astype(np.float32) for size in sizes]
+            value = _with_mask(value, _join(real, accumulate))
     return HostBatch(
         value=value,
         examples=examples,
         padded=examples < full,
         position=found.position,
     )
+
+
+@functools.lru_cache
+def full_mask(examples: int) -> np.ndarray:
+    """Return the mask of a batch without padding: one array for all of them."""
+    mask = np.ones(examples, np.float32)
+    mask.flags.writeable = False
+    return mask
 
 
 def _check_may_be_uneven(sample: PyTree, found: str, remainder: Remainder) -> None:

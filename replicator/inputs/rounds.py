@@ -17,6 +17,7 @@ from replicator.inputs.checks import (
     check_same_form,
     form_of,
     numeric_arrays,
+    quick_form,
 )
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
@@ -91,6 +92,7 @@ class _Reader:
     ):
         self.position = start or Position()
         self._form: BatchForm | None = None
+        self._quick_form: tuple | None = None  # of a full part, to tell its like fast
         self._sources = sources
         self._replicas = replicas
         self._options = options
@@ -143,6 +145,9 @@ class _Reader:
                 parts.append(None)
                 continue
             where = self._where(pipeline)
+            if self._form is not None and quick_form(batch) == self._quick_form:
+                parts.append(_Part(batch=batch, form=self._form, where=where))
+                continue
             batch = numeric_arrays(batch, where=where)
             form = form_of(batch, where=where)
             parts.append(_Part(batch=batch, form=form, where=where))
@@ -155,6 +160,7 @@ class _Reader:
             form = max((part.form for part in present), key=lambda f: f.examples)
             before = self.position.full_batch // len(parts)
             self._form = dataclasses.replace(form, examples=before or form.examples)
+            self._remember_quickly(present)
             check_divides(
                 self._form.examples * len(parts),
                 replicas=self._replicas,
@@ -162,10 +168,17 @@ class _Reader:
                 where="batch 0",
             )
         for part in present:
-            check_same_form(self._form, part.form, where=part.where)
+            if part.form is not self._form:
+                check_same_form(self._form, part.form, where=part.where)
             if not self._options.allow_nan:
                 check_no_nan(part.batch, where=part.where)
         return self._form.examples
+
+    def _remember_quickly(self, parts: Sequence[_Part]) -> None:
+        assert self._form is not None
+        for part in parts:
+            if part.form.examples == self._form.examples:
+                self._quick_form = quick_form(part.batch)
 
     def _end_short(
         self,

@@ -1,0 +1,65 @@
+"""Say what each benchmark has to reach; decide whether it did. Data, and no effects."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """What one number of one benchmark has to reach.
+
+    Attributes:
+      benchmark: The module's name.
+      key: The number's name in the JSON object.
+      rule: How the number and the limit compare.
+      limit: The other side.
+    """
+
+    benchmark: str
+    key: str
+    rule: Literal["<=", ">=", "=="]
+    limit: float
+
+    def holds(self, number: float) -> bool:
+        """Tell whether `number` reaches the bar."""
+        match self.rule:
+            case "<=":
+                return number <= self.limit
+            case ">=":
+                return number >= self.limit
+            case "==":
+                return number == self.limit
+
+
+def _bar(benchmark: str, key: str, rule: Literal["<=", ">=", "=="], limit: float):
+    return Bar(benchmark=benchmark, key=key, rule=rule, limit=limit)
+
+
+BARS = (
+    _bar("step_overhead", "same_program", "==", 1),
+    _bar("step_overhead", "ratio_low", "<=", 1.01),
+    _bar("step_overhead", "aa_ratio", "<=", 1.01),
+    _bar("step_overhead", "overhead_us", "<=", 150),
+    _bar("accumulation", "speedup", ">=", 4),
+    _bar("accumulation", "reduces_per_update", "==", 1),
+    _bar("steps_per_call", "speedup", ">=", 1.5),
+    _bar("no_hang", "failures", "==", 0),
+    _bar("import_time", "ratio", "<=", 1.15),
+)
+
+BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
+"""The names of all benchmarks, in the order of the bars."""
+
+Results = Mapping[str, Mapping[str, float]]
+"""By benchmark, the JSON object that it printed; one that broke is not there."""
+
+
+def missed(results: Results) -> list[Bar]:
+    """List the bars that were not reached, those of a broken benchmark included."""
+    return [
+        bar
+        for bar in BARS
+        if bar.benchmark not in results
+        or not bar.holds(results[bar.benchmark][bar.key])
+    ]

@@ -1,0 +1,210 @@
+"""Compare a replicated step, and its loop, with the ones written by hand.
+
+Three claims. `same_program`: our compiled step does what `jit(shard_map)` with optax
+does by hand, operation for operation, byte for byte on the wire, before and after XLA
+(design law 8). `ratio_low`: `rep.run` takes no longer than the loop written by hand, on
+eight fake devices. `overhead_us`: what `rep.run` costs the host in each step, seen on
+one device with a step that does nothing.
+
+Both loops start from the same NumPy batches, place them, dispatch, and keep four steps
+in flight. Ours also does what a run does: it checks and masks each batch in the input
+thread, counts steps, folds a key, measures rates, and looks for NaN in its metrics; the
+display and the files are off. The loop by hand reads no metric. Against the empty step
+stands the barest loop there is: it hands its NumPy batch to a jitted function.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+import replicator
+from benchmarks.programs import Operations, compiled_operations, lowered_operations
+from benchmarks.run_against import OURS, time_run_against
+from benchmarks.step_pair import (
+    OwnLoop,
+    hand_written_state,
+    hand_written_step,
+    replicator_init,
+    replicator_step,
+)
+from benchmarks.tasks import Task, digits_resnet, mlp
+from benchmarks.timing import Estimate, estimate, ratio
+from replicator.hooks import Hook
+from replicator.mesh import split_over_replicas
+from replicator.protocols import PyTree
+
+DEVICES = 8
+_ROUNDS = flags.DEFINE_integer("rounds", 40, "Interleaved blocks of each loop.")
+_STEPS = flags.DEFINE_integer("steps", 20, "Steps per block.")
+_WIDTH = flags.DEFINE_integer("width", 4, "Width of the timed ResNet: step time.")
+_EMPTY_STEPS = flags.DEFINE_integer("empty_steps", 500, "Empty steps per block.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """What a program does before and after XLA."""
+
+    lowered: Operations
+    compiled: Operations
+
+
+def programs_of(task: Task, rep: replicator.Replicator) -> tuple[Program, Program]:
+    """Compile the step of `task` our way and by hand; count what both do."""
+    tx = optax.adamw(1e-3)
+    optimizer = rep.wrap_optimizer(tx)
+    ours = rep.compile(replicator_step(task, optimizer))
+    assert isinstance(ours, replicator.CompiledStep)  # nobody asked to debug
+    by_hand = hand_written_step(task, tx, rep.mesh)
+    return (
+        _counted(ours.lower(rep.init(replicator_init(task, optimizer)), task.batch)),
+        _counted(by_hand.lower(hand_written_state(task, tx, rep.mesh), task.batch)),
+    )
+
+
+def time_loops(
+    task: Task, rep: replicator.Replicator, *, rounds: int, steps: int
+) -> dict[str, list[float]]:
+    """Time `rep.run` and, twice, the loop by hand, on the same task."""
+    tx = optax.adamw(1e-3)
+    optimizer = rep.wrap_optimizer(tx)
+    # Two programs of the same code, so that none finds its own still in the caches.
+    by_hand = {
+        name: OwnLoop(
+            hand_written_step(task, tx, rep.mesh),
+            hand_written_state(task, tx, rep.mesh),
+            itertools.repeat(task.batch),
+            sharding=split_over_replicas(rep.mesh),
+        )
+        for name in ("by hand", "by hand again")
+    }
+
+    def run(hook: Hook) -> None:
+        rep.run(
+            replicator_step(task, optimizer),
+            [task.batch],
+            init_fn=replicator_init(task, optimizer),
+            steps=(rounds + 1) * steps,
+            hooks=[hook],
+            display=False,
+        )
+
+    others = {name: _block(loop, steps) for name, loop in by_hand.items()}
+    return time_run_against(run, others, steps_per_block=steps)
+
+
+def time_empty_steps(*, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Time `rep.run` and a bare jitted loop, on one device with a step that counts."""
+    rep = replicator.Replicator(num_replicas=1)
+    batch = {"x": np.zeros(8, np.float32)}
+
+    def init_fn(key: jax.Array) -> jax.Array:
+        return jnp.zeros((), jnp.int32)
+
+    def step_fn(count: jax.Array, batch: PyTree) -> tuple[jax.Array, PyTree]:
+        return count + 1, {"x": batch["x"].sum()}
+
+    bare = OwnLoop(
+        jax.jit(step_fn, donate_argnums=0),
+        jnp.zeros((), jnp.int32),
+        itertools.repeat(batch),
+    )
+
+    def run(hook: Hook) -> None:
+        rep.run(
+            step_fn,
+            [batch],
+            init_fn=init_fn,
+            steps=(rounds + 1) * steps,
+            hooks=[hook],
+            display=False,
+        )
+
+    return time_run_against(run, {"bare": _block(bare, steps)}, steps_per_block=steps)
+
+
+def overhead_us(times_s: dict[str, list[float]], steps: int) -> Estimate:
+    """Estimate the microseconds that a step takes longer in a run."""
+    more_s = np.subtract(times_s[OURS], times_s["bare"])
+    return estimate(more_s / steps * 1e6)
+
+
+def is_same(ours: Program, by_hand: Program) -> bool:
+    """Tell whether both programs do the same.
+
+    How many arrays share a collective after XLA is XLA's choice, so there bytes count.
+    """
+    grouped = [
+        dataclasses.replace(program.compiled, collectives=0)
+        for program in (ours, by_hand)
+    ]
+    return ours.lowered == by_hand.lowered and grouped[0] == grouped[1]
+
+
+def _counted(lowered: jax.stages.Lowered) -> Program:
+    return Program(
+        lowered=lowered_operations(lowered),
+        compiled=compiled_operations(lowered.compile()),
+    )
+
+
+def _block(loop: OwnLoop, steps: int) -> Callable[[], None]:
+    return lambda: loop.run(steps)
+
+
+def _table(programs: dict[str, tuple[Program, Program]]) -> Table:
+    names = [field.name for field in dataclasses.fields(Operations)]
+    table = Table("program", "stage", *names)
+    for task, pair in programs.items():
+        for maker, program in zip(("replicator", "by hand"), pair, strict=True):
+            for stage in ("lowered", "compiled"):
+                counts = dataclasses.astuple(getattr(program, stage))
+                table.add_row(f"{task}, {maker}", stage, *map(str, counts))
+    return table
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    replicator.fake_devices(DEVICES)
+    rep = replicator.Replicator()
+    programs = {
+        "digits ResNet": programs_of(digits_resnet(64), rep),
+        "MLP": programs_of(mlp(256), rep),
+    }
+    Console().print(_table(programs))
+
+    task = digits_resnet(64, width=_WIDTH.value)
+    loops = time_loops(task, rep, rounds=_ROUNDS.value, steps=_STEPS.value)
+    ours = ratio(loops[OURS], loops["by hand"])
+    itself = ratio(loops["by hand again"], loops["by hand"])
+    step_ms = estimate(loops["by hand"]).median / _STEPS.value * 1e3
+    print(f"run / by hand {ours}, by hand / itself {itself}, {step_ms:.1f} ms a step")
+
+    empty = time_empty_steps(rounds=_ROUNDS.value, steps=_EMPTY_STEPS.value)
+    overhead = overhead_us(empty, _EMPTY_STEPS.value)
+    print(f"an empty step takes {overhead} µs longer in a run than in a bare loop")
+    result = {
+        "same_program": int(all(is_same(*pair) for pair in programs.values())),
+        "ratio": round(ours.median, 4),
+        "ratio_low": round(ours.low, 4),
+        "ratio_high": round(ours.high, 4),
+        "aa_ratio": round(itself.median, 4),
+        "aa_ratio_low": round(itself.low, 4),
+        "aa_ratio_high": round(itself.high, 4),
+        "step_ms": round(step_ms, 1),
+        "overhead_us": round(overhead.median, 1),
+        "devices": DEVICES,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)

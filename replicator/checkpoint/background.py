@@ -1,0 +1,180 @@
+"""Write one draft at a time on a thread; count what fails, and say when it is hopeless.
+
+A disk that is full for an hour must not end a run of a week: a failed save is a warning
+and a number, until so many in a row have failed that nobody would want to go on.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from replicator.checkpoint.snapshot import Draft
+from replicator.clock import Clock
+from replicator.errors import CheckpointError, CheckpointInUseError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SaveCounts:
+    """What became of the saves that were asked for since the store was opened.
+
+    Attributes:
+      saved: Committed.
+      failed: Refused by the disk.
+      skipped: Not begun, as the one before was still being written.
+      failed_in_a_row: Failed since the last one that was committed.
+      last_save_s: How long the last commit took, in the background.
+    """
+
+    saved: int = 0
+    failed: int = 0
+    skipped: int = 0
+    failed_in_a_row: int = 0
+    last_save_s: float | None = None
+
+
+class BackgroundSaver:
+    """Hands drafts to `write` on a thread of its own.
+
+    Args:
+      write: Commits a draft, or raises.
+      clock: Where times come from.
+      failures_allowed: So many in a row, and `raise_if_hopeless` raises.
+      timeout_s: The longest that `wait` waits.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Draft], None],
+        *,
+        clock: Clock,
+        failures_allowed: int,
+        timeout_s: float,
+    ):
+        self._write = write
+        self._clock = clock
+        self._failures_allowed = failures_allowed
+        self._timeout_s = timeout_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-checkpoint")
+        self._in_flight: Future[None] | None = None
+        self._guard = threading.Lock()  # the thread writes what the caller reads
+        self._counts = SaveCounts()
+        self._failure: Exception | None = None
+        self._fenced: CheckpointInUseError | None = None
+
+    @property
+    def counts(self) -> SaveCounts:
+        """What became of the saves so far."""
+        with self._guard:
+            return self._counts
+
+    def is_busy(self) -> bool:
+        """Tell whether a save runs."""
+        return self._in_flight is not None and not self._in_flight.done()
+
+    def skip(self, step: int) -> None:
+        """Count and log that a step is not saved, as another is being saved."""
+        self._count(skipped=1)
+        _log.warning(
+            "Step %d is not saved: the save before it still runs. Save less often.",
+            step,
+        )
+
+    def start(self, draft: Draft) -> None:
+        """Begin to write."""
+        self._in_flight = self._thread.submit(self._save, draft)
+
+    def wait(self) -> None:
+        """Return when no save runs, however it ended.
+
+        Raises:
+          TimeoutError: It took longer than `timeout_s`.
+        """
+        if self._in_flight is None:
+            return
+        if not wait([self._in_flight], timeout=self._timeout_s).done:
+            raise TimeoutError(
+                f"A save must end within {self._timeout_s:g} s, got no answer from the "
+                "disk. Save to a faster place, or raise `timeout_s`."
+            )
+        self._in_flight.result()
+
+    def close(self) -> None:
+        """Wait for the save that runs, and end the thread.
+
+        Raises:
+          TimeoutError: It took longer than `timeout_s`.
+        """
+        self.wait()
+        self._thread.shutdown()
+
+    def raise_if_hopeless(self) -> None:
+        """Return if another save is worth trying.
+
+        Raises:
+          CheckpointError: The last `failures_allowed` all failed.
+          CheckpointInUseError: A newer run has taken the directory.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        failed = self.counts.failed_in_a_row
+        if failed >= self._failures_allowed:
+            raise self._failed(f"the last {failed}")
+
+    def raise_if_failed(self) -> None:
+        """Return if the last save was committed.
+
+        Raises:
+          CheckpointError: It was not.
+          CheckpointInUseError: A newer run has taken the directory.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        if self.counts.failed_in_a_row:
+            raise self._failed("the last")
+
+    def _save(self, draft: Draft) -> None:
+        started_s = self._clock.now_s()
+        try:
+            self._write(draft)
+        except CheckpointInUseError as failure:
+            self._fenced = failure
+            _log.error("%s", failure)
+        except Exception as failure:
+            # Raised by whoever asks for the outcome; until then training goes on.
+            self._failure = failure
+            self._count(failed=1)
+            _log.warning(
+                "Step %d could not be saved, training goes on: %r", draft.step, failure
+            )
+        else:
+            self._count(saved=1, last_save_s=self._clock.now_s() - started_s)
+
+    def _failed(self, which: str) -> CheckpointError:
+        error = CheckpointError(
+            f"Checkpoints must be writable, got {which} refused: {self._failure!r}. "
+            "Make room or repair the disk, then run again: it resumes from the newest."
+        )
+        error.__cause__ = self._failure
+        return error
+
+    def _count(
+        self,
+        *,
+        saved: int = 0,
+        failed: int = 0,
+        skipped: int = 0,
+        last_save_s: float | None = None,
+    ) -> None:
+        with self._guard:
+            before = self._counts
+            self._counts = SaveCounts(
+                saved=before.saved + saved,
+                failed=before.failed + failed,
+                skipped=before.skipped + skipped,
+                failed_in_a_row=0 if saved else before.failed_in_a_row + failed,
+                last_save_s=before.last_save_s if last_save_s is None else last_save_s,
+            )

@@ -1,0 +1,143 @@
+"""Write a checkpoint beside the others, make it durable, and only then give it a name.
+
+The order is the promise: content of files, names in directories, the new name, the name
+in its parent. A crash leaves a directory that starts with a dot, which is no checkpoint
+and which the next owner removes; after `commit` returned, power may fail.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from replicator.checkpoint.checksums import record_file
+from replicator.checkpoint.disk import Disk, walk_directories, walk_files
+from replicator.checkpoint.manifest import (
+    MANIFEST_NAME,
+    STATE_NAME,
+    Manifest,
+    encode,
+)
+from replicator.checkpoint.orbax_files import write_arrays
+from replicator.checkpoint.snapshot import Draft
+
+_WRITING, _DELETING, _DAMAGED = ".writing-", ".deleting-", ".damaged-"
+_NAME = re.compile(r"\d{12}")
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return directory / f"{step:012d}"
+
+
+def list_steps(directory: Path) -> list[int]:
+    """List the steps that have a directory, whatever is in it, in order."""
+    names = (path.name for path in directory.iterdir() if path.is_dir())
+    return sorted(int(name) for name in names if _NAME.fullmatch(name))
+
+
+def commit(
+    draft: Draft,
+    directory: Path,
+    *,
+    generation: int,
+    disk: Disk,
+    require_current: Callable[[], None],
+) -> Manifest:
+    """Write a checkpoint; return when it is there, whole and durable.
+
+    Args:
+      draft: What to save.
+      directory: Of all checkpoints.
+      generation: Of the owner of the directory.
+      disk: The file system.
+      require_current: Raises if there is a newer owner; asked last of all.
+
+    Returns:
+      The manifest of the checkpoint.
+
+    Raises:
+      OSError: The file system refused; nothing is left of the attempt.
+      CheckpointInUseError: From `require_current`.
+    """
+    writing = directory / f"{_WRITING}{draft.step}-{generation}"
+    disk.remove_tree(writing)
+    disk.make_directory(writing)
+    try:
+        manifest = _write(draft, writing, generation=generation, disk=disk)
+        require_current()
+        _give_name(writing, checkpoint_path(directory, draft.step), disk=disk)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.remove_tree(writing)
+        raise
+    return manifest
+
+
+def delete(directory: Path, step: int, *, disk: Disk) -> None:
+    """Delete a checkpoint: first its name, so that no half of it is ever one."""
+    aside = _move_aside(checkpoint_path(directory, step), _DELETING, disk=disk)
+    if aside is not None:
+        disk.remove_tree(aside)
+
+
+def set_damaged_aside(directory: Path, step: int, *, disk: Disk) -> Path | None:
+    """Take a damaged checkpoint out of the count, and keep it to be looked at."""
+    return _move_aside(checkpoint_path(directory, step), _DAMAGED, disk=disk)
+
+
+def remove_leftovers(directory: Path, *, disk: Disk) -> list[str]:
+    """Remove what owners left who died while writing or deleting; return its names."""
+    left = sorted(
+        path
+        for path in directory.iterdir()
+        if path.name.startswith((_WRITING, _DELETING)) or path.suffix == ".draft"
+    )
+    for path in left:
+        if path.is_dir():
+            disk.remove_tree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return [path.name for path in left]
+
+
+def _write(draft: Draft, writing: Path, *, generation: int, disk: Disk) -> Manifest:
+    state = writing / STATE_NAME
+    disk.announce("write_arrays", state)
+    write_arrays(state, draft.leaves, [fetch() for fetch in draft.fetches])
+    files = []
+    for path in walk_files(state):
+        files.append(record_file(path, root=writing))
+        disk.sync_file(path)
+    manifest = Manifest(
+        step=draft.step,
+        generation=generation,
+        meta=draft.meta,
+        metrics=draft.metrics,
+        num_devices=draft.num_devices,
+        leaves=draft.leaves,
+        files=tuple(files),
+    )
+    disk.write_file(writing / MANIFEST_NAME, encode(manifest))
+    for folder in walk_directories(writing):
+        disk.sync_directory(folder)
+    return manifest
+
+
+def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:
+    # A run that went back to an earlier step comes by the same step once more.
+    replaced = _move_aside(checkpoint, _DELETING, disk=disk)
+    disk.rename(writing, checkpoint)
+    disk.sync_directory(checkpoint.parent)
+    if replaced is not None:
+        disk.remove_tree(replaced)
+
+
+def _move_aside(checkpoint: Path, prefix: str, *, disk: Disk) -> Path | None:
+    if not checkpoint.exists():
+        return None
+    number = 0
+    while (aside := checkpoint.parent / f"{prefix}{checkpoint.name}-{number}").exists():
+        number += 1
+    disk.rename(checkpoint, aside)
+    return aside

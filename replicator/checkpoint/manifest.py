@@ -1,0 +1,131 @@
+"""Say in one JSON file what a checkpoint is, and what must be in it.
+
+The file carries its own checksum, and is valid only as the very bytes that writing it
+again would make: no flipped bit can pass, not even in white space.
+"""
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from replicator.checkpoint.checksums import FileRecord, first_damage
+from replicator.errors import CheckpointError
+from replicator.strict_json import strict_json
+
+MANIFEST_NAME = "manifest.json"
+STATE_NAME = "state"
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LeafRecord:
+    """What one leaf of the saved state is.
+
+    Attributes:
+      parts: Its path: the names of keys, attributes and indices from the root on.
+      dtype: As JAX writes it; `key<fry>` for random keys.
+      shape: As saved; with a leading replica axis if `on_resize` is there.
+      key_impl: The random number generator, if it is a typed key.
+      on_resize: The word of a declared `PerReplica` leaf.
+    """
+
+    parts: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    key_impl: str | None = None
+    on_resize: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The path as users know it: `user/params/w`."""
+        return "/".join(self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """All about a checkpoint but its numbers.
+
+    Attributes:
+      step: Updates done.
+      generation: Which owner of the directory wrote it.
+      meta: The caller's own, plain JSON.
+      metrics: By name; retention may rank by one of them.
+      num_devices: Over how many devices the state was spread.
+      leaves: What was saved, in the order of the saved tree.
+      files: What orbax made of it.
+    """
+
+    step: int
+    generation: int
+    meta: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    num_devices: int
+    leaves: tuple[LeafRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Write a manifest with its checksum."""
+    body = {"format": _FORMAT, **dataclasses.asdict(manifest)}
+    crc32 = zlib.crc32(strict_json(body).encode())
+    return (strict_json({"manifest": body, "crc32": crc32}, indent=1) + "\n").encode()
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+      ValueError: These are not the bytes that `encode` wrote; also `KeyError`,
+        `TypeError` or `AttributeError`, by what is wrong with them.
+    """
+    body = json.loads(data.decode())["manifest"]
+    if body.pop("format") != _FORMAT:
+        raise ValueError("it has a format that this version does not know")
+    body["leaves"] = tuple(_leaf(**leaf) for leaf in body["leaves"])
+    body["files"] = tuple(FileRecord(**file) for file in body["files"])
+    # Strict JSON writes NaN and infinity as words, which `float` reads.
+    body["metrics"] = {name: float(value) for name, value in body["metrics"].items()}
+    manifest = Manifest(**body)
+    if encode(manifest) != data:
+        raise ValueError("its content has changed")
+    return manifest
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+      CheckpointError: There is none, or it was damaged.
+    """
+    path = checkpoint / MANIFEST_NAME
+    try:
+        return decode(path.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
+        raise CheckpointError(
+            f"`{path}` must be the manifest of a checkpoint, got {failure}. "
+            "Restore an earlier step."
+        ) from failure
+
+
+def verify(checkpoint: Path, manifest: Manifest) -> None:
+    """Compare all files of a checkpoint with its manifest.
+
+    Raises:
+      CheckpointError: A file was damaged; its name is told.
+    """
+    damage = first_damage(manifest.files, checkpoint / STATE_NAME, root=checkpoint)
+    if damage is not None:
+        raise CheckpointError(
+            f"`{checkpoint}` must be what was saved, got damage: {damage}. "
+            "Restore an earlier step."
+        )
+
+
+def _leaf(*, parts: list[str], shape: list[int], **fields: Any) -> LeafRecord:
+    return LeafRecord(parts=tuple(parts), shape=tuple(shape), **fields)

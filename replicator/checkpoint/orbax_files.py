@@ -1,0 +1,123 @@
+"""Write arrays as files, and read them back: the one room that meets orbax.
+
+Any orbax reads what is written here (`PyTreeCheckpointer().restore(path)`); what orbax
+cannot hold is written as something that it can, and the manifest knows better:
+- an empty array is left out: orbax refuses it;
+- a `uint2` or `uint4`, which tensorstore does not know, becomes bytes.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from replicator.checkpoint.manifest import LeafRecord
+from replicator.errors import CheckpointError
+
+_AS_BYTES = ("uint2", "uint4")
+
+
+def write_arrays(
+    path: Path, leaves: Sequence[LeafRecord], arrays: Sequence[np.ndarray]
+) -> None:
+    """Write arrays below a new directory.
+
+    Only this process takes part, also if there are others.
+
+    Args:
+      path: Does not exist yet.
+      leaves: What the arrays are.
+      arrays: In the same order; of random keys their data.
+    """
+    tree: dict[str, Any] = {}
+    for leaf, array in zip(leaves, arrays, strict=True):
+        if array.size:
+            *folders, name = leaf.parts
+            node = tree
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            node[name] = array.view(np.uint8) if leaf.dtype in _AS_BYTES else array
+    orbax = require_orbax()
+    with _quiet(), _checkpointer(orbax) as checkpointer:
+        checkpointer.save(path, args=orbax.args.PyTreeSave(tree))
+
+
+def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
+    """Read all arrays below a directory that `write_arrays` made.
+
+    Args:
+      path: The directory.
+      leaves: What was written.
+
+    Returns:
+      The arrays in the order of `leaves`; of random keys their data.
+    """
+    orbax = require_orbax()
+    with _quiet(), _checkpointer(orbax) as checkpointer:
+        tree = checkpointer.restore(path, args=orbax.args.PyTreeRestore())
+    return [_find(leaf, tree) for leaf in leaves]
+
+
+def require_orbax() -> Any:
+    """Return the module `orbax.checkpoint`.
+
+    Raises:
+      CheckpointError: It is not installed.
+    """
+    try:
+        import orbax.checkpoint
+    except ImportError as failure:
+        raise CheckpointError(
+            "Checkpoints must have the package orbax-checkpoint, got none. "
+            "Install `jax-replicator[checkpoint]`."
+        ) from failure
+    return orbax.checkpoint
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep 25 lines a save off the terminal of a program that logs through absl."""
+    log = logging.getLogger("absl")
+    log.addFilter(_is_no_chatter)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_chatter)
+
+
+def _is_no_chatter(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or "orbax" not in record.pathname
+
+
+def _checkpointer(orbax: Any) -> Any:
+    here = jax.process_index()
+    alone = orbax.options.MultiprocessingOptions(
+        primary_host=here,
+        active_processes={here},
+        barrier_sync_key_prefix=f"replicator_{here}",
+    )
+    # Trained weights do not compress: without trying, a save takes 0.6 of the time.
+    handler = orbax.PyTreeCheckpointHandler(
+        use_compression=False, multiprocessing_options=alone
+    )
+    return orbax.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _find(leaf: LeafRecord, tree: Mapping[str, Any]) -> np.ndarray:
+    dtype = _dtype("uint32" if leaf.key_impl else leaf.dtype)
+    if 0 in leaf.shape:
+        return np.empty(leaf.shape, dtype)
+    node: Any = tree
+    for part in leaf.parts:
+        node = node[part]
+    array = np.asarray(node)
+    return array.view(dtype) if leaf.dtype in _AS_BYTES else array
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))

@@ -1,0 +1,176 @@
+"""Find checkpoints in a directory and read the newest that is not damaged.
+
+Needs no lock: a checkpoint is whole from the moment it has its name.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from replicator.checkpoint.commit import checkpoint_path, list_steps
+from replicator.checkpoint.lock import LOCK_NAME
+from replicator.checkpoint.manifest import (
+    STATE_NAME,
+    Manifest,
+    read_manifest,
+    verify,
+)
+from replicator.checkpoint.orbax_files import read_arrays
+from replicator.checkpoint.placement import Placed, nest, place_like
+from replicator.errors import CheckpointError
+from replicator.protocols import PyTree
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What is in a directory of checkpoints.
+
+    Attributes:
+      manifests: In the order in which they were saved.
+      damaged: Steps whose manifest cannot be read, and why.
+    """
+
+    manifests: tuple[Manifest, ...]
+    damaged: Mapping[int, CheckpointError]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """A checkpoint, read.
+
+    Attributes:
+      step: Updates done.
+      arrays: The state; nested dicts of NumPy arrays if no `like` was given.
+      meta: What was saved with it.
+      metrics: Likewise.
+      lost: Guarantees that no longer hold, a sentence each.
+      damaged: Steps that were found damaged on the way.
+    """
+
+    step: int
+    arrays: PyTree
+    meta: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    lost: tuple[str, ...] = ()
+    damaged: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What to make of a checkpoint.
+
+    Attributes:
+      like: A state of this run, or None.
+      only: Restore only leaves whose path matches, or None for all.
+      shardings: Instead of those of `like`, or None.
+    """
+
+    like: PyTree = None
+    only: str | None = None
+    shardings: PyTree = None
+
+
+def is_checkpoint_directory(directory: Path) -> bool:
+    """Tell whether a store was ever opened here."""
+    return (directory / LOCK_NAME).exists() or bool(list_steps(directory))
+
+
+def scan(directory: Path) -> Found:
+    """List what is in a directory of checkpoints.
+
+    Raises:
+      CheckpointError: It is none.
+    """
+    if not directory.is_dir() or not is_checkpoint_directory(directory):
+        what = "has no checkpoint" if directory.is_dir() else "is no directory"
+        raise CheckpointError(
+            f"`directory` must be one that checkpoints were saved to, got {directory}, "
+            f"which {what}. Check the path."
+        )
+    manifests, damaged = [], {}
+    for step in list_steps(directory):
+        try:
+            manifests.append(read_manifest(checkpoint_path(directory, step)))
+        except CheckpointError as failure:
+            damaged[step] = failure
+    # A run that started anew writes low steps after high ones: generations tell.
+    manifests.sort(key=lambda manifest: (manifest.generation, manifest.step))
+    return Found(manifests=tuple(manifests), damaged=damaged)
+
+
+def restore_newest(directory: Path, wanted: Wanted) -> Restored | None:
+    """Read the newest checkpoint that is not damaged; None if there is none at all.
+
+    Raises:
+      CheckpointError: It is no directory of checkpoints, or all are damaged.
+      CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
+    """
+    found = scan(directory)
+    damaged = dict(found.damaged)
+    for failure in damaged.values():
+        _log.error("%s", failure)
+    for manifest in reversed(found.manifests):
+        try:
+            return _restore(directory, manifest, wanted, tuple(sorted(damaged)))
+        except CheckpointError as failure:
+            damaged[manifest.step] = failure
+            _log.error("%s The one before it is tried.", failure)
+    if damaged:
+        told = "\n".join(str(damaged[step]) for step in sorted(damaged))
+        raise CheckpointError(
+            f"`{directory}` must hold a checkpoint that is whole, got {len(damaged)}, "
+            f"all damaged. Start anew in another directory.\n{told}"
+        )
+    return None
+
+
+def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
+    """Read the checkpoint of one step.
+
+    Raises:
+      CheckpointError: It is damaged or absent.
+      CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
+    """
+    found = scan(directory)
+    if step in found.damaged:
+        raise found.damaged[step]
+    for manifest in found.manifests:
+        if manifest.step == step:
+            return _restore(directory, manifest, wanted, ())
+    there = ", ".join(str(manifest.step) for manifest in found.manifests) or "none"
+    raise CheckpointError(
+        f"`step` must be one that was saved, got {step} (there: {there}). "
+        "Leave it out for the newest."
+    )
+
+
+def _restore(
+    directory: Path, manifest: Manifest, wanted: Wanted, damaged: tuple[int, ...]
+) -> Restored:
+    checkpoint = checkpoint_path(directory, manifest.step)
+    verify(checkpoint, manifest)
+    arrays = read_arrays(checkpoint / STATE_NAME, manifest.leaves)
+    if wanted.like is None:
+        placed = Placed(arrays=nest(manifest.leaves, arrays), lost=())
+    else:
+        placed = place_like(
+            wanted.like,
+            manifest,
+            arrays,
+            only=wanted.only,
+            shardings=wanted.shardings,
+        )
+    for sentence in placed.lost:
+        _log.warning("%s", sentence)
+    return Restored(
+        step=manifest.step,
+        arrays=placed.arrays,
+        meta=manifest.meta,
+        metrics=manifest.metrics,
+        lost=placed.lost,
+        damaged=damaged,
+    )

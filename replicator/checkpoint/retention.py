@@ -1,0 +1,109 @@
+"""Decide which checkpoints stay, and which of them is the best.
+
+Pure: what is on the disk is a tuple of `Saved`, oldest first; an event is one more.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A committed checkpoint, as retention sees it.
+
+    Attributes:
+      step: Updates done.
+      metric: What it is ranked by; None if it was not measured.
+    """
+
+    step: int
+    metric: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """Which checkpoints stay; the newest always does.
+
+    Attributes:
+      keep_last: So many of the newest.
+      keep_best: So many of the best by `metric`; of equal ones the older.
+      metric: Name of the metric that ranks. One that is NaN or absent is never best.
+      mode: Whether a small or a large metric is good.
+      keep_every: Also each step that is a multiple of this.
+
+    Raises:
+      ArgumentError: A number is out of range, or `keep_best` lacks `metric`.
+    """
+
+    keep_last: int = 3
+    keep_best: int = 0
+    metric: str | None = None
+    mode: Literal["min", "max"] = "min"
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise ArgumentError(
+                f"`keep_last` must be at least 1, got {self.keep_last}. "
+                "Leave it out for 3."
+            )
+        if self.keep_best < 0:
+            raise ArgumentError(
+                f"`keep_best` must be at least 0, got {self.keep_best}. "
+                "Leave it out to keep none for being good."
+            )
+        if self.keep_best and self.metric is None:
+            raise ArgumentError(
+                f"`metric` must be named for `keep_best`, got None for "
+                f"{self.keep_best}. Name one of the metrics that are saved."
+            )
+        if self.mode not in ("min", "max"):
+            raise ArgumentError(
+                f"`mode` must be 'min' or 'max', got {self.mode!r}. "
+                "Say which metric is good."
+            )
+        if self.keep_every is not None and self.keep_every < 1:
+            raise ArgumentError(
+                f"`keep_every` must be at least 1, got {self.keep_every}. "
+                "Leave it out to keep none for its number."
+            )
+
+    def decide(
+        self, kept: tuple[Saved, ...], saved: Saved
+    ) -> tuple[tuple[Saved, ...], tuple[int, ...]]:
+        """Say what to do now that one more checkpoint is there.
+
+        Args:
+          kept: What was there, oldest first.
+          saved: The new one; it takes the place of one of the same step.
+
+        Returns:
+          What is there from now on, oldest first, and the steps to delete.
+        """
+        there = (*(old for old in kept if old.step != saved.step), saved)
+        stays = {old.step for old in there[-self.keep_last :]}
+        stays |= {old.step for old in self._ranked(there)[: self.keep_best]}
+        stays |= {old.step for old in there if self._is_milestone(old.step)}
+        now = tuple(old for old in there if old.step in stays)
+        return now, tuple(old.step for old in there if old.step not in stays)
+
+    def best(self, kept: Iterable[Saved]) -> int | None:
+        """Return the step with the best metric; None if none was measured."""
+        ranked = self._ranked(kept)
+        return ranked[0].step if ranked else None
+
+    def _is_milestone(self, step: int) -> bool:
+        return self.keep_every is not None and step % self.keep_every == 0
+
+    def _ranked(self, kept: Iterable[Saved]) -> list[Saved]:
+        sign = 1.0 if self.mode == "min" else -1.0
+        measured = [
+            (sign * old.metric, old)
+            for old in kept
+            if old.metric is not None and not math.isnan(old.metric)
+        ]
+        return [old for _, old in sorted(measured, key=lambda pair: pair[0])]

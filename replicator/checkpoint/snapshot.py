@@ -1,0 +1,199 @@
+"""Take the state out of the way of the next step, which it is donated to.
+
+What is copied is dispatched, on the device, behind the step that makes it: the loop
+waits for neither. Of a replicated value one copy is made, on one device. The thread
+that writes then fetches the copies to the host.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicator.checkpoint.manifest import LeafRecord
+from replicator.errors import ArgumentError
+from replicator.per_replica import is_per_replica
+from replicator.protocols import PyTree
+from replicator.trees import leaf_path
+
+_NO_NUMBERS = "OSUMm"  # kinds of NumPy dtypes: objects, strings, times
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """The state of a whole run after one step.
+
+    Attributes:
+      step: Updates done.
+      arrays: Any pytree of JAX or NumPy arrays, random keys and declared `PerReplica`
+        values. In a program of several processes each leaf must be whole in this one.
+      meta: What else goes on where it stopped; plain JSON, names are strings.
+      metrics: By name; retention ranks by one of them.
+    """
+
+    step: int
+    arrays: PyTree
+    meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A snapshot that no later step can change.
+
+    Attributes:
+      step: Updates done.
+      meta: Plain JSON.
+      metrics: By name.
+      num_devices: Over how many devices the state is spread.
+      leaves: What each leaf is.
+      fetches: For each leaf, waits for its copy and returns it, whole, on the host.
+    """
+
+    step: int
+    meta: dict[str, Any]
+    metrics: dict[str, float]
+    num_devices: int
+    leaves: tuple[LeafRecord, ...]
+    fetches: tuple[Callable[[], np.ndarray], ...]
+
+
+def start_copy(snapshot: Snapshot) -> Draft:
+    """Dispatch a copy of a snapshot, and return at once.
+
+    Raises:
+      ArgumentError: It cannot be saved; the rule it breaks is told.
+    """
+    if isinstance(snapshot.step, bool) or not 0 <= snapshot.step < 10**12:
+        raise ArgumentError(
+            f"`step` must be between 0 and 10^12, got {snapshot.step}. "
+            "Count updates from 0."
+        )
+    leaves, values = describe_leaves(snapshot.arrays)
+    pieces = [_pieces(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
+    arrays = [[array for _, array in own] for own in pieces]
+    # One dispatch for all. A copy onto the same device is compiled by nobody.
+    where = jax.tree.map(lambda array: array.sharding, arrays)
+    copies = jax.device_put(arrays, where, may_alias=False)
+    return Draft(
+        step=int(snapshot.step),
+        meta=_plain_json(snapshot.meta),
+        metrics={name: float(value) for name, value in snapshot.metrics.items()},
+        num_devices=count_devices(values),
+        leaves=leaves,
+        fetches=tuple(
+            _fetch(value, [index for index, _ in own], copied)
+            for value, own, copied in zip(values, pieces, copies, strict=True)
+        ),
+    )
+
+
+def describe_leaves(tree: PyTree) -> tuple[tuple[LeafRecord, ...], list[Any]]:
+    """Say what each leaf of a tree is, and list the leaves.
+
+    Raises:
+      ArgumentError: There is no leaf, one is no array, or two have one path.
+    """
+    leaves: list[LeafRecord] = []
+    values: list[Any] = []
+    nodes, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_per_replica)
+    for above, node in nodes:
+        on_resize = node.on_resize if is_per_replica(node) else None
+        for below, value in jax.tree_util.tree_flatten_with_path(node)[0]:
+            leaves.append(_record((*above, *below), value, on_resize))
+            values.append(value)
+    _require_own_paths(leaves)
+    return tuple(leaves), values
+
+
+def count_devices(leaves: list[Any]) -> int:
+    """Return over how many devices a state is spread; 1 for one on the host."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
+    return max((sharding.num_devices for sharding in shardings if sharding), default=1)
+
+
+def _record(path: tuple, value: Any, on_resize: str | None) -> LeafRecord:
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    is_there = isinstance(value, jax.Array)
+    if not is_key and dtype.kind in _NO_NUMBERS:
+        raise ArgumentError(
+            f"`arrays` must hold arrays only, got {type(value).__name__} "
+            f"(`{leaf_path(path)}`). Put what is no array into `meta`."
+        )
+    return LeafRecord(
+        parts=tuple(leaf_path((entry,)) for entry in path) or ("state",),
+        dtype=str(dtype),
+        shape=np.shape(value),
+        key_impl=str(jax.random.key_impl(value)) if is_key and is_there else None,
+        on_resize=on_resize,
+    )
+
+
+def _require_own_paths(leaves: list[LeafRecord]) -> None:
+    if not leaves:
+        raise ArgumentError(
+            "`arrays` must have a leaf, got none. Save the state that the step returns."
+        )
+    paths: dict[str, LeafRecord] = {}
+    for leaf in leaves:
+        # Orbax joins names by a dot, we by a slash: neither may make two names one.
+        name = leaf.path.replace(".", "/")
+        if name in paths:
+            raise ArgumentError(
+                f"`arrays` must have one leaf at each path, got two at `{leaf.path}` "
+                f"(and `{paths[name].path}`). Give one of them another name."
+            )
+        paths[name] = leaf
+
+
+def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
+    """List what a leaf is put together from, as (where it goes, array on a device)."""
+    if not isinstance(value, jax.Array):
+        return []
+    data = jax.random.key_data(value) if leaf.key_impl else value
+    if data.is_fully_replicated:
+        return [(..., data.addressable_data(0))]
+    if not data.is_fully_addressable:
+        raise ArgumentError(
+            f"`arrays` must be whole in the process that saves, got `{leaf.path}`, "
+            "spread over several. Gather it first."
+        )
+    shards = [shard for shard in data.addressable_shards if shard.replica_id == 0]
+    return [(shard.index, shard.data) for shard in shards]
+
+
+def _fetch(
+    value: Any, indices: list[Any], copies: list[jax.Array]
+) -> Callable[[], np.ndarray]:
+    if not copies:
+        return np.array(value).copy
+    if indices == [...]:
+        return functools.partial(np.asarray, copies[0])
+    return functools.partial(_put_together, value.shape, indices, copies)
+
+
+def _put_together(
+    shape: tuple[int, ...], indices: list[Any], copies: list[jax.Array]
+) -> np.ndarray:
+    # The data of a key has an axis more than the key.
+    extra = copies[0].shape[len(shape) :]
+    whole = np.empty((*shape, *extra), copies[0].dtype)
+    for index, copy in zip(indices, copies, strict=True):
+        whole[index] = np.asarray(copy)
+    return whole
+
+
+def _plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain = json.loads(json.dumps(dict(meta), allow_nan=False))
+    except (TypeError, ValueError) as failure:
+        raise ArgumentError(
+            f"`meta` must be plain JSON, got {failure}. Put arrays into `arrays`."
+        ) from failure
+    return plain

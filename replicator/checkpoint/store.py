@@ -1,0 +1,324 @@
+"""A directory of checkpoints: one run saves to it, any number of readers restore.
+
+It joins rooms and decides nothing: `snapshot` copies, `background` waits for `commit`,
+`retention` says what stays, `lock` shuts others out, `reading` restores.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Self
+
+from replicator.checkpoint import commit as commits
+from replicator.checkpoint.background import BackgroundSaver, SaveCounts
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.lock import WriterLock
+from replicator.checkpoint.manifest import Manifest
+from replicator.checkpoint.orbax_files import require_orbax
+from replicator.checkpoint.reading import (
+    Restored,
+    Wanted,
+    is_checkpoint_directory,
+    restore_newest,
+    restore_step,
+    scan,
+)
+from replicator.checkpoint.retention import Retention, Saved
+from replicator.checkpoint.snapshot import Draft, Snapshot, start_copy
+from replicator.clock import Clock, SystemClock
+from replicator.errors import ArgumentError, CheckpointError
+from replicator.protocols import PyTree
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints in a directory.
+
+    Reading needs nothing. To write, `open` it, or enter it (`with store:`): that takes
+    the writer's lock.
+
+    Args:
+      directory: Made by `open` if absent.
+      policy: Which checkpoints stay.
+      clock: Where times come from.
+      disk: The file system.
+      failures_allowed: So many saves in a row may fail before training stops.
+      timeout_s: The longest that a call waits for a save.
+
+    Raises:
+      ArgumentError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        policy: Retention | None = None,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        failures_allowed: int = 3,
+        timeout_s: float = 600.0,
+    ):
+        if failures_allowed < 1:
+            raise ArgumentError(
+                f"`failures_allowed` must be at least 1, got {failures_allowed}. "
+                "Leave it out for 3."
+            )
+        self._directory = Path(directory).absolute()
+        self._policy = policy or Retention()
+        self._disk = disk or Disk()
+        self._clock = clock or SystemClock()
+        self._failures_allowed = failures_allowed
+        self._timeout_s = timeout_s
+        self._lock = WriterLock(self._directory, self._disk)
+        self._generation = 0
+        self._kept: tuple[Saved, ...] = ()
+        self._saver: BackgroundSaver | None = None
+
+    def open(self) -> Self:
+        """Become the one writer of the directory, and tidy up after the last.
+
+        Raises:
+          CheckpointError: It cannot be written to, or holds something else; or orbax
+            is not installed.
+          CheckpointInUseError: Another run writes to it.
+        """
+        if self._saver is not None:
+            return self
+        require_orbax()
+        try:
+            self._take_over()
+        except OSError as failure:
+            self._lock.release()
+            raise self._unwritable(failure) from failure
+        self._saver = BackgroundSaver(
+            self._commit,
+            clock=self._clock,
+            failures_allowed=self._failures_allowed,
+            timeout_s=self._timeout_s,
+        )
+        return self
+
+    def save_nowait(self, snapshot: Snapshot) -> bool:
+        """Begin to save; return as soon as the state may be donated.
+
+        One save runs at a time. While one does, another is not begun: it would hold up
+        training, or hold one more copy of the state. That is counted and logged.
+
+        Args:
+          snapshot: What to save.
+
+        Returns:
+          Whether a save was begun. What becomes of it is logged and counted.
+
+        Raises:
+          ArgumentError: The snapshot cannot be saved, or the store is not open.
+          CheckpointError: The last `failures_allowed` saves all failed.
+          CheckpointInUseError: A newer run has taken the directory.
+        """
+        saver = self._require_open()
+        saver.raise_if_hopeless()
+        if saver.is_busy():
+            saver.skip(snapshot.step)
+            return False
+        saver.start(start_copy(snapshot))
+        return True
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Save, and return when the checkpoint is durable: for the last of a run.
+
+        Raises:
+          ArgumentError: The snapshot cannot be saved, or the store is not open.
+          CheckpointError: It could not be saved; older checkpoints are as before.
+          CheckpointInUseError: A newer run has taken the directory.
+          TimeoutError: It took too long.
+        """
+        saver = self._require_open()
+        saver.wait()
+        saver.start(start_copy(snapshot))
+        saver.wait()
+        saver.raise_if_failed()
+
+    def wait(self) -> None:
+        """Return when no save runs, however it ended.
+
+        Raises:
+          TimeoutError: It took longer than `timeout_s`.
+        """
+        if self._saver is not None:
+            self._saver.wait()
+
+    def close(self) -> None:
+        """Wait for the save that runs, and let another run write.
+
+        Raises:
+          TimeoutError: It took longer than `timeout_s`; the directory stays ours.
+        """
+        if self._saver is not None:
+            self._saver.close()
+            self._saver = None
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    @property
+    def counts(self) -> SaveCounts:
+        """What became of the saves since the store was opened."""
+        return self._saver.counts if self._saver is not None else SaveCounts()
+
+    def steps(self) -> tuple[int, ...]:
+        """List the steps that are there, in the order in which they were saved.
+
+        Raises:
+          CheckpointError: The directory is no directory of checkpoints.
+        """
+        return tuple(manifest.step for manifest in scan(self._directory).manifests)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best metric of the policy; None if none was measured."""
+        return self._policy.best(self._find_saved())
+
+    def restore(
+        self,
+        like: PyTree = None,
+        *,
+        step: int | None = None,
+        only: str | None = None,
+        shardings: PyTree = None,
+    ) -> Restored | None:
+        """Read the newest checkpoint that is not damaged, or that of a step.
+
+        A damaged one is named in the log, and the one before it is read. A store that
+        is open moves it aside (`.damaged-...`), so that it counts no more.
+
+        Args:
+          like: A state of this run: arrays or `jax.ShapeDtypeStruct`s. Leaves are put
+            where its leaves are. None gives nested dicts of NumPy arrays.
+          step: Restore this one, and no other.
+          only: Restore only leaves of `like` whose path matches, and take the others
+            from `like`: `"user/params/*"`, where `*` matches slashes, too.
+          shardings: Instead of those of `like`; a prefix of its tree.
+
+        Returns:
+          What was saved; None if nothing was saved yet.
+
+        Raises:
+          CheckpointError: The directory is no directory of checkpoints, `step` is
+            absent or damaged, or all there is is damaged.
+          CheckpointMismatchError: The checkpoint holds another state than `like`.
+        """
+        wanted = Wanted(like=like, only=only, shardings=shardings)
+        if step is not None:
+            return restore_step(self._directory, step, wanted)
+        restored = restore_newest(self._directory, wanted)
+        if restored is not None and self._saver is not None:
+            self._set_aside(restored.damaged)
+        return restored
+
+    def discard_after(self, step: int) -> tuple[int, ...]:
+        """Delete the checkpoints after a step: for a run that goes back to it.
+
+        Otherwise a crash would resume what was given up.
+
+        Returns:
+          The steps that were deleted.
+
+        Raises:
+          ArgumentError: The store is not open.
+          CheckpointError: The directory cannot be written to.
+          CheckpointInUseError: A newer run has taken the directory.
+          TimeoutError: A save took too long.
+        """
+        self._require_open().wait()
+        self._lock.require_current()
+        later = [found for found in commits.list_steps(self._directory) if found > step]
+        try:
+            # The highest first: a crash in between leaves a run that never got so far.
+            for found in reversed(later):
+                commits.delete(self._directory, found, disk=self._disk)
+        except OSError as failure:
+            raise self._unwritable(failure) from failure
+        self._kept = tuple(saved for saved in self._kept if saved.step <= step)
+        return tuple(later)
+
+    def _take_over(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._require_own_directory()
+        manifests = (
+            scan(self._directory).manifests
+            if is_checkpoint_directory(self._directory)
+            else ()
+        )
+        newest = max((manifest.generation for manifest in manifests), default=0)
+        self._generation = self._lock.acquire(above=newest)
+        left = commits.remove_leftovers(self._directory, disk=self._disk)
+        if left:
+            _log.info("Removed from %s what a dead run left: %s", self._directory, left)
+        self._kept = self._find_saved()
+
+    def _require_own_directory(self) -> None:
+        if is_checkpoint_directory(self._directory):
+            return
+        foreign = sorted(
+            path.name
+            for path in self._directory.iterdir()
+            if not path.name.startswith(".")
+        )
+        if foreign:
+            raise CheckpointError(
+                f"`directory` must be empty or hold checkpoints only, got "
+                f"{self._directory} with `{foreign[0]}` in it. "
+                "Save to a directory of its own."
+            )
+
+    def _commit(self, draft: Draft) -> None:
+        """Runs on the saver's thread."""
+        manifest = commits.commit(
+            draft,
+            self._directory,
+            generation=self._generation,
+            disk=self._disk,
+            require_current=self._lock.require_current,
+        )
+        self._kept, gone = self._policy.decide(self._kept, self._as_saved(manifest))
+        for step in gone:
+            try:
+                commits.delete(self._directory, step, disk=self._disk)
+            except OSError as failure:
+                _log.warning("Step %d could not be deleted: %r", step, failure)
+
+    def _set_aside(self, damaged: tuple[int, ...]) -> None:
+        for step in damaged:
+            aside = commits.set_damaged_aside(self._directory, step, disk=self._disk)
+            _log.warning("The damaged step %d is kept as %s.", step, aside)
+        self._kept = tuple(saved for saved in self._kept if saved.step not in damaged)
+
+    def _find_saved(self) -> tuple[Saved, ...]:
+        return tuple(map(self._as_saved, scan(self._directory).manifests))
+
+    def _as_saved(self, manifest: Manifest) -> Saved:
+        metric = self._policy.metric
+        return Saved(
+            step=manifest.step,
+            metric=None if metric is None else manifest.metrics.get(metric),
+        )
+
+    def _require_open(self) -> BackgroundSaver:
+        if self._saver is None:
+            raise ArgumentError(
+                f"The store of `{self._directory}` must be open to save, got one that "
+                "is not. Write `with store:`."
+            )
+        return self._saver
+
+    def _unwritable(self, failure: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"`directory` must be writable, got {self._directory}, which is not: "
+            f"{failure}. Choose another, or change its permissions."
+        )

@@ -1,0 +1,88 @@
+"""Evaluate a run's state every so often, and at its end: a hook of the loop."""
+
+from collections.abc import Callable, Mapping
+
+from replicator.best_so_far import BestSoFar, Evaluated, Follow, Verdict
+from replicator.errors import ArgumentError
+from replicator.hooks import Every, Hook, StateCallback, StateEvent
+from replicator.protocols import PyTree
+from replicator.state import RunState
+from replicator.writers.writer import Writer, named_numbers
+
+
+class EvaluateEvery(Hook):
+    """Evaluate the state when due, and once more at the end if the last was not.
+
+    Numbers are written as `eval/<name>`. The state is evaluated before the next step
+    takes it over; the loop waits meanwhile.
+
+    Args:
+      evaluate: Takes the user's state, returns a dict of metrics: for example `lambda
+        state: rep.evaluate(eval_fn, dataset, state=state)`.
+      when: At which steps.
+      writer: Where numbers go; closed with the run. None writes nothing.
+      follow: Which number has a best, and when patience ends.
+      best: What an earlier part of this run had found.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[PyTree], Mapping[str, PyTree]],
+        when: Every,
+        *,
+        writer: Writer | None = None,
+        follow: Follow | None = None,
+        best: BestSoFar | None = None,
+    ) -> None:
+        self._evaluate = evaluate
+        self._due = StateCallback(self._run, when)
+        self._writer = writer
+        self._follow = follow
+        self._last_step: int | None = None
+        self.best = best or BestSoFar()
+        self.verdict: Verdict = "go_on"
+        self.metrics: Mapping[str, PyTree] | None = None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether patience has ended."""
+        return self.verdict == "stop"
+
+    def on_state(self, event: StateEvent) -> None:
+        """Evaluate if due."""
+        self._due.on_state(event)
+
+    def on_end(self, event: StateEvent) -> None:
+        """Evaluate the last state, unless that was done."""
+        if event.step != self._last_step:
+            self._run(event)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the writer."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _run(self, event: StateEvent) -> None:
+        state = event.state
+        user = state.user if isinstance(state, RunState) else state
+        self.metrics = self._evaluate(user)
+        self._last_step = event.step
+        numbers = named_numbers(self.metrics)
+        if self._writer is not None:
+            row = {f"eval/{name}": number for name, number in numbers.items()}
+            self._writer.write(event.step, row)
+        if self._follow is not None:
+            value = _followed(numbers, self._follow.metric)
+            happened = Evaluated(step=event.step, value=value)
+            self.best, self.verdict = self._follow.decide(self.best, happened)
+
+
+def _followed(numbers: Mapping[str, float], name: str) -> float:
+    if name not in numbers:
+        raise ArgumentError(
+            "`follow` must name a number of the evaluation, got "
+            f"{name!r}. Use one of {', '.join(numbers)}."
+        )
+    return numbers[name]

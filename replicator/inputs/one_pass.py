@@ -1,0 +1,176 @@
+"""Read every example of a dataset exactly once, in order, in batches of one size.
+
+For an evaluation: the examples are cut anew, so that their place in the stream depends
+neither on how the dataset is batched nor on how many replicas there are. The last batch
+is filled up with examples that are there already, and `mask` is 0 for those.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from replicator.inputs.adapters import Source, open_sources
+from replicator.inputs.checks import (
+    BatchForm,
+    canonical_dtype,
+    check_no_nan,
+    check_same_form,
+    form_of,
+    numeric_arrays,
+)
+from replicator.inputs.context import pipeline_contexts
+from replicator.inputs.options import InputOptions
+from replicator.inputs.placement import place
+from replicator.inputs.prefetch import Prefetcher
+from replicator.inputs.remainder import MASK
+from replicator.inputs.rounds import host_batches
+from replicator.protocols import Dataset, PyTree
+
+BATCH = "batch"
+
+
+def open_one_pass(
+    dataset: Dataset,
+    mesh: Mesh,
+    *,
+    replica_batch: int,
+    options: InputOptions | None = None,
+) -> Prefetcher[PyTree]:
+    """Read a dataset once in the background, whatever the sizes of its batches.
+
+    Args:
+      dataset: As in `open_input`; it must end.
+      mesh: The replicas.
+      replica_batch: Examples that each replica gets at a time.
+      options: How to read; `steps` counts batches of the dataset, and `accumulate`,
+        `steps_per_call`, `epochs` and `remainder` mean nothing here.
+
+    Returns:
+      An iterator of global arrays `{"batch": ..., "mask": ...}`: leaves [replicas *
+      replica_batch, ...], and 0 in `mask` for what only fills up.
+
+    Raises:
+      ArgumentError: `dataset` cannot be read in this mode.
+    """
+    options = options or InputOptions()
+    contexts = pipeline_contexts(options.mode, mesh)
+    sources = open_sources(dataset, contexts, adapters=options.adapters)
+    size = len(mesh.local_devices) // len(contexts) * replica_batch
+    reading = dataclasses.replace(
+        options,
+        accumulate=1,
+        steps_per_call=1,
+        steps=None,
+        epochs=1,
+        remainder="mask",
+        allow_nan=True,  # `recut` looks, where it still knows the dataset's own batches
+    )
+    return Prefetcher(
+        _placed(
+            [_recut_source(source, size, options) for source in sources], mesh, reading
+        ),
+        size=options.prefetch,
+        timeout_s=options.timeout_s,
+    )
+
+
+def recut(
+    batches: Iterable[PyTree], size: int, *, allow_nan: bool = False
+) -> Iterator[PyTree]:
+    """Join and cut batches, of any sizes, to batches of `size`.
+
+    Args:
+      batches: Pytrees of arrays with one leading size.
+      size: Examples in each batch that is yielded.
+      allow_nan: Take batches that hold NaN.
+
+    Yields:
+      `{"batch": rows, "mask": float32 [size]}` in memory of their own.
+
+    Raises:
+      BatchError: A batch does not fit the first one.
+      NonFiniteError: A batch holds NaN.
+    """
+    form: BatchForm | None = None
+    filling = _Filling(size)
+    for index, batch in enumerate(batches):
+        where = f"batch {index}"
+        arrays = numeric_arrays(batch, where=where)
+        found = form_of(arrays, where=where)
+        form = form or found
+        expected = dataclasses.replace(form, examples=found.examples)
+        check_same_form(expected, found, where=where)
+        if not allow_nan:
+            check_no_nan(arrays, where=where)
+        yield from filling.add(jax.tree.map(np.asarray, arrays), found.examples)
+    if filling.count:
+        yield filling.release()
+
+
+def _placed(
+    sources: Sequence[Source], mesh: Mesh, options: InputOptions
+) -> Generator[PyTree, None, None]:
+    for batch in host_batches(
+        sources, replicas=len(mesh.local_devices), options=options
+    ):
+        yield place(batch.value, mesh)
+
+
+def _recut_source(source: Source, size: int, options: InputOptions) -> Source:
+    def start() -> Iterator[PyTree]:
+        batches = source.start()
+        try:
+            limited = itertools.islice(batches, options.steps)
+            yield from recut(limited, size, allow_nan=options.allow_nan)
+        finally:
+            # An iterator that the user made may be read on after us.
+            close = getattr(batches, "close", None)
+            if source.repeats and close is not None:
+                close()
+
+    return Source(start=start, repeats=source.repeats)
+
+
+class _Filling:
+    """A batch that is being filled: rows are copied, for producers reuse memory."""
+
+    def __init__(self, size: int):
+        self.count = 0
+        self._size = size
+        self._rows: PyTree = None
+
+    def add(self, rows: PyTree, examples: int) -> Iterator[PyTree]:
+        """Take over `examples` rows; yield each batch that they make full."""
+        taken = 0
+        while taken < examples:
+            if not self.count:
+                self._rows = jax.tree.map(self._empty, rows)
+            fresh = min(self._size - self.count, examples - taken)
+            self._copy(rows, taken, fresh)
+            self.count += fresh
+            taken += fresh
+            if self.count == self._size:
+                yield self.release()
+
+    def release(self) -> PyTree:
+        """Hand the batch over, filled up by its own rows in turn."""
+        count, rows = self.count, self._rows
+        self.count, self._rows = 0, None
+        again = np.arange(count, self._size) % count
+        for leaf in jax.tree.leaves(rows):
+            leaf[count:] = leaf[again]
+        real = (np.arange(self._size) < count).astype(np.float32)
+        return {BATCH: rows, MASK: real}
+
+    def _empty(self, leaf: np.ndarray) -> np.ndarray:
+        return np.empty((self._size, *leaf.shape[1:]), canonical_dtype(leaf.dtype))
+
+    def _copy(self, rows: PyTree, start: int, count: int) -> None:
+        def copy(into: np.ndarray, leaf: np.ndarray) -> None:
+            into[self.count : self.count + count] = leaf[start : start + count]
+
+        jax.tree.map(copy, self._rows, rows)

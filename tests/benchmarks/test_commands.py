@@ -1,0 +1,49 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.bars import BARS, BENCHMARKS
+from benchmarks.no_hang import run_once
+
+TINY = {
+    "step_overhead": ["--rounds=2", "--steps=2", "--width=2", "--empty_steps=5"],
+    "accumulation": ["--rounds=2", "--updates=1", "--microbatch=8"],
+    "steps_per_call": ["--rounds=2", "--calls=1", "--global_batch=4"],
+    "no_hang": ["--runs=2", "--steps=20", "--devices=2", "--devices=4"],
+    "import_time": ["--rounds=1"],
+}
+
+# What must hold at any size and under any load; times do not.
+EXACT = {
+    "step_overhead": {"same_program": 1, "devices": 8},
+    "accumulation": {"reduces_per_update": 1, "devices": 8},
+    "steps_per_call": {"steps_per_call": 20, "devices": 2},
+    "no_hang": {"failures": 0, "runs": 2},
+    "import_time": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmark_ends_with_its_numbers_as_json(name):
+    command = [sys.executable, "-m", f"benchmarks.{name}", *TINY[name]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {bar.key for bar in BARS if bar.benchmark == name} <= set(found)
+    assert found.items() >= EXACT[name].items()
+
+
+@pytest.mark.slow
+def test_run_that_does_not_end_in_time_fails_by_name():
+    assert run_once(devices=2, steps=20, limit_s=0.1) == "killed after 0.1 s"
+
+
+@pytest.mark.slow
+def test_run_that_raises_fails_with_its_last_line():
+    problem = run_once(devices=0, steps=1, limit_s=60)
+    assert problem is not None
+    assert problem.startswith("exit status 1: ")
+    assert "must be at least 1, got 0" in problem

@@ -1,0 +1,116 @@
+"""A flipped bit or a lost byte is found, named, and the step before it is used."""
+
+import random
+import shutil
+
+import pytest
+
+from replicator.checkpoint import CheckpointStore
+from replicator.checkpoint.manifest import decode
+from replicator.errors import CheckpointError
+from tests.checkpoint.states import bits, small_snapshot, small_state
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two")
+    with CheckpointStore(directory) as store:
+        for step in (1, 2):
+            store.save(small_snapshot(step))
+    return directory
+
+
+def files_of(directory, step=2):
+    return sorted(p for p in (directory / f"{step:012d}").rglob("*") if p.is_file())
+
+
+def flipped(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def restored_step(directory):
+    restored = CheckpointStore(directory).restore()
+    assert bits(restored.arrays) == bits(small_state(restored.step))
+    assert restored.meta == {"number": restored.step}
+    return restored.step
+
+
+def damages(data, rng):
+    """Say in how many ways a file may end up other than it was."""
+    for _ in range(6):
+        if data:
+            yield flipped(data, rng.randrange(8 * len(data)))
+            yield data[: rng.randrange(len(data))]
+    yield data + b"\0"
+
+
+def test_no_damage_to_any_file_is_silent(two_steps):
+    rng, cases = random.Random(0), 0
+    for path in files_of(two_steps):
+        whole = path.read_bytes()
+        for damage in damages(whole, rng):
+            path.write_bytes(damage)
+            assert restored_step(two_steps) == 1, f"{path.name} passed"
+            cases += 1
+        path.write_bytes(whole)
+    assert restored_step(two_steps) == 2
+    assert cases > 80
+
+
+def test_a_flipped_bit_in_any_byte_of_a_manifest_is_noticed(two_steps):
+    data = (two_steps / f"{2:012d}" / "manifest.json").read_bytes()
+    assert decode(data).step == 2
+    for byte in range(len(data)):
+        with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+            decode(flipped(data, 8 * byte + byte % 8))
+
+
+def test_a_file_that_is_missing_or_too_much_is_noticed(two_steps, tmp_path):
+    for number, path in enumerate(files_of(two_steps)):
+        copy = shutil.copytree(two_steps, tmp_path / str(number))
+        (copy / path.relative_to(two_steps)).unlink()
+        assert restored_step(copy) == 1
+    more = shutil.copytree(two_steps, tmp_path / "more")
+    (more / f"{2:012d}" / "state" / "stray").touch()
+    assert restored_step(more) == 1
+
+
+def test_files_of_two_steps_do_not_mix(two_steps, tmp_path):
+    copy = shutil.copytree(two_steps, tmp_path / "copy")
+    shutil.rmtree(copy / f"{2:012d}" / "state")
+    shutil.copytree(copy / f"{1:012d}" / "state", copy / f"{2:012d}" / "state")
+    assert restored_step(copy) == 1
+
+
+def test_the_damaged_file_is_named_in_the_log(two_steps, tmp_path, caplog):
+    copy = shutil.copytree(two_steps, tmp_path / "copy")
+    path = copy / f"{2:012d}" / "state" / "manifest.ocdbt"
+    path.write_bytes(flipped(path.read_bytes(), 100))
+    assert CheckpointStore(copy).restore().damaged == (2,)
+    assert "the content of `state/manifest.ocdbt` has changed" in caplog.text
+
+
+def test_a_damaged_step_is_not_kept_in_place_of_a_good_one(two_steps, tmp_path):
+    copy = shutil.copytree(two_steps, tmp_path / "copy")
+    (copy / f"{2:012d}" / "manifest.json").write_text("{}")
+    with CheckpointStore(copy) as store:
+        assert store.restore().step == 1
+        assert store.steps() == (1,)
+    assert (copy / f".damaged-{2:012d}-0" / "state").is_dir()
+
+
+def test_a_damaged_step_that_was_asked_for_is_refused(two_steps, tmp_path):
+    copy = shutil.copytree(two_steps, tmp_path / "copy")
+    files_of(copy)[-1].unlink()
+    with pytest.raises(CheckpointError, match=r"got damage: .* is missing"):
+        CheckpointStore(copy).restore(step=2)
+
+
+def test_if_all_are_damaged_a_run_does_not_begin_anew(two_steps, tmp_path):
+    copy = shutil.copytree(two_steps, tmp_path / "copy")
+    for step in (1, 2):
+        (copy / f"{step:012d}" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="got 2, all damaged"):
+        CheckpointStore(copy).restore()

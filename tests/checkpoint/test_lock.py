@@ -1,0 +1,58 @@
+"""The lock holds between processes, and ends with the one that took it."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replicator.checkpoint import CheckpointStore
+from replicator.errors import CheckpointInUseError
+
+ROOT = Path(__file__).parents[2]
+OPEN = """
+import os, signal, sys
+from replicator.checkpoint import CheckpointStore
+CheckpointStore(sys.argv[1]).open()
+"""
+WAIT = OPEN + "print('open', flush=True); sys.stdin.read()"
+FORK_AND_DIE = (
+    OPEN
+    + """
+if os.fork() == 0:
+    print("forked", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+
+
+@contextlib.contextmanager
+def program(code, directory):
+    """Start a program, and go on when it has written its first line."""
+    command = [sys.executable, "-c", code, str(directory)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_another_process_is_refused_until_the_owner_is_killed(tmp_path):
+    with program(WAIT, tmp_path) as owner:
+        with pytest.raises(CheckpointInUseError, match=f"process {owner.pid} on "):
+            CheckpointStore(tmp_path).open()
+        owner.kill()
+        owner.wait(timeout=60)
+        CheckpointStore(tmp_path).open().close()
+
+
+def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_lock(tmp_path):
+    with program(FORK_AND_DIE, tmp_path) as owner:
+        assert owner.wait(timeout=60) == -signal.SIGKILL
+        CheckpointStore(tmp_path).open().close()

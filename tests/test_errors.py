@@ -1,0 +1,583 @@
+"""Bad input: each row is refused with its full message; `docs/errors.md` is this table.
+
+After a change here, `python -m tests.test_errors` writes the document anew.
+"""
+
+import dataclasses
+import faulthandler
+import pathlib
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import replicator
+from replicator.errors import (
+    ArgumentError,
+    BatchError,
+    InvarianceError,
+    NonFiniteError,
+    ReplicationError,
+    StateError,
+    TooLateError,
+)
+from tests.steps import (
+    gan_trainer,
+    norm_trainer,
+    regression_batch,
+    replicas,
+    trainer,
+    weighted_trainer,
+)
+
+DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One bad input: what it is, what is done, and the error in full."""
+
+    name: str
+    provoke: Callable[[], object]
+    kind: type[Exception]
+    message: str
+
+
+def sgd(rep):
+    return rep.wrap_optimizer(optax.sgd(0.1))
+
+
+def run(batches, *, make=trainer, steps=3, **arguments):
+    """Train on eight replicas with `rep.run`."""
+    rep = replicas(8)
+    init_fn, step_fn = make(sgd(rep))
+    return rep.run(
+        step_fn, batches, init_fn=init_fn, steps=steps, display=False, **arguments
+    )
+
+
+def compiled(make=trainer, *, batch=None, **options):
+    """Call a compiled step once on eight replicas."""
+    rep = replicas(8)
+    init_fn, step_fn = make(sgd(rep))
+    return rep.compile(step_fn, **options)(
+        rep.init(init_fn), batch or regression_batch()
+    )
+
+
+def step_on(step_fn, state):
+    """Call `step_fn` once on eight replicas."""
+    return replicas(8).compile(step_fn)(
+        jax.tree.map(jnp.asarray, state), regression_batch()
+    )
+
+
+def changed(**leaves):
+    """Return a good batch, then one in which some leaves are others."""
+    return [regression_batch(), {**regression_batch(), **leaves}]
+
+
+def without(name):
+    batch = regression_batch()
+    del batch[name]
+    return [regression_batch(), batch]
+
+
+def with_nan():
+    batch = regression_batch()
+    batch["x"][5, 2] = np.nan
+    return [batch]
+
+
+def any_batch(optimizer):
+    """Return a step that takes a batch of any structure."""
+    init_fn, _ = trainer(optimizer)
+    return init_fn, lambda state, batch: (
+        state,
+        {"x": jax.tree.leaves(batch)[0].mean()},
+    )
+
+
+def unwrapped(optimizer):
+    return trainer(optax.sgd(0.1))
+
+
+def dividing(optimizer):
+    init_fn, step_fn = trainer(optimizer)
+
+    def step(state, batch):
+        after, metrics = step_fn(state, batch)
+        return after, {"loss": metrics["loss"] / 0.0}
+
+    return init_fn, step
+
+
+def reduce(**arguments):
+    """Call `all_reduce` in a step on eight replicas."""
+    return step_on(
+        lambda state, batch: (replicator.all_reduce(state, **arguments), {}), {"a": 1.0}
+    )
+
+
+def chained_gan():
+    rep = replicas(8)
+    parts = [
+        rep.wrap_optimizer(optax.sgd(0.1), name=name)
+        for name in ("generator", "critic")
+    ]
+    init_fn, step_fn = gan_trainer(*parts, simultaneous=False)
+    return rep.compile(step_fn, accumulate=2)(rep.init(init_fn), regression_batch())
+
+
+def ordered_norm():
+    rep = replicas(8, reduction="ordered")
+    init_fn, step_fn = norm_trainer(sgd(rep), lambda x: lax.pmean(x, "replica"))
+    image = {"image": np.ones((8, 4, 4, 1), np.float32), "label": np.zeros(8, np.int32)}
+    return rep.compile(step_fn)(rep.init(init_fn), image)
+
+
+def summed_loss():
+    def loss_fn(params, batch):
+        return ((batch["x"] @ params - batch["y"]) ** 2).sum()
+
+    init_fn, step_fn = trainer(
+        replicator.wrap_optimizer(optax.sgd(0.01)), loss_fn, lambda key: jnp.ones(4)
+    )
+    replicator.testing.assert_replica_invariant(
+        step_fn,
+        init_fn,
+        regression_batch(),
+        replicas=(1, 2),
+        accumulate=(1,),
+        at_steps=(0,),
+    )
+
+
+def donated_state():
+    rep = replicas(8)
+    init_fn, step_fn = trainer(sgd(rep))
+    step, state = rep.compile(step_fn), rep.init(init_fn)
+    step(state, regression_batch())
+    return step(state, regression_batch())
+
+
+def one_key_for_two_steps():
+    step = replicas(8).compile(lambda state, batch, key: (state, {}), steps_per_call=2)
+    return step({"a": 1.0}, {"x": np.ones((2, 8))}, jax.random.key(0))
+
+
+def own_leaf_without_axis():
+    own = {"own": replicator.PerReplica(jnp.zeros(()))}
+    return replicas(8).compile(lambda state, batch: (state, {}))(
+        own, regression_batch()
+    )
+
+
+ROWS = [
+    Row(
+        "A global batch that does not divide over the replicas",
+        lambda: compiled(batch=regression_batch(12)),
+        BatchError,
+        "`global_batch` must divide evenly over 8 replicas, got 12. Use 8 or 16.",
+    ),
+    Row(
+        "The same, in a run",
+        lambda: run([regression_batch(12)]),
+        BatchError,
+        "`global_batch` must divide evenly over 8 replicas, got 12 (batch 0). "
+        "Use 8 or 16.",
+    ),
+    Row(
+        "A global batch that does not divide into microbatches",
+        lambda: compiled(batch=regression_batch(24), accumulate=2),
+        BatchError,
+        "`global_batch` must divide evenly over 8 replicas and 2 microbatches, got 24. "
+        "Use 16 or 32.",
+    ),
+    Row(
+        "Leaves of different lengths in a batch",
+        lambda: compiled(batch={**regression_batch(), "y": np.ones(8, np.float32)}),
+        BatchError,
+        "`batch` must hold arrays that agree in their batch axis, axis 0, got "
+        "`x` float32[16,4], `y` float32[8]. Give each leaf one row per example.",
+    ),
+    Row(
+        "A shape that changes between batches",
+        lambda: run(changed(x=np.ones((16, 5), np.float32))),
+        BatchError,
+        "`dataset` must yield `x` as float32[*,4] like its first batch, got "
+        "float32[*,5] (batch 1). Cast, crop or pad it in the input.",
+    ),
+    Row(
+        "A dtype that changes between batches",
+        lambda: run(changed(y=np.ones(16, np.int32))),
+        BatchError,
+        "`dataset` must yield `y` as float32[*] like its first batch, got "
+        "int32[*] (batch 1). Cast, crop or pad it in the input.",
+    ),
+    Row(
+        "A structure that changes between batches",
+        lambda: run(
+            [regression_batch() | {"x": kind([np.ones(16)])} for kind in (list, tuple)],
+            make=any_batch,
+        ),
+        BatchError,
+        "`dataset` must yield the containers of its first batch every time, got "
+        "PyTreeDef({'x': (*,), 'y': *}) instead of PyTreeDef({'x': [*], 'y': *}) "
+        "(batch 1). Make all batches alike.",
+    ),
+    Row(
+        "A missing key",
+        lambda: run(without("y")),
+        BatchError,
+        "`dataset` must yield the leaves of its first batch every time, got no `y` "
+        "(batch 1). Make all batches alike.",
+    ),
+    Row(
+        "An extra key",
+        lambda: run(changed(z=np.ones(16, np.float32))),
+        BatchError,
+        "`dataset` must yield the leaves of its first batch every time, got a new `z` "
+        "(batch 1). Make all batches alike.",
+    ),
+    Row(
+        "A batch that grows",
+        lambda: run([regression_batch(8), regression_batch(16)]),
+        BatchError,
+        "`dataset` must yield at most the 8 examples of its first batch every time, "
+        "got "
+        "16 (batch 1). Let only the last batch of an epoch have another size, a "
+        "smaller "
+        "one.",
+    ),
+    Row(
+        "NaN in a batch",
+        lambda: run(with_nan()),
+        NonFiniteError,
+        "`dataset` must yield no NaN, got one in `x`, example 5 (batch 0). Clean that "
+        "example, or pass `allow_nan=True`.",
+    ),
+    Row(
+        "NaN or infinity in a metric",
+        lambda: run([regression_batch()], make=dividing),
+        NonFiniteError,
+        "`loss` must be finite, got inf at step 1. Look at the batch and the learning "
+        'rate, or pass `on_nonfinite="ignore"`.',
+    ),
+    Row(
+        "An object array",
+        lambda: run([{"x": np.asarray([None, "a"] * 8, dtype=object)}]),
+        BatchError,
+        "`dataset` must yield arrays of numbers, got object[*] for `x` (batch 0). "
+        "Encode it as a numeric array, or leave it out.",
+    ),
+    Row(
+        "An object array, without a run",
+        lambda: compiled(batch={"x": np.asarray([None, "a"] * 8, dtype=object)}),
+        BatchError,
+        "`batch` must hold arrays of numbers, got object[16] for `x`. "
+        "Encode it as a numeric array, or leave it out.",
+    ),
+    Row(
+        "A scalar in a batch",
+        lambda: run([{**regression_batch(), "rate": np.float32(0.1)}]),
+        BatchError,
+        "`dataset` must yield leaves with a leading batch axis, got the scalar `rate` "
+        "(batch 0). Repeat it for each example, or leave it out.",
+    ),
+    Row(
+        "An empty dataset",
+        lambda: run([]),
+        BatchError,
+        "`dataset` must yield at least one batch, got none. Look at its source, its "
+        "filters and its batch size.",
+    ),
+    Row(
+        "An empty batch",
+        lambda: run([regression_batch(0)]),
+        BatchError,
+        "`dataset` must yield at least one example per batch, got 0 (batch 0). "
+        "Leave empty batches out.",
+    ),
+    Row(
+        "An empty batch, without a run",
+        lambda: compiled(batch=regression_batch(0)),
+        BatchError,
+        "`global_batch` must divide evenly over 8 replicas, got 0. Use 8.",
+    ),
+    Row(
+        "A dataset that ends early",
+        lambda: run(iter([regression_batch()] * 2)),
+        ArgumentError,
+        "`dataset` must last for 3 steps, got its end after step 2. Repeat it, or pass "
+        "`steps=None` to run until it ends.",
+    ),
+    Row(
+        "One batch instead of a dataset",
+        lambda: run(regression_batch()),
+        ArgumentError,
+        "`dataset` must yield batches, got one `dict`. Put it in a list to read it as "
+        "one batch again and again.",
+    ),
+    Row(
+        "An uneven last batch whose mask the step does not read",
+        lambda: run([regression_batch(), regression_batch(10)]),
+        BatchError,
+        '`step_fn` must read `batch["mask"]` where a batch is padded, got 10 examples '
+        "at batch 1 and no use of it. Weight the loss by it, or drop what is left "
+        "over: "
+        "`InputOptions(remainder='drop')`.",
+    ),
+    Row(
+        "A step that returns another state structure",
+        lambda: step_on(
+            lambda state, batch: ({"a": state["a"]}, {}), {"a": 1.0, "b": 1.0}
+        ),
+        StateError,
+        "`step_fn` must return a state of the structure, shapes and dtypes that it was "
+        "given, got another: `b` is missing. Return every leaf as it came, updated.",
+    ),
+    Row(
+        "A step that changes a shape of its state",
+        lambda: step_on(lambda state, batch: ({"a": state["a"][None]}, {}), {"a": 1.0}),
+        StateError,
+        "`step_fn` must return a state of the structure, shapes and dtypes that it was "
+        "given, got another: `a` is float32[1] instead of float32[]. Return every leaf "
+        "as it came, updated.",
+    ),
+    Row(
+        "A step that changes a dtype of its state",
+        lambda: step_on(
+            lambda state, batch: ({"a": state["a"].astype(jnp.bfloat16)}, {}),
+            {"a": 1.0},
+        ),
+        StateError,
+        "`step_fn` must return a state of the structure, shapes and dtypes that it was "
+        "given, got another: `a` is bfloat16[] instead of float32[]. Return every leaf "
+        "as it came, updated.",
+    ),
+    Row(
+        "A step that returns no metrics",
+        lambda: step_on(lambda state, batch: state, {"a": 1.0}),
+        StateError,
+        "`step_fn` must return (state, metrics), got dict. Return an empty dict if "
+        "there "
+        "are no metrics.",
+    ),
+    Row(
+        "Gradients that are not reduced",
+        lambda: compiled(unwrapped),
+        ReplicationError,
+        "`params/b1` may differ between replicas: it was computed from the batch at "
+        "train.py:12 in apply (`add`) and not reduced. So may 2 more. Reduce gradients "
+        "with `rep.wrap_optimizer`, other values with `replicator.all_reduce`; declare "
+        "a leaf that should differ with `PerReplica`, or assert what the proof cannot "
+        "see with `replicator.assume_replicated`.",
+    ),
+    Row(
+        "Gradients that are not reduced, in a run",
+        lambda: run([regression_batch()], make=unwrapped),
+        ReplicationError,
+        "`user/params/b1` may differ between replicas: it was computed from the batch "
+        "at "
+        "train.py:12 in apply (`add`) and not reduced. So may 2 more. Reduce gradients "
+        "with `rep.wrap_optimizer`, other values with `replicator.all_reduce`; declare "
+        "a leaf that should differ with `PerReplica`, or assert what the proof cannot "
+        "see with `replicator.assume_replicated`.",
+    ),
+    Row(
+        "A `PerReplica` leaf without its replica axis",
+        own_leaf_without_axis,
+        ArgumentError,
+        "`state` must hold a leading axis of 8 replicas at `own`, a `PerReplica` leaf, "
+        "got float32[]. Make the state with `rep.init(init_fn)`.",
+    ),
+    Row(
+        "A state that was donated to an earlier call",
+        donated_state,
+        ArgumentError,
+        "`state` must be the one that the last call returned, got one that a call took "
+        "over: `params/b1` is gone. Write `state, metrics = step(state, batch)`.",
+    ),
+    Row(
+        "An unknown `op`",
+        lambda: reduce(op="average"),
+        ArgumentError,
+        "`op` must be one of 'sum', 'mean', 'max', 'min', 'product', got 'average'. "
+        "Use one of these.",
+    ),
+    Row(
+        "An unknown `reduction` of `all_reduce`",
+        lambda: reduce(reduction="exact"),
+        ArgumentError,
+        "`reduction` must be 'fast' or 'ordered', got 'exact'. Use one of these.",
+    ),
+    Row(
+        "An unknown `reduction` of a `Replicator`",
+        lambda: replicas(8, reduction="exact"),
+        ArgumentError,
+        "`reduction` must be 'fast' or 'ordered', got 'exact'. Use 'ordered' for bits "
+        "that do not depend on the number of replicas.",
+    ),
+    Row(
+        "A dead axis",
+        lambda: reduce(axis_name="model"),
+        ArgumentError,
+        "`axis_name` must name a live axis, got the dead axis 'model' (bound by "
+        "`shard_map` here: 'replica'). Pass the `axis_name` of the mesh that runs "
+        "this.",
+    ),
+    Row(
+        "A device count that does not exist",
+        lambda: replicas(9),
+        ArgumentError,
+        "`num_replicas` must be between 1 and the 8 devices that JAX sees, got 9. For "
+        "a "
+        "try on one machine call `replicator.fake_devices(9)` before anything else.",
+    ),
+    Row(
+        "No devices at all",
+        lambda: replicas(0),
+        ArgumentError,
+        "`num_replicas` must be between 1 and the 8 devices that JAX sees, got 0. For "
+        "a "
+        "try on one machine call `replicator.fake_devices(1)` before anything else.",
+    ),
+    Row(
+        "`fake_devices` too late",
+        lambda: (jax.devices(), replicator.fake_devices(4)),
+        TooLateError,
+        "`fake_devices` must be called before JAX starts, got 4 when JAX already runs "
+        "8 "
+        "cpu device(s). Call it (or set REPLICATOR_FAKE_DEVICES=4) before the first "
+        "array or `jax.devices()`; in a notebook, restart the kernel.",
+    ),
+    Row(
+        "No fake devices",
+        lambda: replicator.fake_devices(0),
+        ArgumentError,
+        "`count` must be at least 1, got 0. Use 8 to try data parallelism.",
+    ),
+    Row(
+        "A step that wants a key and gets none",
+        lambda: step_on(lambda state, batch, key: (state, {}), {"a": 1.0}),
+        ArgumentError,
+        "`key` must be given to a step whose `step_fn` takes one, got None. "
+        "Call `step(state, batch, key)`.",
+    ),
+    Row(
+        "One key for many steps",
+        one_key_for_two_steps,
+        ArgumentError,
+        "`key` must hold 2 keys with `steps_per_call=2`, got key<fry>[]. Pass "
+        "`jax.random.split(key, 2)`.",
+    ),
+    Row(
+        "Steps that are no multiple of `steps_per_call`",
+        lambda: run([regression_batch()], steps=5, steps_per_call=2),
+        ArgumentError,
+        "`steps` must be a multiple of `steps_per_call`, got 5 for 2. Use 4 or 6.",
+    ),
+    Row(
+        "Accumulation without a wrapped optimizer",
+        lambda: compiled(unwrapped, accumulate=2),
+        ArgumentError,
+        "`accumulate` must be 1 for a step whose state holds no wrapped optimizer, got "
+        "more. Wrap it with `rep.wrap_optimizer`.",
+    ),
+    Row(
+        "Accumulation where one update depends on another",
+        chained_gan,
+        ArgumentError,
+        "`accumulate` must be 1 where gradients depend on an update in the same step, "
+        "got those for `generator` after the update of `critic`. Take both gradients "
+        "before the first update, or compile two steps.",
+    ),
+    Row(
+        "A collective of the step's own under ordered reduction",
+        ordered_norm,
+        ArgumentError,
+        "`reduction` must be 'fast' for a step with collectives of its own, got "
+        "'ordered' and `psum` at train.py:12 in <lambda>. Drop the collective, or the "
+        "promise of equal bits.",
+    ),
+    Row(
+        "A step whose answer depends on the number of replicas",
+        summed_loss,
+        InvarianceError,
+        "gradient of `params` must be the same on one replica and on 2 at 1 "
+        "microbatches, got a difference of 5.0e-01 of its norm at step 0 (1.1e-05 "
+        "is allowed). Look for sums over examples, `replica_id`, per-replica norm, or "
+        "a "
+        "loss that is no mean.",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_hang():
+    """End the process, with all stacks, if a row waits for ever."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def neutral(message):
+    """Replace the place in this test by that of a user's script."""
+    return re.sub(r"\S+\.py:\d+", "train.py:12", message)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_bad_input_is_refused_in_full_words(row):
+    with pytest.raises(row.kind) as found:
+        row.provoke()
+    assert type(found.value) is row.kind
+    assert neutral(str(found.value)) == row.message
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_message_names_its_subject_and_one_remedy(row):
+    assert re.search(r"`[^`]+`", row.message)
+    assert ", got " in row.message or row.kind is ReplicationError
+    assert row.message.endswith(".")
+
+
+def test_the_document_is_this_table():
+    assert DOCUMENT.read_text() == document()
+
+
+def test_an_uneven_last_batch_whose_mask_is_read_is_no_error():
+    result = run(
+        [regression_batch(), regression_batch(10)], make=weighted_trainer, steps=2
+    )
+    assert result.examples == 26
+
+
+def document():
+    """Write the table as a page."""
+    lines = [
+        "# Errors",
+        "",
+        "What is refused, and in which words. Every message names the argument, its",
+        "rule, the value found and a remedy. Each class also inherits the builtin in",
+        "brackets. Paths in messages are examples. `tests/test_errors.py` holds this",
+        "table to what the library says; `python -m tests.test_errors` writes it.",
+        "",
+        "| Bad input | Error | Message |",
+        "|---|---|---|",
+    ]
+    for row in ROWS:
+        builtin = row.kind.__mro__[2].__name__
+        lines.append(
+            f"| {row.name} | `{row.kind.__name__}` ({builtin}) | {row.message} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

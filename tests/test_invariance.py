@@ -1,0 +1,239 @@
+"""Law 1, by the helper that users have: what passes it, and what it must catch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import replicator
+from replicator import wrap_optimizer
+from replicator.collectives.batch_norm import normalize
+from replicator.collectives.moments import batch_moments, make_windows
+from replicator.errors import ArgumentError, InvarianceError
+from replicator.testing import assert_replica_invariant
+from tests.steps import (
+    adam,
+    apply,
+    conv,
+    conv_loss,
+    cross_entropy,
+    dropout_trainer,
+    errors,
+    gan_trainer,
+    image_batch,
+    init_conv,
+    lenient,
+    mlp_loss,
+    norm_trainer,
+    regression_batch,
+    trainer,
+    weighted_trainer,
+)
+
+SGD = optax.sgd(0.05, momentum=0.9)
+
+assert_invariant = functools.partial(
+    assert_replica_invariant, replicas=(1, 8), accumulate=(1, 4), at_steps=(0, 1, 10)
+)
+
+
+def assert_all_checked(report, *, comparisons):
+    assert len(report.comparisons) == comparisons
+    assert report.left_out == ()
+    assert all(each.difference <= each.tolerance for each in report.comparisons)
+
+
+def test_an_mlp_obeys_the_law():
+    init_fn, step_fn = trainer(wrap_optimizer(adam(1e-2)))
+    report = assert_invariant(step_fn, init_fn, regression_batch(32))
+    # Three settings besides one replica's, at three steps, and three trajectories.
+    assert_all_checked(report, comparisons=3 * 3 + 3)
+
+
+def test_cross_replica_batch_norm_by_pmean_obeys_the_law():
+    init_fn, step_fn = norm_trainer(
+        wrap_optimizer(SGD), lambda x: lax.pmean(x, "replica")
+    )
+    report = assert_invariant(step_fn, init_fn, image_batch(), accumulate=(1,))
+    assert_all_checked(report, comparisons=3 + 1)
+
+
+def windowed_loss(params, batch, *, stats):
+    y = conv(params, batch["image"])
+    windows = make_windows(len(y), stats_batch=stats)
+    y = jax.nn.relu(normalize(y, batch_moments(y, windows)))
+    return cross_entropy(params, y, batch["label"])
+
+
+@pytest.mark.slow
+def test_batch_norm_over_fixed_windows_obeys_the_law_at_any_accumulation():
+    loss_fn = functools.partial(windowed_loss, stats=8)
+    init_fn, step_fn = trainer(wrap_optimizer(SGD), loss_fn, init_conv)
+    report = assert_invariant(
+        step_fn, init_fn, image_batch(32), replicas=(1, 8), accumulate=(1, 4)
+    )
+    assert_all_checked(report, comparisons=3 * 3 + 3)
+
+
+def test_dropout_by_example_obeys_the_law():
+    init_fn, step_fn = dropout_trainer(wrap_optimizer(SGD))
+    report = assert_invariant(
+        step_fn, init_fn, regression_batch(), accumulate=(1,), at_steps=(0, 5)
+    )
+    assert_all_checked(report, comparisons=2 + 1)
+
+
+def test_a_gan_obeys_the_law():
+    parts = [wrap_optimizer(SGD, name=name) for name in ("generator", "critic")]
+    init_fn, step_fn = gan_trainer(*parts)
+    report = assert_invariant(
+        step_fn, init_fn, regression_batch(32), replicas=(8,), accumulate=(4,)
+    )
+    assert_all_checked(report, comparisons=2 * 3 + 1)
+    assert {each.what for each in report.comparisons} == {
+        "gradient of `generator`",
+        "gradient of `critic`",
+        "float64 trajectory",
+    }
+
+
+def test_ragged_means_weighted_by_tokens_obey_the_law():
+    batch = regression_batch(32)
+    batch["mask"] = (np.arange(32) % 5 < 2).astype(np.float32)
+    tx = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9))
+    init_fn, step_fn = weighted_trainer(wrap_optimizer(lenient(tx)))
+    report = assert_invariant(
+        step_fn, init_fn, batch, replicas=(8,), accumulate=(4,), at_steps=(0, 5)
+    )
+    assert_all_checked(report, comparisons=2 + 1)
+
+
+@pytest.mark.slow
+def test_a_conv_net_obeys_the_full_law():
+    init_fn, step_fn = trainer(
+        wrap_optimizer(optax.sgd(0.05, momentum=0.9)), conv_loss, init_conv
+    )
+    report = assert_replica_invariant(step_fn, init_fn, image_batch(32))
+    assert_all_checked(report, comparisons=11 * 4 + 11)
+
+
+def caught(step_fn, init_fn, batch=None, **options):
+    options = {"accumulate": (1,), "at_steps": (0,), **options}
+    with pytest.raises(InvarianceError) as found:
+        assert_invariant(step_fn, init_fn, batch or regression_batch(), **options)
+    return str(found.value)
+
+
+def test_a_sum_over_examples_is_caught():
+    init_fn, step_fn = trainer(
+        wrap_optimizer(SGD), lambda params, batch: errors(params, batch).sum()
+    )
+    message = caught(step_fn, init_fn)
+    assert message.startswith(
+        "gradient of `params` must be the same on one replica and on 8 at 1 "
+        "microbatches, got a difference of "
+    )
+
+
+def test_a_sum_over_examples_is_caught_at_accumulation_alone():
+    init_fn, step_fn = trainer(
+        wrap_optimizer(SGD), lambda params, batch: errors(params, batch).sum()
+    )
+    message = caught(step_fn, init_fn, replicas=(1,), accumulate=(4,))
+    assert "on 1 at 4 microbatches" in message
+
+
+def test_unweighted_ragged_means_are_caught():
+    batch = regression_batch()
+    batch["mask"] = (np.arange(16) % 5 < 3).astype(np.float32)
+
+    def loss_fn(params, batch):
+        return (errors(params, batch) * batch["mask"]).sum() / batch["mask"].sum()
+
+    init_fn, step_fn = trainer(wrap_optimizer(SGD), loss_fn)
+    assert "on 8 at 1 microbatches" in caught(step_fn, init_fn, batch)
+
+
+def test_a_loss_that_knows_its_replica_is_caught():
+    def loss_fn(params, batch):
+        return mlp_loss(params, batch) * (1.0 + replicator.replica_id().astype(float))
+
+    init_fn, step_fn = trainer(wrap_optimizer(SGD), loss_fn)
+    assert "must be the same" in caught(step_fn, init_fn)
+
+
+def test_dropout_by_replica_is_caught():
+    def keys(key, n):
+        return jax.random.split(replicator.replica_key(key), n)
+
+    init_fn, step_fn = dropout_trainer(wrap_optimizer(SGD), keys=keys)
+    assert "must be the same" in caught(step_fn, init_fn)
+
+
+def test_norm_per_replica_is_caught():
+    def loss_fn(params, batch):
+        y = conv(params, batch["image"])
+        y = (y - y.mean((0, 1, 2), keepdims=True)) / (
+            1e-3 + y.std((0, 1, 2), keepdims=True)
+        )
+        return cross_entropy(params, jax.nn.relu(y), batch["label"])
+
+    init_fn, step_fn = trainer(wrap_optimizer(SGD), loss_fn, init_conv)
+    assert "most at `" in caught(step_fn, init_fn, image_batch())
+
+
+def test_a_wrong_update_after_right_gradients_is_caught():
+    # The gradient is right everywhere; what is made of it counts replicas.
+    optimizer = wrap_optimizer(SGD)
+    init_fn, _ = trainer(optimizer)
+
+    def step_fn(state, batch):
+        loss, grads = jax.value_and_grad(mlp_loss)(state["params"], batch)
+        after = apply(optimizer, state, grads)
+        decay = 1 - 1e-4 * replicator.num_replicas()
+        shrunk = jax.tree.map(lambda leaf: leaf * decay, after["params"])
+        return {**after, "params": shrunk}, {"loss": loss}
+
+    message = caught(step_fn, init_fn, at_steps=(2,))
+    assert message.startswith("float64 trajectory must be the same")
+
+
+def test_the_report_says_what_was_checked():
+    init_fn, step_fn = trainer(wrap_optimizer(SGD))
+    report = assert_invariant(
+        step_fn, init_fn, regression_batch(), accumulate=(1,), at_steps=(0, 2)
+    )
+    gradients, trajectory = str(report).splitlines()
+    assert gradients.startswith("gradient of `params`: 2 comparisons; largest")
+    assert "of 1.1e-05 allowed" in gradients
+    assert trajectory.startswith("float64 trajectory: 1 comparisons; largest")
+    assert "of 1.0e-09 allowed" in trajectory
+
+
+def test_the_report_says_what_a_step_in_float32_alone_leaves_out():
+    optimizer = wrap_optimizer(optax.sgd(0.1))
+    init_fn, _ = trainer(optimizer)
+
+    def step_fn(state, batch):
+        x = batch["x"] * jnp.float32(1)  # strict promotion refuses it in float64
+        grads = jax.grad(mlp_loss)(state["params"], {**batch, "x": x})
+        return apply(optimizer, state, grads), {}
+
+    report = assert_invariant(
+        step_fn, init_fn, regression_batch(), accumulate=(1,), at_steps=(0,)
+    )
+    assert len(report.comparisons) == 1
+    assert "not checked: float64 trajectories" in str(report)
+
+
+def test_a_step_without_a_wrapped_optimizer_is_refused():
+    with pytest.raises(ArgumentError, match="holds no wrapped optimizer"):
+        assert_invariant(
+            lambda state, batch: (state, {}),
+            lambda key: {"w": jnp.ones(())},
+            regression_batch(),
+        )
