@@ -28,7 +28,6 @@ from tests.steps import (
     trainer,
 )
 
-
 MOMENTUM = optax.sgd(0.1, momentum=0.9)
 
 
