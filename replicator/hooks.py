@@ -8,7 +8,7 @@ Checkpoints and evaluation belong to the first, numbers to the second.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from replicator.display import Display
 from replicator.errors import ArgumentError
@@ -42,9 +42,11 @@ class StateEvent(StepEvent):
     Attributes:
       state: The state after the step. It is donated to the next step: what a hook
         keeps of it after it returned must be a copy.
+      position: Where the input is after the step's batch, if it says so.
     """
 
     state: PyTree
+    position: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,11 @@ class MetricsEvent(StepEvent):
 
 class Hook(Protocol):
     """A periodic effect: subclass it and say what happens at the moments you need."""
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run is to end after this step, as if its steps were done."""
+        return False
 
     def on_state(self, event: StateEvent) -> None:
         """After each call of the step: its state may be read until this returns."""
@@ -106,6 +113,10 @@ class Every:
         )
         return (now_s if due else last_s), due
 
+    def trigger(self) -> "Trigger":
+        """Return a driver that keeps this schedule's state between events."""
+        return Trigger(self)
+
     def _steps_passed(self, event: StepEvent) -> bool:
         if self.n_steps is None:
             return False
@@ -145,7 +156,7 @@ class Callback(Hook):
 
     def __init__(self, fn: Callable[[MetricsEvent], None], when: Every):
         self._fn = fn
-        self._trigger = _Trigger(when)
+        self._trigger = Trigger(when)
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Call `fn` if due."""
@@ -164,7 +175,7 @@ class StateCallback(Hook):
 
     def __init__(self, fn: Callable[[StateEvent], None], when: Every):
         self._fn = fn
-        self._trigger = _Trigger(when)
+        self._trigger = Trigger(when)
 
     def on_state(self, event: StateEvent) -> None:
         """Call `fn` if due."""
@@ -184,7 +195,7 @@ class WriteMetrics(Hook):
 
     def __init__(self, writer: Writer, when: Every | None = None):
         self._writer = writer
-        self._trigger = _Trigger(when or every(n_steps=10))
+        self._trigger = Trigger(when or every(n_steps=10))
         self._unwritten: MetricsEvent | None = None
 
     def on_metrics(self, event: MetricsEvent) -> None:
@@ -225,7 +236,7 @@ class Report(Hook):
 
     def __init__(self, display: Display, when: Every | None = None):
         self._display = display
-        self._trigger = _Trigger(when or every(seconds=display.interval_s))
+        self._trigger = Trigger(when or every(seconds=display.interval_s))
         self._shown_step: int | None = None
         self._newest: MetricsEvent | None = None
 
@@ -251,7 +262,7 @@ class Report(Hook):
         self._display.show(event.progress, scalars)
 
 
-class _Trigger:
+class Trigger:
     """Drives a schedule: keeps its state between events."""
 
     def __init__(self, when: Every):
@@ -259,5 +270,6 @@ class _Trigger:
         self._last_s: float | None = None
 
     def pulled(self, event: StepEvent) -> bool:
+        """Tell whether `event` is due; call it once for each event."""
         self._last_s, due = self._when.decide(self._last_s, event)
         return due

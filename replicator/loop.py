@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ class Batch(Protocol):
       value: The arrays, on the devices.
       examples: How many real examples they hold.
       steps: How many updates the call makes.
+      position: Where the input is after them; hooks are told.
     """
 
     @property
@@ -42,6 +43,8 @@ class Batch(Protocol):
     def examples(self) -> int: ...  # noqa: D102
     @property
     def steps(self) -> int: ...  # noqa: D102
+    @property
+    def position(self) -> Any: ...  # noqa: D102
 
 
 Step: TypeAlias = Callable[[PyTree, Batch], tuple[PyTree, PyTree]]
@@ -168,8 +171,11 @@ def run_loop(
         while plan.steps is None or run.step < plan.steps:
             batch = next(batches, None)
             if batch is None:
+                run.require_end_of_plan()
                 break
             run.dispatch(step, batch, batches.stall_s)
+            if any(hook.should_stop for hook in hooks):
+                break
         return run.end(batches.stall_s)
 
 
@@ -216,16 +222,27 @@ class _Run:
             examples=batch.examples,
             progress=progress,
             metrics=metrics,
+            position=batch.position,
         )
         for hook in self._hooks:
             hook.on_state(self._newest.state_event(self.state))
+
+    def require_end_of_plan(self) -> None:
+        """Refuse an input that ended while there are steps to do."""
+        if self._plan.steps is None or self.step >= self._plan.steps:
+            return
+        self._show_metrics()
+        if self._finite is not None:
+            self._finite.check()
+        raise ArgumentError(
+            f"`dataset` must last for {self._plan.steps} steps, got its end after step "
+            f"{self.step}. Repeat it, or pass `steps=None` to run until it ends."
+        )
 
     def end(self, stall_s: float) -> LoopResult:
         self._show_metrics()
         if self._finite is not None:
             self._finite.check()
-        if self._plan.steps is not None and self.step < self._plan.steps:
-            self._raise_input_ended()
         if (call := self._newest) is None:
             return self._result(None, None)
         call.progress = self._measure(stall_s)  # now that the last step is done
@@ -269,12 +286,6 @@ class _Run:
                 f"steps with {wanted - self.step} left. Repeat the dataset."
             )
 
-    def _raise_input_ended(self) -> NoReturn:
-        raise ArgumentError(
-            f"`dataset` must last for {self._plan.steps} steps, got its end after step "
-            f"{self.step}. Repeat it, or pass `steps=None` to run until it ends."
-        )
-
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Call:
@@ -287,6 +298,7 @@ class _Call:
     examples: int
     progress: ProgressNumbers
     metrics: PyTree
+    position: Any
     was_read: bool = False
 
     @property
@@ -309,6 +321,7 @@ class _Call:
             examples=self.examples_before + self.examples,
             progress=self.progress,
             state=state,
+            position=self.position,
         )
 
     def metrics_events(self) -> list[MetricsEvent]:

@@ -15,27 +15,26 @@ import optax
 from jax.sharding import Mesh
 
 from replicator import optimizer as optimizers
+from replicator.checkpoint.retention import Retention
 from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.debug_step import DebugStep
-from replicator.display import make_display
 from replicator.errors import ArgumentError
 from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
-from replicator.hooks import Hook, Report, StateEvent, WriteMetrics, every
+from replicator.hooks import Every, Hook, every
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.prefetch import Prefetcher
-from replicator.loop import LoopPlan, LoopResult, run_loop
+from replicator.loop import LoopPlan, LoopResult
 from replicator.loss_scale import DynamicLossScale
 from replicator.mesh import replica_mesh
 from replicator.optimizer_state import Reduction, optimizer_states
 from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
-from replicator.run_record import set_aside, write_run_record
 from replicator.state import RunState, init_run, init_state
 from replicator.steps import count_steps, lift, repeat_steps
-from replicator.writers.directory import directory_writer
+from replicator.training import Checkpoints, Records, train
 
 
 class Replicator:
@@ -237,6 +236,9 @@ class Replicator:
         accumulate: int = 1,
         steps_per_call: int = 1,
         directory: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | Every = 100,
+        retention: Retention | None = None,
         hooks: Sequence[Hook] = (),
         inputs: InputOptions | None = None,
         write_every: int = 10,
@@ -260,6 +262,11 @@ class Replicator:
           steps_per_call: Updates per dispatch, with no change of meaning.
           directory: Where `metrics.jsonl`, TensorBoard events (if installed) and
             `run.json` go; None writes nothing.
+          checkpoint_dir: Where the whole run is saved, and from where it goes on by
+            itself, bit for bit; one directory per run.
+          checkpoint_every: Steps between saves, or a schedule such as
+            `hooks.every(seconds=600)`.
+          retention: Which checkpoints stay; the last three by default.
           hooks: What else happens, after the built-in reports.
           inputs: How the dataset is read and checked; its `accumulate`,
             `steps_per_call` and `steps` are those of the run.
@@ -282,40 +289,40 @@ class Replicator:
         """
         options = self._options(accumulate, steps_per_call, checks)
         state = init_run(init_fn, self._mesh, seed=seed)
-        plan = LoopPlan(
-            steps=steps,
-            steps_per_call=steps_per_call,
-            on_nonfinite=on_nonfinite or _nonfinite_policy(state),
-        )
-        step = self._lift(step_fn, options, debug=debug, counted=True)
         reading = dataclasses.replace(
             inputs or InputOptions(),
             accumulate=accumulate,
             steps_per_call=steps_per_call,
-            steps=steps or None,
         )
-        reports: list[Hook] = [Report(make_display())] if display else []
-        if directory is not None:
-            arguments = {
-                "steps": steps,
-                "accumulate": accumulate,
-                "steps_per_call": steps_per_call,
-                "num_replicas": self.num_replicas,
-                "reduction": self._reduction,
-                "inputs": dataclasses.asdict(reading),
-            }
-            set_aside(directory)
-            write_run_record(directory, seed=seed, arguments=arguments)
-            when = every(n_steps=write_every)
-            reports.append(WriteMetrics(directory_writer(directory), when))
-        result = run_loop(
-            step,
+        arguments = {
+            "steps": steps,
+            "accumulate": accumulate,
+            "steps_per_call": steps_per_call,
+            "num_replicas": self.num_replicas,
+            "reduction": self._reduction,
+            "inputs": dataclasses.asdict(reading),
+        }
+        return train(
+            self._lift(step_fn, options, debug=debug, counted=True),
             state,
-            open_input(dataset, self._mesh, options=reading),
-            plan=plan,
-            hooks=[*reports, *map(_ForUser, hooks)],
+            dataset,
+            mesh=self._mesh,
+            plan=LoopPlan(
+                steps=steps,
+                steps_per_call=steps_per_call,
+                on_nonfinite=on_nonfinite or _nonfinite_policy(state),
+            ),
+            reading=reading,
+            records=Records(
+                directory=directory,
+                write_every=write_every,
+                display=display,
+                seed=seed,
+                arguments=arguments,
+            ),
+            checkpoints=_checkpoints(checkpoint_dir, checkpoint_every, retention),
+            hooks=hooks,
         )
-        return dataclasses.replace(result, state=result.state.user)
 
     def _options(
         self, accumulate: int, steps_per_call: int, checks: frozenset | None
@@ -358,19 +365,17 @@ def run(
     return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
 
 
-class _ForUser(Hook):
-    """Show a user's hook the user's state, not the run's."""
-
-    def __init__(self, hook: Hook) -> None:
-        self._hook = hook
-        self.on_metrics = hook.on_metrics
-        self.close = hook.close
-
-    def on_state(self, event: StateEvent) -> None:
-        self._hook.on_state(dataclasses.replace(event, state=event.state.user))
-
-    def on_end(self, event: StateEvent) -> None:
-        self._hook.on_end(dataclasses.replace(event, state=event.state.user))
+def _checkpoints(
+    directory: str | os.PathLike[str] | None,
+    when: int | Every,
+    retention: Retention | None,
+) -> Checkpoints | None:
+    if directory is None:
+        return None
+    schedule = every(n_steps=when) if isinstance(when, int) else when
+    return Checkpoints(
+        directory=directory, when=schedule, retention=retention or Retention()
+    )
 
 
 def _nonfinite_policy(state: RunState) -> Literal["raise", "ignore"]:

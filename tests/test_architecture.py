@@ -29,7 +29,7 @@ FLOORS = {
         optimizer collecting tail accumulate steps program compiled_step debug_step
         hooks finite_check loop evaluate evaluate_every
     """,
-    "hall": "replicator testing",
+    "hall": "replicator testing training",
     "top": "__init__",
 }
 FLOOR_OF = {

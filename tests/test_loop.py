@@ -34,6 +34,7 @@ class Batch:
     value: jax.Array
     examples: int = EXAMPLES
     steps: int = 1
+    position: object = None
 
 
 class Batches:

@@ -4,6 +4,7 @@ Each line is one unbuffered write: a reader, or whoever comes after a crash, see
 lines. Numbers that JSON lacks are strings: see `strict_json`.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,3 +63,25 @@ class JSONL:
             self._file.seek(size - 1)
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")
+
+
+def drop_after(path: Path, *, step: int) -> None:
+    """Rewrite a file of JSON lines without those of later steps, whole or not at all.
+
+    Args:
+      path: The file; nothing happens if there is none.
+      step: The last step whose lines stay.
+    """
+    if not path.exists():
+        return
+    kept = [line for line in path.read_bytes().splitlines() if _is_until(line, step)]
+    draft = path.with_suffix(".kept")
+    draft.write_bytes(b"".join(line + b"\n" for line in kept))
+    draft.replace(path)
+
+
+def _is_until(line: bytes, step: int) -> bool:
+    try:
+        return json.loads(line)["step"] <= step
+    except (ValueError, KeyError, TypeError):
+        return False  # cut short by a crash

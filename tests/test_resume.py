@@ -1,0 +1,219 @@
+"""A run that was cut short goes on as if it had not been: bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicator
+from replicator.hooks import StateCallback, every
+from replicator.inputs.position import position_from_json
+from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
+
+STEPS = 12
+
+
+class Cut(Exception):
+    """What cuts a run short."""
+
+
+def noisy_trainer(optimizer):
+    """Draw from the step's key, and count what each replica saw."""
+    init_fn, _ = trainer(optimizer)
+
+    def own_init(key):
+        seen = replicator.PerReplica(jnp.zeros(()), on_resize="sum")
+        return init_fn(key) | {"seen": seen}
+
+    def step_fn(state, batch, key):
+        noise = 0.01 * jax.random.normal(key, (4,))
+        noisy = batch | {"x": batch["x"] + replicator.assume_replicated(noise)[None]}
+        grads = jax.grad(mlp_loss)(state["params"], noisy)
+        seen = replicator.PerReplica(state["seen"].value + batch["y"].sum(), "sum")
+        return apply(optimizer, state, grads) | {"seen": seen}, {}
+
+    return own_init, step_fn
+
+
+def dataset():
+    return [regression_batch(seed=seed) for seed in range(5)]
+
+
+def run(tmp_path, *, cut_at=None, n=4, rep=None, **options):
+    rep = rep or replicas(n)
+    init_fn, step_fn = noisy_trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
+
+    def cut(event):
+        raise Cut(event.step)
+
+    hooks = [] if cut_at is None else [StateCallback(cut, every(n_steps=cut_at))]
+    return rep.run(
+        step_fn,
+        dataset(),
+        init_fn=init_fn,
+        steps=STEPS,
+        checkpoint_dir=tmp_path / "checkpoints",
+        checkpoint_every=2,
+        hooks=hooks,
+        display=False,
+        **options,
+    )
+
+
+def assert_same_bits(found, expected):
+    for one, other in zip(
+        jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+@pytest.mark.parametrize(
+    ("cut_at", "options"),
+    [
+        (3, {}),
+        (7, {"accumulate": 2}),
+        (8, {"steps_per_call": 4}),
+    ],
+)
+def test_a_cut_run_ends_with_the_bits_of_one_that_was_not(tmp_path, cut_at, options):
+    expected = run(tmp_path / "whole", **options)
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", cut_at=cut_at, **options)
+    found = run(tmp_path / "cut", **options)
+    assert found.step == STEPS
+    assert_same_bits(found.state, expected.state)
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+def test_a_finished_run_is_not_run_again(tmp_path):
+    expected = run(tmp_path)
+    again = run(tmp_path)
+    assert again.examples == 0
+    assert_same_bits(again.state, expected.state)
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+def test_another_number_of_replicas_goes_on_from_the_same_values(tmp_path):
+    with pytest.raises(Cut):
+        run(tmp_path, cut_at=6, n=4)
+    found = run(tmp_path, n=2)
+    expected = run(tmp_path / "whole", n=4)
+    for one, other in zip(
+        jax.tree.leaves(found.state["params"]),
+        jax.tree.leaves(expected.state["params"]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.sum(found.state["seen"].value),
+        np.sum(expected.state["seen"].value),
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+def test_metrics_of_a_resumed_run_hold_each_step_once(tmp_path):
+    records = {"directory": tmp_path / "records", "write_every": 1}
+    with pytest.raises(Cut):
+        run(tmp_path, cut_at=7, **records)
+    run(tmp_path, **records)
+    lines = (tmp_path / "records" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == STEPS
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+def test_a_second_run_on_the_same_directory_is_refused(tmp_path):
+    def start_another(event):
+        run(tmp_path)
+
+    rep = replicas(2)
+    init_fn, step_fn = noisy_trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    with pytest.raises(replicator.errors.CheckpointInUseError):
+        rep.run(
+            step_fn,
+            dataset(),
+            init_fn=init_fn,
+            steps=2,
+            checkpoint_dir=tmp_path / "checkpoints",
+            hooks=[StateCallback(start_another, every(n_steps=1))],
+            display=False,
+        )
+
+
+def test_a_position_of_a_checkpoint_reads_back(tmp_path):
+    from replicator.checkpoint import CheckpointStore
+
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    rep.run(
+        step_fn,
+        dataset(),
+        init_fn=init_fn,
+        steps=7,
+        checkpoint_dir=tmp_path,
+        display=False,
+    )
+    found = CheckpointStore(tmp_path).restore()
+    position = position_from_json(found.meta["position"])
+    assert (position.batches, position.epoch, position.epoch_batches) == (7, 1, 2)
+
+
+_TRAIN = """
+import sys, replicator
+replicator.fake_devices(4)
+import jax, numpy as np, optax
+from replicator.hooks import StateCallback, every
+sys.path.insert(0, {root!r})
+from tests.steps import trainer, regression_batch
+
+rep = replicator.Replicator(compilation_cache=False)
+init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
+tell = StateCallback(lambda event: print(event.step, flush=True), every(n_steps=1))
+result = rep.run(
+    step_fn, [regression_batch(seed=seed) for seed in range(5)], init_fn=init_fn,
+    steps=400, checkpoint_dir={directory!r}, checkpoint_every=5, hooks=[tell],
+    display=False,
+)
+np.save({result!r}, np.concatenate([
+    np.asarray(leaf).ravel() for leaf in jax.tree.leaves(result.state)
+]))
+"""
+
+
+def train(directory, result, *, kill_at=None):
+    """Train in a process of its own; SIGKILL it when it tells of step `kill_at`."""
+    root = os.getcwd()
+    code = _TRAIN.format(root=root, directory=str(directory), result=str(result))
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if kill_at is not None and int(line) >= kill_at:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.stdout.close()
+    return process.wait(timeout=120)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_with_the_bits_of_one_that_was_not(tmp_path):
+    assert train(tmp_path / "whole", tmp_path / "whole.npy") == 0
+    for kill_at in (1, 60, 200, 301, 399):
+        code = train(tmp_path / "killed", tmp_path / "killed.npy", kill_at=kill_at)
+        assert code == -signal.SIGKILL
+    assert train(tmp_path / "killed", tmp_path / "killed.npy") == 0
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "killed.npy"), np.load(tmp_path / "whole.npy")
+    )
