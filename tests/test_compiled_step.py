@@ -13,7 +13,7 @@ from jax.experimental import checkify
 
 import replicator
 from replicator import Max, Mean, PerReplica, RecompilationWarning, Sum
-from replicator.errors import ArgumentError, BatchError, ReplicationError, StateError
+from replicator.errors import ArgumentError, BatchError, ReplicationError
 from tests.steps import (
     adam,
     apply,
@@ -161,19 +161,6 @@ def test_declared_metrics_of_many_steps_have_steps_first():
     _, metrics = step(rep.init(init_counting), {"x": x})
     np.testing.assert_array_equal(metrics["own"], x.reshape(2, 8, 2).sum(-1))
     assert metrics["sum"].shape == (2,)
-
-
-def test_weak_types_do_not_compile_again():
-    traces = []
-
-    def step_fn(state, batch):
-        traces.append(1)
-        return {"total": state["total"] + batch["x"].size, "one": 1.0}, {}
-
-    step, state = replicas(8).compile(step_fn), {"total": 0, "one": 1.0}
-    for _ in range(3):
-        state, _ = step(state, {"x": np.ones(8, np.float32)})
-    assert len(traces) == 1
 
 
 @pytest.mark.parametrize(
@@ -341,33 +328,6 @@ def test_a_nan_is_blamed_on_the_replica_where_it_began():
     ]
 
 
-def test_a_third_parameter_receives_a_key():
-    def step_fn(state, batch, key):
-        return {"key": key}, {}
-
-    key = jax.random.key(3)
-    state, _ = replicas(8).compile(step_fn)({"key": key}, regression_batch(), key)
-    assert_equal_bits(
-        jax.random.key_data(state["key"]),
-        jax.random.key_data(jax.random.fold_in(key, 0)),
-    )
-
-
-def test_a_keyword_parameter_is_no_key():
-    def step_fn(state, batch, *, scale=2.0):
-        return {"a": state["a"] * scale}, {}
-
-    state, _ = replicas(8).compile(step_fn)({"a": jnp.ones(())}, regression_batch())
-    assert float(state["a"]) == 2
-
-
-def test_a_step_that_takes_a_key_must_get_one():
-    rep = replicas(8)
-    init_fn, step_fn = dropout_trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-    with pytest.raises(ArgumentError, match="`key` must be given to a step"):
-        rep.compile(step_fn)(rep.init(init_fn), regression_batch())
-
-
 def test_example_keys_give_the_same_dropout_on_any_number_of_replicas():
     def trained(n):
         rep = replicas(n)
@@ -437,22 +397,6 @@ def test_a_step_of_no_metrics_and_no_batch_dependence_runs():
         state, metrics = step(state, regression_batch())
     assert int(state["n"]) == 40
     assert metrics == {}
-
-
-def test_another_state_structure_is_refused_by_leaf():
-    def step_fn(state, batch):
-        return {"a": state["a"]}, {}
-
-    state = {"a": jnp.ones(()), "b": jnp.ones(())}
-    with pytest.raises(StateError, match="got another: `b` is missing"):
-        replicas(8).compile(step_fn)(state, regression_batch())
-
-
-def test_a_step_must_return_a_pair():
-    with pytest.raises(StateError, match=r"must return \(state, metrics\), got dict"):
-        replicas(8).compile(lambda state, batch: state)(
-            {"a": jnp.ones(())}, {"x": np.ones(8)}
-        )
 
 
 def test_a_declared_leaf_needs_its_replica_axis():

@@ -1,0 +1,74 @@
+"""The public names, each with its one home; `__init__.py` loads them when used."""
+
+from . import checkpoint, errors, hooks, testing, writers
+from .averages import ema
+from .best_so_far import BestSoFar, Follow
+from .collectives.all_gather import all_gather
+from .collectives.all_reduce import all_reduce
+from .collectives.all_to_all import all_to_all
+from .collectives.assume_replicated import assume_replicated
+from .collectives.axes import num_replicas, replica_id
+from .collectives.broadcast import broadcast
+from .collectives.keys import example_keys, replica_key
+from .collectives.map_gather import map_gather, map_reduce
+from .collectives.microbatch import is_last_microbatch
+from .collectives.permute import permute
+from .collectives.reduce_scatter import reduce_scatter
+from .compiled_step import CompiledStep, RecompilationWarning
+from .evaluate import Evaluation
+from .evaluate_every import EvaluateEvery
+from .fake_devices import fake_devices
+from .inputs.context import InputContext
+from .inputs.options import InputOptions
+from .loss_scale import DynamicLossScale
+from .metrics import Max, Mean, Sum
+from .optimizer import scale_loss, wrap_optimizer
+from .optimizer_state import OptimizerState
+from .per_replica import PerReplica
+from .proof import SharedRandomKeyWarning
+from .replicator import Replicator, run
+from .version import __version__
+
+__all__ = [
+    "BestSoFar",
+    "CompiledStep",
+    "DynamicLossScale",
+    "EvaluateEvery",
+    "Evaluation",
+    "Follow",
+    "InputContext",
+    "InputOptions",
+    "Max",
+    "Mean",
+    "OptimizerState",
+    "PerReplica",
+    "RecompilationWarning",
+    "Replicator",
+    "SharedRandomKeyWarning",
+    "Sum",
+    "__version__",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "assume_replicated",
+    "broadcast",
+    "checkpoint",
+    "ema",
+    "errors",
+    "example_keys",
+    "fake_devices",
+    "hooks",
+    "is_last_microbatch",
+    "map_gather",
+    "map_reduce",
+    "num_replicas",
+    "permute",
+    "reduce_scatter",
+    "replica_id",
+    "replica_key",
+    "run",
+    "scale_loss",
+    "testing",
+    "wrap_optimizer",
+    "writers",
+]
