@@ -23,12 +23,14 @@ class RunState:
 
     Attributes:
       step: Updates done, an int32 scalar.
-      key: The run's random key; a step gets `fold_in(fold_in(key, step), microbatch)`.
+      key: Data of the run's random key (`jax.random.key_data`); a step gets
+        `fold_in(fold_in(key, step), microbatch)`. A typed key would keep JAX from its
+        fast way of calling a compiled program: 300 µs a step.
       user: The state that the user's step sees.
     """
 
     step: jax.Array
-    key: Key
+    key: jax.Array
     user: PyTree
 
 
@@ -73,6 +75,6 @@ def init_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> RunState:
     for_init, for_steps = jax.random.split(jax.random.key(seed))
     return RunState(
         step=jax.device_put(jnp.zeros((), jnp.int32), replicated(mesh)),
-        key=jax.device_put(for_steps, replicated(mesh)),
+        key=jax.device_put(jax.random.key_data(for_steps), replicated(mesh)),
         user=init_state(init_fn, mesh, key=for_init),
     )

@@ -33,8 +33,9 @@ def line_of(examples):
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-def test_every_python_block_runs():
+def test_every_python_block_runs(tmp_path):
     names = {
+        "folder": tmp_path,
         "init_params": init_params,
         "loss_fn": loss_fn,
         "masked_loss": masked_loss,

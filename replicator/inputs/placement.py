@@ -72,7 +72,8 @@ def place(
       steps_per_call: Steps that one call makes.
 
     Returns:
-      Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front.
+      Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front; NumPy's
+      own where the mesh is one CPU device.
 
     Raises:
       BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
@@ -101,11 +102,15 @@ class Placement:
         self._depth = int(steps_per_call > 1)
         self._accumulate = accumulate
         self._sharding = NamedSharding(mesh, batch_spec(accumulate, steps_per_call))
+        # Host memory is the memory of a lone CPU device: a program takes it as it is.
+        self._in_place = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
     def put(self, batch: PyTree) -> PyTree:
         """Return the batch as global arrays in the placed layout."""
         if self._accumulate > 1:
             batch = jax.tree.map(self._cut, batch)
+        if self._in_place and not _on_device(batch):
+            return batch
         # The seam to several processes, each of which holds its own part of the batch.
         if jax.process_count() == 1:
             return jax.device_put(batch, self._sharding)
@@ -121,6 +126,10 @@ class Placement:
         rows = shape[depth] // self._accumulate
         cut = (*shape[:depth], self._accumulate, rows, *shape[depth + 1 :])
         return _local(leaf).reshape(cut)
+
+
+def _on_device(batch: PyTree) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
 
 
 def stack_batches(batches: Sequence[PyTree]) -> PyTree:

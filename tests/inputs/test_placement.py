@@ -12,6 +12,8 @@ from replicator.mesh import replica_mesh
 
 
 def _replicas_data(array):
+    if isinstance(array, np.ndarray):  # one CPU device takes host memory as it is
+        return [array]
     return [np.asarray(shard.data) for shard in array.addressable_shards]
 
 
