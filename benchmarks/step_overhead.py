@@ -45,7 +45,7 @@ from replicator.protocols import PyTree
 DEVICES = 8
 _ROUNDS = flags.DEFINE_integer("rounds", 40, "Interleaved blocks of each loop.")
 _STEPS = flags.DEFINE_integer("steps", 20, "Steps per block.")
-_WIDTH = flags.DEFINE_integer("width", 4, "Width of the timed ResNet: step time.")
+_WIDTH = flags.DEFINE_integer("width", 2, "Width of the timed ResNet: step time.")
 _EMPTY_STEPS = flags.DEFINE_integer("empty_steps", 500, "Empty steps per block.")
 
 

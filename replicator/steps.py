@@ -65,8 +65,8 @@ def count_steps(update: KeyedStep) -> KeyedStep:
     """Let `update` work on a `RunState`: it gets the step's key, and is counted."""
 
     def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(run.key), run.step)
-        user, reported = update(run.user, batch, key)
+        step_key = jax.random.fold_in(jax.random.wrap_key_data(run.key), run.step)
+        user, reported = update(run.user, batch, step_key)
         if isinstance(reported, dict):
             reported = _gradient_norms(user) | reported
         return RunState(step=run.step + 1, key=run.key, user=user), reported
