@@ -108,11 +108,6 @@ def find_equation(
     return None
 
 
-def any_equation(jaxpr: core.Jaxpr, predicate: Callable[[core.JaxprEqn], bool]) -> bool:
-    """Tell whether some equation of `jaxpr`, however deep, satisfies `predicate`."""
-    return find_equation(jaxpr, predicate) is not None
-
-
 def is_collective(eqn: core.JaxprEqn, axis_name: str) -> bool:
     """Tell whether a device waits for others in `eqn`, over the axis `axis_name`."""
     # Asking for its own place, it waits for nobody.

@@ -44,28 +44,21 @@ class RunAhead:
         """Number of admitted steps that were not waited for yet."""
         return len(self._in_flight)
 
-    def admit(self, outputs: PyTree, *, otherwise: PyTree = None) -> None:
+    def admit(self, outputs: PyTree) -> None:
         """Count a dispatched step; wait until there is room for one more.
 
         Args:
-          outputs: What the step returned and nobody donates, as its metrics. All are
-            kept: JAX hands back an output that is an input unchanged, and such a one
-            is ready before the step is.
-          otherwise: What to wait for, at once, if `outputs` holds no array. Nothing
-            of it is kept, so it may be donated to the next step.
+          outputs: Arrays that the step returned and nobody donates. All are kept: JAX
+            hands back an output that is an input unchanged, and such a one is ready
+            before the step is.
         """
         arrays = _arrays(outputs)
         if not arrays:
-            jax.block_until_ready(_arrays(otherwise)[:1])
             return
         self._in_flight.append(arrays)
         if self._limit > MOST_ON_CPU and _on_cpu(arrays[0]):
             self._limit = MOST_ON_CPU
         self._wait_until_at_most(self._limit - 1)
-
-    def wait_all(self) -> None:
-        """Wait for every step in flight."""
-        self._wait_until_at_most(0)
 
     def _wait_until_at_most(self, count: int) -> None:
         while len(self._in_flight) > count:

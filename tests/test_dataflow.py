@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from replicator.dataflow import DependsOn, any_equation, flow, over_axis, sub_jaxprs
+from replicator.dataflow import DependsOn, find_equation, flow, over_axis, sub_jaxprs
 from replicator.mesh import replica_mesh
 
 
@@ -97,9 +97,9 @@ def test_every_nested_jaxpr_is_found():
     jaxpr = jax.make_jaxpr(fn)(1.0).jaxpr
     [branches] = [sub_jaxprs(e) for e in jaxpr.eqns if e.primitive.name == "cond"]
     assert len(branches) == 2
-    assert any_equation(jaxpr, lambda eqn: eqn.primitive.name == "sin")
-    assert any_equation(jaxpr, lambda eqn: eqn.primitive.name == "mul")
-    assert not any_equation(jaxpr, lambda eqn: eqn.primitive.name == "cos")
+    assert find_equation(jaxpr, lambda eqn: eqn.primitive.name == "sin")
+    assert find_equation(jaxpr, lambda eqn: eqn.primitive.name == "mul")
+    assert not find_equation(jaxpr, lambda eqn: eqn.primitive.name == "cos")
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_collectives_know_their_axis(collective):
         check_vma=False,
     )
     jaxpr = jax.make_jaxpr(fn)(jnp.ones(2)).jaxpr
-    assert any_equation(jaxpr, lambda eqn: over_axis(eqn, "replica"))
-    assert not any_equation(jaxpr, lambda eqn: over_axis(eqn, "model"))
+    assert find_equation(jaxpr, lambda eqn: over_axis(eqn, "replica"))
+    assert not find_equation(jaxpr, lambda eqn: over_axis(eqn, "model"))
 
 
 def test_a_sum_over_array_axes_is_no_collective():
     jaxpr = jax.make_jaxpr(lambda x: x.sum(0))(jnp.ones((2, 3))).jaxpr
-    assert not any_equation(jaxpr, lambda eqn: over_axis(eqn, "replica"))
+    assert not find_equation(jaxpr, lambda eqn: over_axis(eqn, "replica"))

@@ -62,32 +62,9 @@ def test_on_cpu_no_more_than_16_steps_are_in_flight(slow_step):
     assert most_unfinished(*slow_step, RunAhead(1000).admit, steps=24) <= 16
 
 
-def test_wait_all_waits_for_every_step(slow_step):
-    step, state = slow_step
-    run_ahead = RunAhead(4)
-    outputs = []
-    for _ in range(3):
-        state, metrics = step(state)
-        outputs.append(metrics["total"])
-        run_ahead.admit(metrics)
-    run_ahead.wait_all()
-    assert run_ahead.in_flight == 0
-    assert all(output.is_ready() for output in outputs)
-
-
-def test_a_step_without_outputs_is_waited_for_by_its_state(slow_step):
-    step, state = slow_step
-    run_ahead = RunAhead(4)
-    for _ in range(3):
-        state, _ = step(state)
-        run_ahead.admit({}, otherwise={"x": state})
-        assert state.is_ready()
-    assert run_ahead.in_flight == 0
-
-
 def test_outputs_that_are_no_arrays_are_not_waited_for():
     run_ahead = RunAhead(1)
-    run_ahead.admit({"loss": 0.5}, otherwise=None)
+    run_ahead.admit({"loss": 0.5})
     assert run_ahead.in_flight == 0
 
 

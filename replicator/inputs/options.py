@@ -3,7 +3,7 @@
 import dataclasses
 from typing import get_args
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count
 from replicator.inputs.adapters import Adapter
 from replicator.inputs.context import InputMode
 from replicator.inputs.remainder import Remainder
@@ -44,8 +44,8 @@ class InputOptions:
     def __post_init__(self):
         for name in ("accumulate", "steps_per_call", "steps", "epochs", "prefetch"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
+            if value is not None:
+                check_count(name, value)
         if self.timeout_s <= 0:
             raise ArgumentError(
                 f"`timeout_s` must be positive, got {self.timeout_s}. "
