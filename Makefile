@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 PYTEST_ARGS ?=
 RUN_TESTS = $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-newest lint bench lock clean
+.PHONY: demo test test-slow nightly test-newest lint bench lock clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.ready
@@ -19,7 +19,15 @@ test: $(VENV)/.ready
 	$(RUN_TESTS) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.ready
+	sh tests/install_chromium.sh
 	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
+
+# What takes hours: more kills and more damage than `make test-slow` has time for.
+nightly: $(VENV)/.ready
+	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.kill_resume --kills=500 --terms=50
+	$(BIN)/python -m benchmarks.corruption --cases=100000
+	$(BIN)/python -m benchmarks.no_hang --runs=200
 
 test-newest:
 	@$(NEWEST) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { echo \

@@ -46,6 +46,17 @@ BARS = (
     _bar("steps_per_call", "speedup", ">=", 1.5),
     _bar("no_hang", "failures", "==", 0),
     _bar("import_time", "ratio", "<=", 1.15),
+    _bar("kill_resume", "failures", "==", 0),
+    _bar("kill_resume", "lost_steps", "==", 0),
+    _bar("kill_resume", "lost_on_sigterm", "==", 0),
+    _bar("kill_resume", "first_step_s", "<=", 3.0),
+    _bar("corruption", "silent", "==", 0),
+    _bar("checkpoint_stall", "ratio", "<=", 1.10),
+    _bar("checkpoint_stall", "blocked_ms", "<=", 50),
+    _bar("checkpoint_stall", "seconds_per_save_ratio", "<=", 1.3),
+    _bar("goodput", "goodput", ">=", 0.90),
+    _bar("metrics_cost", "ratio_low", "<=", 1.03),
+    _bar("eval_exact", "failures", "==", 0),
 )
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))

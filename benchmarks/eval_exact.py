@@ -3,12 +3,19 @@
 Every dataset size is evaluated on every number of replicas, cut into batches in another
 way each time. A case fails unless every example was seen exactly once, `examples` says
 how many there were, and all metrics of an MLP and of a convolution net have the bits
-that one replica got. One process so far: several will take turns here when they can.
+that one replica got. Then processes that share the replicas do the same.
 """
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +31,11 @@ _SIZES = flags.DEFINE_multi_integer(
     [1, 2, 7, 63, 64, 65, 255, 256, 257, 1000, 2047, 2048, 2049, 10_000, 10_007],
     "Examples in a dataset.",
 )
+_PROCESSES = flags.DEFINE_multi_string(
+    "processes", ["2x1", "3x1", "2x4"], "Processes x devices of each; none: `0x0`."
+)
+_PLACE = flags.DEFINE_string("place", None, "For a process of a group: its place.")
+_GROUP_TIMEOUT_S = 600.0
 _DRAWN = flags.DEFINE_integer("drawn", 15, "Sizes drawn besides, up to the largest.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of examples, weights, and what is drawn.")
 
@@ -83,30 +95,73 @@ def eval_fn(state: PyTree, batch: PyTree, *, most: int) -> dict[str, PyTree]:
 
 
 def count_failures(
-    replicas: Sequence[int], sizes: Sequence[int], *, seed: int
+    replicators: Mapping[str, replicator.Replicator], sizes: Sequence[int], *, seed: int
 ) -> tuple[int, int]:
-    """Run every case; return how many failed, and how many there were."""
+    """Run every case; return how many failed, and how many there were.
+
+    Args:
+      replicators: By name; the first has one replica, to which all are compared.
+      sizes: Of datasets.
+      seed: Of examples, weights and cuts.
+    """
     most, failures, cases = max(sizes), 0, 0
     data, state = examples(most, seed), weights(seed)
     rng = np.random.default_rng(seed)
     fn = functools.partial(eval_fn, most=most)
     evaluations = {
-        count: replicator.Replicator(num_replicas=count).compile_evaluation(fn)
-        for count in dict.fromkeys([1, *replicas])
+        name: each.compile_evaluation(fn) for name, each in replicators.items()
     }
+    first = next(iter(evaluations))
     for size in sizes:
         rows = jax.tree.map(lambda leaf, n=size: leaf[:n], data)
-        one = evaluations[1](state, [rows])
-        for count in replicas:
+        one = evaluations[first](state, [rows])
+        for name, evaluation in evaluations.items():
             cut = int(rng.integers(1, size + 1))
-            found = evaluations[count](state, batches(rows, cut))
+            found = evaluation(state, batches(rows, cut))
             problem = _problem(found, one, size)
             failures += problem is not None
             cases += 1
             if problem:
-                print(f"{size} examples by {cut} on {count} replicas: {problem}")
-        print(f"{size:6} examples: evaluated on {', '.join(map(str, replicas))}")
+                print(f"{size} examples by {cut} on {name}: {problem}")
+        print(f"{size:6} examples: evaluated on {', '.join(evaluations)}", flush=True)
     return failures, cases
+
+
+def count_in_processes(layout: str) -> tuple[int, int]:
+    """Run every case in a group of processes; return failures, and cases.
+
+    Args:
+      layout: `2x4` for two processes of four devices each.
+    """
+    count = int(layout.partition("x")[0])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, str(rank)) for rank in range(count)]
+        group = [
+            subprocess.Popen(
+                [
+                    *[sys.executable, "-m", "benchmarks.eval_exact", *sys.argv[1:]],
+                    f"--place={rank},{layout},{port}",
+                ],
+                stdout=log.open("wb"),
+                start_new_session=True,
+            )
+            for rank, log in enumerate(logs)
+        ]
+        try:
+            codes = [process.wait(_GROUP_TIMEOUT_S) for process in group]
+        finally:
+            for process in group:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        told = [log.read_text() for log in logs]
+    if any(codes):
+        raise SystemExit(f"{layout}: processes ended with {codes}\n" + "\n".join(told))
+    print(told[0], end="")
+    results = [json.loads(text.splitlines()[-1]) for text in told]
+    return sum(each["failures"] for each in results), results[0]["cases"]
 
 
 def batches(rows: PyTree, size: int) -> Iterator[PyTree]:
@@ -132,19 +187,48 @@ def _problem(found: PyTree, one: PyTree, size: int) -> str | None:
     return None
 
 
+def replicators_of_place(place: str) -> dict[str, replicator.Replicator]:
+    """Join a group of processes; return one replica, and all that they share."""
+    rank, layout, port = place.split(",")
+    processes, devices = map(int, layout.split("x"))
+    replicator.fake_devices(devices)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # More than one step in flight hangs several devices over gloo.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    address = f"127.0.0.1:{port}"
+    jax.distributed.initialize(
+        address, processes, int(rank), coordinator_bind_address=address
+    )
+    alone = replicator.Replicator(num_replicas=1, devices=jax.local_devices())
+    return {"1": alone, f"{layout} (processes)": replicator.Replicator()}
+
+
 def main(argv: list[str]) -> None:
     del argv
-    replicator.fake_devices(max(_REPLICAS.value))
     rng = np.random.default_rng(_SEED.value)
     drawn = rng.integers(1, max(_SIZES.value) + 1, _DRAWN.value).tolist()
     sizes = sorted({*_SIZES.value, *drawn})
-    failures, cases = count_failures(_REPLICAS.value, sizes, seed=_SEED.value)
+    if _PLACE.value:
+        found = replicators_of_place(_PLACE.value)
+        failures, cases = count_failures(found, sizes, seed=_SEED.value)
+        print(json.dumps({"failures": failures, "cases": cases}))
+        return
+    replicator.fake_devices(max(_REPLICAS.value))
+    replicators = {
+        str(count): replicator.Replicator(num_replicas=count)
+        for count in dict.fromkeys([1, *_REPLICAS.value])
+    }
+    failures, cases = count_failures(replicators, sizes, seed=_SEED.value)
+    layouts = [layout for layout in _PROCESSES.value if layout != "0x0"]
+    for layout in layouts:
+        more_failures, more_cases = count_in_processes(layout)
+        failures, cases = failures + more_failures, cases + more_cases
     result = {
         "failures": failures,
         "cases": cases,
         "replicas": _REPLICAS.value,
         "largest": max(sizes),
-        "processes": 1,
+        "processes": layouts,
     }
     print(json.dumps(result))
 

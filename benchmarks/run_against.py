@@ -27,8 +27,8 @@ def time_run_against(
 
     Args:
       run: Calls `rep.run(..., hooks=[hook])`; its first block warms up. While others
-        have their turn, its input thread fills its queue: two batches that the next
-        block finds ready.
+        have their turn, its input thread fills its queue: `prefetch` batches that the
+        next block finds ready.
       others: By name; each makes as many steps, and waits until they are done.
       steps_per_block: Steps of the run in one block.
       clock: Where the time comes from.

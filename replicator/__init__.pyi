@@ -1,6 +1,14 @@
 """The public names, each with its one home; `__init__.py` loads them when used."""
 
-from . import checkpoint, errors, hooks, testing, writers
+from . import (
+    checkpoint,
+    distributed,
+    errors,
+    exit_codes,
+    hooks,
+    testing,
+    writers,
+)
 from .averages import ema
 from .best_so_far import BestSoFar, Follow
 from .collectives.all_gather import all_gather
@@ -53,9 +61,11 @@ __all__ = [
     "assume_replicated",
     "broadcast",
     "checkpoint",
+    "distributed",
     "ema",
     "errors",
     "example_keys",
+    "exit_codes",
     "fake_devices",
     "hooks",
     "is_last_microbatch",

@@ -6,8 +6,9 @@ it, and the executable is kept.
 """
 
 import dataclasses
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +17,30 @@ from jax.sharding import Mesh
 
 from replicator import dataflow, proof
 from replicator.collecting import KeyedStep
-from replicator.errors import ArgumentError, BatchError
+from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.inputs.placement import Placed, place
 from replicator.inputs.remainder import MASK
+from replicator.memory_errors import (
+    is_out_of_memory,
+    memory_limit_bytes,
+    memory_need,
+    out_of_memory,
+)
+from replicator.mesh import put
 from replicator.optimizer_state import optimizer_states
 from replicator.ordered_bits import refuse_other_collectives
 from replicator.per_replica import PerReplica, is_per_replica
+from replicator.phases import Phases
 from replicator.program import (
     CompileOptions,
     joined_metrics,
     make_program,
     raise_error,
 )
+from replicator.program_cost import Compilation, program_cost
 from replicator.protocols import Key, PyTree
 from replicator.run_ahead import RunAhead
+from replicator.same_everywhere import require_same_program
 from replicator.source_lines import user_stacklevel
 from replicator.state import state_shardings
 from replicator.trees import describe, first_difference, leaf_path, named_leaves
@@ -43,7 +54,7 @@ class RecompilationWarning(UserWarning):
 class _Executable:
     """A compiled program, and whether anything in it follows from the batch's mask."""
 
-    run: Callable
+    run: jax.stages.Compiled
     reads_mask: bool
 
 
@@ -54,15 +65,38 @@ class CompiledStep:
     (leaves [global_batch, ...]) or with what `rep.batches` yields.
     """
 
-    def __init__(self, update: KeyedStep, mesh: Mesh, options: CompileOptions) -> None:
+    def __init__(
+        self,
+        update: KeyedStep,
+        mesh: Mesh,
+        options: CompileOptions,
+        phases: Phases | None = None,
+    ) -> None:
         self._mesh = mesh
         self._options = options
+        self._phases = phases or Phases()
         self._program = make_program(update, mesh, options)
         self._programs: dict[tuple, _Executable] = {}
         # The program that served such a batch last: no look at the state for each call.
         self._by_batch: dict[tuple, _Executable] = {}
         self._newest: PyTree = None  # shapes of what was compiled last
         self._run_ahead = RunAhead(options.max_in_flight)
+        self._compilations: list[Compilation] = []
+        self._uncounted: list[tuple[float, core.ClosedJaxpr, jax.stages.Compiled]] = []
+
+    @property
+    def compilations(self) -> Sequence[Compilation]:
+        """What was compiled so far; its costs are counted when somebody asks."""
+        while self._uncounted:
+            seconds, jaxpr, compiled = self._uncounted.pop(0)
+            self._compilations.append(
+                Compilation(
+                    seconds=seconds,
+                    steps_per_call=self._options.steps_per_call,
+                    cost=program_cost(jaxpr, compiled),
+                )
+            )
+        return self._compilations
 
     def __call__(
         self, state: PyTree, batch: PyTree, key: Key | None = None
@@ -83,7 +117,32 @@ class CompiledStep:
           BatchError: The batch does not divide, or its leaves do not agree.
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
+          DeviceMemoryError: The step needs more memory than a device has.
         """
+        try:
+            return self._call(state, batch, key)
+        except jax.errors.JaxRuntimeError as failure:
+            if not is_out_of_memory(failure):
+                raise
+            raise self.explained(failure) from failure
+
+    def explained(self, failure: Exception) -> DeviceMemoryError:
+        """Return the error to raise where XLA says that memory was short."""
+        k, depth = self._options.accumulate, int(self._options.steps_per_call > 1)
+        shape = jax.tree.leaves(self._newest["batch"])[0].shape
+        examples = math.prod(shape[depth : depth + 1 + int(k > 1)])
+        program = next(reversed(self._by_batch.values()), None)
+        return out_of_memory(
+            failure,
+            need=program and memory_need(program.run),
+            limit_bytes=memory_limit_bytes(self._mesh.local_devices),
+            accumulate=k,
+            replica_batch=examples // self._mesh.size,
+        )
+
+    def _call(
+        self, state: PyTree, batch: PyTree, key: Key | None
+    ) -> tuple[PyTree, PyTree]:
         value = self._value(batch)
         state = _donatable(state)
         program = self._by_batch.get(_signature(value))
@@ -136,22 +195,30 @@ class CompiledStep:
         state = jax.tree.map(jnp.asarray, state)
         _check_declared(state, self._mesh.size)
         _check_key(key, self._options.steps_per_call)
-        state = jax.device_put(state, state_shardings(state, self._mesh))
+        state = put(state, state_shardings(state, self._mesh))
         signature = _signature((state, batch, key))
         program = self._programs.get(signature)
         if program is None:
-            program = self._programs[signature] = self._compile(state, batch, key)
+            with self._phases.during("compile"):
+                program = self._compile(state, batch, key)
+            self._programs[signature] = program
         self._by_batch[_signature(batch)] = program
         return program, state
 
     def _compile(self, state: PyTree, batch: PyTree, key: Key | None) -> _Executable:
+        clock = self._phases.clock
+        started_s = clock.now_s()
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
         if self._newest is not None:
             _warn_of_change(self._newest, given)
         traced = self._prove(state, batch, key)
         self._newest = given
+        lowered = traced.lower()
+        require_same_program(self._mesh, lowered)
+        compiled = lowered.compile()
+        self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
         return _Executable(
-            run=traced.lower().compile(),
+            run=compiled,
             reads_mask=_reads_mask(traced.jaxpr.jaxpr, state, batch),
         )
 

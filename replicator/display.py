@@ -20,6 +20,10 @@ class Display(Protocol):
         """Show the newest numbers."""
         ...
 
+    def note(self, text: str) -> None:
+        """Say something once, on a line of its own that stays."""
+        ...
+
     def close(self) -> None:
         """Leave the place as it was found."""
         ...
@@ -53,6 +57,10 @@ class LineDisplay:
         """Print one line."""
         print(f"{counted(numbers)}  {told(numbers, scalars)}", file=self._stream)
         self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Do nothing: lines stay."""
@@ -93,6 +101,10 @@ class TerminalDisplay:
             description=told(numbers, scalars),
             refresh=True,
         )
+
+    def note(self, text: str) -> None:
+        """Print it above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         """Let go of the line, which stays, and show the cursor again."""

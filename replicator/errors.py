@@ -10,8 +10,14 @@
     ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
     ├── CheckpointInUseError (RuntimeError) another run writes to the same directory
     ├── CheckpointMismatchError (ValueError) a checkpoint holds another state
+    ├── DistributedError (RuntimeError)     processes cannot meet, or one has left
+    │   └── DistributedTimeoutError (TimeoutError)  a process did not come in time
     ├── NonFiniteError (FloatingPointError) a number became NaN or infinite
+    ├── SpikeError (ArithmeticError)        a number left the range it had
+    ├── DeviceMemoryError (MemoryError)     a step needs more memory than there is
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
+
+    Preempted (SystemExit)      no error: the run was asked to stop, and is saved
 
 Each also inherits the builtin that it refines, so `except ValueError` works. A message
 reads: "`argument` must <rule>, got <value>. <One remedy>."
@@ -59,7 +65,63 @@ class CheckpointMismatchError(ReplicatorError, ValueError):
 
 
 class NonFiniteError(ReplicatorError, FloatingPointError):
-    """A batch or a metric holds NaN or infinity."""
+    """A batch or a metric holds NaN or infinity.
+
+    Attributes:
+      step: The step that it was found at; None for a batch that no step has seen.
+      leaf: The metric that holds it.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, leaf: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.leaf = leaf
+
+
+class SpikeError(ReplicatorError, ArithmeticError):
+    """A metric left the range that it had before.
+
+    Attributes:
+      step: The step that it was found at.
+      leaf: The metric.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, leaf: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.leaf = leaf
+
+
+class DeviceMemoryError(ReplicatorError, MemoryError):
+    """A step needs more memory than a device has."""
+
+
+class DistributedError(ReplicatorError, RuntimeError):
+    """The processes of a run cannot meet, or one of them has left."""
+
+
+class DistributedTimeoutError(DistributedError, TimeoutError):
+    """A process did not come to where the others waited for it."""
+
+
+class Preempted(SystemExit):
+    """The run was asked to stop, and is saved: the program ends with `code`.
+
+    No `ReplicatorError`: whoever catches those goes on, and this is meant to end.
+
+    Attributes:
+      signal: The name of what asked for it.
+      step: The last one, which is saved.
+    """
+
+    def __init__(self, code: int, *, signal: str, step: int) -> None:
+        super().__init__(code)
+        self.signal = signal
+        self.step = step
 
 
 def check_count(name: str, value: int) -> None:

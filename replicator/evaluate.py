@@ -27,7 +27,7 @@ from replicator.exact_metrics import (
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
-from replicator.mesh import replica_spec
+from replicator.mesh import put, readable, replica_spec
 from replicator.metric_totals import BlockRows, MetricTotals
 from replicator.per_replica import is_per_replica, per_replica_specs, take_own
 from replicator.protocols import Dataset, PyTree
@@ -62,7 +62,7 @@ class Evaluation:
       max_in_flight: Calls dispatched and not yet finished, at most.
 
     Raises:
-      ArgumentError: A number is below 1, or devices of other processes are in `mesh`.
+      ArgumentError: `block` is below 1.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Evaluation:
     ) -> None:
         if block < 1:
             raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
-        _refuse_other_processes(mesh)
         self._mesh = mesh
         self._block = block
         self._max_in_flight = max_in_flight
@@ -133,7 +132,7 @@ class Evaluation:
                         f"{self._mesh.size} replicas at `{path}`, a `PerReplica` leaf, "
                         f"got {describe(leaf)}. Evaluate on the replicas it is from."
                     )
-        return jax.device_put(state, state_shardings(state, self._mesh))
+        return put(state, state_shardings(state, self._mesh))
 
     def _check(self, state: PyTree, batch: PyTree) -> None:
         """Refuse metrics that could not be exact, once for each signature."""
@@ -190,13 +189,14 @@ def _make_program(eval_fn: EvalFn, mesh: Mesh, block: int) -> Any:
 
     def program(state: PyTree, rows: PyTree) -> _Blocks:
         cut = replica_spec()
-        return jax.shard_map(
+        blocks = jax.shard_map(
             replica,
             mesh=mesh,
             in_specs=(per_replica_specs(state), cut),
             out_specs=cut,
             check_vma=False,
         )(state, rows)
+        return readable(blocks, mesh)
 
     return jax.jit(program)
 
@@ -233,8 +233,8 @@ def _checked_dict(metrics: Any) -> dict[str, PyTree]:
 
 def _count(totals: MetricTotals, blocks: _Blocks) -> None:
     """Fetch what a call found, and count it block by block, in example order."""
-    # The seam to several processes: here each would gather the blocks of all, so that
-    # all come to the same numbers, and decide the same.
+    # Every process has the blocks of all, so all come to the same numbers, and decide
+    # the same.
     found = jax.device_get(blocks)
     for index, real in enumerate(found.real):
         rows = BlockRows(
@@ -243,15 +243,6 @@ def _count(totals: MetricTotals, blocks: _Blocks) -> None:
             replica=index // BLOCKS_PER_CALL,
         )
         totals.add(jax.tree.map(lambda x, i=index: x[i], found.metrics), rows)
-
-
-def _refuse_other_processes(mesh: Mesh) -> None:
-    if len(mesh.local_devices) != mesh.size:
-        raise ArgumentError(
-            "`mesh` must hold devices of this process only for an evaluation, got "
-            f"{mesh.size} with {len(mesh.local_devices)} here. Evaluate on "
-            "`Replicator(devices=jax.local_devices())`."
-        )
 
 
 def _follow(jaxpr: core.Jaxpr, state: PyTree, rows: PyTree) -> list[frozenset[int]]:

@@ -1,6 +1,7 @@
 """Evaluate a run's state every so often, and at its end: a hook of the loop."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from replicator.best_so_far import BestSoFar, Evaluated, Follow, Verdict
 from replicator.errors import ArgumentError
@@ -25,6 +26,8 @@ class EvaluateEvery(Hook):
       best: What an earlier part of this run had found.
     """
 
+    phase = "evaluate"
+
     def __init__(
         self,
         evaluate: Callable[[PyTree], Mapping[str, PyTree]],
@@ -33,11 +36,13 @@ class EvaluateEvery(Hook):
         writer: Writer | None = None,
         follow: Follow | None = None,
         best: BestSoFar | None = None,
+        tell: Callable[..., None] | None = None,
     ) -> None:
         self._evaluate = evaluate
         self._due = StateCallback(self._run, when)
         self._writer = writer
         self._follow = follow
+        self._tell = tell
         self._last_step: int | None = None
         self.best = best or BestSoFar()
         self.verdict: Verdict = "go_on"
@@ -64,6 +69,37 @@ class EvaluateEvery(Hook):
         if self._writer is not None:
             self._writer.close()
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what was found so far, and how long ago it was due."""
+        best = self.best
+        return {
+            "last_step": self._last_step,
+            "best_step": best.step,
+            # A word: JSON has no infinity.
+            "best_value": None if best.value is None else repr(float(best.value)),
+            "waited": best.waited,
+            "verdict": self.verdict,
+            "due": self._due.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what was found before."""
+        value = state["best_value"]
+        self._last_step = state["last_step"]
+        self.best = BestSoFar(
+            step=state["best_step"],
+            value=None if value is None else float(value),
+            waited=state["waited"],
+        )
+        self.verdict = state["verdict"]
+        if state["due"] is not None:
+            self._due.load_state(state["due"])
+
+    def flush(self) -> None:
+        """Return when all numbers are on the disk."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def _run(self, event: StateEvent) -> None:
         state = event.state
         user = state.user if isinstance(state, RunState) else state
@@ -73,6 +109,8 @@ class EvaluateEvery(Hook):
         if self._writer is not None:
             row = {f"eval/{name}": number for name, number in numbers.items()}
             self._writer.write(event.step, row)
+        if self._tell is not None:
+            self._tell("evaluated", step=event.step, **numbers)
         if self._follow is not None:
             value = _followed(numbers, self._follow.metric)
             happened = Evaluated(step=event.step, value=value)

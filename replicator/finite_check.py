@@ -6,12 +6,14 @@ anyway, and at least every 64 calls.
 
 import dataclasses
 import math
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
-from replicator.errors import NonFiniteError
+from replicator.bad_numbers.policy import BadNumber, Policy
+from replicator.bad_numbers.rollback import Recovery
 from replicator.protocols import PyTree
 from replicator.trees import named_leaves
 
@@ -19,9 +21,14 @@ CALLS_BETWEEN_CHECKS = 64
 
 
 class FiniteCheck:
-    """Remembers metrics until they are looked at."""
+    """Remembers metrics until they are looked at.
 
-    def __init__(self) -> None:
+    Args:
+      tell: Takes each step with a bad metric, in order; by default it raises.
+    """
+
+    def __init__(self, tell: Callable[[BadNumber], None] | None = None) -> None:
+        self._tell = tell or Recovery(Policy()).tell
         self._unchecked: list[_Unchecked] = []
 
     def admit(self, metrics: PyTree, *, first_step: int, stacked: bool) -> None:
@@ -47,14 +54,16 @@ class FiniteCheck:
         """Look at everything since the last look.
 
         Raises:
-          NonFiniteError: It names the first step with a NaN or infinity, and its
-            first such metric.
+          NonFiniteError: By default. It names the first step with a NaN or infinity,
+            and its first such metric.
+          Exception: Whatever `tell` raised.
         """
         unchecked, self._unchecked = self._unchecked, []
         fetched = jax.device_get([call.leaves for call in unchecked])
         for call, leaves in zip(unchecked, fetched, strict=True):
             if not all(map(_is_finite, leaves.values())):
-                _raise_first(call, leaves)
+                for found in _bad_numbers(call, leaves):
+                    self._tell(found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,23 +74,26 @@ class _Unchecked:
     structure: Any
 
 
-def _raise_first(call: _Unchecked, leaves: dict[int, np.ndarray]) -> NoReturn:
+def _bad_numbers(
+    call: _Unchecked, leaves: dict[int, np.ndarray]
+) -> Iterator[BadNumber]:
+    """List the steps of a call that have a bad metric, each with the first such."""
     rows = {
         i: np.asarray(leaf) if call.stacked else [leaf] for i, leaf in leaves.items()
     }
-    index, which = min(
-        (index, which)
-        for which, steps in rows.items()
-        for index, entries in enumerate(steps)
-        if not _is_finite(entries)
-    )
-    entries = np.ravel(rows[which][index])
-    number = entries[~np.isfinite(entries)][0]
-    raise NonFiniteError(
-        f"`{_name(call, which)}` must be finite, got {number} at step "
-        f"{call.first_step + index}. Look at the batch and the learning rate, or pass "
-        '`on_nonfinite="ignore"`.'
-    )
+    firsts: dict[int, int] = {}
+    for which, steps in rows.items():
+        for index, entries in enumerate(steps):
+            if not _is_finite(entries):
+                firsts.setdefault(index, which)
+    for index, which in sorted(firsts.items()):
+        entries = np.ravel(rows[which][index])
+        yield BadNumber(
+            kind="nonfinite",
+            step=call.first_step + index,
+            leaf=_name(call, which),
+            found=str(entries[~np.isfinite(entries)][0]),
+        )
 
 
 def _is_finite(entries: np.ndarray) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from replicator.display import Display
 from replicator.errors import ArgumentError
+from replicator.in_flight import InFlight
+from replicator.phases import Phase
 from replicator.progress import ProgressNumbers
 from replicator.protocols import PyTree
 from replicator.writers.writer import Writer, named_numbers
@@ -43,10 +45,15 @@ class StateEvent(StepEvent):
       state: The state after the step. It is donated to the next step: what a hook
         keeps of it after it returned must be a copy.
       position: Where the input is after the step's batch, if it says so.
+      in_flight: The metrics that no hook has been shown yet; None at the end.
+      require_finite: Waits for the metrics of all steps so far, and raises, or goes
+        back, if one is bad: call it before the state is kept for good.
     """
 
     state: PyTree
     position: Any = None
+    in_flight: InFlight | None = None
+    require_finite: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +73,13 @@ class MetricsEvent(StepEvent):
 
 
 class Hook(Protocol):
-    """A periodic effect: subclass it and say what happens at the moments you need."""
+    """A periodic effect: subclass it and say what happens at the moments you need.
+
+    Attributes:
+      phase: What the run's time is spent on while this hook has a state.
+    """
+
+    phase: Phase = "report"
 
     @property
     def should_stop(self) -> bool:
@@ -84,6 +97,19 @@ class Hook(Protocol):
 
     def close(self) -> None:
         """Once, also when the run failed: give back what is held."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what a run that goes on from here must know, as plain JSON.
+
+        It is saved after the `on_state` of a step, and is the same in all processes.
+        """
+        return None
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what a hook of this kind, in this place, returned before."""
+
+    def flush(self) -> None:
+        """Return when all that was written is safe; called from another thread."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,6 +189,14 @@ class Callback(Hook):
         if self._trigger.pulled(event):
             self._fn(event)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long ago it was due."""
+        return self._trigger.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        self._trigger.load_state(state)
+
 
 class StateCallback(Hook):
     """Call `fn(event)` with a step's state, before the next step is dispatched.
@@ -181,6 +215,14 @@ class StateCallback(Hook):
         """Call `fn` if due."""
         if self._trigger.pulled(event):
             self._fn(event)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long ago it was due."""
+        return self._trigger.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        self._trigger.load_state(state)
 
 
 class WriteMetrics(Hook):
@@ -214,6 +256,18 @@ class WriteMetrics(Hook):
         """Close the writer."""
         self._unwritten = None
         self._writer.close()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long ago it was due."""
+        return self._trigger.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        self._trigger.load_state(state)
+
+    def flush(self) -> None:
+        """Return when all that was written is on the disk."""
+        self._writer.flush()
 
     def _write(self, event: MetricsEvent) -> None:
         self._unwritten = None
@@ -268,8 +322,21 @@ class Trigger:
     def __init__(self, when: Every):
         self._when = when
         self._last_s: float | None = None
+        self._waited_s = 0.0  # at the newest event; before the first: of a run before
 
     def pulled(self, event: StepEvent) -> bool:
         """Tell whether `event` is due; call it once for each event."""
+        now_s = event.progress.time_s
+        if self._last_s is None:
+            self._last_s = now_s - self._waited_s
         self._last_s, due = self._when.decide(self._last_s, event)
+        self._waited_s = now_s - self._last_s
         return due
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long it has waited; None where no time counts."""
+        return None if self._when.seconds is None else {"waited_s": self._waited_s}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting where another one stopped."""
+        self._waited_s = float(state.get("waited_s", 0.0))

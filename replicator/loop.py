@@ -10,21 +10,24 @@ and evaluating are hooks (`on_state`, `on_end`), never branches of this loop.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
-from replicator.clock import Clock, SystemClock
+from replicator.agreed_time import AgreedTime
+from replicator.bad_numbers.policy import BadNumber
+from replicator.best_so_far import BestSoFar
+from replicator.closing import closed_at_the_end
+from replicator.dispatched_call import DispatchedCall
 from replicator.errors import ArgumentError, BatchError
 from replicator.finite_check import FiniteCheck
-from replicator.hooks import Hook, MetricsEvent, StateEvent
-from replicator.progress import Progress, ProgressNumbers
+from replicator.hooks import Hook
+from replicator.in_flight import InFlight
+from replicator.phases import Phases
+from replicator.progress import Progress, ProgressNumbers, first_numbers
 from replicator.protocols import PyTree
-from replicator.writers.multi import call_all
 
 
 class Batch(Protocol):
@@ -129,6 +132,8 @@ class LoopResult:
       metrics: The last step's: Python numbers, and NumPy arrays where a metric is no
         scalar. None if no step was run.
       progress: Time and rates at the end; None if no step was run.
+      evaluation: What the last evaluation found; None if there was none.
+      best: The best evaluation, where a number of it is followed.
     """
 
     state: PyTree
@@ -136,6 +141,8 @@ class LoopResult:
     examples: int
     metrics: PyTree
     progress: ProgressNumbers | None
+    evaluation: Mapping[str, PyTree] | None = None
+    best: BestSoFar | None = None
 
 
 def run_loop(
@@ -145,7 +152,10 @@ def run_loop(
     *,
     plan: LoopPlan,
     hooks: Sequence[Hook] = (),
-    clock: Clock | None = None,
+    phases: Phases | None = None,
+    in_flight: InFlight | None = None,
+    agreed_time: AgreedTime | None = None,
+    tell: Callable[[BadNumber], None] | None = None,
 ) -> LoopResult:
     """Call `step` until the plan's steps are done or the input ends.
 
@@ -158,7 +168,10 @@ def run_loop(
       batches: What to train on; owned by the loop from now on.
       plan: How long, and how.
       hooks: What happens besides, in this order at each moment.
-      clock: Where time comes from.
+      phases: Where it notes what it is doing; its clock is the loop's.
+      in_flight: What hooks were not shown of the steps before `plan.start_step`.
+      tell: Takes bad numbers, unless `plan` ignores them; raises them by default.
+      agreed_time: What makes hooks due by the clock due in all processes at once.
 
     Raises:
       ArgumentError: The input ended before `plan.steps`.
@@ -166,55 +179,70 @@ def run_loop(
       NonFiniteError: A metric is NaN or infinite, and `plan` does not ignore it.
       Exception: Whatever `step`, `batches` or a hook raised.
     """
-    with _closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
-        run = _Run(state, plan, hooks, clock or SystemClock())
+    with closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
+        phases = phases or Phases()
+        run = _Run(state, plan, hooks, phases, in_flight, agreed_time, tell)
         while plan.steps is None or run.step < plan.steps:
+            # First of all: a run that goes on may have come to its end before.
+            if any(hook.should_stop for hook in hooks):
+                break
+            phases.enter("input")
             batch = next(batches, None)
             if batch is None:
                 run.require_end_of_plan()
                 break
             run.dispatch(step, batch, batches.stall_s)
-            if any(hook.should_stop for hook in hooks):
-                break
-        return run.end(batches.stall_s)
-
-
-@contextmanager
-def _closed_at_the_end(closers: list[Callable[[], None]]):
-    try:
-        yield
-    except BaseException as failure:
-        try:
-            call_all(closers)
-        except Exception as problem:
-            failure.add_note(f"Closing failed, too: {problem!r}")
-        raise
-    call_all(closers)
+        result = run.end(batches.stall_s)
+        phases.enter("end")
+    return result
 
 
 class _Run:
     """The state of a loop between two turns."""
 
     def __init__(
-        self, state: PyTree, plan: LoopPlan, hooks: Sequence[Hook], clock: Clock
+        self,
+        state: PyTree,
+        plan: LoopPlan,
+        hooks: Sequence[Hook],
+        phases: Phases,
+        in_flight: InFlight | None,
+        agreed_time: AgreedTime | None,
+        tell: Callable[[BadNumber], None] | None,
     ):
         self.state = state
         self.step = plan.start_step
         self._plan = plan
         self._hooks = hooks
         self._examples = 0
-        self._progress = Progress(clock, steps=plan.steps)
-        self._finite = FiniteCheck() if plan.on_nonfinite == "raise" else None
-        self._newest: _Call | None = None
+        self._phases = phases
+        self._progress = Progress(phases.clock, steps=plan.steps)
+        self._finite = FiniteCheck(tell) if plan.on_nonfinite == "raise" else None
+        self._agreed_time = agreed_time
+        self._newest: DispatchedCall | None = None
+        if in_flight is not None:
+            now_s = phases.clock.now_s()
+            self._newest = DispatchedCall(
+                last_step=plan.start_step,
+                steps=in_flight.steps,
+                stacked=in_flight.stacked,
+                examples_before=0,
+                examples=0,
+                progress=first_numbers(plan.start_step, plan.steps, now_s),
+                metrics=in_flight.metrics,
+                position=in_flight.position,
+                phases=phases,
+            )
 
     def dispatch(self, step: Step, batch: Batch, stall_s: float) -> None:
         self._require_room(batch)
+        self._phases.enter("step", step=self.step)
         self.state, metrics = step(self.state, batch)
         self.step += batch.steps
         self._examples += batch.examples
         progress = self._measure(stall_s)
         self._show_metrics()
-        self._newest = _Call(
+        self._newest = DispatchedCall(
             last_step=self.step,
             steps=batch.steps,
             stacked=self._plan.steps_per_call > 1,
@@ -223,17 +251,19 @@ class _Run:
             progress=progress,
             metrics=metrics,
             position=batch.position,
+            phases=self._phases,
         )
+        event = self._newest.state_event(self.state, shown=False, look=self._look)
         for hook in self._hooks:
-            hook.on_state(self._newest.state_event(self.state))
+            self._phases.enter(hook.phase, step=self.step)
+            hook.on_state(event)
 
     def require_end_of_plan(self) -> None:
         """Refuse an input that ended while there are steps to do."""
         if self._plan.steps is None or self.step >= self._plan.steps:
             return
         self._show_metrics()
-        if self._finite is not None:
-            self._finite.check()
+        self._check_finite()
         raise ArgumentError(
             f"`dataset` must last for {self._plan.steps} steps, got its end after step "
             f"{self.step}. Repeat it, or pass `steps=None` to run until it ends."
@@ -241,33 +271,56 @@ class _Run:
 
     def end(self, stall_s: float) -> LoopResult:
         self._show_metrics()
-        if self._finite is not None:
-            self._finite.check()
+        self._check_finite()
         if (call := self._newest) is None:
             return self._result(None, None)
         call.progress = self._measure(stall_s)  # now that the last step is done
         for hook in self._hooks:
-            hook.on_end(call.state_event(self.state))
+            self._phases.enter(hook.phase)
+            hook.on_end(call.state_event(self.state, shown=True, look=self._look))
         metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
         return self._result(metrics, call.progress)
 
     def _measure(self, stall_s: float) -> ProgressNumbers:
-        return self._progress.update(
+        numbers = self._progress.update(
             step=self.step, examples=self._examples, stall_s=stall_s
         )
+        if self._agreed_time is None:
+            return numbers
+        time_s = self._agreed_time.at(self.step, numbers.time_s)
+        return dataclasses.replace(numbers, time_s=time_s)
 
     def _show_metrics(self) -> None:
         if (call := self._newest) is None:
             return
+        self._phases.enter("report")
         for event in call.metrics_events():
             for hook in self._hooks:
                 hook.on_metrics(event)
+        self._admit(call)
+        if call.was_read:
+            self._check_finite()
+
+    def _admit(self, call: DispatchedCall) -> None:
+        if self._finite is None or call.was_admitted:
+            return
+        self._phases.enter("step")  # to look at metrics is to wait for the devices
+        self._finite.admit(
+            call.metrics, first_step=call.first_step, stacked=call.stacked
+        )
+        call.was_admitted = True
+
+    def _look(self) -> None:
+        """Look at all metrics so far, for a state that must be good."""
+        if self._newest is not None:
+            self._admit(self._newest)
+        with self._phases.during("step"):
+            self._check_finite()
+
+    def _check_finite(self) -> None:
+        self._phases.enter("step")
         if self._finite is not None:
-            self._finite.admit(
-                call.metrics, first_step=call.first_step, stacked=call.stacked
-            )
-            if call.was_read:
-                self._finite.check()
+            self._finite.check()
 
     def _result(self, metrics: PyTree, progress: ProgressNumbers | None) -> LoopResult:
         return LoopResult(
@@ -285,57 +338,6 @@ class _Run:
                 f"`steps_per_call` batches must be whole, got one of {batch.steps} "
                 f"steps with {wanted - self.step} left. Repeat the dataset."
             )
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Call:
-    """One dispatch, whose metrics stay on the devices until somebody asks."""
-
-    last_step: int
-    steps: int
-    stacked: bool
-    examples_before: int
-    examples: int
-    progress: ProgressNumbers
-    metrics: PyTree
-    position: Any
-    was_read: bool = False
-
-    @property
-    def first_step(self) -> int:
-        return self.last_step - self.steps + 1
-
-    def read(self, index: int) -> PyTree:
-        """Return the metrics of the call's step number `index`, on the host."""
-        if not self.was_read:
-            self.metrics = jax.tree.map(np.asarray, jax.device_get(self.metrics))
-            self.was_read = True
-        if not self.stacked:
-            return self.metrics
-        return jax.tree.map(lambda leaf: leaf[index], self.metrics)
-
-    def state_event(self, state: PyTree) -> StateEvent:
-        return StateEvent(
-            step=self.last_step,
-            advanced=self.steps,
-            examples=self.examples_before + self.examples,
-            progress=self.progress,
-            state=state,
-            position=self.position,
-        )
-
-    def metrics_events(self) -> list[MetricsEvent]:
-        return [
-            MetricsEvent(
-                step=self.first_step + index,
-                advanced=1,
-                examples=self.examples_before
-                + self.examples * (index + 1) // self.steps,
-                progress=self.progress,
-                read_metrics=partial(self.read, index),
-            )
-            for index in range(self.steps)
-        ]
 
 
 def _as_python(leaf: np.ndarray) -> PyTree:

@@ -1,4 +1,7 @@
-"""Build the mesh of replicas and name its shardings; nothing else builds meshes.
+"""Build the mesh of replicas, name its shardings, and put whole values under them.
+
+Nothing else builds meshes, and nothing else knows how a value that each process has
+gets to devices of which each process has some.
 
 A replicating strategy has one axis, `replica`, of Auto type: `jax.make_mesh` would
 build an Explicit one, over which `shard_map` refuses plain NumPy arguments.
@@ -7,13 +10,15 @@ their own.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from replicator.errors import ArgumentError
-from replicator.protocols import Device
+from replicator.protocols import Device, PyTree
 
 REPLICA_AXIS = "replica"
 
@@ -25,15 +30,18 @@ def replica_mesh(
 
     Args:
       num_replicas: How many; the first so many devices are used. `None` takes all.
-      devices: Devices to choose from; JAX's own list by default.
+      devices: Devices to choose from; JAX's own list by default, those of one process
+        side by side.
 
     Returns:
       A mesh whose only axis is `replica`.
 
     Raises:
-      ArgumentError: There are not that many devices.
+      ArgumentError: There are not that many devices, or none of this process's is used.
     """
-    found = list(jax.devices() if devices is None else devices)
+    if devices is None:
+        devices = sorted(jax.devices(), key=lambda device: device.process_index)
+    found = list(devices)
     wanted = len(found) if num_replicas is None else num_replicas
     if not 1 <= wanted <= len(found):
         raise ArgumentError(
@@ -41,7 +49,14 @@ def replica_mesh(
             f"sees, got {num_replicas}. For a try on one machine call "
             f"`replicator.fake_devices({max(wanted, 1)})` before anything else."
         )
-    return Mesh(np.asarray(found[:wanted], dtype=object), (REPLICA_AXIS,))
+    mesh = Mesh(np.asarray(found[:wanted], dtype=object), (REPLICA_AXIS,))
+    if not mesh.local_devices:
+        raise ArgumentError(
+            f"`num_replicas` must leave each of {jax.process_count()} processes a "
+            f"device, got {wanted} and none in process {jax.process_index()}. Take all "
+            "devices, or start fewer processes."
+        )
+    return mesh
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -57,3 +72,53 @@ def split_over_replicas(mesh: Mesh, *, axis: int = 0) -> NamedSharding:
 def replica_spec(axis: int = 0) -> PartitionSpec:
     """Return the spec that cuts array axis `axis` over replicas."""
     return PartitionSpec(*[None] * axis, REPLICA_AXIS)
+
+
+def spans_processes(mesh: Mesh) -> bool:
+    """Tell whether devices of other processes are in a mesh."""
+    return len(mesh.local_devices) < mesh.size
+
+
+def readable(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Gather, in a traced program, what each process is to read of all replicas."""
+    if not spans_processes(mesh):
+        return tree
+    return jax.lax.with_sharding_constraint(tree, replicated(mesh))
+
+
+def put(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Put values that every process holds whole on the devices of all.
+
+    Unlike `jax.device_put` it asks no other process: all of them call it alike.
+
+    Args:
+      tree: NumPy arrays, or arrays of JAX; those that lie right stay.
+      shardings: A prefix of the tree.
+
+    Returns:
+      Global arrays.
+    """
+    if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
+        return jax.device_put(tree, shardings)
+    return jax.tree.map(
+        lambda sharding, below: jax.tree.map(lambda leaf: _put(leaf, sharding), below),
+        shardings,
+        tree,
+        is_leaf=lambda node: isinstance(node, Sharding),
+    )
+
+
+def _put(leaf: Any, sharding: Sharding) -> jax.Array:
+    if isinstance(leaf, jax.Array):
+        if leaf.sharding == sharding:
+            return leaf
+        if not leaf.is_fully_addressable:
+            return jax.device_put(leaf, sharding)  # all processes take part
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = _put(jax.random.key_data(leaf), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    whole = np.asarray(leaf)
+    whole = whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype), copy=False)
+    return jax.make_array_from_callback(
+        whole.shape, sharding, lambda index: whole[index]
+    )

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from replicator.collecting import KeyedStep
 from replicator.errors import check_count
 from replicator.inputs.placement import batch_spec
-from replicator.mesh import replica_spec
+from replicator.mesh import readable, replica_spec
 from replicator.optimizer_state import Reduction
 from replicator.per_replica import give_own, is_per_replica, per_replica_specs, take_own
 from replicator.protocols import Key, PyTree
@@ -92,7 +92,7 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
     def program(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
         specs = per_replica_specs(state)
         cut = batch_spec(options.accumulate, options.steps_per_call)
-        return jax.shard_map(
+        outputs = jax.shard_map(
             replica,
             mesh=mesh,
             in_specs=(specs, cut, PartitionSpec()),
@@ -107,6 +107,9 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
             # reduces them; `proof` proves what this would have checked.
             check_vma=False,
         )(state, batch, key)
+        return outputs._replace(
+            own=readable(outputs.own, mesh), error=readable(outputs.error, mesh)
+        )
 
     return jax.jit(program, donate_argnums=0)
 

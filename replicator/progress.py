@@ -40,6 +40,21 @@ class ProgressNumbers:
     input_stall_share: float | None
 
 
+def first_numbers(step: int, steps: int | None, now_s: float) -> ProgressNumbers:
+    """Return the numbers of a run that goes on at `step`, before anything is known."""
+    return ProgressNumbers(
+        step=step,
+        steps=steps,
+        time_s=now_s,
+        elapsed_s=0.0,
+        compile_s=0.0,
+        steps_per_s=None,
+        examples_per_s=None,
+        eta_s=None,
+        input_stall_share=None,
+    )
+
+
 class Progress:
     """Turn counts into rates; the clock starts when this object is made.
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,22 @@ RECORD_NAME = "run.json"
 _GIT_TIMEOUT_S = 10.0
 
 
+def describe_process() -> dict[str, Any]:
+    """Say where this process runs, in plain JSON; starts JAX if nothing did yet."""
+    return {
+        "index": jax.process_index(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "devices": jax.local_device_count(),
+    }
+
+
 def write_run_record(
-    directory: str | os.PathLike[str], *, seed: int, arguments: Mapping[str, PyTree]
+    directory: str | os.PathLike[str],
+    *,
+    seed: int,
+    arguments: Mapping[str, PyTree],
+    processes: Sequence[Mapping[str, PyTree]] | None = None,
 ) -> Path:
     """Write `run.json` into `directory`, whole or not at all.
 
@@ -35,13 +49,16 @@ def write_run_record(
       directory: Made if absent. A record that is there is replaced.
       seed: The run's seed.
       arguments: The run's arguments; what JSON cannot hold is written as its `repr`.
+      processes: What each process said of itself; this one alone if None.
 
     Returns:
       The path of the record.
     """
     path = Path(directory) / RECORD_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(path, strict_json(_record(seed, arguments), indent=2) + "\n")
+    record = _record(seed, arguments)
+    record["processes"] = list(processes or [describe_process()])
+    _write_whole(path, strict_json(record, indent=2) + "\n")
     return path
 
 

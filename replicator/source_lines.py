@@ -4,6 +4,7 @@ import os
 import site
 import sys
 import sysconfig
+from types import FrameType
 
 import jax
 import optax
@@ -38,6 +39,15 @@ def user_stacklevel() -> int:
     while frame.f_back is not None and _is_library(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def user_line_of(frame: FrameType | None) -> str:
+    """Return the innermost line of the user's on a stack, as `user_line` does."""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return UNKNOWN_LINE
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 _LIBRARY_ROOTS = tuple(

@@ -2,19 +2,22 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 
-from replicator.mesh import replicated
+from replicator.mesh import put, replicated
 from replicator.per_replica import per_replica_specs, repeat_own
 from replicator.protocols import InitFn, Key, PyTree
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["step", "key", "user"],
+    data_fields=["step", "key", "user", "skipped"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,11 +30,13 @@ class RunState:
         `fold_in(fold_in(key, step), microbatch)`. A typed key would keep JAX from its
         fast way of calling a compiled program: 300 µs a step.
       user: The state that the user's step sees.
+      skipped: Updates left out for a bad number, an int32 scalar; None if not counted.
     """
 
     step: jax.Array
     key: jax.Array
     user: PyTree
+    skipped: jax.Array | None = None
 
 
 def state_shardings(state: PyTree, mesh: Mesh) -> PyTree:
@@ -41,8 +46,21 @@ def state_shardings(state: PyTree, mesh: Mesh) -> PyTree:
     )
 
 
-def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
-    """Run `init_fn(key)` once, compiled, with its result born on every device.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstState:
+    """A state that is known and not born: a run that resumes never needs it.
+
+    Attributes:
+      shapes: `jax.ShapeDtypeStruct`s with shardings.
+      born: Makes the state, compiled, each part on its device.
+    """
+
+    shapes: PyTree
+    born: Callable[[], PyTree]
+
+
+def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
+    """Trace `init_fn(key)` once, and run nothing yet.
 
     Args:
       init_fn: Returns one replica's state; any pytree of arrays.
@@ -50,19 +68,39 @@ def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
       key: The key it gets.
 
     Returns:
-      The state; declared `PerReplica` leaves have a leading replica axis.
+      The state to be; declared `PerReplica` leaves have a leading replica axis.
     """
 
-    def born(key: Key) -> PyTree:
+    def whole(key: Key) -> PyTree:
         state = jax.tree.map(jnp.asarray, init_fn(key))
         return repeat_own(state, num_replicas=mesh.size)
 
-    shardings = state_shardings(jax.eval_shape(born, key), mesh)
-    return jax.jit(born, out_shardings=shardings)(key)
+    traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
+    structure = jax.tree.structure(shapes)
+
+    def again(key: Key) -> PyTree:
+        return structure.unflatten(core.jaxpr_as_fun(traced)(key))
+
+    shardings = state_shardings(shapes, mesh)
+    return FirstState(
+        shapes=_with_shardings(shapes, shardings),
+        born=lambda: jax.jit(again, out_shardings=shardings)(key),
+    )
 
 
-def init_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> RunState:
-    """Return the state of a run at step 0.
+def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
+    """Run `init_fn(key)` once, compiled, with its result born on every device.
+
+    Args: as for `first_state`.
+
+    Returns:
+      The state; declared `PerReplica` leaves have a leading replica axis.
+    """
+    return first_state(init_fn, mesh, key=key).born()
+
+
+def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:
+    """Return the state of a run at step 0, not born yet.
 
     Args:
       init_fn: Returns one replica's state.
@@ -70,11 +108,44 @@ def init_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> RunState:
       seed: Of the run's random key, from which `init_fn`'s key is split off.
 
     Returns:
-      The run's state on the mesh.
+      A `RunState` to be.
     """
     for_init, for_steps = jax.random.split(jax.random.key(seed))
-    return RunState(
-        step=jax.device_put(jnp.zeros((), jnp.int32), replicated(mesh)),
-        key=jax.device_put(jax.random.key_data(for_steps), replicated(mesh)),
-        user=init_state(init_fn, mesh, key=for_init),
+    user = first_state(init_fn, mesh, key=for_init)
+    # On the host: what is born is donated, and may be born once more.
+    step = skipped = np.zeros((), np.int32)
+    key = np.array(jax.random.key_data(for_steps))
+    everywhere = replicated(mesh)
+    return FirstState(
+        shapes=RunState(
+            step=_with_shardings(step, everywhere),
+            key=_with_shardings(key, everywhere),
+            user=user.shapes,
+            skipped=_with_shardings(skipped, everywhere),
+        ),
+        born=lambda: RunState(
+            step=put(step, everywhere),
+            key=put(key, everywhere),
+            user=user.born(),
+            skipped=put(skipped, everywhere),
+        ),
+    )
+
+
+def init_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> RunState:
+    """Return the state of a run at step 0; arguments as for `first_run`."""
+    return first_run(init_fn, mesh, seed=seed).born()
+
+
+def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Describe leaves; `shardings` is a prefix of the tree."""
+    return jax.tree.map(
+        lambda sharding, part: jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=sharding
+            ),
+            part,
+        ),
+        shardings,
+        tree,
     )

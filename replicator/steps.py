@@ -5,6 +5,7 @@ an update of k microbatches; metrics merged over replicas; the run's own step co
 key around it; n updates in one `lax.scan`. Nothing here runs or compiles.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 
@@ -69,7 +70,7 @@ def count_steps(update: KeyedStep) -> KeyedStep:
         user, reported = update(run.user, batch, step_key)
         if isinstance(reported, dict):
             reported = _gradient_norms(user) | reported
-        return RunState(step=run.step + 1, key=run.key, user=user), reported
+        return dataclasses.replace(run, step=run.step + 1, user=user), reported
 
     return counted
 

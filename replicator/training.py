@@ -1,195 +1,392 @@
 """Run a compiled step, from the last checkpoint if there is one, and keep records.
 
-It opens what a run needs (input, writers, checkpoints) in the order in which each can
-refuse, hands all of it to the loop, and gives the user back the user's state.
+It opens what a run needs (checkpoints, reports, input) in the order in which each can
+refuse, hands all of it to the loop, and gives the user back the user's state. A run
+that goes back past a bad number opens everything anew: that is a resume in one process.
 """
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from jax.sharding import Mesh
 
-from replicator.checkpoint.retention import Retention
-from replicator.checkpoint.snapshot import Snapshot
+from replicator.agreed_time import AgreedTime
+from replicator.bad_numbers.left_out import require_rereadable
+from replicator.bad_numbers.rollback import Recovery, go_on_anew
+from replicator.best_so_far import Follow
 from replicator.checkpoint.store import CheckpointStore
-from replicator.display import make_display
-from replicator.hooks import Every, Hook, Report, StateEvent, WriteMetrics, every
+from replicator.closing import closed_at_the_end
+from replicator.collecting import KeyedStep
+from replicator.compiled_step import CompiledStep
+from replicator.errors import ArgumentError
+from replicator.evaluate_every import EvaluateEvery
+from replicator.events import EventLog
+from replicator.guards import guarded
+from replicator.hooks import Every, Hook, StateEvent
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
-from replicator.inputs.position import Position, position_from_json
+from replicator.inputs.position import Position
 from replicator.loop import LoopPlan, LoopResult, Step, run_loop
-from replicator.protocols import Dataset
-from replicator.run_record import set_aside, write_run_record
-from replicator.state import RunState, state_shardings
-from replicator.writers.directory import directory_writer
-from replicator.writers.jsonl import drop_after
+from replicator.memory_errors import is_out_of_memory
+from replicator.mesh import spans_processes
+from replicator.phases import Phases
+from replicator.postmortem.examine import Blamed, Reopened, examine
+from replicator.preemption import LeaveSaved, Preemption
+from replicator.protocols import Dataset, PyTree
+from replicator.records import Records, Reports, open_journal, open_reports
+from replicator.same_everywhere import require_same_arguments, require_same_state
+from replicator.saving import (
+    Checkpoints,
+    Resumed,
+    SaveCheckpoints,
+    load_hooks,
+    open_store,
+    resume,
+)
+from replicator.state import FirstState
+from replicator.watchdog import Limits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Records:
-    """What a run tells, and where.
+class Evaluations:
+    """What a run evaluates, and when.
 
     Attributes:
-      directory: Where metrics and `run.json` go; None for nowhere.
-      write_every: Steps between written metrics.
-      display: Whether progress is shown on standard error.
-      seed: The run's seed, to be written down.
-      arguments: The run's arguments, likewise.
+      evaluate: Returns metrics of a user's state.
+      when: At which steps; the last one is evaluated, too.
+      follow: The number that tells the best step, and when to give up.
     """
 
-    directory: str | os.PathLike[str] | None
-    write_every: int
-    display: bool
-    seed: int
-    arguments: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """Where and when a run is saved.
-
-    Attributes:
-      directory: Holds the checkpoints of this run and of no other.
-      when: At which steps; the last step is saved, too.
-      retention: Which of them stay.
-    """
-
-    directory: str | os.PathLike[str]
+    evaluate: Callable[[PyTree], Mapping[str, PyTree]]
     when: Every
-    retention: Retention
+    follow: Follow | None = None
 
 
-class SaveCheckpoints(Hook):
-    """Save the whole run at due steps, and at its end.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """All that a run is made of; nothing of it is open yet.
 
-    Args:
-      store: Open; closed with the run.
-      when: At which steps.
-    """
-
-    def __init__(self, store: CheckpointStore, when: Every) -> None:
-        self._store = store
-        self._trigger = when.trigger()
-        self._saved_step: int | None = None
-
-    def on_state(self, event: StateEvent) -> None:
-        """Begin to save if due; the copy is made before the state is donated."""
-        if self._trigger.pulled(event) and self._store.save_nowait(_snapshot(event)):
-            self._saved_step = event.step
-
-    def on_end(self, event: StateEvent) -> None:
-        """Save the last step, durably."""
-        self._store.wait()
-        if self._saved_step != event.step:
-            self._store.save(_snapshot(event))
-
-    def close(self) -> None:
-        """Wait for a save in flight, and give the directory back."""
-        self._store.close()
-
-
-def train(
-    step: Step,
-    state: RunState,
-    dataset: Dataset,
-    *,
-    mesh: Mesh,
-    plan: LoopPlan,
-    reading: InputOptions,
-    records: Records,
-    checkpoints: Checkpoints | None,
-    hooks: Sequence[Hook],
-) -> LoopResult:
-    """Run `step` until the plan's steps are done, from wherever the run was saved.
-
-    Args:
+    Attributes:
       step: Works on a `RunState`.
-      state: The first state; replaced by the saved one if there is any.
+      first: The first state, for a run that was not saved.
       dataset: What to train on.
       mesh: The replicas.
       plan: How long.
       reading: How the dataset is read.
       records: What is told.
       checkpoints: Where the run is saved; None saves nothing.
+      evaluations: What is evaluated; None for nothing.
+      recovery: What is done about bad numbers.
+      one_replica: The step of one replica, to be written down where it fails.
       hooks: The user's own.
+      phases: Where it notes what it is doing.
+      limits: How long each of that may take.
+    """
+
+    step: Step
+    first: FirstState
+    dataset: Dataset
+    mesh: Mesh
+    plan: LoopPlan
+    reading: InputOptions
+    records: Records
+    checkpoints: Checkpoints | None
+    evaluations: Evaluations | None
+    recovery: Recovery
+    one_replica: KeyedStep
+    hooks: Sequence[Hook]
+    phases: Phases
+    limits: Limits
+
+
+def train(training: Training) -> LoopResult:
+    """Run until the plan's steps are done, from wherever the run was saved.
+
+    Args:
+      training: What the run is made of.
 
     Returns:
       The loop's result, with the user's state.
+
+    Raises:
+      ArgumentError: The run is to go back, and is not saved, or its dataset cannot be
+        read again.
+      Preempted: A signal asked the run to stop, and it is saved.
+      Exception: Whatever the step, the dataset or a hook raised.
     """
-    position, saving = Position(), []
-    if checkpoints is not None:
-        store = CheckpointStore(checkpoints.directory, policy=checkpoints.retention)
-        store.open()
-        saving = [SaveCheckpoints(store, checkpoints.when)]
-        state, position = _restored(store, state, mesh)
-    start_step = int(state.step)
-    reports = _open_records(records, start_step)
-    if plan.steps is not None:
-        # At least one: an input that is never asked need not be empty.
-        left = max(plan.steps - start_step, 1)
-        reading = dataclasses.replace(reading, steps=left)
-    result = run_loop(
-        step,
-        state,
-        open_input(dataset, mesh, options=reading, start=position),
-        plan=dataclasses.replace(plan, start_step=start_step),
-        hooks=[*saving, *reports, *map(_ForUser, hooks)],
-    )
-    return dataclasses.replace(result, state=result.state.user)
+    _require_way_back(training)
+    _require_same(training)
+    events = open_journal(training.records)
+    attempts = _Attempts(training, events)
+    with (
+        closed_at_the_end([hook.close for hook in training.hooks]),
+        _told(events, training.phases),
+        attempts.examined(),
+    ):
+        return go_on_anew(attempts.run, attempts.discard_after)
+
+
+class _Attempts:
+    """A run, from the newest checkpoint on, as often as it goes back to one."""
+
+    def __init__(self, training: Training, events: EventLog | None) -> None:
+        self._training = training
+        self._events = events
+        self._recovery = training.recovery
+        self._step = Blamed(training.step)
+
+    def run(self) -> LoopResult:
+        """Run to the end, or until it is to go back."""
+        of = self._training
+        with guarded(
+            of.phases,
+            limits=of.limits.for_input(of.reading.timeout_s),
+            directory=of.records.directory,
+            together=spans_processes(of.mesh),
+            saved=of.checkpoints is not None,
+            tell=_tell(self._events),
+        ) as preemption:
+            return self._run(preemption)
+
+    @contextmanager
+    def examined(self) -> Iterator[None]:
+        """Write down what a step that fails was given, for `replicator replay`."""
+        of = self._training
+        try:
+            yield
+        except Exception as failure:
+            # What a step lacked may come to light where its metrics are read.
+            if is_out_of_memory(failure) and isinstance(of.step, CompiledStep):
+                raise of.step.explained(failure) from failure
+            dispatched = of.phases.current.step
+            bad_step = self._step.bad_step(failure, dispatched=dispatched)
+            alone = not spans_processes(of.mesh)
+            if alone and of.records.directory is not None and bad_step is not None:
+                self._examine(of.records.directory, failure, bad_step)
+            raise
+
+    def _run(self, preemption: Preemption | None) -> LoopResult:
+        of = self._training
+        store = self._open_store() if of.checkpoints is not None else None
+        with of.phases.during("restore"):
+            resumed = self._resume(store)
+        require_same_state(of.mesh, resumed.state)
+        reports = open_reports(
+            of.records,
+            resumed,
+            step=of.step,
+            mesh=of.mesh,
+            phases=of.phases,
+            events=self._events,
+            is_fresh=resumed.start_step == 0 and not self._recovery.went_back,
+        )
+        evaluation, hooks = self._hooks(reports)
+        load_hooks(reports.hooks, resumed.reports)
+        load_hooks(hooks, resumed.hooks)
+        result = run_loop(
+            self._step,
+            resumed.state,
+            self._input(resumed),
+            plan=dataclasses.replace(
+                of.plan,
+                start_step=resumed.start_step,
+                on_nonfinite="ignore" if self._recovery.ignores else "raise",
+            ),
+            hooks=[
+                *reports.hooks,
+                *hooks,
+                *self._saving(store, preemption, resumed, reports, hooks),
+                *reports.after,
+            ],
+            tell=self._recovery.tell,
+            phases=of.phases,
+            in_flight=resumed.in_flight,
+            agreed_time=AgreedTime() if spans_processes(of.mesh) else None,
+        )
+        return dataclasses.replace(
+            result,
+            state=result.state.user,
+            evaluation=evaluation and evaluation.metrics,
+            best=evaluation and evaluation.best,
+        )
+
+    def discard_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps: they hold what went bad."""
+        with self._open_store() as store:
+            store.discard_after(step)
+
+    def _open_store(self) -> CheckpointStore:
+        of = self._training
+        assert of.checkpoints is not None
+        return open_store(of.checkpoints, of.hooks, of.mesh)
+
+    def _resume(self, store: CheckpointStore | None) -> Resumed:
+        of = self._training
+        found = resume(store, of.first.shapes, of.mesh) if store is not None else None
+        if found is None:
+            return Resumed(state=of.first.born(), position=Position())
+        return found
+
+    def _input(self, resumed: Resumed):
+        of = self._training
+        reading, left_out = of.reading, 0
+        if of.plan.steps is not None:
+            left_out = self._recovery.steps_left_out(
+                batches_read=resumed.position.batches,
+                steps_per_call=of.plan.steps_per_call,
+            )
+            # At least one: an input that is never asked need not be empty.
+            left = max(of.plan.steps - resumed.start_step + left_out, 1)
+            reading = dataclasses.replace(reading, steps=left)
+        batches = open_input(
+            of.dataset, of.mesh, options=reading, start=resumed.position
+        )
+        return self._recovery.watch(batches, start_step=resumed.start_step)
+
+    def _examine(
+        self, directory: str | os.PathLike[str], failure: Exception, bad_step: int
+    ) -> None:
+        of = self._training
+        found = examine(
+            directory,
+            failure,
+            bad_step=bad_step,
+            step=of.step,
+            one_replica=of.one_replica,
+            reopen=self._reopen,
+            about={"arguments": of.records.arguments, "seed": of.records.seed},
+        )
+        if found is not None:
+            failure.add_note(f"To look at the step: replicator replay {found}")
+
+    def _reopen(self) -> Reopened:
+        """Return where the run could go on, to come to a step once more."""
+        of = self._training
+        require_rereadable(of.dataset, why="a post-mortem bundle")
+        resumed = None
+        if of.checkpoints is not None:
+            with self._open_store() as store:
+                resumed = self._resume(store)
+        resumed = resumed or self._resume(None)
+        reading = dataclasses.replace(of.reading, steps=None)
+        batches = open_input(
+            of.dataset, of.mesh, options=reading, start=resumed.position
+        )
+        watched = self._recovery.watch(batches, start_step=resumed.start_step)
+        return resumed.state, watched, resumed.start_step
+
+    def _hooks(self, reports: Reports) -> tuple[EvaluateEvery | None, list[Hook]]:
+        """Return the run's evaluation, and with it all hooks of the user."""
+        for_user: list[Hook] = [_ForUser(hook) for hook in self._training.hooks]
+        if (wanted := self._training.evaluations) is None:
+            return None, [self._recovery, *for_user]
+        evaluation = EvaluateEvery(
+            wanted.evaluate,
+            wanted.when,
+            writer=reports.writer,
+            follow=wanted.follow,
+            tell=_tell(self._events),
+        )
+        return evaluation, [self._recovery, evaluation, *for_user]
+
+    def _saving(
+        self,
+        store: CheckpointStore | None,
+        preemption: Preemption | None,
+        resumed: Resumed,
+        reports: Reports,
+        hooks: Sequence[Hook],
+    ) -> list[Hook]:
+        of = self._training
+        if store is None or of.checkpoints is None:
+            return []
+        saving = SaveCheckpoints(
+            store,
+            of.checkpoints.when,
+            reports=reports.hooks,
+            hooks=hooks,
+            last_step=of.plan.steps,
+            tell=_tell(self._events),
+        )
+        if preemption is None:
+            return [saving]
+        leaving = LeaveSaved(
+            preemption,
+            saving.on_end,
+            phases=of.phases,
+            first_step=resumed.start_step,
+            last_step=of.plan.steps,
+            tell=_tell(self._events),
+        )
+        return [saving, leaving]
 
 
 class _ForUser(Hook):
-    """Show a user's hook the user's state, not the run's."""
+    """Show a user's hook the user's state, not the run's; who made it closes it."""
 
     def __init__(self, hook: Hook) -> None:
-        self._hook = hook
+        self.inner = hook
+        self.phase = hook.phase
         self.on_metrics = hook.on_metrics
-        self.close = hook.close
+        self.state_dict = hook.state_dict
+        self.load_state = hook.load_state
+        self.flush = hook.flush
 
     @property
     def should_stop(self) -> bool:
-        return self._hook.should_stop
+        return self.inner.should_stop
 
     def on_state(self, event: StateEvent) -> None:
-        self._hook.on_state(dataclasses.replace(event, state=event.state.user))
+        self.inner.on_state(dataclasses.replace(event, state=event.state.user))
 
     def on_end(self, event: StateEvent) -> None:
-        self._hook.on_end(dataclasses.replace(event, state=event.state.user))
+        self.inner.on_end(dataclasses.replace(event, state=event.state.user))
 
 
-def _snapshot(event: StateEvent) -> Snapshot:
-    position = event.position or Position()
-    return Snapshot(
-        step=event.step, arrays=event.state, meta={"position": position.as_json()}
+def _require_way_back(training: Training) -> None:
+    """Refuse a run that is to go back and cannot."""
+    if not training.recovery.policy.goes_back:
+        return
+    if training.checkpoints is None:
+        raise ArgumentError(
+            "`checkpoint_dir` must be given to go back to a checkpoint, got None. "
+            'Pass it, or choose `on_nonfinite="skip"`.'
+        )
+    require_rereadable(training.dataset, why="on_nonfinite='rollback'")
+
+
+def _require_same(training: Training) -> None:
+    """Refuse a run that is not the same in all processes."""
+    plain = (bool, int, float, str, type(None))
+    arguments = training.records.arguments.items()
+    said = {name: word for name, word in arguments if isinstance(word, plain)}
+    saved = training.checkpoints and str(training.checkpoints.when)
+    require_same_arguments(
+        training.mesh,
+        {"seed": training.records.seed, "checkpoint_every": saved} | said,
     )
 
 
-def _restored(
-    store: CheckpointStore, state: RunState, mesh: Mesh
-) -> tuple[RunState, Position]:
-    """Return what was saved last, or the first state and position."""
+def _tell(events: EventLog | None) -> Callable[..., None]:
+    return (lambda kind, /, **fields: None) if events is None else events.write
+
+
+@contextmanager
+def _told(events: EventLog | None, phases: Phases) -> Iterator[None]:
+    """Tell of the run's end, and of what ended it."""
+    tell = _tell(events)
     try:
-        found = store.restore(state, shardings=state_shardings(state, mesh))
-    except BaseException:
-        store.close()
+        yield
+    except SystemExit:
+        raise  # `preempted` says it
+    except BaseException as failure:
+        tell("ended", step=phases.current.step, error=_one_line(failure))
         raise
-    if found is None:
-        return state, Position()
-    return found.arrays, position_from_json(found.meta["position"])
+    tell("ended", step=phases.current.step)
 
 
-def _open_records(records: Records, start_step: int) -> list[Hook]:
-    reports: list[Hook] = [Report(make_display())] if records.display else []
-    if records.directory is None:
-        return reports
-    if start_step == 0:
-        set_aside(records.directory)
-    else:
-        # What came after the last checkpoint is done again, and written again.
-        drop_after(Path(records.directory) / "metrics.jsonl", step=start_step)
-    write_run_record(records.directory, seed=records.seed, arguments=records.arguments)
-    when = every(n_steps=records.write_every)
-    return [*reports, WriteMetrics(directory_writer(records.directory), when)]
+def _one_line(failure: BaseException) -> str:
+    words = str(failure).split("\n", 1)[0]
+    return f"{type(failure).__name__}: {words}" if words else type(failure).__name__

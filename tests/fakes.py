@@ -1,5 +1,6 @@
 """What several tests share: a clock that a test moves, a writer that remembers."""
 
+import types
 from collections.abc import Mapping
 
 
@@ -40,3 +41,22 @@ class RecordingWriter:
 
     def close(self) -> None:
         self.calls.append("close")
+
+
+class Board:
+    """The notices of several processes, which here are threads."""
+
+    def __init__(self, count):
+        self.count = count
+        self.said = {}
+
+    def of(self, process):
+        def peek(name):
+            return [self.said.get((name, other)) for other in range(self.count)]
+
+        return types.SimpleNamespace(
+            process=process,
+            count=self.count,
+            publish=lambda name, value: self.said.update({(name, process): value}),
+            peek=peek,
+        )

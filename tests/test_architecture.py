@@ -19,17 +19,25 @@ FLOORS = {
     "ground": """
         version errors protocols clock trees mesh fake_devices compilation_cache
         source_lines dataflow strict_json progress display writers run_record run_ahead
+        phases events stacks goodput peak_flops device_memory exit_codes
+        distributed launch
+        agreed_time same_everywhere in_flight closing
     """,
     "kitchen": "collectives per_replica state inputs",
     "library": """
         metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
         metric_totals exact_metrics best_so_far
+        memory_errors program_cost run_numbers
     """,
     "stairs": """
         optimizer collecting tail accumulate steps program compiled_step debug_step
-        hooks finite_check loop evaluate evaluate_every
+        hooks finite_check loop evaluate evaluate_every lifting
+        watchdog stop_agreement preemption guards phase_journal profiler compile_notes
+        saving records own_loops dispatched_call
+        bad_numbers postmortem auto_microbatch
     """,
-    "hall": "replicator testing training",
+    "hall": "replicator testing training compat",
+    "roof": "cli report",
     "top": "__init__",
 }
 FLOOR_OF = {
@@ -50,8 +58,11 @@ FORBIDDEN = [
 HEAVY = {
     "flax": {"replicator/nnx.py"},
     "orbax": {"replicator/checkpoint/orbax_files.py"},
-    "rich": {"replicator/display.py"},
+    "rich": {"replicator/display.py", "replicator/cli/tables.py"},
+    "shtab": {"replicator/cli/completion.py"},
+    "sklearn": {"replicator/cli/demo_training.py"},
     "tensorboardX": {"replicator/writers/tensorboard.py"},
+    "wandb": {"replicator/writers/weights_and_biases.py"},
 }
 SOURCES = sorted(
     path
@@ -188,7 +199,8 @@ import sys, threading, replicator
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "a backend started"
 assert threading.active_count() == 1, threading.enumerate()
-heavy = {"flax", "rich", "tensorboardX", "grain", "torch", "tensorflow", "matplotlib"}
+heavy = {"flax", "rich", "tensorboardX", "wandb", "grain", "torch", "tensorflow"}
+heavy |= {"matplotlib"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

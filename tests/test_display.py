@@ -99,6 +99,21 @@ def terminal_text():
     return shown(make_display(stream), stream, scalars={"loss": 0.31})
 
 
+def test_a_note_is_a_line_that_stays(monkeypatch):
+    stream = io.StringIO()
+    LineDisplay(stream).note("compiled in 3.2 s · 1.4 GFLOP/step")
+    assert stream.getvalue() == "compiled in 3.2 s · 1.4 GFLOP/step\n"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    terminal = Terminal()
+    display = make_display(terminal)
+    display.show(numbers(step=1), {})
+    display.note("[3] compiled")
+    text = shown(display, terminal, scalars={})
+    assert "[3] compiled\n" in text
+    assert text.index("step 1/1000") < text.index("[3]") < text.index("step 100/1000")
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "dumb"])
 def test_what_is_no_terminal_or_a_dumb_one_gets_lines(stream, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")

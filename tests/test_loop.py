@@ -16,6 +16,7 @@ from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
 from replicator.loop import LoopPlan
 from replicator.mesh import replicated, split_over_replicas
+from replicator.phases import Phases
 from replicator.writers import JSONL, Async
 from tests.fakes import FakeClock, RecordingWriter
 
@@ -460,7 +461,9 @@ def test_rates_come_from_the_clock(step, state, mesh):
     numbers = [batch_of(mesh, 1) for _ in range(9)]
     batches = Batches(numbers, clock=clock, seconds=0.125)
     plan = LoopPlan(steps=9)
-    progress = run_loop(timed_step, state, batches, plan=plan, clock=clock).progress
+    progress = run_loop(
+        timed_step, state, batches, plan=plan, phases=Phases(clock)
+    ).progress
     assert (progress.compile_s, progress.elapsed_s) == (0.375, 4.5)
     assert (progress.steps_per_s, progress.examples_per_s) == (2.0, 2.0 * EXAMPLES)
     assert (progress.input_stall_share, progress.eta_s) == (0.25, 0.0)
@@ -493,6 +496,6 @@ def test_the_time_at_the_end_includes_what_hooks_took(step, state, mesh):
     hooks = [Callback(lambda event: clock.advance(1.0), every(n_steps=1))]
     batches = batches_of(mesh, 1, 2, 3)
     result = run_loop(
-        step, state, batches, plan=LoopPlan(steps=3), hooks=hooks, clock=clock
+        step, state, batches, plan=LoopPlan(steps=3), hooks=hooks, phases=Phases(clock)
     )
     assert result.progress.elapsed_s == 3.0

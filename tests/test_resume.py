@@ -9,13 +9,19 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
 
 import replicator
-from replicator.hooks import StateCallback, every
+from replicator.best_so_far import BestSoFar, Follow
+from replicator.evaluate_every import EvaluateEvery
+from replicator.hooks import StateCallback, StepEvent, every
+from replicator.in_flight import InFlight, in_flight_from_json
 from replicator.inputs.position import position_from_json
+from replicator.progress import first_numbers
+from replicator.saving import load_hooks
 from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
 
 STEPS = 12
@@ -132,6 +138,141 @@ def test_metrics_of_a_resumed_run_hold_each_step_once(tmp_path):
     assert steps[-1] == STEPS
 
 
+OF_THE_PROCESS = ("progress/", "goodput/", "memory/", "compile/", "program/")
+
+
+def numbers(records):
+    """Return what was written for each step, but for times and rates."""
+    lines = (records / "metrics.jsonl").read_text().splitlines()
+    return [
+        {
+            name: value
+            for name, value in json.loads(line).items()
+            if name != "time_s" and not name.startswith(OF_THE_PROCESS)
+        }
+        for line in lines
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+@pytest.mark.parametrize(
+    ("cut_at", "options"),
+    [
+        (3, {"write_every": 1}),
+        (12, {"write_every": 5}),
+        (8, {"write_every": 1, "steps_per_call": 4}),
+    ],
+)
+def test_metrics_of_a_cut_run_are_those_of_one_that_was_not(tmp_path, cut_at, options):
+    run(tmp_path / "whole", directory=tmp_path / "expected", **options)
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", directory=tmp_path / "found", cut_at=cut_at, **options)
+    run(tmp_path / "cut", directory=tmp_path / "found", **options)
+    assert numbers(tmp_path / "found") == numbers(tmp_path / "expected")
+
+
+LOSSES = [3.0, 2.0, 1.0, 4.0, 4.0, 4.0]
+
+
+def evaluated(tmp_path, *, cut_at=None):
+    """Evaluate every second step; the third evaluation is the best."""
+    rep, seen = replicas(2), []
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def counting(state, batch):
+        after, metrics = step_fn(state, batch)
+        return after | {"steps": state["steps"] + 1}, metrics
+
+    def evaluate(state):
+        seen.append(int(state["steps"]))
+        return {"loss": LOSSES[seen[-1] // 2 - 1]}
+
+    def cut(event):
+        if event.step == cut_at:
+            raise Cut(event.step)
+
+    follow = Follow(metric="loss", patience=2)
+    hook = EvaluateEvery(evaluate, every(n_steps=2), follow=follow)
+    result = rep.run(
+        counting,
+        dataset(),
+        init_fn=lambda key: init_fn(key) | {"steps": jnp.zeros((), jnp.int32)},
+        steps=STEPS,
+        checkpoint_dir=tmp_path,
+        checkpoint_every=1,
+        hooks=[StateCallback(cut, every(n_steps=1)), hook],
+        display=False,
+    )
+    return result.step, hook, seen
+
+
+@pytest.mark.parametrize("cut_at", [5, 8])
+def test_patience_and_the_best_so_far_go_on(tmp_path, cut_at):
+    with pytest.raises(Cut):
+        evaluated(tmp_path, cut_at=cut_at)
+    step, hook, seen = evaluated(tmp_path)
+    assert step == 10
+    assert hook.best == BestSoFar(step=6, value=1.0, waited=2)
+    assert seen == [2, 4, 6, 8, 10][-len(seen) :]
+
+
+def test_a_run_that_was_stopped_early_does_not_go_on(tmp_path):
+    evaluated(tmp_path)
+    step, hook, seen = evaluated(tmp_path)
+    assert (step, seen) == (10, [])
+    assert hook.should_stop
+
+
+def test_a_hook_in_the_place_of_another_starts_anew(caplog):
+    hook = StateCallback(print, every(seconds=9.0))
+    load_hooks([hook], [["EvaluateEvery", {"verdict": "stop"}]])
+    assert caplog.messages == [
+        "Hook 0 is a `StateCallback`, and was a `EvaluateEvery` when the run was saved:"
+        " it starts anew."
+    ]
+
+
+def test_a_schedule_by_the_clock_goes_on_waiting():
+    def at(step, time_s):
+        progress = first_numbers(step, None, time_s)
+        return StepEvent(step=step, advanced=1, examples=0, progress=progress)
+
+    before = every(seconds=10.0).trigger()
+    assert [before.pulled(at(1, 100.0)), before.pulled(at(2, 106.0))] == [False, False]
+    after = every(seconds=10.0).trigger()
+    after.load_state(json.loads(json.dumps(before.state_dict())))
+    found = [after.pulled(at(3, 5.0)), after.pulled(at(4, 8.9)), after.pulled(at(5, 9))]
+    assert found == [False, False, True]
+
+
+METRICS = {
+    "loss": np.float32(1.1),
+    "worst": np.asarray(np.nan, np.float32),
+    "most": np.asarray(np.inf, ml_dtypes.bfloat16),
+    "count": np.asarray(2**31 - 1, np.int32),
+    "inner": {
+        "each": np.asarray([1.5, -np.inf, 0.1], np.float32),
+        "ok": np.bool_(True),
+    },
+}
+
+
+@pytest.mark.parametrize("metrics", [METRICS, np.float32(0.3), {}])
+def test_metrics_in_flight_survive_json(metrics):
+    saved = InFlight(steps=1, stacked=False, metrics=metrics).as_json()
+    found = in_flight_from_json(json.loads(json.dumps(saved)), position=None)
+    assert_same_bits(found.metrics, metrics)
+    kinds = [jax.tree.map(lambda x: x.dtype, tree) for tree in (found.metrics, metrics)]
+    assert kinds[0] == kinds[1]
+
+
+def test_images_among_metrics_are_not_kept():
+    metrics = {"loss": np.zeros(3), "image": np.zeros((3, 8, 8))}
+    saved = InFlight(steps=3, stacked=True, metrics=metrics).as_json()
+    found = in_flight_from_json(saved, position=None)
+    assert list(found.metrics) == ["loss"]
+
+
 @pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
 def test_a_second_run_on_the_same_directory_is_refused(tmp_path):
     def start_another(event):
@@ -183,7 +324,7 @@ tell = StateCallback(lambda event: print(event.step, flush=True), every(n_steps=
 result = rep.run(
     step_fn, [regression_batch(seed=seed) for seed in range(5)], init_fn=init_fn,
     steps=400, checkpoint_dir={directory!r}, checkpoint_every=5, hooks=[tell],
-    display=False,
+    display=False, directory={directory!r} + "-records", write_every=1,
 )
 np.save({result!r}, np.concatenate([
     np.asarray(leaf).ravel() for leaf in jax.tree.leaves(result.state)
@@ -217,3 +358,5 @@ def test_a_killed_process_ends_with_the_bits_of_one_that_was_not(tmp_path):
     np.testing.assert_array_equal(
         np.load(tmp_path / "killed.npy"), np.load(tmp_path / "whole.npy")
     )
+    found = [numbers(tmp_path / f"{name}-records") for name in ("killed", "whole")]
+    assert found[0] == found[1]

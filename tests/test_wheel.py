@@ -47,22 +47,59 @@ def test_the_wheel_holds_the_package_alone(wheel):
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"replicator"}
     assert "replicator/py.typed" in names
+    assert {"replicator/report/page.css", "replicator/report/page.js"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
-def test_the_wheel_runs_the_ten_lines_without_extras(wheel, tmp_path):
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Return the programs of an environment that has the wheel and no extra."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=True)
+    programs = folder / "venv" / "bin"
     # The versions of the lock, of what the wheel asks for; constraints bear no hashes.
     lock = (ROOT / "requirements" / _LOCK).read_text()
-    constraints = tmp_path / "constraints.txt"
+    constraints = folder / "constraints.txt"
     constraints.write_text(re.sub(r" \\\n(    --hash.*\n)+", "\n", lock))
-    install = [python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel]
-    subprocess.run(install, check=True)
+    install = [programs / "python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*install, "-c", constraints, wheel], check=True)
+    return programs
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_ten_lines_without_extras(installed, tmp_path):
     script = tmp_path / "ten_lines.py"
     script.write_text(_PRELUDE + BLOCKS[0] + "\nprint(result.step, result.metrics)\n")
     done = subprocess.run(
-        [python, script], check=True, capture_output=True, text=True, cwd=tmp_path
+        [installed / "python", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.stdout.startswith("1000 ")
+
+
+def command(installed, folder, *words):
+    return subprocess.run(
+        [installed / "replicator", *words], capture_output=True, text=True, cwd=folder
+    )
+
+
+@pytest.mark.slow
+def test_the_command_works_without_extras(installed, tmp_path):
+    for words in (["--version"], ["--help"], ["devices"], ["doctor"]):
+        done = command(installed, tmp_path, *words)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    told = " ".join(done.stdout.split())  # lines may be cut
+    assert "not installed (it is optional: extra `checkpoint`)" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["demo"], ["completion", "bash"], ["report", "."]])
+def test_a_command_that_needs_an_extra_names_it(installed, tmp_path, words):
+    (tmp_path / "run.json").write_text("{}")
+    done = command(installed, tmp_path, *words)
+    assert done.returncode == 1
+    assert f"pip install 'jax-replicator[{words[0]}]'" in done.stderr
+    assert done.stderr.count("\n") == 1

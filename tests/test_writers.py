@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import sys
 import threading
 
 import numpy as np
@@ -11,7 +12,7 @@ from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
 
 from replicator.errors import ArgumentError
-from replicator.writers import JSONL, Async, Multi, TensorBoard
+from replicator.writers import JSONL, Async, Multi, TensorBoard, WandB
 from replicator.writers.writer import named_numbers
 from tests.fakes import FakeClock, RecordingWriter
 
@@ -256,6 +257,52 @@ def test_async_takes_a_copy_of_the_numbers():
     inner.gate.set()
     writer.close()
     assert inner.rows == [(1, {"loss": 1.0})]
+
+
+def test_wandb_says_what_to_install_where_it_is_not(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install 'jax-replicator\[wandb\]'"):
+        WandB(tmp_path)
+
+
+@pytest.mark.slow
+def test_wandb_keeps_every_row_also_of_steps_done_again(tmp_path):
+    pytest.importorskip("wandb")
+    quiet = {"silent": True, "console": "off"}
+    writer = WandB(tmp_path, project="test", mode="offline", settings=quiet)
+    rows = [*ROWS, (3, {"loss": math.nan})]
+    for row in rows:
+        writer.write(*row)
+    writer.flush()
+    writer.close()
+    writer.close()
+    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    found = [(int(row.pop("step")), row) for row in wandb_rows(file.read_bytes())]
+    assert repr(found) == repr(rows)
+
+
+def wandb_rows(data):
+    """Read the numbers of a W&B file: LevelDB log blocks that hold its records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    position, record = 7, b""
+    while position < len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            history, record = Record.FromString(record).history.item, b""
+            row = {(i.key or "/".join(i.nested_key)): i.value_json for i in history}
+            if row:
+                yield {
+                    name: float(number)
+                    for name, number in sorted(row.items(), reverse=True)
+                    if not name.startswith("_")
+                }
 
 
 def test_numbers_are_named_by_their_path():

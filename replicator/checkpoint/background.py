@@ -26,13 +26,15 @@ class SaveCounts:
       failed: Refused by the disk.
       skipped: Not begun, as the one before was still being written.
       failed_in_a_row: Failed since the last one that was committed.
-      last_save_s: How long the last commit took, in the background.
+      last_step: What was committed last.
+      last_save_s: How long that took, in the background.
     """
 
     saved: int = 0
     failed: int = 0
     skipped: int = 0
     failed_in_a_row: int = 0
+    last_step: int | None = None
     last_save_s: float | None = None
 
 
@@ -151,7 +153,8 @@ class BackgroundSaver:
                 "Step %d could not be saved, training goes on: %r", draft.step, failure
             )
         else:
-            self._count(saved=1, last_save_s=self._clock.now_s() - started_s)
+            took_s = self._clock.now_s() - started_s
+            self._count(saved=1, last_step=draft.step, last_save_s=took_s)
 
     def _failed(self, which: str) -> CheckpointError:
         error = CheckpointError(
@@ -167,6 +170,7 @@ class BackgroundSaver:
         saved: int = 0,
         failed: int = 0,
         skipped: int = 0,
+        last_step: int | None = None,
         last_save_s: float | None = None,
     ) -> None:
         with self._guard:
@@ -176,5 +180,6 @@ class BackgroundSaver:
                 failed=before.failed + failed,
                 skipped=before.skipped + skipped,
                 failed_in_a_row=0 if saved else before.failed_in_a_row + failed,
+                last_step=before.last_step if last_step is None else last_step,
                 last_save_s=before.last_save_s if last_save_s is None else last_save_s,
             )

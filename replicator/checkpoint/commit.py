@@ -12,6 +12,7 @@ from pathlib import Path
 
 from replicator.checkpoint.checksums import record_file
 from replicator.checkpoint.disk import Disk, walk_directories, walk_files
+from replicator.checkpoint.group import Rows, fill_in
 from replicator.checkpoint.manifest import (
     MANIFEST_NAME,
     STATE_NAME,
@@ -43,6 +44,7 @@ def commit(
     generation: int,
     disk: Disk,
     require_current: Callable[[], None],
+    rows: tuple[Rows, ...] = (),
 ) -> Manifest:
     """Write a checkpoint; return when it is there, whole and durable.
 
@@ -52,6 +54,7 @@ def commit(
       generation: Of the owner of the directory.
       disk: The file system.
       require_current: Raises if there is a newer owner; asked last of all.
+      rows: What other processes have written for it; removed in the end.
 
     Returns:
       The manifest of the checkpoint.
@@ -64,13 +67,17 @@ def commit(
     disk.remove_tree(writing)
     disk.make_directory(writing)
     try:
-        manifest = _write(draft, writing, generation=generation, disk=disk)
+        manifest = _write(draft, writing, generation=generation, disk=disk, rows=rows)
         require_current()
         _give_name(writing, checkpoint_path(directory, draft.step), disk=disk)
     except BaseException:
         with contextlib.suppress(OSError):
             disk.remove_tree(writing)
         raise
+    finally:
+        for folder in {each.path.parent for each in rows}:
+            with contextlib.suppress(OSError):
+                disk.remove_tree(folder)
     return manifest
 
 
@@ -101,10 +108,19 @@ def remove_leftovers(directory: Path, *, disk: Disk) -> list[str]:
     return [path.name for path in left]
 
 
-def _write(draft: Draft, writing: Path, *, generation: int, disk: Disk) -> Manifest:
+def _write(
+    draft: Draft,
+    writing: Path,
+    *,
+    generation: int,
+    disk: Disk,
+    rows: tuple[Rows, ...],
+) -> Manifest:
     state = writing / STATE_NAME
     disk.announce("write_arrays", state)
-    write_arrays(state, draft.leaves, [fetch() for fetch in draft.fetches])
+    arrays = [fetch() for fetch in draft.fetches]
+    fill_in(arrays, rows)
+    write_arrays(state, draft.leaves, arrays)
     files = []
     for path in walk_files(state):
         files.append(record_file(path, root=writing))
@@ -112,7 +128,7 @@ def _write(draft: Draft, writing: Path, *, generation: int, disk: Disk) -> Manif
     manifest = Manifest(
         step=draft.step,
         generation=generation,
-        meta=draft.meta,
+        meta=draft.meta | (draft.late() if draft.late is not None else {}),
         metrics=draft.metrics,
         num_devices=draft.num_devices,
         leaves=draft.leaves,

@@ -13,6 +13,7 @@ from replicator.checkpoint.manifest import LeafRecord, Manifest
 from replicator.checkpoint.resize import resize
 from replicator.checkpoint.snapshot import count_devices, describe_leaves
 from replicator.errors import CheckpointMismatchError
+from replicator.mesh import put
 from replicator.protocols import PyTree
 
 _NAMED = 3
@@ -182,10 +183,10 @@ def _put(
 ) -> list[Any]:
     if shardings is not None:
         tree = jax.tree.unflatten(jax.tree.structure(like), placed)
-        return jax.tree.leaves(jax.device_put(tree, shardings))
+        return jax.tree.leaves(put(tree, shardings))
     where = [getattr(value, "sharding", None) for value in values]
     moved = [number for number, sharding in enumerate(where) if sharding is not None]
-    arrays = jax.device_put(
+    arrays = put(
         [placed[number] for number in moved], [where[number] for number in moved]
     )
     for number, array in zip(moved, arrays, strict=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replicator.checkpoint.commit import checkpoint_path, list_steps
+from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import LOCK_NAME
 from replicator.checkpoint.manifest import (
     STATE_NAME,
@@ -19,7 +20,8 @@ from replicator.checkpoint.manifest import (
 )
 from replicator.checkpoint.orbax_files import read_arrays
 from replicator.checkpoint.placement import Placed, nest, place_like
-from replicator.errors import CheckpointError
+from replicator.checkpoint.snapshot import OWN
+from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Restored:
       step: Updates done.
       arrays: The state; nested dicts of NumPy arrays if no `like` was given.
       meta: What was saved with it.
+      own: What each of the processes that saved it had added of its own.
       metrics: Likewise.
       lost: Guarantees that no longer hold, a sentence each.
       damaged: Steps that were found damaged on the way.
@@ -54,6 +57,7 @@ class Restored:
     step: int
     arrays: PyTree
     meta: Mapping[str, Any]
+    own: tuple[Mapping[str, Any], ...]
     metrics: Mapping[str, float]
     lost: tuple[str, ...] = ()
     damaged: tuple[int, ...] = ()
@@ -120,11 +124,46 @@ def restore_newest(directory: Path, wanted: Wanted) -> Restored | None:
             damaged[manifest.step] = failure
             _log.error("%s The one before it is tried.", failure)
     if damaged:
-        told = "\n".join(str(damaged[step]) for step in sorted(damaged))
-        raise CheckpointError(
-            f"`{directory}` must hold a checkpoint that is whole, got {len(damaged)}, "
-            f"all damaged. Start anew in another directory.\n{told}"
-        )
+        raise _all_damaged(directory, [str(damaged[step]) for step in sorted(damaged)])
+    return None
+
+
+def restore_together(directory: Path, wanted: Wanted, group: Group) -> Restored | None:
+    """Read in all processes the newest checkpoint that none of them finds damaged.
+
+    Raises:
+      CheckpointError: It is no directory of checkpoints, or all are damaged.
+      CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
+    """
+
+    def there() -> list[list[int]]:
+        found = scan(directory)
+        for failure in found.damaged.values():
+            _log.error("%s", failure)
+        newest = [manifest.step for manifest in reversed(found.manifests)]
+        return [newest, sorted(found.damaged)]
+
+    steps, damaged = group.lead("steps", there)
+    problems = [f"step {step} has no manifest that can be read" for step in damaged]
+    for step in steps:
+        restored = failure = None
+        try:
+            restored = restore_step(directory, step, wanted)
+        except (CheckpointError, CheckpointMismatchError) as error:
+            failure = error
+        try:
+            group.require_all("restored", failure)
+        except CheckpointMismatchError:
+            raise
+        except CheckpointError as error:
+            _log.error("%s The one before it is tried.", error)
+            problems.append(str(error))
+            damaged.append(step)
+            continue
+        assert restored is not None
+        return dataclasses.replace(restored, damaged=tuple(sorted(damaged)))
+    if damaged:
+        raise _all_damaged(directory, problems)
     return None
 
 
@@ -148,6 +187,14 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
     )
 
 
+def _all_damaged(directory: Path, problems: list[str]) -> CheckpointError:
+    told = "\n".join(problems)
+    return CheckpointError(
+        f"`{directory}` must hold a checkpoint that is whole, got {len(problems)}, "
+        f"all damaged. Start anew in another directory.\n{told}"
+    )
+
+
 def _restore(
     directory: Path, manifest: Manifest, wanted: Wanted, damaged: tuple[int, ...]
 ) -> Restored:
@@ -166,10 +213,12 @@ def _restore(
         )
     for sentence in placed.lost:
         _log.warning("%s", sentence)
+    meta = dict(manifest.meta)
     return Restored(
         step=manifest.step,
         arrays=placed.arrays,
-        meta=manifest.meta,
+        own=tuple(meta.pop(OWN, ())),
+        meta=meta,
         metrics=manifest.metrics,
         lost=placed.lost,
         damaged=damaged,

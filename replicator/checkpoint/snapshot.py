@@ -21,6 +21,9 @@ from replicator.per_replica import is_per_replica
 from replicator.protocols import PyTree
 from replicator.trees import leaf_path
 
+OWN = "own_by_process"
+"""Where in a manifest's `meta` is what each process has added."""
+
 _NO_NUMBERS = "OSUMm"  # kinds of NumPy dtypes: objects, strings, times
 
 
@@ -31,14 +34,19 @@ class Snapshot:
     Attributes:
       step: Updates done.
       arrays: Any pytree of JAX or NumPy arrays, random keys and declared `PerReplica`
-        values. In a program of several processes each leaf must be whole in this one.
-      meta: What else goes on where it stopped; plain JSON, names are strings.
+        values.
+      meta: What else goes on where it stopped; plain JSON, names are strings. Of
+        several processes that of the first counts.
+      own: What only this process knows; plain JSON, small.
+      late: Returns more `meta`; called by the thread that writes, in the first process.
       metrics: By name; retention ranks by one of them.
     """
 
     step: int
     arrays: PyTree
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    late: Callable[[], Mapping[str, Any]] | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -49,22 +57,33 @@ class Draft:
     Attributes:
       step: Updates done.
       meta: Plain JSON.
+      late: Waits for more of it.
       metrics: By name.
       num_devices: Over how many devices the state is spread.
       leaves: What each leaf is.
-      fetches: For each leaf, waits for its copy and returns it, whole, on the host.
+      fetches: For each leaf, waits for its copy and returns it on the host: whole, or
+        with rows that other processes hold left open. In another process than the
+        first there may be nothing to fetch.
+      spread: By number, each leaf of which other processes hold rows: the rows here,
+        as (number of the first, copy).
     """
 
     step: int
     meta: dict[str, Any]
+    late: Callable[[], dict[str, Any]] | None
     metrics: dict[str, float]
     num_devices: int
     leaves: tuple[LeafRecord, ...]
     fetches: tuple[Callable[[], np.ndarray], ...]
+    spread: dict[int, list[tuple[int, jax.Array]]]
 
 
-def start_copy(snapshot: Snapshot) -> Draft:
+def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
     """Dispatch a copy of a snapshot, and return at once.
+
+    Args:
+      snapshot: What to copy.
+      whole: Whether to copy all that is here, or only rows that are nowhere else.
 
     Raises:
       ArgumentError: It cannot be saved; the rule it breaks is told.
@@ -75,14 +94,20 @@ def start_copy(snapshot: Snapshot) -> Draft:
             "Count updates from 0."
         )
     leaves, values = describe_leaves(snapshot.arrays)
-    pieces = [_pieces(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
+    spread = [number for number, value in enumerate(values) if _is_spread(value)]
+    pieces = [
+        _pieces(leaf, value) if whole or number in spread else []
+        for number, (leaf, value) in enumerate(zip(leaves, values, strict=True))
+    ]
     arrays = [[array for _, array in own] for own in pieces]
     # One dispatch for all. A copy onto the same device is compiled by nobody.
     where = jax.tree.map(lambda array: array.sharding, arrays)
     copies = jax.device_put(arrays, where, may_alias=False)
+    late = snapshot.late
     return Draft(
         step=int(snapshot.step),
-        meta=_plain_json(snapshot.meta),
+        meta=plain_json(snapshot.meta, "meta"),
+        late=None if late is None else lambda: plain_json(late(), "meta"),
         metrics={name: float(value) for name, value in snapshot.metrics.items()},
         num_devices=count_devices(values),
         leaves=leaves,
@@ -90,6 +115,13 @@ def start_copy(snapshot: Snapshot) -> Draft:
             _fetch(value, [index for index, _ in own], copied)
             for value, own, copied in zip(values, pieces, copies, strict=True)
         ),
+        spread={
+            number: [
+                (index[0].start or 0, copy)
+                for (index, _), copy in zip(pieces[number], copies[number], strict=True)
+            ]
+            for number in spread
+        },
     )
 
 
@@ -159,13 +191,26 @@ def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
     data = jax.random.key_data(value) if leaf.key_impl else value
     if data.is_fully_replicated:
         return [(..., data.addressable_data(0))]
-    if not data.is_fully_addressable:
-        raise ArgumentError(
-            f"`arrays` must be whole in the process that saves, got `{leaf.path}`, "
-            "spread over several. Gather it first."
-        )
     shards = [shard for shard in data.addressable_shards if shard.replica_id == 0]
+    if not data.is_fully_addressable:
+        whole_rows = all(
+            range(*part.indices(size)) == range(size)
+            for shard in shards
+            for part, size in zip(shard.index[1:], data.shape[1:], strict=True)
+        )
+        if not whole_rows:
+            raise ArgumentError(
+                "`arrays` must be cut over processes along the first axis only, got "
+                f"`{leaf.path}`, {data.sharding}. Gather it first."
+            )
     return [(shard.index, shard.data) for shard in shards]
+
+
+def _is_spread(value: Any) -> bool:
+    """Tell whether other processes hold rows of a leaf that are not here."""
+    if not isinstance(value, jax.Array):
+        return False
+    return not (value.is_fully_addressable or value.is_fully_replicated)
 
 
 def _fetch(
@@ -189,11 +234,16 @@ def _put_together(
     return whole
 
 
-def _plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:
+def plain_json(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a copy of what JSON can hold.
+
+    Raises:
+      ArgumentError: It is not; `name` is told.
+    """
     try:
         plain = json.loads(json.dumps(dict(meta), allow_nan=False))
     except (TypeError, ValueError) as failure:
         raise ArgumentError(
-            f"`meta` must be plain JSON, got {failure}. Put arrays into `arrays`."
+            f"`{name}` must be plain JSON, got {failure}. Put arrays into `arrays`."
         ) from failure
     return plain

@@ -1,9 +1,11 @@
 """A directory of checkpoints: one run saves to it, any number of readers restore.
 
 It joins rooms and decides nothing: `snapshot` copies, `background` waits for `commit`,
-`retention` says what stays, `lock` shuts others out, `reading` restores.
+`retention` says what stays, `lock` shuts others out, `reading` restores, `group` lets
+the processes of one program act as one.
 """
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Self
 from replicator.checkpoint import commit as commits
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.group import Group, share_rows
 from replicator.checkpoint.lock import WriterLock
 from replicator.checkpoint.manifest import Manifest
 from replicator.checkpoint.orbax_files import require_orbax
@@ -21,10 +24,17 @@ from replicator.checkpoint.reading import (
     is_checkpoint_directory,
     restore_newest,
     restore_step,
+    restore_together,
     scan,
 )
 from replicator.checkpoint.retention import Retention, Saved
-from replicator.checkpoint.snapshot import Draft, Snapshot, start_copy
+from replicator.checkpoint.snapshot import (
+    OWN,
+    Draft,
+    Snapshot,
+    plain_json,
+    start_copy,
+)
 from replicator.clock import Clock, SystemClock
 from replicator.errors import ArgumentError, CheckpointError
 from replicator.protocols import PyTree
@@ -36,7 +46,23 @@ class CheckpointStore:
     """The checkpoints in a directory.
 
     Reading needs nothing. To write, `open` it, or enter it (`with store:`): that takes
-    the writer's lock.
+    the writer's lock. Several processes of one program all do so, and all call the same
+    methods in the same order; the first one writes (`group`).
+
+    An own loop saves at any call, also between the microbatches of an optimizer from
+    `wrap_optimizer(accumulate=k)`, and goes on from there bit for bit:
+
+        with CheckpointStore(directory) as store:
+            saved = store.restore(state)
+            start = None
+            if saved is not None:
+                state = saved.arrays
+                start = position_from_json(saved.meta["position"])
+            for placed in open_input(dataset, rep.mesh, start=start):
+                state, metrics = step(state, placed)
+                meta = {"position": placed.position.as_json()}
+                done = placed.position.batches
+                store.save_nowait(Snapshot(step=done, arrays=state, meta=meta))
 
     Args:
       directory: Made by `open` if absent.
@@ -44,7 +70,9 @@ class CheckpointStore:
       clock: Where times come from.
       disk: The file system.
       failures_allowed: So many saves in a row may fail before training stops.
-      timeout_s: The longest that a call waits for a save.
+      timeout_s: The longest that a call waits for a save, or for another process.
+      together: Whether all processes of the program save and restore as one; by default
+        if there are several. If not, each needs a directory of its own.
 
     Raises:
       ArgumentError: A number is out of range.
@@ -59,6 +87,7 @@ class CheckpointStore:
         disk: Disk | None = None,
         failures_allowed: int = 3,
         timeout_s: float = 600.0,
+        together: bool | None = None,
     ):
         if failures_allowed < 1:
             raise ArgumentError(
@@ -72,6 +101,7 @@ class CheckpointStore:
         self._failures_allowed = failures_allowed
         self._timeout_s = timeout_s
         self._lock = WriterLock(self._directory, self._disk)
+        self._group = Group(together=together, timeout_s=timeout_s)
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
@@ -87,11 +117,7 @@ class CheckpointStore:
         if self._saver is not None:
             return self
         require_orbax()
-        try:
-            self._take_over()
-        except OSError as failure:
-            self._lock.release()
-            raise self._unwritable(failure) from failure
+        self._group.lead("open", self._take_over)
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -104,7 +130,8 @@ class CheckpointStore:
         """Begin to save; return as soon as the state may be donated.
 
         One save runs at a time. While one does, another is not begun: it would hold up
-        training, or hold one more copy of the state. That is counted and logged.
+        training, or hold one more copy of the state. That is counted and logged. The
+        processes of one program agree on it.
 
         Args:
           snapshot: What to save.
@@ -118,11 +145,14 @@ class CheckpointStore:
           CheckpointInUseError: A newer run has taken the directory.
         """
         saver = self._require_open()
-        saver.raise_if_hopeless()
-        if saver.is_busy():
+        own = plain_json(snapshot.own, "own")
+        said = self._group.tell("save", {"busy": saver.is_busy(), "own": own})
+        if said[0]["busy"]:
             saver.skip(snapshot.step)
             return False
-        saver.start(start_copy(snapshot))
+        saver.wait()  # at most for the chief's word that the last one is there
+        saver.raise_if_hopeless()
+        saver.start(self._draft(snapshot, [word["own"] for word in said]))
         return True
 
     def save(self, snapshot: Snapshot) -> None:
@@ -136,7 +166,8 @@ class CheckpointStore:
         """
         saver = self._require_open()
         saver.wait()
-        saver.start(start_copy(snapshot))
+        own = plain_json(snapshot.own, "own")
+        saver.start(self._draft(snapshot, self._group.tell("save-now", own)))
         saver.wait()
         saver.raise_if_failed()
 
@@ -195,7 +226,8 @@ class CheckpointStore:
         """Read the newest checkpoint that is not damaged, or that of a step.
 
         A damaged one is named in the log, and the one before it is read. A store that
-        is open moves it aside (`.damaged-...`), so that it counts no more.
+        is open moves it aside (`.damaged-...`), so that it counts no more. The newest
+        `like` a state is one and the same in all processes, which all ask for it.
 
         Args:
           like: A state of this run: arrays or `jax.ShapeDtypeStruct`s. Leaves are put
@@ -216,8 +248,11 @@ class CheckpointStore:
         wanted = Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
             return restore_step(self._directory, step, wanted)
-        restored = restore_newest(self._directory, wanted)
-        if restored is not None and self._saver is not None:
+        if self._group.together and like is not None:
+            restored = restore_together(self._directory, wanted, self._group)
+        else:
+            restored = restore_newest(self._directory, wanted)
+        if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
         return restored
 
@@ -236,6 +271,9 @@ class CheckpointStore:
           TimeoutError: A save took too long.
         """
         self._require_open().wait()
+        return tuple(self._group.lead("discard", lambda: self._discard_after(step)))
+
+    def _discard_after(self, step: int) -> list[int]:
         self._lock.require_current()
         later = [found for found in commits.list_steps(self._directory) if found > step]
         try:
@@ -245,9 +283,16 @@ class CheckpointStore:
         except OSError as failure:
             raise self._unwritable(failure) from failure
         self._kept = tuple(saved for saved in self._kept if saved.step <= step)
-        return tuple(later)
+        return later
 
     def _take_over(self) -> None:
+        try:
+            self._become_writer()
+        except OSError as failure:
+            self._lock.release()
+            raise self._unwritable(failure) from failure
+
+    def _become_writer(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._require_own_directory()
         manifests = (
@@ -277,15 +322,30 @@ class CheckpointStore:
                 "Save to a directory of its own."
             )
 
+    def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
+        draft = start_copy(snapshot, whole=self._group.is_chief)
+        if any(own):
+            draft = dataclasses.replace(draft, meta={**draft.meta, OWN: own})
+        return draft
+
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
-        manifest = commits.commit(
-            draft,
-            self._directory,
-            generation=self._generation,
-            disk=self._disk,
-            require_current=self._lock.require_current,
-        )
+        rows = share_rows(draft, self._directory, group=self._group, disk=self._disk)
+
+        def commit() -> None:
+            manifest = commits.commit(
+                draft,
+                self._directory,
+                generation=self._generation,
+                disk=self._disk,
+                require_current=self._lock.require_current,
+                rows=rows,
+            )
+            self._retain(manifest)
+
+        self._group.lead("committed", commit)
+
+    def _retain(self, manifest: Manifest) -> None:
         self._kept, gone = self._policy.decide(self._kept, self._as_saved(manifest))
         for step in gone:
             try:

@@ -20,8 +20,10 @@ of their moments: each adds its share, and only the first one ages the old value
 `replicator.nnx.BatchNorm` is this as a module.
 """
 
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -37,6 +39,7 @@ class RunningMoments(NamedTuple):
     var: Float[Array, "features"]
 
 
+@functools.partial(jax.jit, static_argnames="epsilon", inline=True)
 def normalize(
     x: Float[Array, "batch *positions features"],
     moments: Moments | RunningMoments,

@@ -133,6 +133,8 @@ def check_stats(stats: Stats, stats_batch: int | None) -> None:
         )
 
 
+# Networks have many norms of few shapes: each shape is traced once, and inlined.
+@functools.partial(jax.jit, static_argnames="windows", inline=True)
 def batch_moments(
     x: Float[Array, "batch *positions features"],
     windows: Windows,

@@ -106,9 +106,9 @@ def open_sources(
         pipelines and is no input function.
     """
     readers = (*adapters, *BUILT_IN)
-    if _is_input_fn(dataset, readers):
+    if is_input_fn(dataset, adapters):
         return [_open_source(dataset(context), readers) for context in contexts]
-    if len(contexts) > 1:
+    if contexts[0].num_pipelines > 1:
         raise ArgumentError(
             "`dataset` must be an input function for mode 'per_replica', got "
             f"{_kind(dataset)}. Write `def input_fn(context)`, or use mode 'per_host'."
@@ -116,10 +116,12 @@ def open_sources(
     return [_open_source(dataset, readers)]
 
 
-def _is_input_fn(
-    dataset: Any, adapters: Sequence[Adapter]
+def is_input_fn(
+    dataset: Any, adapters: Sequence[Adapter] = ()
 ) -> TypeGuard[Callable[..., Any]]:
-    if isinstance(dataset, Iterable) or any(a.claims(dataset) for a in adapters):
+    """Tell whether `dataset` is called once for each pipeline, with its context."""
+    readers = (*adapters, *BUILT_IN)
+    if isinstance(dataset, Iterable) or any(a.claims(dataset) for a in readers):
         return False
     return callable(dataset) and _requires_argument(dataset)
 

@@ -6,6 +6,7 @@ and float32 are one where 64-bit types are off.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ import numpy as np
 from replicator.errors import BatchError, NonFiniteError
 from replicator.protocols import PyTree
 from replicator.trees import leaf_path, named_leaves
+
+NATIVE_REMEDY = "Convert it: `array.astype(array.dtype.newbyteorder('='))`."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +174,14 @@ def nearest_multiples(size: int, divisor: int) -> str:
     return f"{below} or {above}" if below > 0 else f"{above}"
 
 
+@functools.lru_cache(maxsize=64)  # JAX takes microseconds to tell, for every leaf
+def holds_numbers(dtype: Any) -> bool:
+    """Tell whether arrays of `dtype` hold numbers or booleans, for JAX too."""
+    # To NumPy a duration is a signed integer.
+    is_time = getattr(dtype, "kind", "") in "mM"
+    return not is_time and (_is_kind(dtype, np.number) or _is_kind(dtype, np.bool_))
+
+
 def canonical_dtype(dtype: Any) -> np.dtype:
     """Return the dtype that JAX gives an array of `dtype`: float32 for float64."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
@@ -181,13 +192,21 @@ def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Arra
     # `__array__` that NumPy can read them.
     readable = isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
     array = leaf if isinstance(leaf, jax.Array) or not readable else np.asarray(leaf)
-    if not readable or not (
-        _is_kind(array.dtype, np.number) or _is_kind(array.dtype, np.bool_)
-    ):
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise BatchError(
+            "`dataset` must yield arrays that are still there, got one that a call "
+            f"took over for `{path}` ({where}). Yield a copy."
+        )
+    if not readable or not holds_numbers(array.dtype):
         found = _describe_rows(array) if readable else f"`{type(leaf).__name__}`"
         raise BatchError(
             f"`dataset` must yield arrays of numbers, got {found} for `{path}` "
             f"({where}). Encode it as a numeric array, or leave it out."
+        )
+    if not getattr(array.dtype, "isnative", True):
+        raise BatchError(
+            "`dataset` must yield arrays in this machine's byte order, got "
+            f"{array.dtype.str} for `{path}` ({where}). {NATIVE_REMEDY}"
         )
     if array.ndim == 0:
         raise BatchError(
@@ -217,7 +236,7 @@ def _is_kind(dtype: Any, kind: Any) -> bool:
 
 def _describe_rows(array: np.ndarray | jax.Array) -> str:
     dtype = array.dtype
-    if _is_kind(dtype, np.number) or _is_kind(dtype, np.bool_):
+    if holds_numbers(dtype):
         dtype = canonical_dtype(dtype)
     shape = ",".join(["*", *map(str, array.shape[1:])]) if array.ndim else ""
     return f"{dtype}[{shape}]"

@@ -1,7 +1,8 @@
 """Tell an input function which part of the global batch it must yield.
 
 A pipeline is one call of the input function. One process reads with one pipeline, or
-with one for each of its replicas.
+with one for each of its replicas. Where the whole run has one (`single`, and every
+dataset that is no function), each process reads it all and uses its own rows.
 """
 
 import dataclasses
@@ -56,30 +57,45 @@ class InputContext:
         return global_batch // self.num_pipelines
 
 
-def pipeline_contexts(mode: InputMode, mesh: Mesh) -> list[InputContext]:
+def pipeline_contexts(
+    mode: InputMode, mesh: Mesh, *, by_function: bool = True
+) -> list[InputContext]:
     """List the pipelines that this process reads, in the order of their examples.
 
+    A dataset that is no input function cannot be told which part to yield: each process
+    reads all of it, and takes its own rows.
+
+    Args:
+      mode: Who has a pipeline.
+      mesh: The replicas.
+      by_function: Whether the dataset is an input function.
+
     Raises:
-      ArgumentError: One pipeline was asked for where several processes must read.
+      ArgumentError: Processes with unlike numbers of replicas cannot yield like parts.
     """
+    here = jax.process_index()
+    owners = [device.process_index for device in mesh.devices.flat]
     if mode == "per_replica":
-        here = jax.process_index()
         return [
             InputContext(
                 pipeline_index=replica, num_pipelines=mesh.size, num_replicas=mesh.size
             )
-            for replica, device in enumerate(mesh.devices.flat)
-            if device.process_index == here
+            for replica, owner in enumerate(owners)
+            if owner == here
         ]
-    if mode == "single" and jax.process_count() > 1:
+    processes = sorted(set(owners))
+    if mode == "single" or not by_function:
+        processes = [here]
+    counts = [owners.count(process) for process in processes]
+    if len(processes) > 1 and len(set(counts)) > 1:
         raise ArgumentError(
-            f"`mode` must be 'per_host' or 'per_replica' over {jax.process_count()} "
-            "processes, got 'single'. Use 'per_host'."
+            "`mode` must be 'single' or 'per_replica' where processes hold unlike "
+            f"numbers of replicas, got 'per_host' for {counts}. Use 'per_replica'."
         )
     return [
         InputContext(
-            pipeline_index=jax.process_index(),
-            num_pipelines=jax.process_count(),
+            pipeline_index=processes.index(here),
+            num_pipelines=len(processes),
             num_replicas=mesh.size,
         )
     ]

@@ -1,5 +1,6 @@
 """Open a dataset: from whatever a user has to batches on the mesh, read ahead."""
 
+import contextlib
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
@@ -9,9 +10,14 @@ from jax.sharding import Mesh
 
 from replicator.clock import Clock
 from replicator.errors import ArgumentError
-from replicator.inputs.adapters import Source, open_sources
-from replicator.inputs.context import pipeline_contexts
-from replicator.inputs.options import InputOptions
+from replicator.inputs.adapters import Source, is_input_fn, open_sources
+from replicator.inputs.context import InputContext, pipeline_contexts
+from replicator.inputs.in_step import in_step_over
+from replicator.inputs.options import (
+    DEFAULT_PREFETCH,
+    InputOptions,
+    small_prefetch,
+)
 from replicator.inputs.placement import Placed, Placement, stack_batches
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
@@ -32,7 +38,8 @@ def open_input(
 
     A dataset that can be iterated anew is, epoch after epoch, until `options` say stop.
     An iterator, or a callable that yields a batch per call, is read once. Close the
-    result, or use it in a `with` block.
+    result, or use it in a `with` block. Where replicas are spread over processes, all
+    of them open the same inputs in the same order, and end together.
 
     Args:
       dataset: An iterable of batches (a list, a generator, anything of grain, a PyTorch
@@ -58,7 +65,9 @@ def open_input(
     8
     """
     options = options or InputOptions()
-    contexts = pipeline_contexts(options.mode, mesh)
+    contexts = pipeline_contexts(
+        options.mode, mesh, by_function=is_input_fn(dataset, options.adapters)
+    )
     sources = open_sources(dataset, contexts, adapters=options.adapters)
     once = not all(source.repeats for source in sources)
     if once and (options.epochs or 1) > 1:
@@ -67,26 +76,39 @@ def open_input(
             f"{options.epochs}. Hand over an iterable that starts anew, like a list."
         )
     return Prefetcher(
-        _placed_batches(sources, mesh, options, start),
-        size=options.prefetch,
+        _placed_batches(sources, contexts, mesh, options, start),
+        size=options.prefetch or (DEFAULT_PREFETCH if once else _small_prefetch),
         timeout_s=options.timeout_s,
         clock=clock,
     )
 
 
+def _small_prefetch(first: Placed) -> int:
+    return small_prefetch(sum(leaf.nbytes for leaf in jax.tree.leaves(first.value)))
+
+
 def _placed_batches(
     sources: Sequence[Source],
+    contexts: Sequence[InputContext],
     mesh: Mesh,
     options: InputOptions,
     start: Position | None,
 ) -> Generator[Placed, None, None]:
+    count = contexts[0].num_pipelines
+    once = not all(source.repeats for source in sources)
     batches = host_batches(
-        sources, replicas=len(mesh.local_devices), options=options, start=start
+        sources,
+        replicas=mesh.size if count == 1 else len(mesh.local_devices),
+        options=options,
+        start=start
+        and start.of_pipelines([each.pipeline_index for each in contexts], count),
+        in_step=in_step_over(mesh, num_pipelines=count, once=once),
     )
-    limited = itertools.islice(batches, options.steps)
-    place = _Place(mesh, options)
-    for group in _groups(limited, options.steps_per_call):
-        yield place(group)
+    place = _Place(mesh, options, whole=count == 1)
+    with contextlib.closing(batches):
+        limited = itertools.islice(batches, options.steps)
+        for group in _groups(limited, options.steps_per_call):
+            yield place(group)
 
 
 def _groups(
@@ -101,9 +123,11 @@ def _groups(
 class _Place:
     """Puts groups of host batches on the mesh."""
 
-    def __init__(self, mesh: Mesh, options: InputOptions) -> None:
+    def __init__(self, mesh: Mesh, options: InputOptions, *, whole: bool) -> None:
         self._options = options
-        self._placement = Placement(mesh, options.accumulate, options.steps_per_call)
+        self._placement = Placement(
+            mesh, options.accumulate, options.steps_per_call, whole=whole
+        )
         self._masks: dict[int, jax.Array] = {}
 
     def __call__(self, group: Sequence[HostBatch]) -> Placed:

@@ -5,6 +5,7 @@ neither on how the dataset is batched nor on how many replicas there are. The la
 is filled up with examples that are there already, and `mask` is 0 for those.
 """
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from replicator.inputs.adapters import Source, open_sources
+from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.checks import (
     BatchForm,
     canonical_dtype,
@@ -23,8 +24,9 @@ from replicator.inputs.checks import (
     numeric_arrays,
 )
 from replicator.inputs.context import pipeline_contexts
-from replicator.inputs.options import InputOptions
-from replicator.inputs.placement import place
+from replicator.inputs.in_step import in_step_over
+from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
+from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK
 from replicator.inputs.rounds import host_batches
@@ -57,9 +59,12 @@ def open_one_pass(
       ArgumentError: `dataset` cannot be read in this mode.
     """
     options = options or InputOptions()
-    contexts = pipeline_contexts(options.mode, mesh)
+    contexts = pipeline_contexts(
+        options.mode, mesh, by_function=is_input_fn(dataset, options.adapters)
+    )
     sources = open_sources(dataset, contexts, adapters=options.adapters)
-    size = len(mesh.local_devices) // len(contexts) * replica_batch
+    count = contexts[0].num_pipelines
+    size = mesh.size // count * replica_batch
     reading = dataclasses.replace(
         options,
         accumulate=1,
@@ -71,9 +76,12 @@ def open_one_pass(
     )
     return Prefetcher(
         _placed(
-            [_recut_source(source, size, options) for source in sources], mesh, reading
+            [_recut_source(source, size, options) for source in sources],
+            count,
+            mesh,
+            reading,
         ),
-        size=options.prefetch,
+        size=options.prefetch or DEFAULT_PREFETCH,
         timeout_s=options.timeout_s,
     )
 
@@ -112,12 +120,19 @@ def recut(
 
 
 def _placed(
-    sources: Sequence[Source], mesh: Mesh, options: InputOptions
+    sources: Sequence[Source], num_pipelines: int, mesh: Mesh, options: InputOptions
 ) -> Generator[PyTree, None, None]:
-    for batch in host_batches(
-        sources, replicas=len(mesh.local_devices), options=options
-    ):
-        yield place(batch.value, mesh)
+    whole = num_pipelines == 1
+    batches = host_batches(
+        sources,
+        replicas=mesh.size if whole else len(mesh.local_devices),
+        options=options,
+        in_step=in_step_over(mesh, num_pipelines=num_pipelines, once=False),
+    )
+    placement = Placement(mesh, 1, 1, whole=whole)
+    with contextlib.closing(batches):
+        for batch in batches:
+            yield placement.put(batch.value)
 
 
 def _recut_source(source: Source, size: int, options: InputOptions) -> Source:

@@ -8,6 +8,9 @@ from replicator.inputs.adapters import Adapter
 from replicator.inputs.context import InputMode
 from replicator.inputs.remainder import Remainder
 
+DEFAULT_PREFETCH = 2
+_MOST_SMALL_BYTES, _MOST_SMALL = 2**20, 32
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class InputOptions:
@@ -19,10 +22,14 @@ class InputOptions:
         last stack of a finite input may hold fewer.
       steps: Batches to read in all; `None` reads on while there are any.
       epochs: Passes over the dataset; `None` starts again while it can.
-      mode: Who has a pipeline.
+      mode: Who has a pipeline. An input function is called once for each. Any other
+        dataset yields global batches, in every process the same, of which each process
+        takes its rows.
       remainder: What becomes of an uneven last batch.
       allow_nan: Take batches that hold NaN.
-      prefetch: Placed items kept ready; the thread holds one more in its hand.
+      prefetch: Placed items kept ready; the thread holds one more in its hand. By
+        default 2; where the dataset can be iterated again and its batches are small, as
+        many as make a mebibyte, at most 32.
       timeout_s: Longest wait for one item, in seconds.
       adapters: Readers for datasets of your own kind.
 
@@ -37,7 +44,7 @@ class InputOptions:
     mode: InputMode = "per_host"
     remainder: Remainder = "mask"
     allow_nan: bool = False
-    prefetch: int = 2
+    prefetch: int | None = None
     timeout_s: float = 600.0
     adapters: tuple[Adapter, ...] = ()
 
@@ -53,6 +60,12 @@ class InputOptions:
             )
         _check_word("mode", self.mode, get_args(InputMode))
         _check_word("remainder", self.remainder, get_args(Remainder))
+
+
+def small_prefetch(nbytes: int) -> int:
+    """Return how many items of so many bytes are kept ready where that does no harm."""
+    most = _MOST_SMALL_BYTES // max(nbytes, 1)
+    return min(max(most, DEFAULT_PREFETCH), _MOST_SMALL)
 
 
 def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ of replicas. A leaf [B, ...] lies as [B, ...] for k = 1 and as [k, B/k, ...] for
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.errors import BatchError
-from replicator.inputs.checks import check_divides
+from replicator.inputs.checks import NATIVE_REMEDY, check_divides, holds_numbers
 from replicator.inputs.position import Position
-from replicator.mesh import replica_spec
+from replicator.mesh import put, replica_spec, spans_processes
 from replicator.protocols import PyTree
 from replicator.trees import describe, named_leaves
 
@@ -28,7 +29,7 @@ class Placed:
 
     Attributes:
       value: Global arrays in the placed layout.
-      examples: How many examples are real, over all steps and this process.
+      examples: How many examples are real, over all steps and processes.
       padded: Whether some examples only fill up; `mask` is 0 for them.
       index: Which batch of the run is the first one here.
       steps: How many steps it feeds: the leading axis, where there is one.
@@ -66,7 +67,7 @@ def place(
 
     Args:
       batch: Leaves [B, ...]; [steps, B, ...] if `steps_per_call` is more than one. B is
-        the global batch, or this process's part of it where there are several.
+        the global batch, in every process.
       mesh: The replicas.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
@@ -83,10 +84,10 @@ def place(
     _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
-        replicas=len(mesh.local_devices),
+        replicas=mesh.size,
         accumulate=accumulate,
     )
-    return Placement(mesh, accumulate, steps_per_call).put(batch)
+    return Placement(mesh, accumulate, steps_per_call, whole=True).put(batch)
 
 
 class Placement:
@@ -96,13 +97,20 @@ class Placement:
       mesh: The replicas.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
+      whole: Whether each process has the global batch, or only its replicas' part.
     """
 
-    def __init__(self, mesh: Mesh, accumulate: int, steps_per_call: int) -> None:
+    def __init__(
+        self, mesh: Mesh, accumulate: int, steps_per_call: int, *, whole: bool
+    ) -> None:
+        self._mesh = mesh
         self._depth = int(steps_per_call > 1)
+        self._axis = self._depth + int(accumulate > 1)  # what is cut over replicas
         self._accumulate = accumulate
         self._sharding = NamedSharding(mesh, batch_spec(accumulate, steps_per_call))
         # Host memory is the memory of a lone CPU device: a program takes it as it is.
+        self._whole = whole
+        self._is_spread = spans_processes(mesh)
         self._in_place = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
     def put(self, batch: PyTree) -> PyTree:
@@ -111,15 +119,19 @@ class Placement:
             batch = jax.tree.map(self._cut, batch)
         if self._in_place and not _on_device(batch):
             return batch
-        # The seam to several processes, each of which holds its own part of the batch.
-        if jax.process_count() == 1:
+        # The seam to several processes.
+        if not self._is_spread:
             return jax.device_put(batch, self._sharding)
-        return jax.tree.map(
-            lambda leaf: jax.make_array_from_process_local_data(
-                self._sharding, np.asarray(leaf)
-            ),
-            batch,
-        )
+        if self._whole:
+            return put(batch, self._sharding)
+        return jax.tree.map(self._put_own, batch)
+
+    def _put_own(self, leaf: np.ndarray | jax.Array) -> jax.Array:
+        """Put this process's part; others may hold more replicas, or fewer."""
+        own, mesh, axis = np.asarray(leaf), self._mesh, self._axis
+        rows = own.shape[axis] // len(mesh.local_devices)
+        shape = (*own.shape[:axis], rows * mesh.size, *own.shape[axis + 1 :])
+        return jax.make_array_from_process_local_data(self._sharding, own, shape)
 
     def _cut(self, leaf: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
         shape, depth = np.shape(leaf), self._depth
@@ -139,11 +151,26 @@ def stack_batches(batches: Sequence[PyTree]) -> PyTree:
 
 def _check_numbers(batch: PyTree) -> None:
     for path, leaf in named_leaves(batch):
-        if getattr(leaf, "dtype", np.dtype(float)).kind in "OSUMm":
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise BatchError(
+                "`batch` must hold arrays that are still there, got one that a call "
+                f"took over for `{path}`. Hand over a copy."
+            )
+        dtype = getattr(leaf, "dtype", np.dtype(float))
+        if not getattr(dtype, "isnative", True):
+            raise BatchError(
+                "`batch` must hold arrays in this machine's byte order, got "
+                f"{dtype.str} for `{path}`. {NATIVE_REMEDY}"
+            )
+        if not holds_numbers(dtype) and not _is_key(dtype):
             raise BatchError(
                 f"`batch` must hold arrays of numbers, got {describe(leaf)} for "
                 f"`{path}`. Encode it as a numeric array, or leave it out."
             )
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.extended))
 
 
 def _batch_examples(batch: PyTree, depth: int) -> int:

@@ -24,11 +24,13 @@ class Position:
 
     Attributes:
       batches: Global batches read before it.
-      examples: Real examples in them, of this process.
+      examples: Real examples in them, of all processes.
       epoch: Passes over the dataset that have ended.
       epoch_batches: Global batches read in the pass after those.
-      full_batch: Examples in a full batch of this process; the next may be a short one.
-      states: What each pipeline's iterator told of itself, if it does.
+      full_batch: Examples in a full global batch; the next may be a short one.
+      num_pipelines: How many pipelines read it, in all processes.
+      states: What each pipeline's iterator told of itself, if it does: those of this
+        process where it was read; those of all, in order, where it is restored.
     """
 
     batches: int = 0
@@ -36,7 +38,14 @@ class Position:
     epoch: int = 0
     epoch_batches: int = 0
     full_batch: int = 0
+    num_pipelines: int = 1
     states: tuple[Any, ...] = ()
+
+    def of_pipelines(self, indices: Sequence[int], count: int) -> "Position":
+        """Return it with the states of those pipelines, if they are for as many."""
+        fits = len(self.states) == count
+        states = tuple(self.states[index] for index in indices) if fits else ()
+        return dataclasses.replace(self, states=states)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values that `position_from_json` takes."""
@@ -106,7 +115,8 @@ def _exhaust(sources: Sequence[Source]) -> None:
 def _skip(batches: Iterator[PyTree], position: Position) -> None:
     wanted = position.epoch_batches
     found = sum(1 for _ in itertools.islice(batches, wanted))
-    if found < wanted:
+    # Of several pipelines one may have ended before the others.
+    if found < wanted and position.num_pipelines == 1:
         raise BatchError(
             f"`dataset` must hold the {wanted} batches that were read before, got its "
             f"end after {found}. Resume with the dataset that the run began with."

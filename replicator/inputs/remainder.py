@@ -29,17 +29,23 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """One batch of every pipeline of this process.
+    """One batch of every pipeline of this process, and what it is a part of.
 
     Attributes:
       parts: Arrays by pipeline; `None` where a pipeline has ended before the others.
       position: Where the input is after it.
       full: Examples that each part has in a full round.
+      examples: How many there are, in the parts of all processes.
+      of: How many there would be in a full round.
+      sample: Rows to fill up with where this process has no part.
     """
 
     parts: Sequence[PyTree | None]
     position: Position
     full: int
+    examples: int
+    of: int
+    sample: PyTree = None
 
     @property
     def index(self) -> int:
@@ -53,7 +59,7 @@ class HostBatch:
 
     Attributes:
       value: Leaves [host_batch, ...].
-      examples: How many of them are real.
+      examples: How many are real, over all processes.
       padded: Whether the others only fill up.
       position: Where the input is after it.
     """
@@ -85,10 +91,10 @@ def join_round(
       BatchError: The round is uneven and may not be, or cannot carry a mask.
     """
     sizes = [0 if part is None else _examples(part) for part in found.parts]
-    examples, full = sum(sizes), found.full * len(sizes)
-    sample = next(part for part in found.parts if part is not None)
-    if examples < full:
-        where = f"{examples} of {full} (batch {found.index})"
+    there = [part for part in found.parts if part is not None]
+    sample = there[0] if there else found.sample
+    if found.examples < found.of:
+        where = f"{found.examples} of {found.of} (batch {found.index})"
         _check_may_be_uneven(sample, where, remainder)
         if remainder == "drop":
             _log.warning(
@@ -102,15 +108,15 @@ def join_round(
     ]
     value = jax.tree.map(lambda *leaves: _join(leaves, accumulate), *filled)
     if remainder == "mask" and isinstance(value, dict):
-        if examples == full:
-            value = _with_mask(value, full_mask(full))
+        if sum(sizes) == found.full * len(sizes):
+            value = _with_mask(value, full_mask(sum(sizes)))
         else:
             real = [(np.arange(found.full) < size).astype(np.float32) for size in sizes]
             value = _with_mask(value, _join(real, accumulate))
     return HostBatch(
         value=value,
-        examples=examples,
-        padded=examples < full,
+        examples=found.examples,
+        padded=found.examples < found.of,
         position=found.position,
     )
 

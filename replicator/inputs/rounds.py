@@ -1,11 +1,13 @@
 """Read one batch from every pipeline at a time, epoch after epoch, and check each.
 
-Pipelines go in step. One that ends before the others takes part with no example until
-all have ended: nothing is lost, nothing is read twice.
+Pipelines go in step, also those of other processes (`in_step`). One that ends before
+the others takes part with no example until all have ended: nothing is lost, nothing is
+read twice.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from replicator.errors import BatchError
@@ -19,6 +21,7 @@ from replicator.inputs.checks import (
     numeric_arrays,
     quick_form,
 )
+from replicator.inputs.in_step import InStep, Read, Turn, by_itself
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
 from replicator.inputs.remainder import HostBatch, Round, join_round
@@ -33,7 +36,8 @@ def host_batches(
     replicas: int,
     options: InputOptions,
     start: Position | None = None,
-) -> Iterator[HostBatch]:
+    in_step: InStep | None = None,
+) -> Generator[HostBatch, None, None]:
     """Yield full-size batches until the sources, or the asked-for epochs, end.
 
     Args:
@@ -41,21 +45,25 @@ def host_batches(
       replicas: How many share the batches of this process.
       options: Everything else.
       start: Where to begin; at the first batch if None.
+      in_step: The other processes; None where this one reads by itself.
 
     Raises:
       BatchError: There is no batch at all, or one does not fit.
       NonFiniteError: A batch holds NaN.
     """
-    reader = _Reader(sources, replicas=replicas, options=options, start=start)
+    reader = _Reader(
+        sources, replicas=replicas, options=options, start=start, in_step=in_step
+    )
     while options.epochs is None or reader.position.epoch < options.epochs:
         first, yielded = reader.position, 0
-        for found in reader.epoch():
-            batch = join_round(
-                found, accumulate=options.accumulate, remainder=options.remainder
-            )
-            if batch is not None:
-                yielded += 1
-                yield batch
+        with contextlib.closing(reader.epoch()) as rounds:
+            for found in rounds:
+                batch = join_round(
+                    found, accumulate=options.accumulate, remainder=options.remainder
+                )
+                if batch is not None:
+                    yielded += 1
+                    yield batch
         read = reader.position.batches - first.batches
         if read == 0 and first.batches > 0 and first.epoch_batches == 0:
             return  # it calls itself an iterable, and can be read only once
@@ -89,51 +97,73 @@ class _Reader:
         replicas: int,
         options: InputOptions,
         start: Position | None,
+        in_step: InStep | None,
     ):
         self.position = start or Position()
+        self._read_before = self.position.batches  # what is ahead of the position, too
         self._form: BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, to tell its like fast
         self._sources = sources
         self._replicas = replicas
         self._options = options
+        self._take_turns = in_step.turns if in_step is not None else by_itself
+        self._num_pipelines = (
+            in_step.num_pipelines if in_step is not None else len(sources)
+        )
 
     @property
     def index(self) -> int:
         """How many batches were read before, by earlier runs too."""
-        return self.position.batches
+        return self._read_before
 
-    def epoch(self) -> Iterator[Round]:
+    def epoch(self) -> Generator[Round, None, None]:
         """Start all sources where this epoch stands, and read them to their ends."""
         if self.position.epoch_batches or self.position.states:
             passes = start_at(self._sources, self.position)
         else:
             passes = [source.start() for source in self._sources]
         try:
-            while any(parts := self._read(passes)):
-                full = self._check(parts)
-                states = tell(passes)
-                self._end_short(parts, full, passes)
-                self._advance(parts, full, states)
-                yield Round(
-                    parts=[part and part.batch for part in parts],
-                    position=self.position,
-                    full=full,
-                )
+            with contextlib.closing(self._take_turns(self._reads(passes))) as turns:
+                for turn in turns:
+                    self._advance(turn)
+                    yield Round(
+                        parts=turn.read.parts,
+                        position=self.position,
+                        full=turn.read.full,
+                        examples=turn.examples,
+                        of=turn.full,
+                        sample=turn.sample,
+                    )
         finally:
             self._close(passes)
         self.position = dataclasses.replace(
             self.position, epoch=self.position.epoch + 1, epoch_batches=0, states=()
         )
 
-    def _advance(self, parts: Sequence[_Part | None], full: int, states: tuple) -> None:
-        read = sum(part.form.examples for part in parts if part is not None)
+    def _reads(self, passes: list[Iterator[PyTree]]) -> Iterator[Read]:
+        while any(parts := self._read(passes)):
+            full = self._check(parts)
+            states = tell(passes)
+            self._end_short(parts, full, passes)
+            self._read_before += 1
+            assert self._form is not None
+            yield Read(
+                parts=[part and part.batch for part in parts],
+                examples=sum(part.form.examples for part in parts if part is not None),
+                full=full,
+                states=states,
+                form=self._form.leaves,
+            )
+
+    def _advance(self, turn: Turn) -> None:
         self.position = Position(
             batches=self.position.batches + 1,
-            examples=self.position.examples + read,
+            examples=self.position.examples + turn.examples,
             epoch=self.position.epoch,
             epoch_batches=self.position.epoch_batches + 1,
-            full_batch=full * len(parts),
-            states=states,
+            full_batch=turn.full,
+            num_pipelines=self._num_pipelines,
+            states=turn.read.states,
         )
 
     def _read(self, passes: list[Iterator[PyTree]]) -> list[_Part | None]:
@@ -158,7 +188,7 @@ class _Reader:
         present = [part for part in parts if part is not None]
         if self._form is None:
             form = max((part.form for part in present), key=lambda f: f.examples)
-            before = self.position.full_batch // len(parts)
+            before = self.position.full_batch // self._num_pipelines
             self._form = dataclasses.replace(form, examples=before or form.examples)
             self._remember_quickly(present)
             check_divides(

@@ -13,6 +13,14 @@ TINY = {
     "steps_per_call": ["--rounds=2", "--calls=1", "--global_batch=4"],
     "no_hang": ["--runs=2", "--steps=20", "--devices=2", "--devices=4"],
     "import_time": ["--rounds=1"],
+    "kill_resume": ["--kills=20", "--terms=4", "--starts=1"],
+    "corruption": ["--cases=40"],
+    "checkpoint_stall": [
+        *("--state_mb=4", "--step_ms=2", "--interval_s=0.1", "--rounds=2", "--saves=2"),
+    ],
+    "goodput": ["--kills=1", "--interval_s=15", "--task=mlp"],
+    "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
+    "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -22,14 +30,21 @@ EXACT = {
     "steps_per_call": {"steps_per_call": 20, "devices": 2},
     "no_hang": {"failures": 0, "runs": 2},
     "import_time": {},
+    "kill_resume": {"failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
+    "corruption": {"silent": 0, "cases": 40},
+    "checkpoint_stall": {},
+    "goodput": {"kills": 1},
+    "metrics_cost": {},
+    "eval_exact": {"failures": 0, "largest": 100},
 }
+TIMEOUT_S = 1200  # for killing a run twenty times
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmark_ends_with_its_numbers_as_json(name):
     command = [sys.executable, "-m", f"benchmarks.{name}", *TINY[name]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert {bar.key for bar in BARS if bar.benchmark == name} <= set(found)

@@ -8,6 +8,8 @@ import pytest
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
 from replicator.inputs.adapters import open_sources
+from replicator.inputs.context import pipeline_contexts
+from replicator.mesh import replica_mesh
 
 CONTEXT = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
 
@@ -145,8 +147,10 @@ def test_one_iterable_cannot_feed_many_pipelines():
         "Write `def input_fn(context)`, or use mode 'per_host'."
     )
 
+    contexts = pipeline_contexts("per_replica", replica_mesh(2))
+
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        open_sources([np.zeros(8)], [CONTEXT, CONTEXT])
+        open_sources([np.zeros(8)], contexts)
 
 
 def test_a_torch_loader_yields_numpy():

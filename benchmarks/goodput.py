@@ -1,0 +1,166 @@
+"""Kill a run once a minute, and say which share of the time went into kept steps.
+
+A child process trains the digits ResNet through `run` with `checkpoint_dir`, by default
+with a save every two seconds. It is killed by SIGKILL so long after its start, and
+started again at once; the last one is asked to end. Useful are the seconds of steps
+that were kept, as the run's own journal tells (`replicator.goodput`); they are divided
+by the time of the machine's clock from the first `exec` to the end of the last process,
+imports of the first and the last seconds of each included. The compilation cache is
+warm: before all that, another run of the same program makes one step.
+"""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import optax
+from absl import app, flags
+
+import replicator
+from benchmarks.step_pair import replicator_init, replicator_step
+from benchmarks.tasks import digits_resnet, mlp
+from replicator.clock import Clock, SystemClock
+from replicator.events import read_events
+from replicator.goodput import Goodput, goodput
+from replicator.hooks import Hook, every
+
+_KILLS = flags.DEFINE_integer("kills", 4, "SIGKILLs; one more process ends by itself.")
+_INTERVAL_S = flags.DEFINE_float("interval_s", 60.0, "Seconds that each process lives.")
+_SAVE_S = flags.DEFINE_float("save_s", 2.0, "Seconds from save to save.")
+_TASK = flags.DEFINE_enum("task", "digits_resnet", ["digits_resnet", "mlp"], "Model.")
+_DEVICES = flags.DEFINE_integer("devices", 2, "Devices of the process.")
+_CHILD = flags.DEFINE_string("child", None, "Internal: train in this directory.")
+_END_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run that was killed again and again came to.
+
+    Attributes:
+      wall_s: From the first start to the last end.
+      found: What its journal tells.
+      problems: Of children that ended otherwise than they were told to.
+    """
+
+    wall_s: float
+    found: Goodput
+    problems: list[str]
+
+    @property
+    def lost_s(self) -> dict[str, float]:
+        """By cause, `outside` included: what no process could note."""
+        outside_s = self.wall_s - self.found.wall_s
+        return self.found.lost_s | {"outside": outside_s}
+
+
+class EndIfAsked(Hook):
+    """End the run after the step at which a file is there."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the file is there."""
+        return self._file.exists()
+
+
+def train(directory: Path) -> None:
+    """Train until asked to end, from wherever the run was saved."""
+    replicator.fake_devices(_DEVICES.value)
+    rep = replicator.Replicator()
+    task = digits_resnet(64) if _TASK.value == "digits_resnet" else mlp(512)
+    optimizer = rep.wrap_optimizer(optax.adam(1e-3))
+    rep.run(
+        replicator_step(task, optimizer),
+        [task.batch],
+        init_fn=replicator_init(task, optimizer),
+        steps=10**9,
+        directory=directory / "run",
+        checkpoint_dir=directory / "checkpoints",
+        checkpoint_every=every(seconds=_SAVE_S.value),
+        hooks=[EndIfAsked(directory / "end")],
+        display=False,
+    )
+
+
+def kill_again_and_again(
+    directory: Path, *, kills: int, interval_s: float, clock: Clock
+) -> Outcome:
+    """Start a run, kill it every so many seconds, let the last process end."""
+    warm, killed = directory / "warm", directory / "killed"
+    for each in (warm, killed):
+        each.mkdir()
+    (warm / "end").touch()
+    problems = _live(warm, _END_S, 0)
+    started_s = clock.now_s()
+    for _ in range(kills):
+        problems += _live(killed, interval_s, -signal.SIGKILL)
+    problems += _live(killed, interval_s, 0)
+    return Outcome(
+        wall_s=clock.now_s() - started_s,
+        found=goodput(read_events(killed / "run")),
+        problems=problems,
+    )
+
+
+def _live(directory: Path, seconds: float, expected_code: int) -> list[str]:
+    """Start a process; kill it in time, or ask it to end; list what went wrong."""
+    command = [sys.executable, "-m", "benchmarks.goodput", f"--child={directory}"]
+    command += [f"--save_s={_SAVE_S.value}", f"--devices={_DEVICES.value}"]
+    command += [f"--task={_TASK.value}"]
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stderr=errors)
+        try:
+            child.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if expected_code == 0:
+                (directory / "end").touch()
+            else:
+                child.kill()
+        try:
+            code = child.wait(timeout=_END_S)
+        finally:
+            child.kill()
+        errors.seek(0)
+        if code == expected_code:
+            return []
+        return [f"exit code {code}: {''.join(errors.readlines()[-12:])}"]
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    if _CHILD.value is not None:
+        train(Path(_CHILD.value))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        outcome = kill_again_and_again(
+            Path(name),
+            kills=_KILLS.value,
+            interval_s=_INTERVAL_S.value,
+            clock=SystemClock(),
+        )
+    if outcome.problems:
+        sys.exit("\n".join(outcome.problems))
+    lives = outcome.found.sessions
+    print(f"{lives} processes, {outcome.wall_s:.0f} s; of each process's time:")
+    print(f"  {'kept steps':12}{outcome.found.useful_s / lives:8.2f} s")
+    for cause, lost_s in sorted(outcome.lost_s.items(), key=lambda item: -item[1]):
+        print(f"  {cause:12}{lost_s / lives:8.2f} s")
+    result = {
+        "goodput": round(outcome.found.useful_s / outcome.wall_s, 4),
+        "kills": _KILLS.value,
+        "interval_s": _INTERVAL_S.value,
+        "wall_s": round(outcome.wall_s, 1),
+        "lost_s": {cause: round(s, 2) for cause, s in outcome.lost_s.items()},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,123 @@
+"""Hand out an input's batches but those left out, and remember which step got which.
+
+A batch is known by its index in the whole input, so what is left out is the same in
+every run over it, wherever the run began. A call of several steps is left out whole.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
+from typing import Generic, Protocol, TypeVar
+
+from replicator.errors import ArgumentError
+from replicator.protocols import Dataset
+
+_REMEMBERED = 1024  # calls; a bad number is noticed long before so many more
+
+
+class IndexedBatch(Protocol):
+    """What one call of the step takes, and its place in the input."""
+
+    @property
+    def index(self) -> int: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+
+
+Batch = TypeVar("Batch", bound=IndexedBatch)
+Batch_co = TypeVar("Batch_co", bound=IndexedBatch, covariant=True)
+
+
+class IndexedBatches(Protocol[Batch_co]):
+    """An input that is read once and closed."""
+
+    @property
+    def stall_s(self) -> float: ...  # noqa: D102
+    def __next__(self) -> Batch_co: ...
+    def close(self) -> None: ...  # noqa: D102
+
+
+class NotedBatches(Generic[Batch]):
+    """An iterator of batches without those left out.
+
+    Args:
+      batches: The input; closed with this.
+      start_step: Updates before its first batch.
+      left_out: Which calls to leave out, by the index of their first batch.
+      held: So many of the newest batches are kept, to be looked at after a failure.
+    """
+
+    def __init__(
+        self,
+        batches: IndexedBatches[Batch],
+        *,
+        start_step: int,
+        left_out: Iterable[int] = (),
+        held: int = 0,
+    ) -> None:
+        self._batches = batches
+        self._left_out = frozenset(left_out)
+        self._step = start_step
+        # (the first step of a call, the last, the index of its first batch)
+        self._calls: collections.deque[tuple[int, int, int]] = collections.deque(
+            maxlen=_REMEMBERED
+        )
+        self._held: collections.deque[Batch] = collections.deque(maxlen=held)
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that the input let its consumer wait."""
+        return self._batches.stall_s
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch that is not left out."""
+        batch = next(self._batches)
+        while batch.index in self._left_out:
+            batch = next(self._batches)
+        self._calls.append((self._step + 1, self._step + batch.steps, batch.index))
+        self._step += batch.steps
+        self._held.append(batch)
+        return batch
+
+    def close(self) -> None:
+        """Close the input."""
+        self._batches.close()
+
+    def call_of(self, step: int) -> int | None:
+        """Return the index of the first batch of the call that made `step`."""
+        for first, last, index in self._calls:
+            if first <= step <= last:
+                return index
+        return None
+
+    def batch_of(self, step: int) -> Batch | None:
+        """Return the batch of the call that made `step`, if it is still held."""
+        index = self.call_of(step)
+        return next((batch for batch in self._held if batch.index == index), None)
+
+
+def require_rereadable(dataset: Dataset, *, why: str) -> None:
+    """Refuse an input that is gone once it was read.
+
+    Args:
+      dataset: What the user handed over.
+      why: The argument that asks for it: "on_nonfinite='rollback'".
+
+    Raises:
+      ArgumentError: It is an iterator, or yields a batch each time it is called.
+    """
+    iterable = isinstance(dataset, Iterable)
+    once = isinstance(dataset, Iterator) or (not iterable and _is_fetch(dataset))
+    if once:
+        raise ArgumentError(
+            f"`dataset` must be one that can be read again with `{why}`, got "
+            f"`{type(dataset).__name__}`. Hand over a list, a grain dataset or "
+            "`input_fn(context)`."
+        )
+
+
+def _is_fetch(dataset: Callable) -> bool:
+    return callable(dataset) and not signature(dataset).parameters

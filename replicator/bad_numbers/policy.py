@@ -1,0 +1,223 @@
+"""Decide what happens when a number goes bad: a pure machine, driven by `rollback`.
+
+The metrics that it judges by are merged, so all processes of a run see the same event
+and decide the same. What it remembers is small and plain, and travels in checkpoints: a
+run that is cut short remembers how often it went back, and which batches to leave out.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from replicator.errors import ArgumentError, check_count
+
+OnNonfinite: TypeAlias = Literal["raise", "ignore", "skip", "rollback"]
+"""What a NaN or infinity among a step's metrics leads to."""
+
+OnSpike: TypeAlias = Literal["log", "raise", "rollback"]
+"""What a spike of a metric leads to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """What a run does about bad numbers.
+
+    Attributes:
+      on_nonfinite: `"raise"` ends the run; `"ignore"` goes on; `"skip"` goes on, as the
+        step itself left the update out; `"rollback"` goes back to the last good
+        checkpoint and leaves the batch out.
+      on_spike: `"log"` notes it, `"raise"` ends the run, `"rollback"` as above.
+      max_rollbacks: So often a run goes back, all its restarts taken together.
+      max_skips: So many updates may be skipped one after the other.
+
+    Raises:
+      ArgumentError: A word is unknown, or a number is below 1.
+    """
+
+    on_nonfinite: OnNonfinite = "raise"
+    on_spike: OnSpike = "log"
+    max_rollbacks: int = 10
+    max_skips: int = 50
+
+    def __post_init__(self) -> None:
+        _check_word("on_nonfinite", self.on_nonfinite, get_args(OnNonfinite))
+        _check_word("on_spike", self.on_spike, get_args(OnSpike))
+        check_count("max_rollbacks", self.max_rollbacks)
+        check_count("max_skips", self.max_skips)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether anything makes the run go back: then it needs checkpoints."""
+        return "rollback" in (self.on_nonfinite, self.on_spike)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """What went bad so far: the machine's state.
+
+    Attributes:
+      rollbacks: How often the run went back.
+      left_out: The calls whose batches are left out, by the index of their first batch.
+      skips_in_a_row: Updates skipped one after the other, up to `last_skip`.
+      last_skip: The step that was skipped last.
+    """
+
+    rollbacks: int = 0
+    left_out: tuple[int, ...] = ()
+    skips_in_a_row: int = 0
+    last_skip: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values that `history_from_json` takes."""
+        return dataclasses.asdict(self) | {"left_out": list(self.left_out)}
+
+
+def history_from_json(value: Mapping[str, Any]) -> History:
+    """Return the history that `as_json` wrote."""
+    return History(**{**value, "left_out": tuple(value["left_out"])})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BadNumber:
+    """A metric of a step is NaN or infinite, or has leapt.
+
+    Attributes:
+      kind: Which of the two.
+      step: The step, counted from 1.
+      leaf: The metric.
+      found: What it was, in words: "nan", "7.1 where 2 is usual".
+      call: The index of the first batch of the call that made the step; None if that is
+        not known any more.
+    """
+
+    kind: Literal["nonfinite", "spike"]
+    step: int
+    leaf: str
+    found: str
+    call: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """Write an event into the run's journal."""
+
+    kind: Literal["skipped", "spike"]
+    step: int
+    leaf: str
+    found: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """End the run, and say why."""
+
+    kind: Literal["nonfinite", "spike"]
+    step: int
+    leaf: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GoBack:
+    """Give up all checkpoints from `before_step` on, and go on from the one before."""
+
+    before_step: int
+    leave_out: int
+
+
+Action: TypeAlias = Note | Stop | GoBack
+
+
+def decide(
+    policy: Policy, history: History, event: BadNumber
+) -> tuple[History, tuple[Action, ...]]:
+    """Say what a bad number leads to.
+
+    Args:
+      policy: What the user wants.
+      history: What went bad before.
+      event: What went bad now.
+
+    Returns:
+      The history with this event, and what is to be done.
+    """
+    if event.kind == "spike":
+        return _after_spike(policy, history, event)
+    match policy.on_nonfinite:
+        case "ignore":
+            return history, ()
+        case "skip":
+            return _after_skip(policy, history, event)
+        case "rollback":
+            return _go_back(policy, history, event)
+        case _:
+            return history, (_stop(event),)
+
+
+def _after_spike(
+    policy: Policy, history: History, event: BadNumber
+) -> tuple[History, tuple[Action, ...]]:
+    note = _note("spike", event)
+    if policy.on_spike == "log":
+        return history, (note,)
+    if policy.on_spike == "raise":
+        return history, (note, _stop(event))
+    history, actions = _go_back(policy, history, event)
+    return history, (note, *actions)
+
+
+def _after_skip(
+    policy: Policy, history: History, event: BadNumber
+) -> tuple[History, tuple[Action, ...]]:
+    follows = event.step == history.last_skip + 1
+    in_a_row = history.skips_in_a_row + 1 if follows else 1
+    history = dataclasses.replace(
+        history, skips_in_a_row=in_a_row, last_skip=event.step
+    )
+    note = _note("skipped", event)
+    if in_a_row < policy.max_skips:
+        return history, (note,)
+    return history, (note, _stop(event, f", the {in_a_row}th update in a row"))
+
+
+def _go_back(
+    policy: Policy, history: History, event: BadNumber
+) -> tuple[History, tuple[Action, ...]]:
+    if history.rollbacks >= policy.max_rollbacks:
+        return history, (_stop(event, f", after {history.rollbacks} rollbacks"),)
+    if event.call is None or event.call in history.left_out:
+        # Whichever batch it was, to leave it out would not help, or not be possible.
+        return history, (_stop(event, ", and its batch cannot be told"),)
+    history = dataclasses.replace(
+        history,
+        rollbacks=history.rollbacks + 1,
+        left_out=tuple(sorted({*history.left_out, event.call})),
+    )
+    return history, (GoBack(before_step=event.step, leave_out=event.call),)
+
+
+def _note(kind: Literal["skipped", "spike"], event: BadNumber) -> Note:
+    return Note(kind=kind, step=event.step, leaf=event.leaf, found=event.found)
+
+
+def _stop(event: BadNumber, after: str = "") -> Stop:
+    rule, option = {
+        "nonfinite": ("be finite", '`on_nonfinite="ignore"`'),
+        "spike": ("stay in its range", '`Spikes(action="log")`'),
+    }[event.kind]
+    return Stop(
+        kind=event.kind,
+        step=event.step,
+        leaf=event.leaf,
+        message=f"`{event.leaf}` must {rule}, got {event.found} at step "
+        f"{event.step}{after}. Look at the batch and the learning rate, or pass "
+        f"{option}.",
+    )
+
+
+def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ArgumentError(
+            f"`{name}` must be one of {', '.join(map(repr, words))}, got {value!r}. "
+            "Use one of these."
+        )

@@ -1,0 +1,190 @@
+"""Let the processes of a program save and restore as one: the first writes for all.
+
+What is equal everywhere is written by process 0, the chief. Of a leaf that is cut over
+replicas each process holds some rows: the others write theirs beside the checkpoint,
+and the chief puts them together, so that what is saved looks the same whatever number
+of processes there was. All processes therefore see the directory. What the chief meets
+is raised in all of them: they go on together, or end together.
+"""
+
+import dataclasses
+import itertools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.snapshot import Draft
+from replicator.distributed.agreement import Json, exchange
+from replicator.distributed.coordination import process_count, process_index
+from replicator.errors import (
+    CheckpointError,
+    CheckpointInUseError,
+    CheckpointMismatchError,
+    ReplicatorError,
+)
+
+_KNOWN = (CheckpointInUseError, CheckpointMismatchError)
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Rows of one leaf that another process has written.
+
+    Attributes:
+      leaf: Which leaf of the draft.
+      first: Number of the first row.
+      path: Where they are.
+      crc32: Of the file.
+    """
+
+    leaf: int
+    first: int
+    path: Path
+    crc32: int
+
+
+class Group:
+    """The processes that save to one directory; all open their stores in one order.
+
+    Args:
+      together: Whether there are others; by default if the program has several.
+      timeout_s: Longest wait for one.
+    """
+
+    def __init__(self, *, together: bool | None, timeout_s: float) -> None:
+        self.together = process_count() > 1 if together is None else together
+        self.is_chief = not self.together or process_index() == 0
+        self._timeout_s = timeout_s
+        self._name = f"checkpoint-{next(_numbers)}" if self.together else ""
+
+    def tell(self, what: str, word: Any) -> list[Any]:
+        """Return what each process said; this one's word where it is alone."""
+        if not self.together:
+            return [word]
+        return exchange(f"{self._name}/{what}", word, timeout_s=self._timeout_s)
+
+    def lead(self, what: str, action: Callable[[], Json]) -> Any:
+        """Let the chief act; return in all processes what it returned.
+
+        Raises:
+          CheckpointError: The chief failed; in the chief itself, whatever it raised.
+        """
+        if not self.together:
+            return action()
+        failure, value = None, None
+        if self.is_chief:
+            try:
+                value = action()
+            except Exception as error:  # told to the others, then raised
+                failure = error
+        said = self.tell(what, {"value": value, "failure": _told(failure)})[0]
+        if failure is not None:
+            raise failure
+        if said["failure"] is not None:
+            raise _heard(*said["failure"])
+        return said["value"]
+
+    def require_all(self, what: str, failure: Exception | None) -> None:
+        """Return if no process failed.
+
+        Raises:
+          CheckpointError: One did; in that process itself, `failure`.
+        """
+        said = self.tell(what, _told(failure))
+        if failure is not None:
+            raise failure
+        for process, word in enumerate(said):
+            if word is not None:
+                kind, text = word
+                raise _heard(kind, f"Process {process}: {text}")
+
+
+def share_rows(
+    draft: Draft, directory: Path, *, group: Group, disk: Disk
+) -> tuple[Rows, ...]:
+    """Let all others write their rows of a draft; return those, to the chief.
+
+    Args:
+      draft: Of each process.
+      directory: Of all checkpoints.
+      group: The processes.
+      disk: The file system.
+
+    Raises:
+      CheckpointError: A process could not write its rows.
+    """
+    if not (group.together and draft.spread):
+        return ()
+    folder = directory / f".writing-rows-{draft.step}"
+
+    def begin() -> None:
+        disk.remove_tree(folder)
+        disk.make_directory(folder)
+
+    group.lead("rows", begin)
+    failure, own = None, []
+    if not group.is_chief:
+        try:
+            own = _write_rows(draft, folder, disk)
+        except Exception as error:  # told to the others, then raised
+            failure = error
+    said = group.tell("rows-written", {"rows": own, "failure": _told(failure)})
+    if failure is not None:
+        raise failure
+    found = []
+    for process, word in enumerate(said):
+        if word["failure"] is not None:
+            raise CheckpointError(
+                f"`directory` must be one that all processes can write to, got "
+                f"{directory} and in process {process}: {word['failure'][1]}. Save to "
+                "a file system that they share."
+            )
+        found += [
+            Rows(leaf=leaf, first=first, path=folder / name, crc32=crc32)
+            for leaf, first, name, crc32 in word["rows"]
+        ]
+    return tuple(found) if group.is_chief else ()
+
+
+def fill_in(arrays: list[np.ndarray], rows: tuple[Rows, ...]) -> None:
+    """Put the rows that other processes have written into the arrays of a draft.
+
+    Raises:
+      CheckpointError: They are not what was written.
+    """
+    for each in rows:
+        array, data = arrays[each.leaf], each.path.read_bytes()
+        if zlib.crc32(data) != each.crc32:
+            raise CheckpointError(
+                f"`{each.path}` must be what another process wrote, got something "
+                "else. Save to a file system that shows all processes the same."
+            )
+        own = np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
+        array[each.first : each.first + len(own)] = own
+
+
+def _write_rows(
+    draft: Draft, folder: Path, disk: Disk
+) -> list[tuple[int, int, str, int]]:
+    written = []
+    for leaf, pieces in draft.spread.items():
+        for first, piece in pieces:
+            data = np.asarray(piece).tobytes()
+            name = f"{leaf}-{first}"
+            disk.write_file(folder / name, data)
+            written.append((leaf, first, name, zlib.crc32(data)))
+    return written
+
+
+def _told(failure: Exception | None) -> list[str] | None:
+    return None if failure is None else [type(failure).__name__, str(failure)]
+
+
+def _heard(kind: str, text: str) -> ReplicatorError:
+    classes = {known.__name__: known for known in _KNOWN}
+    return classes.get(kind, CheckpointError)(text)

@@ -1,0 +1,57 @@
+"""`replicator devices`: what JAX sees, and the mesh a `Replicator` makes of it."""
+
+import argparse
+
+import jax
+
+from replicator.cli.tables import make_console, print_table
+from replicator.mesh import replica_mesh
+from replicator.protocols import Device
+
+SUMMARY = "List the devices that JAX sees, and the mesh a Replicator makes of them"
+_GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes: nothing."""
+    parser.epilog = "REPLICATOR_FAKE_DEVICES=8 shows eight fake CPU devices."
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    del arguments
+    devices = jax.devices()
+    header = ("id", "platform", "kind", "process", "memory used", "of")
+    print_table(header, [device_row(device) for device in devices])
+    make_console().print(*mesh_lines(devices), sep="\n", markup=False, highlight=False)
+    return 0
+
+
+def device_row(device: Device) -> tuple[str, ...]:
+    """Say in a row of cells what a device is; its memory where it tells."""
+    stats = device.memory_stats() or {}
+    return (
+        str(device.id),
+        device.platform,
+        device.device_kind,
+        str(device.process_index),
+        _gib(stats.get("bytes_in_use")),
+        _gib(stats.get("bytes_limit")),
+    )
+
+
+def mesh_lines(devices: list[Device]) -> list[str]:
+    """Say in lines how many processes there are, and what the mesh would be."""
+    mesh = replica_mesh(devices=devices)
+    shape = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    mine = sum(device.process_index == jax.process_index() for device in devices)
+    processes = jax.process_count()
+    return [
+        f"processes: {processes}; this is number {jax.process_index()}, with {mine} "
+        f"of {len(devices)} devices",
+        f"Replicator(): {mesh.size} replicas, mesh ({shape})",
+    ]
+
+
+def _gib(count_bytes: int | None) -> str:
+    return "unknown" if count_bytes is None else f"{count_bytes / _GIB:.1f} GiB"

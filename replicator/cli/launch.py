@@ -1,0 +1,89 @@
+"""`replicator launch`: run a script as several processes on this host, and watch it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from replicator.errors import ArgumentError, check_count
+from replicator.launch.group import launch
+from replicator.launch.states import Policy
+
+SUMMARY = "Run a script as several processes on this host; restart them when one dies"
+
+_EPILOG = """\
+The script joins the group by `replicator.distributed.initialize()`. When one process
+dies, all are started again, at most --max-restarts times without progress (a checkpoint
+is progress). Exit codes: 0; 75 where the run was preempted and can go on; 128 + n after
+signal n; otherwise the first failure's.
+
+  replicator launch --processes 4 --devices-per-process 2 train.py --lr 0.1
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    defaults = Policy(processes=1)
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--processes", type=int, required=True, metavar="N", help="how many processes"
+    )
+    parser.add_argument(
+        "--devices-per-process",
+        type=int,
+        metavar="N",
+        help="fake CPU devices for each; by default those that it finds",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=defaults.max_restarts,
+        metavar="N",
+        help="restarts without progress before giving up (default %(default)s)",
+    )
+    parser.add_argument(
+        "--stop-grace",
+        type=float,
+        default=defaults.stop_grace_s,
+        metavar="SECONDS",
+        help="time to save and end after SIGTERM or Ctrl-C (default %(default)g)",
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="SCRIPT is a module's name"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="what each process runs")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the group, and return its exit code."""
+    check_count("processes", arguments.processes)
+    if arguments.devices_per_process is not None:
+        check_count("devices_per_process", arguments.devices_per_process)
+    if arguments.max_restarts < 0:
+        raise ArgumentError(
+            f"`max_restarts` must be at least 0, got {arguments.max_restarts}. Use 0 "
+            "to never restart."
+        )
+    if not arguments.stop_grace > 0:
+        raise ArgumentError(
+            f"`stop_grace` must be above 0, got {arguments.stop_grace}. Use 300."
+        )
+    if not arguments.module and not Path(arguments.script).is_file():
+        raise ArgumentError(
+            f"`script` must be a file, got {arguments.script!r}. Give the path of a "
+            "Python script, or `-m` and a module's name."
+        )
+    policy = Policy(
+        processes=arguments.processes,
+        max_restarts=arguments.max_restarts,
+        stop_grace_s=arguments.stop_grace,
+    )
+    module = ["-m"] if arguments.module else []
+    return launch(
+        [sys.executable, *module, arguments.script, *arguments.arguments],
+        policy,
+        devices_per_process=arguments.devices_per_process,
+    )

@@ -1,0 +1,153 @@
+"""Find the command that is asked for, run it, and say in one line what went wrong.
+
+A command is a module with `SUMMARY`, `add_arguments(parser)` and `main(arguments)`,
+which returns the exit code; `COMMANDS` is the one list of them. Only the command that
+is asked for is imported, and none starts JAX before its `main`.
+
+Exit codes: what the command says; 2 for bad input, 130 after Ctrl-C, 1 for any other
+error, in silence where the reader of our output went away.
+"""
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import jax
+
+from replicator.errors import ReplicatorError
+from replicator.version import __version__
+
+COMMANDS: Mapping[str, str] = {
+    "demo": "replicator.cli.demo",
+    "launch": "replicator.cli.launch",
+    "report": "replicator.cli.report",
+    "replay": "replicator.cli.replay",
+    "devices": "replicator.cli.devices",
+    "doctor": "replicator.cli.doctor",
+    "completion": "replicator.cli.completion",
+}
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """What a command's module holds.
+
+    Attributes:
+      SUMMARY: What it does, in a line.
+    """
+
+    SUMMARY: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare what the command takes."""
+        ...
+
+    def main(self, arguments: argparse.Namespace) -> int:
+        """Do it, and return the exit code."""
+        ...
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command that `words` ask for.
+
+    Args:
+      words: As typed after `replicator`; those of this process by default.
+
+    Returns:
+      The exit code.
+    """
+    words = sys.argv[1:] if words is None else list(words)
+    asked = next((word for word in words if not word.startswith("-")), "")
+    known = [asked] if asked in COMMANDS else list(COMMANDS)
+    try:
+        arguments = make_parser(known).parse_args(words)
+    except SystemExit as end:  # argparse has said why
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return run_guarded(lambda: arguments.run(arguments), show_trace=arguments.traceback)
+
+
+def make_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return a parser that knows some commands.
+
+    Args:
+      commands: Their names, all by default; their modules are imported.
+    """
+    parser = argparse.ArgumentParser(
+        prog="replicator",
+        description="Write what one replica does; run it on many devices.",
+        epilog="`replicator COMMAND --help` says what a command takes.",
+    )
+    parser.add_argument("--version", action="version", version=_versions())
+    parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in COMMANDS if commands is None else commands:
+        _add_command(subparsers, name)
+    return parser
+
+
+def run_guarded(run: Callable[[], int], *, show_trace: bool) -> int:
+    """Call `run`; turn what it raises into a line on standard error and a code."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("replicator: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain about the same pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as failure:
+        if show_trace:
+            traceback.print_exc()
+        else:
+            print(f"replicator: error: {_in_one_line(failure)}", file=sys.stderr)
+        return _code(failure)
+
+
+_TRACEBACK = "show the whole traceback of an error"
+
+
+def _add_command(subparsers: argparse._SubParsersAction, name: str) -> None:
+    command = _load(name)
+    parser = subparsers.add_parser(
+        name, help=command.SUMMARY, description=f"{command.SUMMARY}."
+    )
+    command.add_arguments(parser)
+    # Here, too, and without a default, which would undo one given before the command.
+    parser.add_argument(
+        "--traceback", action="store_true", default=argparse.SUPPRESS, help=_TRACEBACK
+    )
+    parser.set_defaults(run=command.main, make_parser=make_parser)
+
+
+def _load(name: str) -> Command:
+    module: Command = importlib.import_module(COMMANDS[name])  # type: ignore[assignment]
+    return module
+
+
+def _versions() -> str:
+    python = platform.python_version()
+    return f"replicator {__version__} (jax {jax.__version__}, Python {python})"
+
+
+def _in_one_line(failure: Exception) -> str:
+    told = " ".join(str(failure).split())
+    if isinstance(failure, ReplicatorError | OSError | ImportError) and told:
+        return told
+    # Not written for a user's eyes: say what it is, and how to see more.
+    name = type(failure).__name__
+    return f"{name}: {told or 'no message'} (`--traceback` shows where)"
+
+
+def _code(failure: Exception) -> int:
+    ours = isinstance(failure, ReplicatorError) and isinstance(failure, ValueError)
+    return BAD_INPUT if ours else FAILED

@@ -1,0 +1,30 @@
+"""`replicator report DIR`: write what is known of a run as one HTML page."""
+
+import argparse
+from pathlib import Path
+
+from replicator.report.page import write_report
+
+SUMMARY = "Write a page of a run's curves, events and environment"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="what `run(directory=...)` got"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the page (default: report.html in the run's directory)",
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the page, and say where."""
+    target = arguments.output or arguments.directory / "report.html"
+    write_report(arguments.directory, target)
+    print(target)
+    return 0

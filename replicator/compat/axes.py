@@ -1,0 +1,138 @@
+"""Check what `pmap` is told about axes and positions, and what arrays it is given."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicator.compat.layout import WHOLE
+from replicator.errors import ArgumentError
+from replicator.protocols import PyTree
+from replicator.trees import leaf_path, named_leaves
+
+
+def require_function(fn: Any) -> None:
+    """Refuse what cannot be mapped.
+
+    Raises:
+      ArgumentError: `fn` is no function.
+    """
+    if not callable(fn) or inspect.isclass(fn):
+        raise ArgumentError(
+            f"`fn` must be a function, got {fn!r}. Pass what one replica does."
+        )
+
+
+def check_positions(name: str, value: int | Iterable[int]) -> tuple[int, ...]:
+    """Return positions of arguments in order.
+
+    Raises:
+      ArgumentError: One is no whole number from 0 on.
+    """
+    positions = (value,) if isinstance(value, int) else tuple(value)
+    for position in positions:
+        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            raise ArgumentError(
+                f"`{name}` must be positions from 0 on, got {position!r}. Count "
+                "positional arguments from the left."
+            )
+    return tuple(sorted(set(positions)))
+
+
+def with_sentinels(name: str, axes: Any) -> Any:
+    """Write `WHOLE` for None, which trees of axes could not tell from no leaf.
+
+    Raises:
+      ArgumentError: An axis is neither None nor a whole number from 0 on.
+    """
+
+    def sentinel(axis: Any) -> int:
+        if axis is None:
+            return WHOLE
+        if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
+            raise ArgumentError(
+                f"`{name}` must hold whole numbers from 0 on, or None, got {axis!r}. "
+                "Leave it out for 0."
+            )
+        return axis
+
+    axes = tuple(axes) if isinstance(axes, list) else axes
+    return jax.tree.map(sentinel, axes, is_leaf=lambda axis: axis is None)
+
+
+def common_size(
+    leaves: Sequence[Any], axes: Sequence[int], names: Callable[[], list[str]]
+) -> int | None:
+    """Return the length of the device axis; None if no leaf has one.
+
+    Args:
+      leaves: The arrays.
+      axes: For each, which axis is the devices'; `WHOLE` for none.
+      names: What an error calls them.
+
+    Raises:
+      ArgumentError: They do not agree, or one lacks the axis.
+    """
+    sizes = [
+        _length(leaf, axis)
+        for leaf, axis in zip(leaves, axes, strict=True)
+        if axis != WHOLE
+    ]
+    if not sizes:
+        return None
+    if None not in sizes and len(set(sizes)) == 1:
+        return sizes[0]
+    raise ArgumentError(_say_odd(leaves, axes, names()))
+
+
+def name_leaves(
+    fn: Callable[..., PyTree],
+    dynamic: Sequence[Any],
+    kwargs: dict[str, Any],
+    static: Sequence[int],
+) -> list[str]:
+    """Name the leaves of arguments as users know them: `params/dense/kernel`."""
+    named: list[str] = []
+    names = [name for i, name in enumerate(_parameters(fn)) if i not in static]
+    for i, argument in enumerate(dynamic):
+        own = names[i] if i < len(names) else f"argument {i}"
+        flat, _ = jax.tree_util.tree_flatten_with_path(argument)
+        named += ["/".join(filter(None, [own, leaf_path(path)])) for path, _ in flat]
+    return named + [path for path, _ in named_leaves(kwargs)]
+
+
+def _parameters(fn: Callable[..., PyTree]) -> list[str]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []  # some callables of C have none
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in parameters if each.kind in kinds]
+
+
+def _length(leaf: Any, axis: int) -> int | None:
+    shape = np.shape(leaf)
+    return shape[axis] if len(shape) > axis else None
+
+
+def _say_odd(leaves: Sequence[Any], axes: Sequence[int], names: list[str]) -> str:
+    mapped = [
+        (name, np.shape(leaf), axis, _length(leaf, axis))
+        for name, leaf, axis in zip(names, leaves, axes, strict=True)
+        if axis != WHOLE
+    ]
+    remedy = "Give `in_axes` None to what each device gets whole."
+    for name, shape, axis, size in mapped:
+        if size is None:
+            return (
+                f"`{name}` must have a device axis, axis {axis}, got shape {shape}. "
+                f"{remedy}"
+            )
+    first, _, _, wanted = mapped[0]
+    name, shape, axis, _ = next(each for each in mapped if each[3] != wanted)
+    return (
+        f"`{name}` must have {wanted} rows along axis {axis}, as `{first}` has, got "
+        f"shape {shape}. {remedy}"
+    )

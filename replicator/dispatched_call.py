@@ -1,0 +1,91 @@
+"""One dispatch of a run's step, as the loop keeps it until its metrics are shown."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicator.hooks import MetricsEvent, StateEvent
+from replicator.in_flight import InFlight
+from replicator.phases import Phases
+from replicator.progress import ProgressNumbers
+from replicator.protocols import PyTree
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class DispatchedCall:
+    """One dispatch, whose metrics stay on the devices until somebody asks.
+
+    Attributes:
+      last_step: Updates done with it.
+      steps: Updates that it makes.
+      stacked: Whether each metric has a leading axis of its steps.
+      examples_before: Real examples of the calls before.
+      examples: Its own.
+      progress: Rates, taken when it was dispatched.
+      metrics: On the devices; on the host once they were read.
+      position: Where the input is after it.
+      phases: Where waiting for the devices is noted.
+      was_read: Whether the metrics are on the host.
+      was_admitted: Whether they are looked at for NaN.
+    """
+
+    last_step: int
+    steps: int
+    stacked: bool
+    examples_before: int
+    examples: int
+    progress: ProgressNumbers
+    metrics: PyTree
+    position: Any
+    phases: Phases
+    was_read: bool = False
+    was_admitted: bool = False
+
+    @property
+    def first_step(self) -> int:
+        """The first of its steps."""
+        return self.last_step - self.steps + 1
+
+    def read(self, index: int) -> PyTree:
+        """Return the metrics of the call's step number `index`, on the host."""
+        if not self.was_read:
+            with self.phases.during("step"):
+                self.metrics = jax.tree.map(np.asarray, jax.device_get(self.metrics))
+            self.was_read = True
+        if not self.stacked:
+            return self.metrics
+        return jax.tree.map(lambda leaf: leaf[index], self.metrics)
+
+    def state_event(
+        self, state: PyTree, *, shown: bool, look: Callable[[], None]
+    ) -> StateEvent:
+        """Return what hooks learn of its state; `look` checks all metrics so far."""
+        late = InFlight(steps=self.steps, stacked=self.stacked, metrics=self.metrics)
+        return StateEvent(
+            step=self.last_step,
+            advanced=self.steps,
+            examples=self.examples_before + self.examples,
+            progress=self.progress,
+            state=state,
+            position=self.position,
+            in_flight=None if shown else late,
+            require_finite=look,
+        )
+
+    def metrics_events(self) -> list[MetricsEvent]:
+        """Return what hooks learn of the metrics of each step."""
+        return [
+            MetricsEvent(
+                step=self.first_step + index,
+                advanced=1,
+                examples=self.examples_before
+                + self.examples * (index + 1) // self.steps,
+                progress=self.progress,
+                read_metrics=partial(self.read, index),
+            )
+            for index in range(self.steps)
+        ]

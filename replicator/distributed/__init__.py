@@ -1,0 +1,16 @@
+"""Many processes as one run: find each other, agree, say when one is missing."""
+
+from replicator.distributed.agreement import any_process, barrier, exchange
+from replicator.distributed.clusters import Cluster, detect
+from replicator.distributed.initialize import initialize
+from replicator.distributed.report_progress import report_progress
+
+__all__ = [
+    "Cluster",
+    "any_process",
+    "barrier",
+    "detect",
+    "exchange",
+    "initialize",
+    "report_progress",
+]

@@ -1,0 +1,217 @@
+"""Let all processes of a run tell each other a small value, and agree.
+
+Host-side only, over the coordination service's key-value store: nothing is compiled and
+no device waits. Each process stores its value, waits at a barrier, and reads all. The
+barrier fails in all processes alike, so they also agree that somebody is missing.
+
+With one process each function answers at once.
+"""
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from replicator.distributed.coordination import (
+    CoordinationClient,
+    ServiceError,
+    coordination_client,
+    process_count,
+    process_index,
+)
+from replicator.distributed.hosts import describe_processes
+from replicator.errors import ArgumentError, DistributedError, DistributedTimeoutError
+from replicator.protocols import PyTree
+
+Json: TypeAlias = (
+    "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+)
+"""What JSON can hold: what processes may tell each other."""
+
+DEFAULT_TIMEOUT_S = 600.0
+
+_ROOT = "replicator/agreement/"
+# The service looks for barriers that ran out once a second; only if it is gone itself
+# does our own bound end the wait.
+_SERVICE_GRACE_S = 10.0
+
+_calls: Counter[str] = Counter()
+_calls_lock = threading.Lock()
+
+
+def exchange(
+    name: str, value: Json, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> list[PyTree]:
+    """Return what every process said under `name`, in process order.
+
+    All processes must call it with the same names in the same order.
+
+    Args:
+      name: What is being agreed on: letters, digits and `_ . / -`.
+      value: This process's word, small and of JSON's types; tuples become lists.
+      timeout_s: How long to wait for the others.
+
+    Returns:
+      One value per process; `[value]` where there is one process.
+
+    Raises:
+      ArgumentError: `name` or `value` breaks its rule.
+      DistributedTimeoutError: A process did not come in time; says which.
+      DistributedError: The coordination service failed otherwise.
+
+    >>> exchange("newest-step", 40)
+    [40]
+    """
+    word = _encode(name, value)
+    client = coordination_client()
+    if client is None:
+        return [json.loads(word)]
+    with _calls_lock:
+        _calls[name] += 1
+        call = _calls[name]
+    return _exchange(client, name, call, word, timeout_s)
+
+
+def any_process(name: str, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+    """Return whether `flag` is true in any process; the same answer in all.
+
+    Args:
+      name: What is asked, as in `exchange`.
+      flag: This process's answer.
+      timeout_s: How long to wait for the others.
+
+    Raises:
+      DistributedTimeoutError: A process did not come in time; says which.
+      DistributedError: The coordination service failed otherwise.
+    """
+    return any(exchange(name, bool(flag), timeout_s=timeout_s))
+
+
+def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Wait until every process has come here.
+
+    Args:
+      name: What is waited for, as in `exchange`.
+      timeout_s: How long to wait for the others.
+
+    Raises:
+      DistributedTimeoutError: A process did not come in time; says which.
+      DistributedError: The coordination service failed otherwise.
+    """
+    exchange(name, None, timeout_s=timeout_s)
+
+
+def _encode(name: str, value: Json) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_./-]+", name):
+        raise ArgumentError(
+            f"`name` must be letters, digits and `_ . / -`, got {name!r}. Use "
+            "`newest-step`."
+        )
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"`value` must be of JSON's types, got {value!r} for `{name}`. Convert it "
+            "to numbers, strings, lists and dicts."
+        ) from error
+
+
+def _exchange(
+    client: CoordinationClient, name: str, call: int, word: str, timeout_s: float
+) -> list[PyTree]:
+    own = process_index()
+    # "#" is in no name: a name's keys are never below another name's.
+    directory = f"{_ROOT}{name}#{call}/"
+    try:
+        client.key_value_set(f"{directory}{own}", word)
+        _wait_for_all(client, f"{_ROOT}{name}", timeout_s)
+        said = _read(client, directory)
+        if call > 1:
+            # All have entered this call, so all have read what the last one said.
+            client.key_value_delete(f"{_ROOT}{name}#{call - 1}/{own}")
+    except (ServiceError, TimeoutError) as error:
+        raise _explain(client, name, directory, timeout_s, error) from error
+    return [json.loads(said[process]) for process in range(process_count())]
+
+
+def _wait_for_all(
+    client: CoordinationClient, barrier_id: str, timeout_s: float
+) -> None:
+    """Wait at a barrier in a thread: the caller still gets its signals."""
+    failures: list[Exception] = []
+    done = threading.Event()
+
+    def wait() -> None:
+        try:
+            client.wait_at_barrier(barrier_id, max(1, round(timeout_s * 1000)))
+        except ServiceError as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=wait, name="replicator-agreement", daemon=True).start()
+    if not done.wait(timeout_s + _SERVICE_GRACE_S):
+        raise TimeoutError("the coordination service does not answer")
+    if failures:
+        raise failures[0]
+
+
+def _read(client: CoordinationClient, directory: str) -> dict[int, str]:
+    """Read what was said in one call, by process."""
+    pairs = client.key_value_dir_get(directory)
+    return {int(key.rpartition("/")[2]): value for key, value in pairs}
+
+
+def _explain(
+    client: CoordinationClient,
+    name: str,
+    directory: str,
+    timeout_s: float,
+    error: Exception,
+) -> DistributedError:
+    """Say who is missing, and where else they wait if they do."""
+    if isinstance(error, TimeoutError):
+        return DistributedTimeoutError(
+            f"`{name}` must be agreed on by all processes, but process 0, which "
+            f"serves it, did not answer for {timeout_s:g} s. See why it stands."
+        )
+    try:
+        said = _read(client, directory)
+        missing = [p for p in range(process_count()) if p not in said]
+        elsewhere = _waiting_elsewhere(client, directory, missing)
+        names = describe_processes(client, missing)
+    except ServiceError:
+        missing, elsewhere, names = [], "", ""
+    if "DEADLINE_EXCEEDED" not in str(error):
+        return DistributedError(
+            f"`{name}` must be agreed on by all processes, but one has died or left: "
+            f"{str(error).splitlines()[0]}"
+        )
+    if not missing:
+        return DistributedTimeoutError(
+            f"`{name}` must be reached by all processes within {timeout_s:g} s, but "
+            f"process {process_index()} came when the others had given up. See what "
+            "it did before."
+        )
+    return DistributedTimeoutError(
+        f"`{name}` must be reached by all processes within {timeout_s:g} s, but "
+        f"{names} did not come.{elsewhere} See what they do instead."
+    )
+
+
+def _waiting_elsewhere(
+    client: CoordinationClient, directory: str, missing: list[int]
+) -> str:
+    """Say under which other name missing processes wait, the usual bug."""
+    came: dict[str, set[int]] = {}
+    for key, _ in client.key_value_dir_get(_ROOT):
+        call, _, process = key.rpartition("/")
+        came.setdefault(call + "/", set()).add(int(process))
+    for call, processes in came.items():
+        here = processes & set(missing)
+        if call != directory and here and len(processes) < process_count():
+            name = call.removeprefix(_ROOT).rpartition("#")[0]
+            return f" Process {min(here)} waits at `{name}`."
+    return ""

@@ -1,0 +1,167 @@
+"""Make this process one of a group: find the others, meet them, start JAX together."""
+
+import logging
+import os
+
+import jax
+
+from replicator.clock import SystemClock
+from replicator.distributed.clusters import (
+    Cluster,
+    check_address,
+    detect,
+    join_address,
+)
+from replicator.distributed.coordination import (
+    backend_has_started,
+    coordination_client,
+    process_count,
+    process_index,
+)
+from replicator.distributed.hosts import note_host
+from replicator.distributed.leaving import leave_at_once_after_an_exception
+from replicator.distributed.rendezvous import meet, resolve
+from replicator.distributed.tpu_metadata import with_tpu_metadata
+from replicator.errors import ArgumentError, TooLateError, check_count
+
+BIND_VARIABLE = "REPLICATOR_COORDINATOR_BIND"
+
+_log = logging.getLogger(__name__)
+
+_joined: Cluster | None = None
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout_s: float = 300.0,
+    heartbeat_s: int = 100,
+) -> Cluster | None:
+    """Join the other processes of this run; all of them must call it.
+
+    Call it first, before JAX starts. Without arguments the group is found in the
+    environment: `replicator launch`, torchrun's variables, TPU hosts, Kubernetes JobSet
+    or SLURM (`docs/clusters.md`); where there is none, or only one process, nothing
+    happens. Calling it again with the same group does nothing.
+
+    The coordination service in process 0 listens on the address of `coordinator`, or on
+    that of `REPLICATOR_COORDINATOR_BIND`, never on all interfaces. It trusts whoever
+    reaches it: keep its network private.
+
+    Args:
+      coordinator: `host:port` that process 0 listens on and all others reach.
+      num_processes: How many processes the group has.
+      process_id: Which one this is, from 0. All three are given, or none.
+      timeout_s: How long to wait for the others.
+      heartbeat_s: After how many seconds of silence a process counts as dead; all
+        others then abort.
+
+    Returns:
+      The group, and which process this is; None where there is no other process.
+
+    Raises:
+      ArgumentError: An argument or a variable breaks its rule.
+      TooLateError: JAX has started, or this process is in another group already.
+      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedError: The processes do not fit each other, or process 0 cannot listen.
+
+    >>> replicator.distributed.initialize("10.0.0.1:8482", 4, process_id=2)
+    """
+    global _joined
+    check_count("heartbeat_s", heartbeat_s)
+    if not timeout_s > 0:
+        raise ArgumentError(f"`timeout_s` must be above 0, got {timeout_s}. Use 300.")
+    cluster = _find(coordinator, num_processes, process_id)
+    if coordination_client() is not None:
+        return _check_same(cluster)
+    if cluster is None or cluster.num_processes == 1:
+        return None
+    if backend_has_started():
+        raise TooLateError(
+            "`initialize` must be called before JAX starts, got a process that already "
+            "uses devices. Call it before the first array or `jax.devices()`."
+        )
+    _join(cluster, timeout_s, heartbeat_s)
+    _joined = cluster
+    return cluster
+
+
+def _find(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> Cluster | None:
+    given = (coordinator, num_processes, process_id)
+    if coordinator is None or num_processes is None or process_id is None:
+        if given == (None, None, None):
+            return detect(with_tpu_metadata(os.environ))
+        raise ArgumentError(
+            "`coordinator`, `num_processes` and `process_id` must be given together, "
+            f"got {given}. Give all three, or none to find them in the environment."
+        )
+    return Cluster(
+        kind="arguments",
+        coordinator=coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+    )
+
+
+def _check_same(cluster: Cluster | None) -> Cluster | None:
+    """Accept a second call for the same group; it may also be JAX's own, before."""
+    if cluster is None:
+        return _joined
+    same = (cluster.num_processes, cluster.process_id) == (
+        process_count(),
+        process_index(),
+    )
+    if same and (_joined is None or _joined.coordinator == cluster.coordinator):
+        return cluster
+    raise TooLateError(
+        f"`initialize` must join one group only, got process {cluster.process_id} of "
+        f"{cluster.num_processes} at {cluster.coordinator} in what is process "
+        f"{process_index()} of {process_count()} already. Call it once."
+    )
+
+
+def _join(cluster: Cluster, timeout_s: float, heartbeat_s: int) -> None:
+    bind_host = os.environ.get(BIND_VARIABLE) or cluster.host
+    bind_address = join_address(bind_host, cluster.port)
+    check_address(BIND_VARIABLE, bind_address)
+    clock = SystemClock()
+    started_s = clock.now_s()
+    hosts = meet(cluster, bind_host=bind_host, timeout_s=timeout_s, clock=clock)
+    _log.info("process %d of %s", cluster.process_id, hosts)
+    _configure_cpu()
+    if cluster.process_id == 0:
+        bind_address = join_address(resolve(bind_host), cluster.port)
+    jax.distributed.initialize(
+        cluster.coordinator,
+        cluster.num_processes,
+        cluster.process_id,
+        cluster.local_devices,
+        # What is to be found has been: JAX would ask Kubernetes and metadata servers.
+        cluster_detection_method="deactivate",
+        # All are here by now; JAX's own wait is only for the last few milliseconds.
+        initialization_timeout=max(10, round(timeout_s - (clock.now_s() - started_s))),
+        heartbeat_timeout_seconds=heartbeat_s,
+        coordinator_bind_address=bind_address,
+    )
+    client = coordination_client()
+    assert client is not None, "JAX has just made it"
+    note_host(client)
+    leave_at_once_after_an_exception()
+
+
+def _configure_cpu() -> None:
+    """Let CPU devices of several processes talk, without the hang that they can have.
+
+    Two processes of several devices each hang over gloo with more than one step in
+    flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended. On
+    other platforms neither setting matters.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    # JAX's own handler swallows SIGTERM: a program that does not ask JAX about it could
+    # only be killed. `run` has a handler of its own.
+    jax.config.update("jax_enable_preemption_service", False)

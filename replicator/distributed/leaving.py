@@ -1,0 +1,46 @@
+"""A process whose program failed leaves at once, instead of waiting for the others.
+
+JAX's exit handler waits at a barrier until every process exits, up to five minutes. But
+the others wait for this one inside a collective: the group stands still, and whoever
+watches it (a launcher, a scheduler) sees no exit. So after an uncaught exception the
+barrier is skipped. A program that ends well still waits there for the others.
+"""
+
+import atexit
+import logging
+import multiprocessing
+import os
+import sys
+from types import TracebackType
+
+_exit_code: int | None = None
+
+
+def leave_at_once_after_an_exception() -> None:
+    """Watch for an uncaught exception; after one, exit without JAX's barrier."""
+    shown = sys.excepthook
+
+    def note(
+        kind: type[BaseException],
+        error: BaseException,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _exit_code
+        _exit_code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        shown(kind, error, traceback)
+
+    sys.excepthook = note
+    # Runs before JAX's handler, which was registered when JAX was imported.
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if _exit_code is None:
+        return
+    # What handlers of the standard library, which are now skipped, would have done.
+    for child in multiprocessing.active_children():
+        child.terminate()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(_exit_code)

@@ -1,0 +1,121 @@
+"""A board on which each process pins what it last said; nobody waits for anybody.
+
+For threads that look every so often: whether another process hangs, or wants to stop.
+What has to be agreed on, with a wait, is `agreement.exchange`.
+"""
+
+import itertools
+import json
+from typing import Protocol
+
+from replicator.distributed.agreement import Json
+from replicator.distributed.coordination import (
+    ServiceError,
+    coordination_client,
+    process_count,
+    process_index,
+)
+from replicator.errors import DistributedError
+from replicator.protocols import PyTree
+
+_ROOT = "replicator/notices/"
+_opened = itertools.count()
+
+
+class Notices(Protocol):
+    """A board of a group of processes.
+
+    Attributes:
+      process: Which of them this one is.
+      count: How many there are.
+    """
+
+    process: int
+    count: int
+
+    def publish(self, name: str, value: Json) -> None:
+        """Pin a notice, in place of this process's last one of that name."""
+        ...
+
+    def peek(self, name: str) -> list[PyTree]:
+        """Return the newest notice of each process, None where there is none."""
+        ...
+
+
+class ServiceNotices:
+    """A board in the coordination service's store; each call is one small request.
+
+    All processes must open their boards in the same order.
+    """
+
+    def __init__(self) -> None:
+        self.process = process_index()
+        self.count = process_count()
+        # A run must not read what was pinned for the run before it.
+        self._board = f"{_ROOT}{next(_opened)}/"
+
+    def publish(self, name: str, value: Json) -> None:
+        """Pin a notice, in place of this process's last one of that name.
+
+        Raises:
+          DistributedError: The coordination service does not answer.
+        """
+        key = f"{self._board}{name}/{self.process}"
+        try:
+            self._client().key_value_set(key, json.dumps(value), allow_overwrite=True)
+        except ServiceError as failure:
+            raise _lost(failure) from failure
+
+    def peek(self, name: str) -> list[PyTree]:
+        """Return the newest notice of each process, None where there is none.
+
+        Raises:
+          DistributedError: The coordination service does not answer.
+        """
+        try:
+            pairs = self._client().key_value_dir_get(f"{self._board}{name}/")
+        except ServiceError as failure:
+            raise _lost(failure) from failure
+        found: list[PyTree] = [None] * self.count
+        for key, value in pairs:
+            found[int(key.rpartition("/")[2])] = json.loads(value)
+        return found
+
+    def _client(self):
+        if (client := coordination_client()) is None:
+            raise DistributedError(
+                "`jax.distributed` must be up while a run is, got none. Shut it down "
+                "after the run."
+            )
+        return client
+
+
+class OwnNotices:
+    """The board of a process that is alone."""
+
+    process = 0
+    count = 1
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def publish(self, name: str, value: Json) -> None:
+        """Pin a notice."""
+        self._said[name] = json.dumps(value)
+
+    def peek(self, name: str) -> list[PyTree]:
+        """Return the notice, or None, in a list."""
+        return [json.loads(self._said.get(name, "null"))]
+
+
+def open_notices() -> Notices:
+    """Open a board for all processes of this run; a private one with one process."""
+    return OwnNotices() if coordination_client() is None else ServiceNotices()
+
+
+def _lost(failure: Exception) -> DistributedError:
+    reason = str(failure).splitlines()[0]
+    return DistributedError(
+        f"The coordination service must answer, got: {reason}. See why process 0, "
+        "which serves it, ended."
+    )

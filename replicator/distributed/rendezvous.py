@@ -1,0 +1,174 @@
+"""Let all processes of a group meet before JAX starts, or say who did not come.
+
+JAX's own start has a bound too, but ends in an abort that names nobody (after twice its
+time, in 0.10 and 0.12). So the processes meet first, on the coordinator's port, over
+plain TCP: each says one line of JSON, process 0 answers all of them with one line: go,
+or why not. The first that loses patience ends the wait for all. Then JAX gets the port.
+
+What is said is data of four short fields. Listening is on the one address that the
+coordinator's name stands for, never on all interfaces.
+"""
+
+import json
+import socket
+import time
+
+from replicator.clock import Clock
+from replicator.distributed.clusters import Cluster
+from replicator.distributed.rendezvous_server import VERDICT_S, serve
+from replicator.distributed.roster import Hello
+from replicator.errors import DistributedError, DistributedTimeoutError
+
+_MAX_VERDICT = 1 << 20
+_CONNECT_S = 5.0
+_RETRY_S = 0.05
+
+
+def meet(
+    cluster: Cluster, *, bind_host: str | None, timeout_s: float, clock: Clock
+) -> list[str]:
+    """Wait until every process of the group has come here.
+
+    Args:
+      cluster: The group, and which process this is.
+      bind_host: Where process 0 listens; by default the coordinator's host.
+      timeout_s: How long to wait.
+      clock: Where time comes from.
+
+    Returns:
+      The host name of each process.
+
+    Raises:
+      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedError: The processes do not fit each other, or process 0 cannot listen.
+    """
+    if cluster.process_id == 0:
+        address = resolve(bind_host or cluster.host)
+        return serve(cluster, address=address, timeout_s=timeout_s, clock=clock)
+    return _Guest(cluster, timeout_s, clock).meet()
+
+
+def resolve(host: str) -> str:
+    """Return the address that a host's name stands for here.
+
+    Raises:
+      DistributedError: The name is unknown.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise DistributedError(
+            f"`coordinator` must name a host, got {host!r}: {error.strerror}. Use an "
+            "address, or see to it that the name resolves."
+        ) from error
+    # IPv4 first: the resolver's order may differ between hosts.
+    preferred = [entry for entry in found if entry[0] == socket.AF_INET] or found
+    return str(preferred[0][4][0])
+
+
+class _Guest:
+    """The side of every process but 0."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._deadline_s = clock.now_s() + timeout_s
+        # What went wrong last: the reason that an error gives.
+        self._trouble = "it was never reached"
+
+    def meet(self) -> list[str]:
+        """Ask process 0 until it answers, then wait for JAX to take its port."""
+        hosts = None
+        while hosts is None:
+            self._check_time()
+            hosts = self._ask_once()
+        while not self._port_answers():
+            self._check_time()
+        return hosts
+
+    def _check_time(self) -> None:
+        if self._clock.now_s() < self._deadline_s:
+            return
+        raise DistributedTimeoutError(
+            f"Process 0 must answer at {self._cluster.coordinator} within "
+            f"{self._timeout_s:g} s, but {self._trouble} (asked by process "
+            f"{self._cluster.process_id} of {self._cluster.num_processes} on "
+            f"{socket.gethostname()}). See whether process 0 started, and whether this "
+            "host reaches it."
+        )
+
+    def _ask_once(self) -> list[str] | None:
+        """Return all hosts; None if process 0 was not there, or went away."""
+        try:
+            with self._connect() as connection:
+                connection.sendall(self._hello().to_line())
+                line = self._hear_line(connection)
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+            time.sleep(_RETRY_S)
+            return None
+        return self._obey(line)
+
+    def _connect(self) -> socket.socket:
+        left_s = self._deadline_s - self._clock.now_s()
+        connection = socket.create_connection(
+            (self._cluster.host, self._cluster.port),
+            timeout=max(0.01, min(left_s, _CONNECT_S)),
+        )
+        # Where nobody listens, TCP may connect a port of this host to itself.
+        if connection.getsockname() == connection.getpeername():
+            connection.close()
+            raise OSError("nobody listens there")
+        return connection
+
+    def _hello(self) -> Hello:
+        return Hello(
+            process_id=self._cluster.process_id,
+            num_processes=self._cluster.num_processes,
+            host=socket.gethostname(),
+            patience_s=max(0.0, self._deadline_s - self._clock.now_s()),
+        )
+
+    def _hear_line(self, connection: socket.socket) -> bytes:
+        heard = b""
+        while not heard.endswith(b"\n") and len(heard) < _MAX_VERDICT:
+            left_s = self._deadline_s + VERDICT_S - self._clock.now_s()
+            connection.settimeout(max(0.01, left_s))
+            try:
+                more = connection.recv(1 << 16)
+            except TimeoutError as error:
+                raise OSError("it was reached, but says nothing") from error
+            if not more:
+                raise OSError("it was reached, but went away")
+            heard += more
+        return heard
+
+    def _obey(self, line: bytes) -> list[str] | None:
+        match _parse(line):
+            case {"go": list(hosts)}:
+                return [str(host) for host in hosts]
+            case {"missing": str(message)}:
+                raise DistributedTimeoutError(message)
+            case {"refused": str(message)}:
+                raise DistributedError(message)
+        self._trouble = "another program answers there"
+        time.sleep(_RETRY_S)
+        return None
+
+    def _port_answers(self) -> bool:
+        """Return whether JAX's service listens: a refused gRPC retries only in 1 s."""
+        try:
+            self._connect().close()
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+            time.sleep(_RETRY_S)
+            return False
+        return True
+
+
+def _parse(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

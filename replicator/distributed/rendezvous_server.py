@@ -1,0 +1,209 @@
+"""Process 0's side of the rendezvous: hear who comes, tell all how it ended.
+
+One thread and no blocking call but `select`; a stranger can neither stop it nor make it
+grow: a greeting is at most 1 KiB and 10 s, and 64 silent connections are the most.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import selectors
+import socket
+from collections.abc import Iterator
+
+from replicator.clock import Clock
+from replicator.distributed.clusters import Cluster, join_address
+from replicator.distributed.roster import (
+    Hello,
+    Roster,
+    describe_missing,
+    parse_hello,
+)
+from replicator.errors import DistributedError, DistributedTimeoutError
+
+VERDICT_S = 5.0
+"""How much longer than its own patience a process waits for what process 0 says."""
+
+_MAX_LINE = 1024
+_MAX_STRANGERS = 64
+_GREETING_S = 10.0
+
+
+def serve(
+    cluster: Cluster, *, address: str, timeout_s: float, clock: Clock
+) -> list[str]:
+    """Wait for all processes of the group, and let all go.
+
+    Args:
+      cluster: The group; this is its process 0.
+      address: The address to listen on, of this host.
+      timeout_s: How long to wait.
+      clock: Where time comes from.
+
+    Returns:
+      The host name of each process.
+
+    Raises:
+      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedError: The processes do not fit each other, or nothing can listen here.
+    """
+    with _listen(cluster, address) as listener:
+        return _Server(listener, cluster, timeout_s, clock).serve()
+
+
+@contextlib.contextmanager
+def _listen(cluster: Cluster, address: str) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        # For the seconds after a port was last used; two listeners still collide.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, cluster.port))
+            listener.listen(1024)
+        except OSError as error:
+            raise DistributedError(
+                _why_not_listening(cluster, address, error)
+            ) from error
+        listener.setblocking(False)
+        yield listener
+
+
+def _why_not_listening(cluster: Cluster, address: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"`coordinator` must be free, got {address}:{cluster.port}, where another "
+            "program listens. Choose another port, or end the run that has it."
+        )
+    return (
+        f"`coordinator` must be an address of process 0's own host, got {cluster.host} "
+        f"({address}): {error.strerror}. Set REPLICATOR_COORDINATOR_BIND to one."
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class _Visitor:
+    """A connection to process 0, and who it is once it has said so."""
+
+    connection: socket.socket
+    leave_by_s: float
+    said: bytes = b""
+    process_id: int | None = None
+
+
+class _Server:
+    def __init__(
+        self, listener: socket.socket, cluster: Cluster, timeout_s: float, clock: Clock
+    ) -> None:
+        self._listener = listener
+        self._address = join_address(listener.getsockname()[0], cluster.port)
+        self._clock = clock
+        self._roster = Roster(
+            num_processes=cluster.num_processes,
+            deadline_s=clock.now_s() + timeout_s,
+            hosts={0: socket.gethostname()},
+        )
+        self._visitors: dict[int, _Visitor] = {}
+        self._refusal: str | None = None
+
+    def serve(self) -> list[str]:
+        """Wait for all, then let all go."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            try:
+                self._gather(selector)
+            finally:
+                # Before anybody is told to go: JAX listens on the same port next.
+                self._listener.close()
+                self._answer_all()
+        if self._refusal:
+            raise DistributedError(self._refusal)
+        if not self._roster.is_complete:
+            raise DistributedTimeoutError(self._who_is_missing())
+        return [self._roster.hosts[p] for p in range(self._roster.num_processes)]
+
+    def _gather(self, selector: selectors.BaseSelector) -> None:
+        while not (self._roster.is_complete or self._refusal):
+            left_s = self._roster.deadline_s - self._clock.now_s()
+            if left_s <= 0:
+                return
+            for key, _ in selector.select(min(left_s, 1.0)):
+                if key.fileobj is self._listener:
+                    self._accept(selector)
+                else:
+                    self._hear(selector, self._visitors[key.fd])
+            self._drop_silent(selector)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            strangers = [v for v in self._visitors.values() if v.process_id is None]
+            if len(strangers) >= _MAX_STRANGERS:
+                self._drop(selector, strangers[0])
+            connection.setblocking(False)
+            visitor = _Visitor(connection, self._clock.now_s() + _GREETING_S)
+            self._visitors[connection.fileno()] = visitor
+            selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, selector: selectors.BaseSelector, visitor: _Visitor) -> None:
+        try:
+            heard = visitor.connection.recv(_MAX_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            heard = b""
+        visitor.said += heard
+        line, ended, _ = visitor.said.partition(b"\n")
+        if not heard or len(visitor.said) > _MAX_LINE:
+            self._drop(selector, visitor)
+        elif ended and visitor.process_id is None:
+            self._enter(selector, visitor, parse_hello(line))
+
+    def _enter(
+        self, selector: selectors.BaseSelector, visitor: _Visitor, hello: Hello | None
+    ) -> None:
+        if hello is None:
+            self._drop(selector, visitor)
+            return
+        entered = self._roster.arrive(hello, now_s=self._clock.now_s())
+        if isinstance(entered, str):
+            self._refusal = entered
+        else:
+            self._roster = entered
+            visitor.process_id = hello.process_id
+
+    def _drop_silent(self, selector: selectors.BaseSelector) -> None:
+        for visitor in list(self._visitors.values()):
+            silent = visitor.process_id is None
+            if silent and self._clock.now_s() > visitor.leave_by_s:
+                self._drop(selector, visitor)
+
+    def _drop(self, selector: selectors.BaseSelector, visitor: _Visitor) -> None:
+        selector.unregister(visitor.connection)
+        del self._visitors[visitor.connection.fileno()]
+        visitor.connection.close()
+        if visitor.process_id is not None:
+            self._roster = self._roster.leave(visitor.process_id)
+
+    def _answer_all(self) -> None:
+        if self._refusal:
+            verdict = {"refused": self._refusal}
+        elif self._roster.is_complete:
+            hosts = self._roster.hosts
+            verdict = {"go": [hosts[p] for p in range(self._roster.num_processes)]}
+        else:
+            verdict = {"missing": self._who_is_missing()}
+        line = json.dumps(verdict).encode() + b"\n"
+        for visitor in self._visitors.values():
+            with contextlib.suppress(OSError), visitor.connection as connection:
+                connection.settimeout(VERDICT_S)
+                connection.sendall(line)
+
+    def _who_is_missing(self) -> str:
+        roster = self._roster
+        came = ", ".join(f"{p} (on {host})" for p, host in sorted(roster.hosts.items()))
+        return (
+            f"All processes must come to {self._address} in time, but "
+            f"{describe_missing(roster.missing, roster.num_processes)} did not; here "
+            f"are {came}. See whether they started, and reach that address."
+        )

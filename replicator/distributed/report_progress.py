@@ -1,0 +1,36 @@
+"""Tell the launcher how far the run has come: what a crash after it does not undo."""
+
+import os
+from pathlib import Path
+
+VARIABLE = "REPLICATOR_PROGRESS_FILE"
+
+
+def report_progress(step: int) -> None:
+    """Say that the run can go on from `step`, for example after a checkpoint.
+
+    `replicator launch` gives up a group that dies again and again without a higher
+    number than before. Without a launcher nothing happens.
+
+    Args:
+      step: Updates that are safe.
+    """
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return
+    # Written aside and renamed: the launcher never reads half a number.
+    aside = Path(f"{path}.{os.getpid()}")
+    try:
+        aside.write_text(str(step))
+        aside.replace(path)
+    except FileNotFoundError:
+        # The launcher, and its folder, are gone: so will be this process.
+        return
+
+
+def read_progress(path: Path) -> int | None:
+    """Return what a process reported last; None if it never did."""
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,0 +1,106 @@
+"""Who has come to the rendezvous and who has not: the decision, without sockets."""
+
+import dataclasses
+import json
+
+_MAX_HOST = 255
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """What a process says when it comes.
+
+    Attributes:
+      process_id: Which one it is.
+      num_processes: How many it believes there are.
+      host: Where it runs, for messages only.
+      patience_s: How long it is going to wait from now on.
+    """
+
+    process_id: int
+    num_processes: int
+    host: str
+    patience_s: float
+
+    def to_line(self) -> bytes:
+        """Write it as one line."""
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Roster:
+    """The processes of a group that have come, and until when they wait.
+
+    Attributes:
+      num_processes: How many must come.
+      deadline_s: When the first of those here loses patience, on the server's clock.
+      hosts: Where each of those here runs.
+    """
+
+    num_processes: int
+    deadline_s: float
+    hosts: dict[int, str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have come."""
+        return len(self.hosts) == self.num_processes
+
+    @property
+    def missing(self) -> list[int]:
+        """Who has not come."""
+        return [p for p in range(self.num_processes) if p not in self.hosts]
+
+    def arrive(self, hello: Hello, *, now_s: float) -> "Roster | str":
+        """Enter a process; a string says why it cannot belong to the group."""
+        if hello.num_processes != self.num_processes:
+            return (
+                f"`num_processes` must be the same everywhere, got "
+                f"{hello.num_processes} in process {hello.process_id} (on {hello.host})"
+                f" and {self.num_processes} in process 0. Give all the same number."
+            )
+        if not 0 <= hello.process_id < self.num_processes:
+            return (
+                f"`process_id` must be below {self.num_processes}, got "
+                f"{hello.process_id} (on {hello.host}). Number processes from 0."
+            )
+        if hello.process_id in self.hosts:
+            return (
+                f"`process_id` must differ in every process, got {hello.process_id} on "
+                f"{self.hosts[hello.process_id]} and on {hello.host}. Number them "
+                "anew, and see whether an earlier run still lives."
+            )
+        return dataclasses.replace(
+            self,
+            deadline_s=min(self.deadline_s, now_s + hello.patience_s),
+            hosts=self.hosts | {hello.process_id: hello.host},
+        )
+
+    def leave(self, process_id: int) -> "Roster":
+        """Strike out a process that came and went again."""
+        hosts = {p: host for p, host in self.hosts.items() if p != process_id}
+        return dataclasses.replace(self, hosts=hosts)
+
+
+def parse_hello(line: bytes) -> Hello | None:
+    """Read what a process said; None if it is no greeting of ours."""
+    try:
+        said = json.loads(line)
+        hello = Hello(
+            process_id=int(said["process_id"]),
+            num_processes=int(said["num_processes"]),
+            host=str(said["host"])[:_MAX_HOST],
+            patience_s=float(said["patience_s"]),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    printable = hello.host.isprintable() and hello.host
+    return hello if printable and 0 <= hello.patience_s < float("inf") else None
+
+
+def describe_missing(missing: list[int], num_processes: int, *, most: int = 16) -> str:
+    """Name those who did not come: "processes 1, 3 of 4"."""
+    named = ", ".join(map(str, missing[:most]))
+    more = f" and {len(missing) - most} more" if len(missing) > most else ""
+    noun = "process" if len(missing) == 1 else "processes"
+    return f"{noun} {named}{more} of {num_processes}"

@@ -1,0 +1,87 @@
+"""Ask a TPU VM's metadata server what GKE would say in the environment.
+
+On a TPU VM no variable says which worker this is: the metadata server does. Its answers
+are put in the words that `clusters.detect` reads, so that detection stays pure.
+"""
+
+import importlib.util
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+_TIMEOUT_S = 5.0
+
+
+def with_tpu_metadata(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return `environ`, on a TPU VM with the variables that its metadata stands for.
+
+    Elsewhere, and where the variables are set already, nothing is asked.
+
+    Args:
+      environ: Environment variables.
+    """
+    if "TPU_WORKER_ID" in environ or "TPU_SKIP_MDS_QUERY" in environ:
+        return environ
+    server = environ.get("GCE_METADATA_IP")
+    if not server and not _is_tpu_vm():
+        return environ
+    return {**variables(server or "metadata.google.internal"), **environ}
+
+
+def variables(server: str) -> dict[str, str]:
+    """Read the worker's number, its peers, and its slice; empty if there are none.
+
+    Args:
+      server: Host, or host:port, of the metadata server.
+    """
+    worker = _attribute(server, "agent-worker-number")
+    endpoints = _attribute(server, "worker-network-endpoints")
+    if not worker or not endpoints:
+        return {}
+    found = {
+        "TPU_WORKER_ID": worker,
+        "TPU_WORKER_HOSTNAMES": ",".join(map(_host, endpoints.split(","))),
+    }
+    # Lines such as: MEGASCALE_NUM_SLICES: '2'
+    for line in (_attribute(server, "tpu-env") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip().startswith("MEGASCALE_"):
+            found[name.strip()] = value.strip().strip("'")
+    return found
+
+
+def _host(endpoint: str) -> str:
+    """Take the host from `host`, or from the older `name:id:ip`."""
+    return endpoint.strip().split(":")[-1]
+
+
+def _attribute(server: str, name: str) -> str | None:
+    request = urllib.request.Request(
+        f"http://{server}/computeMetadata/v1/instance/attributes/{name}",
+        headers={"Metadata-Flavor": "Google"},
+    )
+    try:
+        # No proxy: the server is link-local, and a proxy would see the question.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
+            return response.read(1 << 20).decode()
+    except (urllib.error.URLError, TimeoutError, OSError):
+        return None
+
+
+def _is_tpu_vm() -> bool:
+    devices = ("/dev/accel0", "/dev/vfio/0")
+    return (
+        importlib.util.find_spec("libtpu") is not None
+        and any(map(os.path.exists, devices))
+        and "Google" in _product_name()
+    )
+
+
+def _product_name() -> str:
+    try:
+        return Path("/sys/class/dmi/id/product_name").read_text()
+    except OSError:
+        return ""

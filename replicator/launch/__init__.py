@@ -1,0 +1,10 @@
+"""Start a group of processes on this host, watch it, start it again when one dies.
+
+`supervisor` decides, `group` performs, `guard` stands between the two and each process:
+it lets nothing live on that its process started.
+"""
+
+from replicator.launch.group import launch
+from replicator.launch.states import Policy
+
+__all__ = ["Policy", "launch"]

@@ -1,0 +1,288 @@
+"""Perform what the supervisor decides: start processes, watch them, pass on signals.
+
+One thread and one `select` over everything that can happen: output, an exit (a pidfd,
+so it is seen within milliseconds), a signal, the time. Linux only.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from replicator.clock import Clock, SystemClock
+from replicator.distributed.report_progress import VARIABLE, read_progress
+from replicator.errors import ArgumentError
+from replicator.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
+from replicator.launch.member import Member
+from replicator.launch.output import LabelledLines
+from replicator.launch.ports import free_port
+from replicator.launch.states import (
+    Action,
+    Asked,
+    Event,
+    Exit,
+    Exited,
+    Failure,
+    Kill,
+    Policy,
+    Say,
+    Start,
+    Tell,
+    TimeUp,
+)
+from replicator.launch.supervisor import begin, decide, describe_code
+from replicator.launch.symptoms import is_symptom
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_CLEANING_S = 10.0
+
+
+def launch(
+    command: Sequence[str],
+    policy: Policy,
+    *,
+    devices_per_process: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command as a group of processes on this host until it has ended.
+
+    Each process finds the others by `replicator.distributed.initialize()`. Call it in
+    the main thread: it takes the signals.
+
+    Args:
+      command: What each process runs.
+      policy: How many processes, and how patient to be with them.
+      devices_per_process: Fake CPU devices for each; by default those it finds.
+      environ: The environment to start from; this process's by default.
+
+    Returns:
+      0 if all ended well, otherwise the code of the first failure since there was
+      progress; 75 if the run was preempted and can go on.
+
+    Raises:
+      ArgumentError: This is not Linux.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise ArgumentError(
+            f"`launch` must run on Linux, got {sys.platform}. Start each process "
+            "yourself, as `docs/clusters.md` shows."
+        )
+    environ = dict(os.environ if environ is None else environ)
+    # Lines appear when they are printed, and are not lost in a crash.
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    if devices_per_process is not None:
+        environ[FAKE_DEVICES] = str(devices_per_process)
+    with (
+        tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
+        _signals() as inbox,
+        _Group(command, policy, environ, Path(folder), inbox) as group,
+    ):
+        return group.run()
+
+
+class _Group:
+    def __init__(
+        self,
+        command: Sequence[str],
+        policy: Policy,
+        environ: Mapping[str, str],
+        folder: Path,
+        inbox: socket.socket,
+    ) -> None:
+        self._command = command
+        self._environ = environ
+        self._folder = folder
+        self._inbox = inbox
+        self._clock: Clock = SystemClock()
+        self._members: dict[int, Member] = {}
+        # By attempt and rank.
+        self._last_words: dict[tuple[int, int], list[bytes]] = {}
+        self._code: int | None = None
+        self._state, self._actions = begin(policy)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(inbox, selectors.EVENT_READ)
+
+    def __enter__(self) -> "_Group":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave nothing behind, also after an error of our own."""
+        until_s = self._clock.now_s() + _CLEANING_S
+        for member in self._members.values():
+            member.kill(hard=False)
+        while self._members and self._clock.now_s() < until_s:
+            for member in self._wait_for_exits(until_s):
+                self._take_out(member)
+        for member in self._members.values():
+            member.kill(hard=True)
+        self._selector.close()
+
+    def run(self) -> int:
+        """Go on until the supervisor says with which code to exit."""
+        self._perform(self._actions)
+        while self._code is None:
+            exited = self._wait_for_exits(self._state.deadline_s)
+            for number in self._read_signals():
+                self._handle(Asked(signal=number))
+            for member in exited:
+                self._handle_exit(member)
+            deadline_s = self._state.deadline_s
+            if deadline_s is not None and self._clock.now_s() >= deadline_s:
+                self._handle(TimeUp())
+        return self._code
+
+    def _wait_for_exits(self, until_s: float | None) -> list[Member]:
+        """Pass on output until something else happens; return who has exited."""
+        left_s = None if until_s is None else max(0.0, until_s - self._clock.now_s())
+        exited = []
+        for key, _ in self._selector.select(left_s):
+            if isinstance(key.data, LabelledLines):
+                if not key.data.pump():
+                    self._selector.unregister(key.fd)
+            elif isinstance(key.data, Member):
+                exited.append(key.data)
+        return exited
+
+    def _read_signals(self) -> Iterator[int]:
+        with contextlib.suppress(BlockingIOError):
+            yield from self._inbox.recv(1024)
+
+    def _handle_exit(self, member: Member) -> None:
+        code = self._take_out(member)
+        words = member.err.last_words()
+        self._last_words[self._state.attempt, member.rank] = words
+        event = Exited(
+            rank=member.rank,
+            code=code,
+            is_symptom=is_symptom(words),
+            progress=self._progress(),
+        )
+        self._handle(event)
+        self._forget_old_words()
+
+    def _forget_old_words(self) -> None:
+        """Keep the last lines of this attempt, and of the failure shown at the end."""
+        first = self._state.first_failure
+        shown = (first.attempt, first.rank) if first else None
+        self._last_words = {
+            key: words
+            for key, words in self._last_words.items()
+            if key == shown or key[0] == self._state.attempt
+        }
+
+    def _take_out(self, member: Member) -> int:
+        for descriptor in (member.out.descriptor, member.err.descriptor, member.exited):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(descriptor)
+        del self._members[member.rank]
+        return member.reap()
+
+    def _progress(self) -> int | None:
+        steps = map(read_progress, self._folder.glob("progress-*[0-9]"))
+        return max((step for step in steps if step is not None), default=None)
+
+    def _handle(self, event: Event) -> None:
+        if self._state.phase == "ended":
+            return
+        self._state, actions = decide(self._state, event, self._clock.now_s())
+        self._perform(actions)
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start():
+                    self._start(action.attempt)
+                case Tell():
+                    for member in self._members.values():
+                        member.tell(action.signal)
+                case Kill():
+                    for member in self._members.values():
+                        member.kill(hard=action.hard)
+                case Say():
+                    _say(action.message)
+                case Exit():
+                    self._show(action.failure)
+                    self._code = action.code
+
+    def _start(self, attempt: int) -> None:
+        group = self._group_variables()
+        for rank in range(self._state.policy.processes):
+            environ = {
+                **self._environ,
+                **group,
+                "REPLICATOR_ATTEMPT": str(attempt),
+                VARIABLE: str(self._folder / f"progress-{rank}"),
+            }
+            if group:
+                environ["REPLICATOR_PROCESS_ID"] = str(rank)
+            self._members[rank] = member = Member(
+                rank,
+                self._command,
+                environ=environ,
+                folder=self._folder,
+                out=sys.stdout.buffer,
+                err=sys.stderr.buffer,
+            )
+            for lines in (member.out, member.err):
+                self._selector.register(lines.descriptor, selectors.EVENT_READ, lines)
+            self._selector.register(member.exited, selectors.EVENT_READ, member)
+
+    def _group_variables(self) -> dict[str, str]:
+        """Return what the processes meet by; another port in each attempt.
+
+        One process alone is no group here. It may be one of a larger group, which it
+        finds as it would without a launcher.
+        """
+        if self._state.policy.processes == 1:
+            return {}
+        return {
+            "REPLICATOR_COORDINATOR": f"127.0.0.1:{free_port()}",
+            "REPLICATOR_NUM_PROCESSES": str(self._state.policy.processes),
+        }
+
+    def _show(self, failure: Failure | None) -> None:
+        """Print the first failure's last lines again: thousands may have followed."""
+        if failure is None:
+            return
+        _say(
+            f"the first failure was process {failure.rank} in attempt "
+            f"{failure.attempt}: it {describe_code(failure.code)}. Its last lines:"
+        )
+        for line in self._last_words.get((failure.attempt, failure.rank), []):
+            sys.stderr.buffer.write(f"[{failure.rank}] ".encode() + line + b"\n")
+        sys.stderr.buffer.flush()
+
+
+def _say(message: str) -> None:
+    sys.stderr.buffer.write(f"[launch] {message}\n".encode())
+    sys.stderr.buffer.flush()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Turn signals into bytes of a socket that `select` can wait for."""
+
+    def nothing(number: int, frame: FrameType | None) -> None:
+        """Exist, so that Python writes the number to the socket."""
+
+    inbox, outbox = socket.socketpair()
+    inbox.setblocking(False)
+    outbox.setblocking(False)
+    # What was ignored stays so: nohup ignores SIGHUP.
+    numbers = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, nothing) for number in numbers}
+    wakeup = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
+    try:
+        yield inbox
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        inbox.close()
+        outbox.close()

@@ -1,0 +1,72 @@
+"""Label what the processes of a group print, line by line, and keep the last lines."""
+
+import os
+from collections import deque
+from typing import BinaryIO
+
+_KEPT_LINES = 400
+_LONGEST_LINE = 1 << 16
+_SHOWN_LINES = 20
+# More than a pipe holds: whoever still writes after the process is gone is not heard.
+_PIECES_LEFT = 64
+_TRACEBACK = b"Traceback (most recent call last):"
+
+
+class LabelledLines:
+    """One stream of one process.
+
+    Args:
+      descriptor: Where its output arrives; closed with this.
+      label: What goes before each line, for example `[2] `.
+      to: Where lines go.
+    """
+
+    def __init__(self, descriptor: int, label: str, to: BinaryIO) -> None:
+        self._label = label.encode()
+        self._to = to
+        self._begun = b""
+        self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
+        self.descriptor = descriptor
+        os.set_blocking(descriptor, False)
+
+    def pump(self) -> bool:
+        """Pass on one piece of what has arrived; false once nothing is left."""
+        try:
+            data = os.read(self.descriptor, _LONGEST_LINE)
+        except BlockingIOError:
+            return False
+        self._pass_on(data)
+        self._to.flush()
+        return bool(data)
+
+    def close(self) -> None:
+        """Pass on what is left, also half a line, and read no more."""
+        for _ in range(_PIECES_LEFT):
+            if not self.pump():
+                break
+        self._pass_on(b"\n" if self._begun else b"")
+        self._to.flush()
+        os.close(self.descriptor)
+
+    def last_words(self) -> list[bytes]:
+        """Return the last traceback, with what follows it, or the last few lines."""
+        lines = list(self._last)
+        starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
+        # A chain of causes is told from its first traceback on.
+        while len(starts) > 1 and _is_cause(lines[starts[-2] : starts[-1]]):
+            starts.pop()
+        return lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]
+
+    def _pass_on(self, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        if len(self._begun) > _LONGEST_LINE:
+            lines.append(self._begun)
+            self._begun = b""
+        for line in lines:
+            self._last.append(line)
+            self._to.write(self._label + line + b"\n")
+
+
+def _is_cause(lines: list[bytes]) -> bool:
+    told = (b"direct cause of the following", b"another exception occurred")
+    return any(phrase in line for line in lines for phrase in told)

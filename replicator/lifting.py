@@ -1,0 +1,64 @@
+"""Lift a user's step onto a mesh: compiled, or in debug mode as one replica."""
+
+from jax.sharding import Mesh
+
+from replicator.bad_numbers.skipping import skip_bad_updates
+from replicator.compiled_step import CompiledStep
+from replicator.debug_step import DebugStep
+from replicator.errors import ArgumentError
+from replicator.phases import Phases
+from replicator.program import CompileOptions
+from replicator.protocols import StepFn
+from replicator.steps import count_steps, lift, repeat_steps
+
+
+def compiled_step(
+    step_fn: StepFn,
+    mesh: Mesh,
+    options: CompileOptions,
+    *,
+    counted: bool,
+    skips_bad: bool = False,
+    phases: Phases | None = None,
+) -> CompiledStep:
+    """Return a step that runs on all replicas, compiled at its first call.
+
+    Args:
+      step_fn: What one replica does.
+      mesh: The replicas.
+      options: How it is lifted.
+      counted: Whether its state is a run's, with a step count and a key of its own.
+      skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
+      phases: Where the run notes that it compiles.
+    """
+    update = lift(step_fn, accumulate=options.accumulate, reduction=options.reduction)
+    if counted:
+        update = count_steps(update)
+    if skips_bad:
+        update = skip_bad_updates(update, reduction=options.reduction)
+    if options.steps_per_call > 1:
+        update = repeat_steps(update)
+    return CompiledStep(update, mesh, options, phases)
+
+
+def debug_step(step_fn: StepFn, options: CompileOptions, *, counted: bool) -> DebugStep:
+    """Return a step that runs as one replica on the whole batch, without `jit`.
+
+    Args:
+      step_fn: What one replica does.
+      options: How it would be lifted; of these only `accumulate` may differ from the
+        default.
+      counted: As in `compiled_step`.
+
+    Raises:
+      ArgumentError: `options` ask for what only a compiled step does.
+    """
+    if options.steps_per_call > 1 or options.checks is not None:
+        raise ArgumentError(
+            "`debug` must be False with `steps_per_call` above 1 or `checks`, got "
+            "True. Leave those out: in debug mode checks raise by themselves."
+        )
+    update = lift(step_fn)
+    return DebugStep(
+        count_steps(update) if counted else update, accumulate=options.accumulate
+    )

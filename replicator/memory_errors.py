@@ -1,0 +1,163 @@
+"""Say what a step needed of a device's memory, and what would make it fit.
+
+XLA says how many bytes one buffer asked for, which nobody can act on. A compiled
+program knows what it needs of each device: arguments (state, batch), results, and
+temporaries, which accumulation makes smaller.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+import jax
+
+from replicator.errors import DeviceMemoryError
+from replicator.protocols import Device
+
+# The CPU's word for what fails behind the call is "INTERNAL: ... Out of memory ...".
+_SAID = ("RESOURCE_EXHAUSTED", "out of memory")
+_ASKED_FOR = re.compile(r"(?:allocat\w*|requested)\D{0,20}(\d+)\s*(?:bytes|B)\b")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeed:
+    """What a compiled program needs of each device's memory, in bytes.
+
+    Attributes:
+      arguments_bytes: State, batch and keys.
+      outputs_bytes: The new state and the metrics.
+      temporaries_bytes: What lives while it runs; accumulation makes it smaller.
+      aliased_bytes: Outputs that lie where donated arguments lay: counted once.
+      program_bytes: The program itself.
+    """
+
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    aliased_bytes: int = 0
+    program_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, at its peak."""
+        kept = self.arguments_bytes + self.outputs_bytes - self.aliased_bytes
+        return kept + self.temporaries_bytes + self.program_bytes
+
+    def describe(self) -> str:
+        """Write it for an error: "3.1 GiB (temporaries 2.0 GiB, ...)"."""
+        parts = {
+            "temporaries": self.temporaries_bytes,
+            "state and batch": self.arguments_bytes,
+            "results": self.outputs_bytes - self.aliased_bytes,
+            "program": self.program_bytes,
+        }
+        named = [f"{name} {readable(size)}" for name, size in parts.items() if size > 0]
+        return f"{readable(self.total_bytes)} ({', '.join(named)})"
+
+
+def memory_need(compiled: jax.stages.Compiled) -> MemoryNeed | None:
+    """Ask a compiled program what it needs; None where the backend does not tell."""
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return None
+    return MemoryNeed(
+        arguments_bytes=stats.argument_size_in_bytes,
+        outputs_bytes=stats.output_size_in_bytes,
+        temporaries_bytes=stats.temp_size_in_bytes,
+        aliased_bytes=stats.alias_size_in_bytes,
+        program_bytes=stats.generated_code_size_in_bytes,
+    )
+
+
+def memory_limit_bytes(devices: Iterable[Device]) -> int | None:
+    """Return the memory of the smallest of `devices`; None where they do not tell."""
+    stats = [device.memory_stats() or {} for device in devices]
+    limits = [each["bytes_limit"] for each in stats if "bytes_limit" in each]
+    return min(limits, default=None)
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Tell whether `failure` is XLA's way to say that memory was not enough."""
+    # Only the text tells: XLA has one class for all that fails in it.
+    text = str(failure)
+    said = any(word in text or word in text.lower() for word in _SAID)
+    return said and isinstance(failure, jax.errors.JaxRuntimeError)
+
+
+def out_of_memory(
+    failure: BaseException,
+    *,
+    need: MemoryNeed | None,
+    limit_bytes: int | None,
+    accumulate: int,
+    replica_batch: int,
+) -> DeviceMemoryError:
+    """Return the error to raise from XLA's own.
+
+    Args:
+      failure: What XLA raised.
+      need: What the program needs; None if it was not compiled.
+      limit_bytes: The memory of a device, if known.
+      accumulate: Microbatches per update, so far.
+      replica_batch: Examples of one replica in a global batch.
+
+    Returns:
+      An error that says what was needed, and which `accumulate` may help.
+    """
+    needed = need.describe() if need is not None else _asked_for(failure)
+    there = f" and there are {readable(limit_bytes)}" if limit_bytes is not None else ""
+    return DeviceMemoryError(
+        "`accumulate` must make the step fit into each device's memory, got "
+        f"{accumulate}: it needs {needed}{there}. "
+        f"{_remedy(need, limit_bytes, accumulate, replica_batch)}"
+    )
+
+
+def larger_divisors(replica_batch: int, accumulate: int) -> list[int]:
+    """List the next larger numbers of microbatches that a replica's batch allows.
+
+    >>> larger_divisors(12, 2)
+    [3, 4, 6, 12]
+    """
+    return [
+        k for k in range(accumulate + 1, replica_batch + 1) if replica_batch % k == 0
+    ]
+
+
+def readable(size_bytes: int) -> str:
+    """Write a size with a unit: "1.5 GiB"."""
+    size, unit = float(size_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}"
+
+
+def _asked_for(failure: BaseException) -> str:
+    found = _ASKED_FOR.search(str(failure))
+    if found is None:
+        return "more than there is"
+    return f"a buffer of {readable(int(found[1]))} more than there is"
+
+
+def _remedy(
+    need: MemoryNeed | None,
+    limit_bytes: int | None,
+    accumulate: int,
+    replica_batch: int,
+) -> str:
+    choices = larger_divisors(replica_batch, accumulate)
+    if need is not None and limit_bytes is not None:
+        choices = [k for k in choices if _may_fit(need, limit_bytes, k / accumulate)]
+    if not choices:
+        return "Use a smaller global batch, a smaller model or more replicas."
+    *first, last = [f"`accumulate={k}`" for k in choices[:3]]
+    listed = f"{', '.join(first)} or {last}" if first else last
+    return f"Use {listed}, or let `auto_microbatch=True` find one."
+
+
+def _may_fit(need: MemoryNeed, limit_bytes: int, smaller: float) -> bool:
+    """Guess: temporaries shrink with the microbatch; a half may stay what it is."""
+    shrunk = need.temporaries_bytes * (0.5 + 0.5 / smaller)
+    return need.total_bytes - need.temporaries_bytes + shrunk <= limit_bytes

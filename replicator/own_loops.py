@@ -1,0 +1,235 @@
+"""What an own loop needs of the replicas: state, steps, batches, evaluation.
+
+It joins rooms and decides nothing: `state` gives birth, `lifting` lifts, `inputs`
+feeds, `evaluate` counts. `replicator.Replicator` is this and a loop of ours.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from replicator import optimizer as optimizers
+from replicator.compilation_cache import enable_compilation_cache
+from replicator.compiled_step import CompiledStep
+from replicator.debug_step import DebugStep
+from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
+from replicator.fake_devices import size_cpu_pool
+from replicator.inputs.feed import open_input
+from replicator.inputs.options import InputOptions
+from replicator.inputs.prefetch import Prefetcher
+from replicator.lifting import compiled_step, debug_step
+from replicator.loss_scale import DynamicLossScale
+from replicator.mesh import replica_mesh
+from replicator.optimizer_state import Reduction
+from replicator.program import CompileOptions
+from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
+from replicator.run_ahead import DEFAULT_RUN_AHEAD
+from replicator.state import init_state
+
+
+class OwnLoops:
+    """Lift functions of one replica onto many; see `Replicator` for arguments."""
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        devices: Sequence[Device] | None = None,
+        reduction: Reduction = "fast",
+        max_in_flight: int = DEFAULT_RUN_AHEAD,
+        compilation_cache: bool = True,
+    ) -> None:
+        optimizers.check_reduction(reduction)
+        size_cpu_pool()
+        if compilation_cache:
+            enable_compilation_cache()
+        self._mesh = replica_mesh(num_replicas, devices=devices)
+        self._reduction: Reduction = reduction
+        self._defaults = CompileOptions(
+            max_in_flight=max_in_flight, reduction=reduction
+        )
+        # By function, so that evaluating every n steps compiles once.
+        self._evaluation = functools.lru_cache(maxsize=16)(self.compile_evaluation)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh; its only axis is `replica`."""
+        return self._mesh
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas a step runs on."""
+        return self._mesh.size
+
+    def wrap_optimizer(
+        self,
+        tx: optax.GradientTransformation,
+        *,
+        name: str = "params",
+        skip_nonfinite: bool = False,
+        loss_scale: DynamicLossScale | None = None,
+        accumulate: int = 1,
+    ) -> optax.GradientTransformationExtraArgs:
+        """Reduce gradients over replicas, then let `tx` update.
+
+        See `replicator.wrap_optimizer` for arguments, result and errors; this one adds
+        the replicator's `reduction`.
+        """
+        return optimizers.wrap_optimizer(
+            tx,
+            name=name,
+            skip_nonfinite=skip_nonfinite,
+            loss_scale=loss_scale,
+            accumulate=accumulate,
+            reduction=self._reduction,
+        )
+
+    def init(self, init_fn: InitFn, *, seed: int = 0) -> PyTree:
+        """Make the state for an own loop, born on every device.
+
+        Args:
+          init_fn: `init_fn(key)` returns any pytree of arrays.
+          seed: Of the key it gets; the same as in `run(seed=...)`.
+
+        Returns:
+          The state; `PerReplica` leaves have a leading replica axis.
+        """
+        key, _ = jax.random.split(jax.random.key(seed))
+        return init_state(init_fn, self._mesh, key=key)
+
+    @overload
+    def compile(
+        self,
+        step_fn: StepFn,
+        *,
+        accumulate: int = 1,
+        steps_per_call: int = 1,
+        checks: frozenset | None = None,
+        debug: Literal[False] = False,
+    ) -> CompiledStep: ...
+    @overload
+    def compile(
+        self, step_fn: StepFn, *, accumulate: int = 1, debug: Literal[True]
+    ) -> DebugStep: ...
+    def compile(
+        self,
+        step_fn: StepFn,
+        *,
+        accumulate: int = 1,
+        steps_per_call: int = 1,
+        checks: frozenset | None = None,
+        debug: bool = False,
+    ) -> CompiledStep | DebugStep:
+        """Lift `step_fn` onto all replicas: `state, metrics = step(state, batch)`.
+
+        One call takes one global batch and makes exactly one update.
+
+        Args:
+          step_fn: What one replica does: `step_fn(state, batch[, key])` returns the new
+            state and metrics.
+          accumulate: Equal microbatches that the batch is cut into.
+          steps_per_call: Updates per call; batches, keys and metrics then have a
+            leading axis of that length.
+          checks: `checkify` errors to look for, e.g. `checkify.user_checks`. Each call
+            then waits for its result.
+          debug: Run as one replica on the whole batch, without `jit` or `shard_map`.
+
+        Returns:
+          The step, compiled at its first call.
+
+        Raises:
+          ArgumentError: A number is below 1, or `debug` is asked for with
+            `steps_per_call` or `checks`.
+        """
+        options = self._options(accumulate, steps_per_call, checks)
+        if debug:
+            return debug_step(step_fn, options, counted=False)
+        return compiled_step(step_fn, self._mesh, options, counted=False)
+
+    def batches(
+        self, dataset: Dataset, options: InputOptions | None = None
+    ) -> Prefetcher:
+        """Read a dataset ahead, onto the mesh, for an own loop.
+
+        Args:
+          dataset: An iterable of global batches, or `input_fn(context)`.
+          options: How it is read, checked and placed.
+
+        Returns:
+          An iterator of `Placed` batches that a compiled step takes; close it when
+          done.
+        """
+        return open_input(dataset, self._mesh, options=options)
+
+    def compile_evaluation(
+        self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK
+    ) -> Evaluation:
+        """Lift `eval_fn` onto all replicas: `metrics = evaluation(state, dataset)`.
+
+        Args:
+          eval_fn: As in `evaluate`.
+          block: Examples that it gets at a time, on any number of replicas.
+
+        Returns:
+          The evaluation, compiled at its first call.
+
+        Raises:
+          ArgumentError: `block` is below 1.
+        """
+        return Evaluation(
+            eval_fn,
+            self._mesh,
+            block=block,
+            max_in_flight=self._defaults.max_in_flight,
+        )
+
+    def evaluate(
+        self,
+        eval_fn: EvalFn,
+        dataset: Dataset,
+        *,
+        state: PyTree,
+        inputs: InputOptions | None = None,
+        block: int = DEFAULT_BLOCK,
+    ) -> dict[str, PyTree]:
+        """Evaluate a state on every example of a dataset, each counted once.
+
+        The result has the same bits on any number of replicas, and for any batches that
+        the dataset comes in. Each function is compiled once.
+
+        Args:
+          eval_fn: `eval_fn(state, batch)` gets `block` examples and returns a dict of
+            metrics: arrays with one row per example, which are averaged, or declared
+            ones, weighted by `batch["mask"]`.
+          dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
+            ends. It is read once.
+          state: As from `init`, a compiled step or `run`; neither changed nor donated.
+          inputs: How the dataset is read; see `Evaluation`.
+          block: Examples that `eval_fn` gets at a time; bits depend on it.
+
+        Returns:
+          The metrics over all examples: Python numbers, and NumPy arrays where a metric
+          is no scalar. `examples` says how many there were.
+
+        Raises:
+          ArgumentError: `eval_fn` returns what could not be counted exactly.
+          BatchError: The dataset is empty, or its batches do not fit each other.
+          NonFiniteError: A batch holds NaN.
+        """
+        evaluation = self._evaluation(eval_fn, block=block)
+        return evaluation(state, dataset, inputs=inputs)
+
+    def _options(
+        self, accumulate: int, steps_per_call: int, checks: frozenset | None
+    ) -> CompileOptions:
+        return dataclasses.replace(
+            self._defaults,
+            accumulate=accumulate,
+            steps_per_call=steps_per_call,
+            checks=checks,
+        )

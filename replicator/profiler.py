@@ -1,0 +1,231 @@
+"""Profile some steps of a run with JAX's profiler: asked for before, or while it runs.
+
+`decide` says when a trace begins and ends; the hook does it. A trace holds whole steps:
+it begins and ends when the devices are idle. The first call of a run, which compiles,
+is in no trace.
+
+Look at what comes out with XProf or TensorBoard's profile plugin, or put the
+`.trace.json.gz` in it into Perfetto.
+"""
+
+import dataclasses
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import jax
+
+from replicator.errors import ArgumentError, check_count
+from replicator.events import EventLog
+from replicator.hooks import Hook, StateEvent
+
+DEFAULT_STEPS = 10
+SIGNAL = signal.SIGUSR2
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileState:
+    """What is to be traced, and what is.
+
+    Attributes:
+      wanted: Steps asked for before the run; None if there are none, or none anymore.
+      until: The last step of the trace that is open; None if none is.
+    """
+
+    wanted: range | None = None
+    until: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatched:
+    """A call of the step was dispatched, and the next one was not.
+
+    Attributes:
+      step: Updates dispatched.
+      advanced: Updates that the call makes, and the next one.
+      requested: Steps asked for since the call before; 0 if none.
+    """
+
+    step: int
+    advanced: int = 1
+    requested: int = 0
+
+
+Action: TypeAlias = Literal["start", "stop"]
+
+
+def decide(
+    state: ProfileState, event: Dispatched
+) -> tuple[ProfileState, Action | None]:
+    """Say whether a trace begins or ends now.
+
+    What is asked for while a trace is open makes it longer. Asked for too late is not
+    done at all.
+
+    Args:
+      state: What is wanted and open.
+      event: What happened.
+
+    Returns:
+      The next state, and what to do.
+    """
+    wanted, until = state.wanted, state.until or 0
+    if event.requested:
+        until = max(until, event.step + event.requested)
+    if wanted is not None and event.step + event.advanced >= wanted.start:
+        wanted, until = None, max(until, wanted.stop - 1)
+    is_open, stays_open = state.until is not None, until > event.step
+    after = ProfileState(wanted=wanted, until=until if stays_open else None)
+    if is_open == stays_open:
+        return after, None
+    return after, "start" if stays_open else "stop"
+
+
+class Profile(Hook):
+    """Trace steps into a directory: those of `steps`, and more when asked.
+
+    Ask by `request()` from any thread, or by the signal SIGUSR2 (`kill -USR2 <pid>`),
+    which traces the next ten steps. The signal is only listened to if nobody else does,
+    and if this is made in the main thread.
+
+    Args:
+      directory: Each trace is put into `from_step_<n>/` in it. Made if absent.
+      steps: For example `range(100, 110)`: the steps 100 to 109.
+      events: The journal; gets one `profiled` event for each trace.
+
+    Raises:
+      ArgumentError: `steps` is empty, begins below 1 or leaves steps out.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        steps: range | None = None,
+        events: EventLog | None = None,
+    ):
+        if steps is not None and (not steps or steps.start < 1 or steps.step != 1):
+            raise ArgumentError(
+                f"`steps` must be a range of steps from 1 on, got {steps}. "
+                "Write `range(100, 110)` for ten steps."
+            )
+        self._directory = Path(directory)
+        self._events = events
+        self._state = ProfileState(wanted=steps)
+        self._requested = 0
+        self._trace: _Trace | None = None
+        self._listens = _listen(self.request)
+
+    def request(self, steps: int = DEFAULT_STEPS) -> None:
+        """Trace the next steps; returns at once.
+
+        Args:
+          steps: How many, from the next dispatch on.
+
+        Raises:
+          ArgumentError: `steps` is below 1.
+        """
+        check_count("steps", steps)
+        self._requested = steps
+
+    def on_state(self, event: StateEvent) -> None:
+        """Begin or end a trace if it is time."""
+        requested, self._requested = self._requested, 0
+        self._state, action = decide(
+            self._state,
+            Dispatched(step=event.step, advanced=event.advanced, requested=requested),
+        )
+        if self._trace is not None:
+            self._trace.end_step()
+        if action is not None:
+            jax.block_until_ready(event.state)
+        if action == "start":
+            self._trace = _Trace.start(self._directory, event.step + 1)
+        elif action == "stop":
+            self._stop(event.step)
+        if self._trace is not None:
+            self._trace.begin_step(event.step + 1)
+
+    def on_end(self, event: StateEvent) -> None:
+        """End a trace that is open, with the last step in it."""
+        jax.block_until_ready(event.state)
+        self._stop(event.step)
+
+    def close(self) -> None:
+        """End a trace that is open, and let go of the signal."""
+        if self._listens:
+            self._listens = False
+            signal.signal(SIGNAL, signal.SIG_DFL)
+        self._stop(None)
+
+    def _stop(self, step: int | None) -> None:
+        trace, self._trace = self._trace, None
+        if trace is None or not trace.stop():
+            return
+        _log.info("profiled steps %d to %s: %s", trace.first_step, step, trace.place)
+        if self._events is not None:
+            self._events.write(
+                "profiled",
+                step=step,
+                first_step=trace.first_step,
+                directory=str(trace.place),
+            )
+
+
+class _Trace:
+    """A trace that is open. What goes wrong with one is logged: training goes on."""
+
+    def __init__(self, place: Path, first_step: int) -> None:
+        self.place = place
+        self.first_step = first_step
+        self._marker: jax.profiler.StepTraceAnnotation | None = None
+
+    @classmethod
+    def start(cls, directory: Path, first_step: int) -> "_Trace | None":
+        # A folder of its own: the profiler names files by the second, and two traces
+        # in one second would be one.
+        place = directory / f"from_step_{first_step}"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            jax.profiler.start_trace(place)
+        except (OSError, RuntimeError) as failure:  # or somebody else has one open
+            _log.warning("no profile from step %d on: %s", first_step, failure)
+            return None
+        return cls(place, first_step)
+
+    def begin_step(self, step: int) -> None:
+        """Let all that happens from now on belong to `step`, in the trace."""
+        self._marker = jax.profiler.StepTraceAnnotation("step", step_num=step)
+        self._marker.__enter__()
+
+    def end_step(self) -> None:
+        if self._marker is not None:
+            self._marker.__exit__(None, None, None)
+            self._marker = None
+
+    def stop(self) -> bool:
+        """Write the trace; tell whether that was possible."""
+        self.end_step()
+        try:
+            jax.profiler.stop_trace()
+        except (OSError, RuntimeError) as failure:
+            _log.warning(
+                "the profile from step %d on is lost: %s", self.first_step, failure
+            )
+            return False
+        return True
+
+
+def _listen(call: Callable[[], None]) -> bool:
+    """Call `call` on the signal, if nobody else listens to it; tell whether so."""
+    if threading.current_thread() is not threading.main_thread():
+        return False  # Python lets no other thread listen
+    if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        return False
+    signal.signal(SIGNAL, lambda *_: call())
+    return True

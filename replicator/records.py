@@ -1,0 +1,138 @@
+"""Open what a run tells and where: progress, metrics, the record, the journal."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from replicator.compile_notes import TellCompilations
+from replicator.display import make_display
+from replicator.distributed.agreement import exchange
+from replicator.events import EventLog
+from replicator.hooks import Hook, Report, WriteMetrics, every
+from replicator.mesh import spans_processes
+from replicator.phase_journal import JournalPhases
+from replicator.phases import Phases
+from replicator.profiler import Profile
+from replicator.program_cost import Compilation
+from replicator.run_numbers import AddRunNumbers
+from replicator.run_record import describe_process, set_aside, write_run_record
+from replicator.saving import Resumed
+from replicator.writers.directory import directory_writer
+from replicator.writers.jsonl import drop_after
+from replicator.writers.writer import Writer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Records:
+    """What a run tells, and where.
+
+    Attributes:
+      directory: Where metrics, `run.json` and the journal go; None for nowhere.
+      write_every: Steps between written metrics.
+      display: Whether progress is shown on standard error.
+      seed: The run's seed, to be written down.
+      arguments: The run's arguments, likewise.
+      profile: Steps to trace; None for none.
+    """
+
+    directory: str | os.PathLike[str] | None
+    write_every: int
+    display: bool
+    seed: int
+    arguments: Mapping[str, Any]
+    profile: range | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reports:
+    """What is open.
+
+    Attributes:
+      hooks: To be called before all others; their states are saved.
+      after: To be called after all others, so that their time is noted, too.
+      writer: Where rows go; None if nowhere.
+    """
+
+    hooks: Sequence[Hook] = ()
+    after: Sequence[Hook] = ()
+    writer: Writer | None = None
+
+
+def open_journal(records: Records) -> EventLog | None:
+    """Open this process's journal of the run; None where the run has no directory."""
+    if records.directory is None:
+        return None
+    return EventLog(records.directory, process=jax.process_index())
+
+
+def open_reports(
+    records: Records,
+    resumed: Resumed,
+    *,
+    step: object,
+    mesh: Mesh,
+    phases: Phases,
+    events: EventLog | None,
+    is_fresh: bool,
+) -> Reports:
+    """Open what this process tells; of those that share a mesh, the first tells most.
+
+    Args:
+      records: What, and where.
+      resumed: Where the run goes on.
+      step: Its step; one that was compiled knows what it costs.
+      mesh: The replicas.
+      phases: What the run is doing.
+      events: This process's journal.
+      is_fresh: Whether this is the beginning of the run.
+    """
+    together = spans_processes(mesh)
+    processes = exchange("run-record", describe_process()) if together else None
+    profile: list[Hook] = []
+    if records.directory is not None:
+        folder = Path(records.directory) / "profile"
+        profile = [Profile(folder, steps=records.profile, events=events)]
+    if together and jax.process_index() > 0:
+        return Reports(after=profile)
+
+    def compilations() -> Sequence[Compilation]:
+        return getattr(step, "compilations", ())
+
+    display = make_display() if records.display else None
+    telling = TellCompilations(compilations, display=display, events=events)
+    hooks: list[Hook] = [telling]
+    if display is not None:
+        hooks.append(Report(display))
+    if records.directory is None or events is None:
+        return Reports(hooks=hooks)
+    if is_fresh:
+        set_aside(records.directory)
+    else:
+        # What came after the last checkpoint is done again, and written again.
+        path = Path(records.directory) / "metrics.jsonl"
+        drop_after(path, step=resumed.shown_steps)
+    write_run_record(
+        records.directory,
+        seed=records.seed,
+        arguments=records.arguments,
+        processes=processes,
+    )
+    start_step = resumed.start_step
+    events.write("resumed" if start_step else "started", step=start_step)
+    writer = AddRunNumbers(
+        directory_writer(records.directory),
+        phases,
+        compilations=compilations,
+        devices=list(mesh.devices.flat),
+    )
+    when = every(n_steps=records.write_every)
+    return Reports(
+        hooks=[*hooks, WriteMetrics(writer, when)],
+        after=[*profile, JournalPhases(events, phases, start_step=start_step)],
+        writer=writer,
+    )

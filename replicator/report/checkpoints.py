@@ -1,0 +1,82 @@
+"""List the checkpoints of a run: those that it told of, and those that are there."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicator.checkpoint.commit import checkpoint_path, list_steps
+from replicator.checkpoint.disk import walk_files
+from replicator.checkpoint.manifest import read_manifest
+from replicator.errors import CheckpointError
+from replicator.report.run_files import RunFiles
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointLine:
+    """One checkpoint.
+
+    Attributes:
+      step: Updates done.
+      state: "there", "damaged" or "removed" (by retention, or by hand).
+      size_bytes: Of its files; None if it is not there.
+      time: When it was saved, as the journal says; empty if that is not known.
+    """
+
+    step: int
+    state: str
+    size_bytes: int | None
+    time: str
+
+
+def list_checkpoints(run: RunFiles) -> list[CheckpointLine]:
+    """Return what is known of a run's checkpoints, by step."""
+    told = {
+        event["step"]: str(event.get("time", ""))
+        for event in run.events
+        if event.get("kind") == "saved" and isinstance(event.get("step"), int)
+    }
+    directory = find_directory(run)
+    there = _steps_in(directory)
+    return [
+        _line(directory, step, step in there, told.get(step, ""))
+        for step in sorted(set(told) | set(there))
+    ]
+
+
+def find_directory(run: RunFiles) -> Path | None:
+    """Return where a run's checkpoints are, if it says so or if they are inside it."""
+    arguments = run.record.get("arguments")
+    said = [arguments.get("checkpoint_dir")] if isinstance(arguments, Mapping) else []
+    said += _named_by(run.events)
+    inside = [run.directory / name for name in ("checkpoints", "checkpoint", ".")]
+    for path in [*(Path(name) for name in said if isinstance(name, str)), *inside]:
+        if _steps_in(path):
+            return path
+    return None
+
+
+def _named_by(events: Sequence[Mapping[str, Any]]) -> list[Any]:
+    # In this order: the place of the newest checkpoint is that of the run.
+    return [event.get("directory") for event in reversed(events)]
+
+
+def _steps_in(directory: Path | None) -> list[int]:
+    try:
+        return [] if directory is None else list_steps(directory)
+    except OSError:
+        return []
+
+
+def _line(directory: Path | None, step: int, there: bool, time: str) -> CheckpointLine:
+    if directory is None or not there:
+        return CheckpointLine(step=step, state="removed", size_bytes=None, time=time)
+    path = checkpoint_path(directory, step)
+    size_bytes = 0
+    try:
+        read_manifest(path)
+        state = "there"
+        size_bytes = sum(file.stat().st_size for file in walk_files(path))
+    except (CheckpointError, OSError):
+        state = "damaged"
+    return CheckpointLine(step=step, state=state, size_bytes=size_bytes, time=time)

@@ -1,0 +1,174 @@
+"""The curves of the page: cards that a script fills, their data, and plotly itself.
+
+plotly.js is written into the page (5 MB), so that it opens years from now, on a machine
+without a network: it draws SVG, zooms and tells values, and comes by pip, locked by
+hash (extra `report`). matplotlib's SVG does neither, bokeh brings pandas. Only the
+script is used: plotly's Python objects take a second to import.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from replicator.report import words
+from replicator.report.curves import (
+    ABOUT_THE_RUN,
+    Curve,
+    Line,
+    group_curves,
+    process_starts,
+)
+from replicator.report.markup import Markup, element, raw
+from replicator.report.run_files import RunFiles
+from replicator.report.sections import BAD_KINDS, ODD_KINDS, tone_of
+
+_MOST_MARKS = 100
+_MOST_BAD_STEPS = 5
+
+
+def plotly_script() -> str:
+    """Return plotly.js.
+
+    Raises:
+      ImportError: plotly is not installed.
+    """
+    try:
+        script = resources.files("plotly") / "package_data" / "plotly.min.js"
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            "`report` must have plotly, got none installed. Run "
+            "`pip install 'jax-replicator[report]'`."
+        ) from missing
+    return script.read_text(encoding="utf-8")
+
+
+def cards(curves: Sequence[Curve]) -> Markup:
+    """Return a card for each curve; a script draws in them."""
+    if not curves:
+        told = element("p", "No metrics were written.", class_="sub")
+        return element("section", element("h2", "Metrics"), told)
+    numbers = {id(curve): number for number, curve in enumerate(curves)}
+    users, runs = [], []
+    for prefix, group in group_curves(curves).items():
+        drawn = runs if prefix in ABOUT_THE_RUN else users
+        drawn += [_card(numbers[id(curve)], curve) for curve in group]
+    return element(
+        "div",
+        _controls(curves),
+        _grid("Metrics", users, class_="grid"),
+        _grid("The run itself", runs, class_="grid small"),
+        id="curves",
+    )
+
+
+def plot_data(run: RunFiles, curves: Sequence[Curve]) -> Markup:
+    """Return what the script draws, as JSON in an element that nothing runs."""
+    data = {
+        "curves": [
+            {
+                "line": _points(curve.line),
+                "earlier": [_points(line) for line in curve.earlier],
+                "bytes": _is_bytes(curve),
+            }
+            for curve in curves
+        ],
+        "marks": _marks(run),
+    }
+    told = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    # In a script nothing is unescaped, and "</script>" ends it wherever it stands.
+    for character in "<>&":
+        told = told.replace(character, f"\\u{ord(character):04x}")
+    return element("script", raw(told), type="application/json", id="data")
+
+
+def _grid(title: str, drawn: Sequence[Markup], *, class_: str) -> Markup | None:
+    if not drawn:
+        return None
+    return element(
+        "section", element("h2", title), element("div", *drawn, class_=class_)
+    )
+
+
+def _controls(curves: Sequence[Curve]) -> Markup:
+    several = any(curve.earlier for curve in curves)
+    return element(
+        "form",
+        element("label", "over ", _choice("x", ("steps", "time"))),
+        element("label", "scale ", _choice("scale", ("linear", "log"))),
+        element(
+            "label",
+            "smooth ",
+            element(
+                "input",
+                type="range",
+                name="smooth",
+                min="0",
+                max="0.98",
+                step="0.02",
+                value="0",
+            ),
+        ),
+        _box("marks", "events"),
+        _box("earlier", "earlier runs") if several else None,
+        element("span", "drag to zoom, double-click to zoom out", class_="sub"),
+        id="controls",
+    )
+
+
+def _choice(name: str, options: Sequence[str]) -> Markup:
+    return element("select", *[element("option", each) for each in options], name=name)
+
+
+def _box(name: str, label: str) -> Markup:
+    box = element("input", type="checkbox", name=name, checked=True)
+    return element("label", box, f" {label}")
+
+
+def _card(number: int, curve: Curve) -> Markup:
+    write = words.size if _is_bytes(curve) else words.number
+    told = write(curve.last)
+    extent = f"from {write(curve.least)} to {write(curve.greatest)}"
+    prefix, slash, name = curve.name.removeprefix("progress/").rpartition("/")
+    return element(
+        "figure",
+        element(
+            "figcaption",
+            element("b", element("i", prefix + slash), name, title=curve.name),
+            element("span", told, title=f"the last; all are {extent}"),
+            element("button", "⤢", type="button", title="wide or narrow"),
+        ),
+        element("p", _bad(curve.bad_steps), class_="bad") if curve.bad_steps else None,
+        element("div", class_="plot", data_curve=number),
+    )
+
+
+def _is_bytes(curve: Curve) -> bool:
+    return "bytes" in curve.name
+
+
+def _bad(steps: Sequence[int]) -> str:
+    some = ", ".join(f"{step:,}" for step in steps[:_MOST_BAD_STEPS])
+    more = ", …" if len(steps) > _MOST_BAD_STEPS else ""
+    return f"not finite at {len(steps):,} steps: {some}{more}"
+
+
+def _points(line: Line) -> dict[str, Any]:
+    return {"steps": line.steps, "seconds": line.seconds, "values": line.values}
+
+
+def _marks(run: RunFiles) -> list[dict[str, Any]]:
+    """Return where on the curves something happened that one should see."""
+    marks = [
+        {"step": event["step"], "kind": kind, "tone": tone_of(kind)}
+        for event in run.events
+        if (kind := str(event.get("kind"))) in BAD_KINDS | ODD_KINDS
+        and isinstance(event.get("step"), int)
+    ]
+    if not any(mark["kind"] == "resumed" for mark in marks):
+        marks += [_process_mark(step) for step in process_starts(run.rows)]
+    return marks[-_MOST_MARKS:]
+
+
+def _process_mark(step: int) -> dict[str, Any]:
+    return {"step": step, "kind": "another process", "tone": "odd"}

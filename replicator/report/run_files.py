@@ -1,0 +1,192 @@
+"""Read what a run left in its directory, whatever state that is in.
+
+A run may have been killed in the middle of a line, may have written NaN, may have
+lost files: what cannot be read is left out and said, and never ends the report.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicator.errors import ArgumentError
+from replicator.events import read_events
+from replicator.run_record import RECORD_NAME
+
+METRICS_NAME = "metrics.jsonl"
+_EARLIER = "earlier"
+_FOLDERS = ("postmortem", "stacks")
+_MOST_TEXT_BYTES = 64 * 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of metrics.
+
+    Attributes:
+      step: Updates done.
+      time_s: Since the process that wrote it opened the file.
+      numbers: By name; may be NaN or infinite.
+    """
+
+    step: int
+    time_s: float
+    numbers: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LeftFile:
+    """A post-mortem or a stack dump.
+
+    Attributes:
+      path: Below the run's directory.
+      size_bytes: Of the file.
+      text: How it begins, if it is a small text; None otherwise.
+    """
+
+    path: str
+    size_bytes: int
+    text: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunFiles:
+    """All that is in the directory of a run.
+
+    Attributes:
+      directory: Where.
+      record: `run.json`; empty if it cannot be read.
+      rows: Of the present run, those of all its processes one after the other.
+      earlier: Rows of runs that were set aside, by name.
+      events: In the order of time.
+      left: Post-mortems and stack dumps.
+      problems: What could not be read, a sentence each.
+    """
+
+    directory: Path
+    record: Mapping[str, Any]
+    rows: Sequence[Row]
+    earlier: Mapping[str, Sequence[Row]]
+    events: Sequence[Mapping[str, Any]]
+    left: Sequence[LeftFile]
+    problems: Sequence[str]
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Read the directory of a run.
+
+    Raises:
+      ArgumentError: It is no directory of a run.
+    """
+    _require_run(directory)
+    problems: list[str] = []
+    return RunFiles(
+        directory=directory,
+        record=_read_record(directory, problems),
+        rows=_read_rows(directory / METRICS_NAME, problems),
+        earlier={
+            f"{_EARLIER}/{folder.name}": _read_rows(folder / METRICS_NAME, problems)
+            for folder in _earlier_folders(directory)
+        },
+        events=_read_events(directory, problems),
+        left=[found for name in _FOLDERS for found in _read_left(directory, name)],
+        problems=problems,
+    )
+
+
+def _require_run(directory: Path) -> None:
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "is not there"
+    elif any(directory.glob("events*.jsonl")) or any(
+        (directory / name).exists() for name in (RECORD_NAME, METRICS_NAME)
+    ):
+        return
+    else:
+        what = f"holds no {RECORD_NAME}, {METRICS_NAME} or events.jsonl"
+    raise ArgumentError(
+        f"`DIR` must be the directory of a run, got {directory}, which {what}. "
+        "Name what `run(directory=...)` was given."
+    )
+
+
+def _read_record(directory: Path, problems: list[str]) -> dict[str, Any]:
+    path = directory / RECORD_NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        problems.append(f"{RECORD_NAME} could not be read: {_told(failure)}.")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_rows(path: Path, problems: list[str]) -> list[Row]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as failure:
+        problems.append(f"{path.name} could not be read: {_told(failure)}.")
+        return []
+    rows = [row for line in lines if line.strip() and (row := _parse_row(line))]
+    if torn := sum(bool(line.strip()) for line in lines) - len(rows):
+        problems.append(f"{path.name}: {torn} damaged lines were left out.")
+    return rows
+
+
+def _parse_row(line: bytes) -> Row | None:
+    try:
+        found = json.loads(line)
+        step, time_s = int(found.pop("step")), float(found.pop("time_s", math.nan))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None  # cut short by a crash
+    numbers = {
+        name: number for name, value in found.items() for number in _float(value)
+    }
+    return Row(step=step, time_s=time_s, numbers=numbers)
+
+
+def _float(value: Any) -> Iterator[float]:
+    # NaN and infinities are strings there, which `float` reads.
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            yield float(value)
+        except (ValueError, OverflowError):
+            return
+
+
+def _read_events(directory: Path, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return read_events(directory)
+    except (OSError, ValueError, TypeError) as failure:
+        problems.append(f"events.jsonl could not be read: {_told(failure)}.")
+        return []
+
+
+def _earlier_folders(directory: Path) -> list[Path]:
+    root = directory / _EARLIER
+    if not root.is_dir():
+        return []
+    folders = [path for path in root.iterdir() if (path / METRICS_NAME).exists()]
+    return sorted(folders, key=lambda path: (len(path.name), path.name))
+
+
+def _read_left(directory: Path, folder: str) -> Iterator[LeftFile]:
+    for path in sorted((directory / folder).rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield LeftFile(
+                path=str(path.relative_to(directory)),
+                size_bytes=path.stat().st_size,
+                text=_text(path) if path.suffix in (".txt", ".json", ".md") else None,
+            )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_TEXT_BYTES)
+    except OSError:
+        return None
+
+
+def _told(failure: Exception) -> str:
+    return (getattr(failure, "strerror", None) or str(failure)).rstrip(".")

@@ -1,0 +1,253 @@
+"""Save a whole run, and go on from it: state, input, hooks, and what is in flight."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.reading import Restored
+from replicator.checkpoint.retention import Retention
+from replicator.checkpoint.snapshot import Snapshot
+from replicator.checkpoint.store import CheckpointStore
+from replicator.distributed.report_progress import report_progress
+from replicator.hooks import Every, Hook, StateEvent
+from replicator.in_flight import InFlight, in_flight_from_json
+from replicator.inputs.position import Position, position_from_json
+from replicator.mesh import spans_processes
+from replicator.state import RunState, state_shardings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Where and when a run is saved.
+
+    Attributes:
+      directory: Holds the checkpoints of this run and of no other.
+      when: At which steps; the last step is saved, too.
+      retention: Which of them stay.
+    """
+
+    directory: str | os.PathLike[str]
+    when: Every
+    retention: Retention
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Where a run goes on.
+
+    Attributes:
+      state: The run's state.
+      position: Where its input goes on.
+      in_flight: Metrics that its hooks have not been shown.
+      reports: The states of its reports.
+      hooks: The states of its user's hooks.
+    """
+
+    state: RunState
+    position: Position
+    in_flight: InFlight | None = None
+    reports: Sequence[Any] = ()
+    hooks: Sequence[Any] = ()
+
+    @property
+    def start_step(self) -> int:
+        """Updates that the state has behind it."""
+        return int(self.state.step)
+
+    @property
+    def shown_steps(self) -> int:
+        """Up to which step hooks have been shown metrics."""
+        late = self.in_flight.steps if self.in_flight is not None else 0
+        return self.start_step - late
+
+
+class SaveCheckpoints(Hook):
+    """Save the whole run at due steps, and at its end; the last of a run's hooks.
+
+    Args:
+      store: Open; closed with the run.
+      when: At which steps.
+      reports: The run's own hooks, in this process.
+      hooks: Those of its user.
+      last_step: Where the run is to end, if that is known: then the end saves it.
+      tell: Learns of `saved`: for example `EventLog.write`.
+    """
+
+    phase = "save"
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        when: Every,
+        *,
+        reports: Sequence[Hook] = (),
+        hooks: Sequence[Hook] = (),
+        last_step: int | None = None,
+        tell: Callable[..., None] | None = None,
+    ) -> None:
+        self._store = store
+        self._trigger = when.trigger()
+        self._reports = reports
+        self._hooks = hooks
+        self._last_step = last_step
+        self._tell = tell
+        self._told = store.counts.saved
+        self._failure: Exception | None = None
+
+    def on_state(self, event: StateEvent) -> None:
+        """Begin to save if due; the copy is made before the state is donated."""
+        self._raise_failure()
+        self._tell_saved()
+        if self._trigger.pulled(event) and event.step != self._last_step:
+            # A state with bad numbers in it would be what a run goes back to.
+            event.require_finite()
+            self._store.save_nowait(self._snapshot(event))
+
+    def on_end(self, event: StateEvent) -> None:
+        """Save the last step, durably: now its metrics were shown, and hooks ended."""
+        event.require_finite()
+        self._store.save(self._snapshot(event))
+        self._tell_saved()
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Wait for a save in flight, and give the directory back."""
+        self._store.close()
+
+    def _snapshot(self, event: StateEvent) -> Snapshot:
+        position = event.position or Position()
+        return Snapshot(
+            step=event.step,
+            arrays=event.state,
+            meta={
+                "position": position.as_json(),
+                "reports": hook_states(self._reports),
+                "hooks": hook_states(self._hooks),
+            },
+            own={"input": list(position.states)},
+            late=self._late(event.in_flight),
+        )
+
+    def _late(self, in_flight: InFlight | None) -> Callable[[], dict[str, Any]]:
+        """Return what to wait for before the checkpoint counts."""
+
+        def wait() -> dict[str, Any]:
+            # What was told before this step is done again by nobody: it must be there.
+            for hook in [*self._reports, *self._hooks]:
+                try:
+                    hook.flush()
+                except Exception as failure:  # raised by the loop's next call
+                    self._failure = self._failure or failure
+            return {"in_flight": in_flight and in_flight.as_json()}
+
+        return wait
+
+    def _tell_saved(self) -> None:
+        """Tell of the newest commit, if it was not told."""
+        counts = self._store.counts
+        if counts.saved == self._told or counts.last_step is None:
+            return
+        self._told = counts.saved
+        report_progress(counts.last_step)
+        if self._tell is not None:
+            self._tell("saved", step=counts.last_step, seconds=counts.last_save_s)
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+def open_store(
+    checkpoints: Checkpoints, hooks: Sequence[Hook], mesh: Mesh
+) -> CheckpointStore:
+    """Open the directory of a run's checkpoints.
+
+    Args:
+      checkpoints: Where, and which stay.
+      hooks: One of them may bring a disk, to break what is saved on purpose.
+      mesh: The replicas.
+    """
+    disks = [getattr(hook, "disk", None) for hook in hooks]
+    store = CheckpointStore(
+        checkpoints.directory,
+        policy=checkpoints.retention,
+        disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
+        together=spans_processes(mesh),
+    )
+    return store.open()
+
+
+def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | None:
+    """Return where the run goes on: after what was saved last; None if nothing was.
+
+    Args:
+      store: Open; closed if that fails.
+      state: The first state, or its shapes.
+      mesh: The replicas.
+
+    Raises:
+      CheckpointError: There is no checkpoint that is whole.
+      CheckpointMismatchError: It is that of another model.
+    """
+    try:
+        found = store.restore(state, shardings=state_shardings(state, mesh))
+    except BaseException:
+        store.close()
+        raise
+    if found is None:
+        return None
+    position = _position(found)
+    late = found.meta.get("in_flight")
+    return Resumed(
+        state=found.arrays,
+        position=position,
+        in_flight=late and in_flight_from_json(late, position=position),
+        reports=found.meta.get("reports", ()),
+        hooks=found.meta.get("hooks", ()),
+    )
+
+
+def hook_states(hooks: Sequence[Hook]) -> list[list[Any]]:
+    """Return the name and the state of each hook, in order."""
+    return [[_name(hook), hook.state_dict()] for hook in hooks]
+
+
+def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:
+    """Give each hook the state that one of its kind had in its place.
+
+    Args:
+      hooks: Those of the run that goes on.
+      saved: From `hook_states`, of the run that was saved.
+    """
+    for place, hook in enumerate(hooks):
+        name, state = saved[place] if place < len(saved) else (None, None)
+        if name == _name(hook):
+            if state is not None:
+                hook.load_state(state)
+        elif saved:
+            _log.warning(
+                "Hook %d is a `%s`, and was %s when the run was saved: it starts anew.",
+                place,
+                _name(hook),
+                f"a `{name}`" if name else "none",
+            )
+
+
+def _name(hook: Hook) -> str:
+    return type(getattr(hook, "inner", hook)).__name__
+
+
+def _position(found: Restored) -> Position:
+    position = position_from_json(found.meta["position"])
+    told = [state for own in found.own for state in own["input"]]
+    # With one pipeline each process read all of it, and says the same.
+    states = tuple(told[:1] if position.num_pipelines == 1 else told)
+    return dataclasses.replace(position, states=states)

@@ -1,0 +1,151 @@
+"""Make a schedule of faults happen: a hook, a wrapper of datasets, and a disk."""
+
+import collections
+import errno
+import os
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.lock import OWNER_NAME
+from replicator.distributed.coordination import process_index
+from replicator.errors import ReplicatorError
+from replicator.hooks import Hook, StateEvent
+from replicator.protocols import Dataset, PyTree
+from replicator.testing.faults import effects
+from replicator.testing.faults.dataset import faulty
+from replicator.testing.faults.journal import Journal
+from replicator.testing.faults.schedule import Fault, parse
+
+FAULTS_VARIABLE = "REPLICATOR_FAULTS"
+JOURNAL_VARIABLE = "REPLICATOR_FAULTS_JOURNAL"
+SEED_VARIABLE = "REPLICATOR_FAULTS_SEED"
+
+
+class InjectedError(ReplicatorError, RuntimeError):
+    """A run was told to fail, by `raise at step n`."""
+
+
+class Injector(Hook):
+    """Makes faults happen in the run that it is handed to.
+
+    As a hook it breaks the process; what `dataset` returns is late or holds NaN; its
+    `disk`, handed to a `CheckpointStore`, is full, and shows where checkpoints are.
+
+    Args:
+      schedule: What happens, and when.
+      journal: A file that remembers it over restarts, shared by all processes; None
+        remembers nothing.
+      rank: Which process this is; JAX's own number by default.
+      checkpoint_dir: Whose last checkpoint gets a bit flipped; the disk's by default.
+      seed: Picks the bit.
+    """
+
+    def __init__(
+        self,
+        schedule: Sequence[Fault],
+        *,
+        journal: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._rank = process_index() if rank is None else rank
+        self._schedule = tuple(schedule)
+        self._journal = Journal(journal, rank=self._rank)
+        self._checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self._seed = seed
+        self._writes = 0
+        # Filled by the loop, emptied by the thread that reads the dataset.
+        self._for_next_batch: collections.deque[Fault] = collections.deque()
+        self.disk = Disk(self._before_operation)
+
+    def on_state(self, event: StateEvent) -> None:
+        """Make happen what is due after this step.
+
+        Raises:
+          InjectedError: That is what is due.
+        """
+        before = event.step - event.advanced
+        for number, fault in enumerate(self._schedule):
+            if fault.kind != "disk full" and before < fault.at <= event.step:
+                self._make_happen(number, fault)
+
+    def dataset(self, dataset: Dataset) -> Dataset:
+        """Return a dataset that is read as `dataset` is, but for the faults."""
+        return faulty(dataset, self._touch_batch)
+
+    def _make_happen(self, number: int, fault: Fault) -> None:
+        if not self._is_due(number, fault):
+            return
+        match fault.kind:
+            case "kill":
+                effects.kill()
+            case "terminate":
+                effects.terminate()
+            case "raise":
+                raise InjectedError(f"{fault}: as the schedule of faults says.")
+            case "stuck":
+                effects.sleep_for_ever()
+            case "hold the interpreter":
+                effects.hold_interpreter(fault.seconds or 0.0)
+            case "stall input" | "nan in the next batch":
+                self._for_next_batch.append(fault)
+            case "flip a bit in the last checkpoint" if self._checkpoint_dir:
+                pick = random.Random(f"{self._seed}/{number}")
+                effects.flip_bit(self._checkpoint_dir, pick)
+
+    def _is_due(self, number: int, fault: Fault) -> bool:
+        if fault.rank not in (None, self._rank):
+            return False
+        if not fault.always and self._journal.has(number, str(fault)):
+            return False
+        self._journal.note(number, str(fault))
+        return True
+
+    def _touch_batch(self, batch: PyTree) -> PyTree:
+        while self._for_next_batch:
+            fault = self._for_next_batch.popleft()
+            if fault.kind == "stall input":
+                threading.Event().wait(fault.seconds)
+            else:
+                batch = effects.poison(batch, fault.replica)
+        return batch
+
+    def _before_operation(self, operation: str, path: Path) -> None:
+        if path.name == OWNER_NAME and self._checkpoint_dir is None:
+            self._checkpoint_dir = path.parent
+        if operation != "write_arrays":
+            return
+        self._writes += 1
+        for number, fault in enumerate(self._schedule):
+            is_now = fault.kind == "disk full" and fault.at == self._writes
+            if is_now and self._is_due(number, fault):
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({fault})")
+
+
+def from_environment(
+    *, rank: int | None = None, checkpoint_dir: str | os.PathLike[str] | None = None
+) -> Injector:
+    """Make an injector of what the environment says; of nothing if it says nothing.
+
+    `REPLICATOR_FAULTS` holds the schedule, `REPLICATOR_FAULTS_JOURNAL` the path of the
+    journal and `REPLICATOR_FAULTS_SEED` the seed, 0 by default.
+
+    Args:
+      rank: As in `Injector`.
+      checkpoint_dir: As in `Injector`.
+
+    Raises:
+      ArgumentError: The schedule holds no faults.
+    """
+    seed = int(os.environ.get(SEED_VARIABLE, "0"))
+    return Injector(
+        parse(os.environ.get(FAULTS_VARIABLE, ""), seed=seed),
+        journal=os.environ.get(JOURNAL_VARIABLE) or None,
+        rank=rank,
+        checkpoint_dir=checkpoint_dir,
+        seed=seed,
+    )

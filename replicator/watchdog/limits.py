@@ -1,0 +1,109 @@
+"""How long each thing that a run does may take before somebody is told."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from replicator.errors import ArgumentError
+from replicator.phases import Phase
+
+MEDIANS = 10.0
+"""A step may take so many times the median of the steps before it."""
+
+LEAST_STEP_S = 60.0
+"""What a step may take at least, however fast the others were."""
+
+ENOUGH_STEPS = 3
+"""Until so many step times are known, `first_step_s` counts."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The longest that each phase of a run may last, in seconds.
+
+    `float("inf")` watches a phase not at all.
+
+    Attributes:
+      step_s: Between two finished steps; None means ten times the running median, at
+        least 60.
+      first_step_s: The first steps, which wait for all processes to have compiled.
+      start_s: Until there is something to compile.
+      restore_s: Reading a checkpoint.
+      compile_s: One compilation.
+      input_s: Waiting for one batch; None means half as long again as the input itself
+        waits (`InputOptions.timeout_s`), whose error says more.
+      save_s: Waiting for one checkpoint.
+      evaluate_s: One evaluation.
+      report_s: Metrics, displays, and the user's own hooks.
+      end_s: What comes after the last step.
+      silent_s: Without word from another process, while this one waits for it.
+      interpreter_s: Without one turn for the watchdog's own thread: something holds the
+        interpreter's lock. Then C code writes the stacks, and ends the process with
+        code 1. A process that was stopped for longer (Ctrl-Z) ends like that, too.
+
+    Raises:
+      ArgumentError: One is not positive.
+    """
+
+    step_s: float | None = None
+    first_step_s: float = 600.0
+    start_s: float = 1800.0
+    restore_s: float = 1800.0
+    compile_s: float = 3600.0
+    input_s: float | None = None
+    save_s: float = 1800.0
+    evaluate_s: float = 7200.0
+    report_s: float = 600.0
+    end_s: float = 1800.0
+    silent_s: float = 60.0
+    interpreter_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise ArgumentError(
+                    f"`{field.name}` must be positive, got {value}. "
+                    "Use `float('inf')` for no limit."
+                )
+
+    def of(self, phase: Phase, step_times_s: Sequence[float] = ()) -> float:
+        """Return what counts now for `phase`, after steps that took `step_times_s`."""
+        if phase != "step":
+            limit_s = getattr(self, f"{phase}_s")
+            return math.inf if limit_s is None else limit_s
+        if self.step_s is not None:
+            return self.step_s
+        if len(step_times_s) < ENOUGH_STEPS:
+            return self.first_step_s
+        return max(LEAST_STEP_S, MEDIANS * statistics.median(step_times_s))
+
+    def for_input(self, timeout_s: float) -> "Limits":
+        """Return these limits for an input that itself waits so long for a batch."""
+        if self.input_s is not None:
+            return self
+        return dataclasses.replace(self, input_s=1.5 * timeout_s)
+
+    @property
+    def tick_s(self) -> float:
+        """How often to look: ten times within the shortest limit, at most each 1 s."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        shortest = min((v for v in values if v is not None), default=math.inf)
+        return min(1.0, max(0.02, shortest / 10))
+
+
+def as_limits(step_timeout: float | Limits | None) -> Limits:
+    """Return all limits, from them or from that of a step alone.
+
+    Raises:
+      ArgumentError: `step_timeout` is not positive.
+    """
+    if isinstance(step_timeout, Limits):
+        return step_timeout
+    if step_timeout is not None and not step_timeout > 0:
+        raise ArgumentError(
+            f"`step_timeout` must be positive, got {step_timeout}. "
+            "Leave it out for ten times the median, or use `float('inf')`."
+        )
+    return Limits(step_s=step_timeout)

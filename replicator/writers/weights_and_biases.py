@@ -1,0 +1,53 @@
+"""Write numbers to Weights & Biases. Install the extra `wandb`.
+
+The training step is a number of its own in each row, and the axis of all others:
+W&B's own step may not go back, and a run that was killed does some steps again.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+_STEP = "step"
+
+
+class WandB:
+    """Log scalars to one run of W&B.
+
+    Args:
+      directory: Where W&B keeps its files; None lets it choose.
+      **settings: For `wandb.init`: `project`, `name`, `mode="offline"`; with `id` and
+        `resume="allow"` a run that was killed goes on in the same place.
+
+    Raises:
+      ImportError: wandb is not installed.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, **settings: Any
+    ):
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as missing:
+            raise ImportError(
+                "`WandB` must have wandb, got none installed. "
+                "Run `pip install 'jax-replicator[wandb]'`."
+            ) from missing
+        place = None if directory is None else os.fspath(directory)
+        self._run: Any = wandb.init(dir=place, **settings)
+        self._run.define_metric(_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=_STEP)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add one row."""
+        numbers = {name: float(number) for name, number in scalars.items()}
+        self._run.log(numbers | {_STEP: step})
+
+    def flush(self) -> None:
+        """Do nothing: W&B sends rows in a process of its own, when it can."""
+
+    def close(self) -> None:
+        """End W&B's run, when all rows are sent or on the disk."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish()

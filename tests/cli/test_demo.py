@@ -1,0 +1,56 @@
+"""`replicator demo`: real digits, read well, in under a minute."""
+
+import json
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from replicator.cli import demo_training
+from replicator.cli import main as cli
+from tests.cli.test_main import run_cli
+
+
+def test_every_fifth_digit_is_for_testing():
+    train, test = demo_training.split_digits()
+    assert (len(train["label"]), len(test["label"])) == (1437, 360)
+    assert train["image"].shape[1:] == (8, 8, 1)
+    assert (train["image"].min(), train["image"].max()) == (0.0, 1.0)
+
+
+def test_an_epoch_has_every_digit_once():
+    digits = {"label": np.arange(30)}
+    batches = demo_training.shuffled_batches(digits, 10, seed=0)
+    seen = np.concatenate([next(batches)["label"] for _ in range(3)])
+    assert sorted(seen) == list(range(30))
+
+
+@pytest.mark.parametrize("option", ["--steps", "--global-batch"])
+def test_a_count_below_1_is_bad_input(option, capsys):
+    assert cli.main(["demo", option, "0"]) == 2
+    assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_scikit_learn_is_asked_for_by_name_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "replicator.cli.demo_training")
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.delattr("replicator.cli.demo_training", raising=False)
+    assert cli.main(["demo"]) == 1
+    told = capsys.readouterr().err
+    assert "`demo` must have scikit-learn" in told
+    assert "pip install 'jax-replicator[demo]'" in told
+
+
+@pytest.mark.slow
+def test_it_reads_unseen_digits_on_eight_fake_devices(tmp_path):
+    started_s = time.monotonic()
+    done = run_cli("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started_s < 240  # 12 s on two idle cores
+    cells = [line.split() for line in done.stdout.splitlines()]
+    [accuracy] = [line[2] for line in cells if line[:2] == ["test", "accuracy"]]
+    assert float(accuracy.rstrip("%")) >= 97.0
+    record = json.loads((tmp_path / "runs" / "demo" / "run.json").read_text())
+    assert record["devices"]["count"] in (1, 8)  # one: a real accelerator
+    assert (tmp_path / "runs" / "demo" / "metrics.jsonl").exists()

@@ -1,0 +1,69 @@
+"""A TPU VM's metadata, from a real server on loopback, becomes GKE's variables."""
+
+import http.server
+import threading
+
+import pytest
+
+from replicator.distributed.clusters import detect
+from replicator.distributed.tpu_metadata import variables, with_tpu_metadata
+
+ATTRIBUTES = {
+    "agent-worker-number": "1",
+    "worker-network-endpoints": "unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3",
+    "tpu-env": "ZONE: 'a'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'\n",
+}
+
+
+@pytest.fixture
+def metadata_server():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.rpartition("/")[2]
+            asked_right = self.headers["Metadata-Flavor"] == "Google"
+            known = name in ATTRIBUTES and asked_right
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(ATTRIBUTES.get(name, "").encode() if known else b"")
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_worker_its_peers_and_its_slice_are_read(metadata_server):
+    assert variables(metadata_server) == {
+        "TPU_WORKER_ID": "1",
+        "TPU_WORKER_HOSTNAMES": "10.0.0.2,10.0.0.3",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "0",
+    }
+
+
+def test_a_tpu_vm_is_found_by_its_metadata(metadata_server):
+    cluster = detect(with_tpu_metadata({"GCE_METADATA_IP": metadata_server}))
+    assert cluster is not None
+    assert (cluster.coordinator, cluster.num_processes, cluster.process_id) == (
+        "10.0.0.2:8482",
+        4,
+        1,
+    )
+
+
+def test_a_machine_without_tpus_asks_nobody():
+    assert with_tpu_metadata({"PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_variables_that_are_set_are_not_asked_for():
+    environ = {"TPU_WORKER_ID": "0", "GCE_METADATA_IP": "127.0.0.1:1"}
+    assert with_tpu_metadata(environ) is environ
+
+
+def test_a_server_that_is_not_there_says_nothing():
+    assert variables("127.0.0.1:1") == {}
