@@ -2,6 +2,7 @@
 
 from . import (
     checkpoint,
+    compat,
     distributed,
     errors,
     exit_codes,
@@ -10,6 +11,7 @@ from . import (
     writers,
 )
 from .averages import ema
+from .bad_numbers.spikes import Spikes
 from .best_so_far import BestSoFar, Follow
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
@@ -36,6 +38,7 @@ from .per_replica import PerReplica
 from .proof import SharedRandomKeyWarning
 from .replicator import Replicator, run
 from .version import __version__
+from .watchdog.limits import Limits
 
 __all__ = [
     "BestSoFar",
@@ -46,6 +49,7 @@ __all__ = [
     "Follow",
     "InputContext",
     "InputOptions",
+    "Limits",
     "Max",
     "Mean",
     "OptimizerState",
@@ -53,6 +57,7 @@ __all__ = [
     "RecompilationWarning",
     "Replicator",
     "SharedRandomKeyWarning",
+    "Spikes",
     "Sum",
     "__version__",
     "all_gather",
@@ -61,6 +66,7 @@ __all__ = [
     "assume_replicated",
     "broadcast",
     "checkpoint",
+    "compat",
     "distributed",
     "ema",
     "errors",

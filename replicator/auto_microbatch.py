@@ -14,9 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from replicator.bad_numbers.left_out import require_rereadable
 from replicator.compiled_step import CompiledStep
 from replicator.errors import ArgumentError, DeviceMemoryError
 from replicator.inputs.checks import check_divides
+from replicator.inputs.feed import open_input
+from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step
 from replicator.memory_errors import (
     MemoryNeed,
@@ -27,7 +30,7 @@ from replicator.memory_errors import (
     readable,
 )
 from replicator.program import CompileOptions
-from replicator.protocols import PyTree, StepFn
+from replicator.protocols import Dataset, PyTree, StepFn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,6 +205,24 @@ def fit_accumulate(
         limit_bytes=limit_bytes or memory_limit_bytes(mesh.local_devices),
         run_once=run_once,
     )
+
+
+def first_batch(dataset: Dataset, mesh: Mesh, options: InputOptions) -> PyTree:
+    """Read the first global batch of a dataset, as a step gets it, and no more.
+
+    Args:
+      dataset: It is read again afterwards.
+      mesh: The replicas.
+      options: How it is read.
+
+    Raises:
+      ArgumentError: The dataset can be read only once.
+      BatchError: It is empty, or does not divide over the replicas.
+    """
+    require_rereadable(dataset, why="auto_microbatch=True")
+    alone = dataclasses.replace(options, accumulate=1, steps_per_call=1, steps=1)
+    with open_input(dataset, mesh, options=alone) as batches:
+        return jax.tree.map(np.asarray, next(batches).value)
 
 
 def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:

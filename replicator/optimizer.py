@@ -18,6 +18,7 @@ import optax
 from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.axes import num_replicas
 from replicator.collectives.ordered import add_in_order
 from replicator.errors import ArgumentError, check_count
 from replicator.loss_scale import DynamicLossScale
@@ -166,7 +167,9 @@ class _Wrapped:
 
     def _update_own(self, grads, state, sums, weight, finish):
         """Add one microbatch of an own loop; reduce and update at the last."""
-        scalar = jnp.ones(()) if weight is None else _scalar(weight)
+        # Without weights a microbatch counts once, on however many replicas it was: the
+        # sums may be saved, and go on with microbatches of another number of them.
+        scalar = jnp.ones(()) / num_replicas() if weight is None else _scalar(weight)
         total = _add(sums.total.value, grads, scalar)
         weights = sums.weight.value + scalar.astype(sums.weight.value.dtype)
         count = sums.count + 1

@@ -21,6 +21,7 @@ from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
+from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.lifting import compiled_step, debug_step
 from replicator.loss_scale import DynamicLossScale
@@ -152,19 +153,24 @@ class OwnLoops:
         return compiled_step(step_fn, self._mesh, options, counted=False)
 
     def batches(
-        self, dataset: Dataset, options: InputOptions | None = None
+        self,
+        dataset: Dataset,
+        options: InputOptions | None = None,
+        *,
+        start: Position | None = None,
     ) -> Prefetcher:
         """Read a dataset ahead, onto the mesh, for an own loop.
 
         Args:
           dataset: An iterable of global batches, or `input_fn(context)`.
           options: How it is read, checked and placed.
+          start: Where to begin: the `position` of the last batch that was used.
 
         Returns:
           An iterator of `Placed` batches that a compiled step takes; close it when
           done.
         """
-        return open_input(dataset, self._mesh, options=options)
+        return open_input(dataset, self._mesh, options=options, start=start)
 
     def compile_evaluation(
         self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from replicator.auto_microbatch import first_batch, fit_accumulate
 from replicator.bad_numbers.policy import OnNonfinite
 from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
@@ -24,10 +25,11 @@ from replicator.loop import LoopPlan, LoopResult
 from replicator.own_loops import OwnLoops
 from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
-from replicator.protocols import Dataset, InitFn, StepFn
+from replicator.program import CompileOptions
+from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records
 from replicator.saving import Checkpoints
-from replicator.state import first_run
+from replicator.state import FirstState, first_run
 from replicator.training import Evaluations, Training, train
 from replicator.watchdog.limits import Limits, as_limits
 
@@ -57,6 +59,8 @@ class Replicator(OwnLoops):
         steps: int | None,
         seed: int = 0,
         accumulate: int = 1,
+        auto_microbatch: bool = False,
+        memory_limit_bytes: int | None = None,
         steps_per_call: int = 1,
         directory: str | os.PathLike[str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -89,6 +93,10 @@ class Replicator(OwnLoops):
           steps: Updates to make; None runs until the dataset ends.
           seed: Of the keys of `init_fn` and `step_fn`.
           accumulate: Equal microbatches that each global batch is cut into.
+          auto_microbatch: Choose the smallest `accumulate` that fits into memory:
+            programs are compiled, and the first that fits is run, to find it.
+          memory_limit_bytes: What it has to fit into on each device; by default what
+            the devices say that they have.
           steps_per_call: Updates per dispatch, with no change of meaning.
           directory: Where `metrics.jsonl`, TensorBoard events (if installed),
             `run.json` and the journal go; None writes nothing. `replicator report`
@@ -137,6 +145,11 @@ class Replicator(OwnLoops):
         phases = Phases()
         options = self._options(accumulate, steps_per_call, checks)
         first = first_run(init_fn, self._mesh, seed=seed)
+        if auto_microbatch:
+            batch = first_batch(dataset, self._mesh, inputs or InputOptions())
+            options = self._fitted(
+                step_fn, options, first, batch, limit_bytes=memory_limit_bytes
+            )
         recovery = make_recovery(
             first.shapes.user,
             on_nonfinite=on_nonfinite,
@@ -145,18 +158,9 @@ class Replicator(OwnLoops):
         )
         reading = dataclasses.replace(
             inputs or InputOptions(),
-            accumulate=accumulate,
+            accumulate=options.accumulate,
             steps_per_call=steps_per_call,
         )
-        arguments = {
-            "steps": steps,
-            "accumulate": accumulate,
-            "steps_per_call": steps_per_call,
-            "num_replicas": self.num_replicas,
-            "reduction": options.reduction,
-            "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
-            "inputs": dataclasses.asdict(reading),
-        }
         training = Training(
             step=debug_step(step_fn, options, counted=True)
             if debug
@@ -178,7 +182,13 @@ class Replicator(OwnLoops):
                 write_every=write_every,
                 display=display,
                 seed=seed,
-                arguments=arguments,
+                arguments={
+                    "steps": steps,
+                    "num_replicas": self.num_replicas,
+                    "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
+                    **_plain(options),
+                    "inputs": dataclasses.asdict(reading),
+                },
                 profile=profile,
             ),
             checkpoints=_checkpoints(checkpoint_dir, checkpoint_every, retention),
@@ -190,6 +200,31 @@ class Replicator(OwnLoops):
             limits=as_limits(step_timeout),
         )
         return train(training)
+
+    def _fitted(
+        self,
+        step_fn: StepFn,
+        options: CompileOptions,
+        first: FirstState,
+        batch: PyTree,
+        *,
+        limit_bytes: int | None,
+    ) -> CompileOptions:
+        """Choose as few microbatches as fit."""
+        if options.accumulate != 1:
+            raise ArgumentError(
+                "`accumulate` must be left out with `auto_microbatch`, got "
+                f"{options.accumulate}. Leave one of them out."
+            )
+        accumulate = fit_accumulate(
+            step_fn,
+            self._mesh,
+            options,
+            make_state=first.born,
+            batch=batch,
+            limit_bytes=limit_bytes,
+        )
+        return dataclasses.replace(options, accumulate=accumulate)
 
     def _evaluations(
         self,
@@ -225,6 +260,11 @@ def run(
 ) -> LoopResult:
     """Train on all devices: `Replicator().run(...)`, which says what it takes."""
     return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
+
+
+def _plain(options: CompileOptions) -> dict[str, Any]:
+    names = ("accumulate", "steps_per_call", "reduction")
+    return {name: getattr(options, name) for name in names}
 
 
 def _checkpoints(

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -22,6 +23,10 @@ from replicator.version import __version__
 
 RECORD_NAME = "run.json"
 _GIT_TIMEOUT_S = 10.0
+_LEFT_BY_A_RUN = re.compile(
+    r"run\.json|(metrics|events(\.\d+)?)\.jsonl|report\.html"
+    r"|tensorboard|postmortem|profile|stacks"
+)
 
 
 def describe_process() -> dict[str, Any]:
@@ -65,7 +70,8 @@ def write_run_record(
 def set_aside(directory: str | os.PathLike[str]) -> None:
     """Move what an earlier run left in `directory` to `earlier/<n>` in it.
 
-    Two runs in one `metrics.jsonl` would read as one.
+    Two runs in one `metrics.jsonl` would read as one. All else stays where it is: the
+    checkpoints of this run, which are open by now, or a user's program and data.
 
     Args:
       directory: May hold a run, or nothing, or not be there.
@@ -75,10 +81,11 @@ def set_aside(directory: str | os.PathLike[str]) -> None:
         return
     earlier = root / "earlier"
     earlier.mkdir(exist_ok=True)
-    target = earlier / str(sum(1 for _ in earlier.iterdir()))
+    numbers = [int(path.name) for path in earlier.iterdir() if path.name.isdecimal()]
+    target = earlier / str(max(numbers, default=-1) + 1)
     target.mkdir()
     for path in root.iterdir():
-        if path != earlier:
+        if _LEFT_BY_A_RUN.fullmatch(path.name):
             path.rename(target / path.name)
 
 

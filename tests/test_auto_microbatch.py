@@ -1,5 +1,6 @@
 """The smallest number of microbatches that fits is found, with few compilations."""
 
+import json
 import re
 
 import jax
@@ -178,3 +179,35 @@ def test_a_batch_that_does_not_divide_is_refused():
             make_state=lambda: init_run(init_fn, rep.mesh, seed=0),
             batch={"x": np.ones((3, 4), np.float32)},
         )
+
+
+def test_a_run_chooses_its_microbatches_and_trains_as_with_one(tmp_path):
+    batch = {"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)}
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+
+    def run(**options):
+        return rep.run(
+            step_fn,
+            [batch],
+            init_fn=init_fn,
+            steps=3,
+            display=False,
+            directory=tmp_path,
+            **options,
+        )
+
+    found = run(auto_microbatch=True, memory_limit_bytes=80_000)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["arguments"]["accumulate"] in (2, 3, 4, 6)
+    np.testing.assert_allclose(
+        found.state["params"]["w"], run().state["params"]["w"], rtol=1e-5
+    )
+
+
+def test_a_dataset_that_can_be_read_once_is_refused():
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+    batches = iter([{"x": np.ones((4, 4), np.float32), "y": np.ones(4, np.float32)}])
+    with pytest.raises(ArgumentError, match="must be one that can be read again"):
+        rep.run(step_fn, batches, init_fn=init_fn, steps=1, auto_microbatch=True)

@@ -7,6 +7,7 @@ import dataclasses
 import faulthandler
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable
 
 import jax
@@ -17,15 +18,19 @@ import pytest
 from jax import lax
 
 import replicator
+from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.errors import (
     ArgumentError,
     BatchError,
+    CheckpointError,
+    CheckpointMismatchError,
     InvarianceError,
     NonFiniteError,
     ReplicationError,
     StateError,
     TooLateError,
 )
+from replicator.postmortem.bundle import read_bundle
 from tests.steps import (
     gan_trainer,
     norm_trainer,
@@ -115,6 +120,22 @@ def dividing(optimizer):
         return after, {"loss": metrics["loss"] / 0.0}
 
     return init_fn, step
+
+
+def folder(*names):
+    """Make a directory with empty files in it."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="bad-"))
+    for name in names:
+        (path / name).touch()
+    return path
+
+
+def of_another_model():
+    """Return a directory with a checkpoint of something else in it."""
+    directory = folder()
+    with CheckpointStore(directory) as store:
+        store.save(Snapshot(step=1, arrays={"w": np.zeros(3)}))
+    return directory
 
 
 def reduce(**arguments):
@@ -516,6 +537,117 @@ ROWS = [
         "a "
         "loss that is no mean.",
     ),
+    Row(
+        "A checkpoint of another model",
+        lambda: run([regression_batch()], checkpoint_dir=of_another_model()),
+        CheckpointMismatchError,
+        "`like` must be the state of the model that was saved at step 1, got another: "
+        "`step` was not saved; `key` was not saved; `user/opt/gradient_norm` was not "
+        "saved; 5 more. Use another directory, or restore a part with `only`.",
+    ),
+    Row(
+        "A directory of something else",
+        lambda: run([regression_batch()], checkpoint_dir=folder("thesis.tex")),
+        CheckpointError,
+        "`directory` must be empty or hold checkpoints only, got runs/a with "
+        "`thesis.tex` in it. Save to a directory of its own.",
+    ),
+    Row(
+        "A file for a directory",
+        lambda: run([regression_batch()], checkpoint_dir=folder("file") / "file"),
+        CheckpointError,
+        "`directory` must be writable, got runs/a/file, which is not: [Errno 17] File "
+        "exists: 'runs/a/file'. Choose another, or change its permissions.",
+    ),
+    Row(
+        "Checkpoints that are not there",
+        lambda: CheckpointStore(folder() / "none").restore(),
+        CheckpointError,
+        "`directory` must be one that checkpoints were saved to, got runs/a/none, "
+        "which is no directory. Check the path.",
+    ),
+    Row(
+        "To evaluate, and not what",
+        lambda: run([regression_batch()], eval_every=2),
+        ArgumentError,
+        "`eval_fn`, `eval_dataset` and `eval_every` must be given together, got no "
+        "`eval_fn`. Pass it, or leave all out.",
+    ),
+    Row(
+        "To go back, with nothing saved",
+        lambda: run([regression_batch()], on_nonfinite="rollback"),
+        ArgumentError,
+        "`checkpoint_dir` must be given to go back to a checkpoint, got None. Pass it, "
+        'or choose `on_nonfinite="skip"`.',
+    ),
+    Row(
+        "To go back in what can be read once",
+        lambda: run(
+            iter([regression_batch()]),
+            on_nonfinite="rollback",
+            checkpoint_dir=folder(),
+        ),
+        ArgumentError,
+        "`dataset` must be one that can be read again with `on_nonfinite='rollback'`, "
+        "got `list_iterator`. Hand over a list, a grain dataset or "
+        "`input_fn(context)`.",
+    ),
+    Row(
+        "An unknown way to treat NaN",
+        lambda: run([regression_batch()], on_nonfinite="stop"),
+        ArgumentError,
+        "`on_nonfinite` must be one of 'raise', 'ignore', 'skip', 'rollback', got "
+        "'stop'. Use one of these.",
+    ),
+    Row(
+        "Spikes of what is not reported",
+        lambda: run([regression_batch()], spikes=replicator.Spikes(metric="lost")),
+        ArgumentError,
+        "`metric` must be one that the step reports, got 'lost' and 'gradient_norm', "
+        "'loss'. Use one of these.",
+    ),
+    Row(
+        "No time for a step",
+        lambda: run([regression_batch()], step_timeout=0),
+        ArgumentError,
+        "`step_timeout` must be positive, got 0. Leave it out for ten times the "
+        "median, or use `float('inf')`.",
+    ),
+    Row(
+        "A trace of step 0",
+        lambda: run([regression_batch()], profile=range(3), directory=folder()),
+        ArgumentError,
+        "`steps` must be a range of steps from 1 on, got range(0, 3). Write "
+        "`range(100, 110)` for ten steps.",
+    ),
+    Row(
+        "Two choices of microbatches",
+        lambda: run([regression_batch()], auto_microbatch=True, accumulate=2),
+        ArgumentError,
+        "`accumulate` must be left out with `auto_microbatch`, got 2. Leave one of "
+        "them out.",
+    ),
+    Row(
+        "Half a group of processes",
+        lambda: replicator.distributed.initialize("10.0.0.1:8482"),
+        ArgumentError,
+        "`coordinator`, `num_processes` and `process_id` must be given together, got "
+        "('10.0.0.1:8482', None, None). Give all three, or none to find them in the "
+        "environment.",
+    ),
+    Row(
+        "A process beyond the group",
+        lambda: replicator.distributed.initialize("10.0.0.1:8482", 2, 5),
+        ArgumentError,
+        "`process_id` must be 0 to 1, got 5 (from arguments). Number processes from 0.",
+    ),
+    Row(
+        "A bundle that is none",
+        lambda: read_bundle(folder()),
+        ArgumentError,
+        "`directory` must be a post-mortem bundle, got runs/a without `about.json`. "
+        "Look into `postmortem/` of the run's directory.",
+    ),
 ]
 
 
@@ -528,8 +660,9 @@ def no_hang():
 
 
 def neutral(message):
-    """Replace the place in this test by that of a user's script."""
-    return re.sub(r"\S+\.py:\d+", "train.py:12", message)
+    """Replace places in this test by those of a user's script and runs."""
+    message = re.sub(r"\S+\.py:\d+", "train.py:12", message)
+    return re.sub(r"/[^' ]*/bad-[a-z0-9_]+", "runs/a", message)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

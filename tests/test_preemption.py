@@ -107,7 +107,12 @@ def test_preempted_passes_by_handlers_of_errors_and_runs_finally():
 @pytest.fixture
 def default_signals():
     """Start from what a plain program has, whatever runs the tests."""
-    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM,)}
+    plain = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {number: signal.signal(number, one) for number, one in plain.items()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from replicator.run_record import write_run_record
+from replicator.run_record import set_aside, write_run_record
 
 
 def record(folder, **arguments):
@@ -106,3 +106,22 @@ def test_a_record_that_cannot_take_its_place_leaves_no_draft(tmp_path):
     with pytest.raises(IsADirectoryError):
         record(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_what_an_earlier_run_left_is_set_aside_and_nothing_else_is(tmp_path):
+    record(tmp_path)
+    for name in ("metrics.jsonl", "events.1.jsonl", "train.py"):
+        (tmp_path / name).touch()
+    for name in ("tensorboard", "stacks", "checkpoints"):
+        (tmp_path / name).mkdir()
+    set_aside(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"checkpoints", "train.py", "earlier"}
+    assert (tmp_path / "earlier" / "0" / "stacks").is_dir()
+
+
+def test_an_earlier_run_that_somebody_deleted_is_no_obstacle(tmp_path):
+    (tmp_path / "earlier" / "1").mkdir(parents=True)
+    record(tmp_path)
+    set_aside(tmp_path)
+    assert (tmp_path / "earlier" / "2" / "run.json").exists()

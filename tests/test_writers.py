@@ -13,6 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from replicator.errors import ArgumentError
 from replicator.writers import JSONL, Async, Multi, TensorBoard, WandB
+from replicator.writers.jsonl import drop_after
 from replicator.writers.writer import named_numbers
 from tests.fakes import FakeClock, RecordingWriter
 
@@ -319,3 +320,13 @@ def test_numbers_are_named_by_their_path():
         "per_replica/1": 3.0,
     }
     assert named_numbers(np.float32(0.5)) == {"metric": 0.5}
+
+
+def test_evaluations_may_stay_longer_than_metrics(tmp_path):
+    with_metrics = [(step, {"loss": 1.0}) for step in (4, 5, 6)]
+    writer = JSONL(tmp_path / "metrics.jsonl")
+    for step, row in [*with_metrics, (5, {"eval/loss": 2.0}), (6, {"eval/loss": 3.0})]:
+        writer.write(step, row)
+    writer.close()
+    drop_after(tmp_path / "metrics.jsonl", step=4, evaluated_step=5)
+    assert read_jsonl(tmp_path) == [(4, {"loss": 1.0}), (5, {"eval/loss": 2.0})]

@@ -65,23 +65,28 @@ class JSONL:
                 self._file.write(b"\n")
 
 
-def drop_after(path: Path, *, step: int) -> None:
+def drop_after(path: Path, *, step: int, evaluated_step: int | None = None) -> None:
     """Rewrite a file of JSON lines without those of later steps, whole or not at all.
 
     Args:
       path: The file; nothing happens if there is none.
       step: The last step whose lines stay.
+      evaluated_step: The last one whose evaluations stay, likewise by default: they are
+        there before a step is saved, and its metrics are shown later.
     """
     if not path.exists():
         return
-    kept = [line for line in path.read_bytes().splitlines() if _is_until(line, step)]
+    last = {False: step, True: step if evaluated_step is None else evaluated_step}
+    kept = [line for line in path.read_bytes().splitlines() if _stays(line, last)]
     draft = path.with_suffix(".kept")
     draft.write_bytes(b"".join(line + b"\n" for line in kept))
     draft.replace(path)
 
 
-def _is_until(line: bytes, step: int) -> bool:
+def _stays(line: bytes, last: Mapping[bool, int]) -> bool:
     try:
-        return json.loads(line)["step"] <= step
+        row = json.loads(line)
+        is_evaluation = any(name.startswith("eval/") for name in row)
+        return row["step"] <= last[is_evaluation]
     except (ValueError, KeyError, TypeError):
         return False  # cut short by a crash

@@ -52,9 +52,9 @@ def test_between_microbatches_nothing_is_lost(tmp_path, cut):
     assert bits(own_loop(tmp_path / "cut", calls=CALLS)) == bits(expected)
 
 
-def test_sums_of_microbatches_go_to_another_number_of_replicas(tmp_path):
-    # Each replica's share counts by its examples, so as many of them as before remain.
-    options = {"calls": CALLS, "make": weighted_trainer}
+@pytest.mark.parametrize("make", [trainer, weighted_trainer])
+def test_sums_of_microbatches_go_to_another_number_of_replicas(tmp_path, make):
+    options = {"calls": CALLS, "make": make}
     expected = own_loop(tmp_path / "whole", **options)
     own_loop(tmp_path / "cut", **options | {"calls": 2})
     found = own_loop(tmp_path / "cut", **options, n=2)
