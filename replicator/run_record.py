@@ -96,13 +96,14 @@ def _record(seed: int, arguments: Mapping[str, PyTree]) -> dict[str, Any]:
         "argv": sys.argv,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(),
         "host": socket.gethostname(),
-        "versions": _versions(),
+        "versions": versions(),
         "git": _git(Path.cwd()),
         "devices": _devices(),
     }
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """Return the versions of what a run is made of; None for what it does not use."""
     flax = sys.modules.get("flax")  # the core never imports it
     return {
         "python": platform.python_version(),

@@ -18,6 +18,7 @@ from replicator.hooks import Every, Hook, StateEvent
 from replicator.in_flight import InFlight, in_flight_from_json
 from replicator.inputs.position import Position, position_from_json
 from replicator.mesh import spans_processes
+from replicator.run_record import versions
 from replicator.state import RunState, state_shardings
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class SaveCheckpoints(Hook):
       reports: The run's own hooks, in this process.
       hooks: Those of its user.
       last_step: Where the run is to end, if that is known: then the end saves it.
-      tell: Learns of `saved`: for example `EventLog.write`.
+      tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
     """
 
     phase = "save"
@@ -98,13 +99,13 @@ class SaveCheckpoints(Hook):
         self._hooks = hooks
         self._last_step = last_step
         self._tell = tell
-        self._told = store.counts.saved
+        self._told = store.counts
         self._failure: Exception | None = None
 
     def on_state(self, event: StateEvent) -> None:
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
-        self._tell_saved()
+        self._tell_outcome(event.step)
         if self._trigger.pulled(event) and event.step != self._last_step:
             # A state with bad numbers in it would be what a run goes back to.
             event.require_finite()
@@ -114,7 +115,7 @@ class SaveCheckpoints(Hook):
         """Save the last step, durably: now its metrics were shown, and hooks ended."""
         event.require_finite()
         self._store.save(self._snapshot(event))
-        self._tell_saved()
+        self._tell_outcome(event.step)
         self._raise_failure()
 
     def close(self) -> None:
@@ -130,6 +131,7 @@ class SaveCheckpoints(Hook):
                 "position": position.as_json(),
                 "reports": hook_states(self._reports),
                 "hooks": hook_states(self._hooks),
+                "versions": versions(),
             },
             own={"input": list(position.states)},
             late=self._late(event.in_flight),
@@ -149,20 +151,24 @@ class SaveCheckpoints(Hook):
 
         return wait
 
-    def _tell_saved(self) -> None:
-        """Tell of the newest commit, if it was not told."""
-        counts = self._store.counts
-        if counts.saved == self._told or counts.last_step is None:
-            return
-        self._told = counts.saved
-        report_progress(counts.last_step)
-        if self._tell is not None:
-            self._tell("saved", step=counts.last_step, seconds=counts.last_save_s)
+    def _tell_outcome(self, step: int) -> None:
+        """Tell of the newest commit, and of a failure, if that was not told."""
+        before, self._told = self._told, self._store.counts
+        now, tell = self._told, self._tell or _tell_nobody
+        if now.saved > before.saved and now.last_step is not None:
+            report_progress(now.last_step)
+            tell("saved", step=now.last_step, seconds=now.last_save_s)
+        if now.failed > before.failed:
+            tell("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def _tell_nobody(kind: str, /, **fields: Any) -> None:
+    """Have no journal."""
 
 
 def open_store(

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import jax
 from jax.sharding import Mesh
 
 from replicator.agreed_time import AgreedTime
@@ -134,6 +135,9 @@ class _Attempts:
     def __init__(self, training: Training, events: EventLog | None) -> None:
         self._training = training
         self._events = events
+        # Of what all processes do alike, one of them tells.
+        alike = spans_processes(training.mesh) and jax.process_index() > 0
+        self._tell_alike = _tell(None if alike else events)
         self._recovery = training.recovery
         self._step = Blamed(training.step)
 
@@ -287,7 +291,7 @@ class _Attempts:
             wanted.when,
             writer=reports.writer,
             follow=wanted.follow,
-            tell=_tell(self._events),
+            tell=self._tell_alike,
         )
         return evaluation, [self._recovery, evaluation, *for_user]
 
@@ -308,7 +312,7 @@ class _Attempts:
             reports=reports.hooks,
             hooks=hooks,
             last_step=of.plan.steps,
-            tell=_tell(self._events),
+            tell=self._tell_alike,
         )
         if preemption is None:
             return [saving]

@@ -1,5 +1,6 @@
-"""Every Python block of README runs, in order, as a reader would paste it."""
+"""What README and the pages of `docs` say is so: their code runs, their links lead."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-README = Path(__file__).parents[1] / "README.md"
+from replicator import exit_codes
+from replicator.watchdog import Limits
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
@@ -32,8 +39,14 @@ def line_of(examples):
     return {"x": x, "y": x @ np.arange(4, dtype=np.float32)}
 
 
+def shortened(code):
+    """Return code that trains for ten steps: thousands prove no more."""
+    return re.sub(r"steps=\d000\b", "steps=10", code)
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
-def test_every_python_block_runs(tmp_path):
+def test_every_python_block_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = {
         "folder": tmp_path,
         "init_params": init_params,
@@ -46,12 +59,42 @@ def test_every_python_block_runs(tmp_path):
     # A reader has JAX as it comes; optax schedules promote int32 counts.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for block in BLOCKS:
-            # A thousand steps prove no more than ten.
-            code = block.replace("steps=1000", "steps=10")
-            exec(compile(code, "README.md", "exec"), names)
+            exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
 
 
 def test_the_ten_lines_are_those_of_the_design():
     assert BLOCKS[0].count("\n") <= 20
     assert "rep.run(step_fn, dataset, init_fn=init_fn, steps=1000, seed=0)" in BLOCKS[0]
+
+
+def test_the_script_that_readme_kills_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = (ROOT / "docs" / "train.py").read_text()
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(shortened(code), "train.py", "exec"), {"__name__": "__main__"})
+    assert "'examples': 389" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)", page.read_text())
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_every_test_and_benchmark_that_is_named_is_there():
+    paths = re.findall(r"`((?:tests|benchmarks)/[\w/.]+)`", RELIABILITY)
+    modules = re.findall(r"python -m benchmarks\.(\w+)", RELIABILITY)
+    named = {*paths, *(f"benchmarks/{module}.py" for module in modules)}
+    assert len(named) > 20
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_every_limit_and_exit_code_is_in_the_page():
+    rows = {
+        line.split("|")[1].strip() for line in RELIABILITY.splitlines() if "|" in line
+    }
+    assert {f"`{field.name}`" for field in dataclasses.fields(Limits)} <= rows
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert set(map(str, codes)) <= rows

@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import jax
+
 from replicator.bad_numbers.left_out import IndexedBatches, NotedBatches
 from replicator.bad_numbers.policy import (
     BadNumber,
@@ -189,7 +191,9 @@ def make_recovery(
         on_nonfinite=on_nonfinite or ("ignore" if skips else "raise"),
         on_spike=spikes.action if spikes is not None else "log",
     )
-    journal = EventLog(directory) if directory is not None else None
+    journal = None
+    if directory is not None:
+        journal = EventLog(directory, process=jax.process_index())
     return Recovery(policy, spikes=spikes, journal=journal)
 
 

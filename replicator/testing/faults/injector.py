@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import functools
 import os
 import random
 import threading
@@ -52,15 +53,24 @@ class Injector(Hook):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         seed: int = 0,
     ) -> None:
-        self._rank = process_index() if rank is None else rank
+        self._given_rank = rank
         self._schedule = tuple(schedule)
-        self._journal = Journal(journal, rank=self._rank)
+        self._journal_path = journal
         self._checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self._seed = seed
         self._writes = 0
         # Filled by the loop, emptied by the thread that reads the dataset.
         self._for_next_batch: collections.deque[Fault] = collections.deque()
         self.disk = Disk(self._before_operation)
+
+    # When it is first asked for: this may be made before the processes have met.
+    @functools.cached_property
+    def _rank(self) -> int:
+        return process_index() if self._given_rank is None else self._given_rank
+
+    @functools.cached_property
+    def _journal(self) -> Journal:
+        return Journal(self._journal_path, rank=self._rank)
 
     def on_state(self, event: StateEvent) -> None:
         """Make happen what is due after this step.
