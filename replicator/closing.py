@@ -27,3 +27,17 @@ def closed_at_the_end(closers: Sequence[Callable[[], None]]) -> Iterator[None]:
             failure.add_note(f"Closing failed, too: {problem!r}")
         raise
     call_all(closers)
+
+
+@contextmanager
+def closed_on_failure() -> Iterator[list[Callable[[], None]]]:
+    """Yield a list of closers, to be filled; they are called if the block fails."""
+    closers: list[Callable[[], None]] = []
+    try:
+        yield closers
+    except BaseException as failure:
+        try:
+            call_all(closers)
+        except Exception as problem:
+            failure.add_note(f"Closing failed, too: {problem!r}")
+        raise

@@ -96,7 +96,7 @@ class Hook(Protocol):
         """Once, with the final state, if the run came to its end."""
 
     def close(self) -> None:
-        """Once, also when the run failed: give back what is held."""
+        """Once, also when a run that had begun failed: give back what is held."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what a run that goes on from here must know, as plain JSON.

@@ -119,6 +119,17 @@ class Preemption(Hook):
         """Pass the end of a step."""
         self.stop = self._agreement.reached(event.step)
 
+    def leave_if_asked(self, step: int, *, tell: Callable[..., None]) -> None:
+        """End the program if a signal came too late to stop its run, which is saved.
+
+        Raises:
+          Preempted: One came.
+        """
+        if self._asked.signal is None:
+            return
+        tell("preempted", step=step, signal=self._asked.signal)
+        Stop(signal=self._asked.signal, step=step).raise_saved()
+
     def close(self) -> None:
         """Give the signals back; closing twice is fine."""
         self._agreement.close()

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from replicator.compile_notes import TellCompilations
 from replicator.display import make_display
 from replicator.distributed.agreement import exchange
+from replicator.errors import ArgumentError
 from replicator.events import EventLog
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.mesh import spans_processes
@@ -63,11 +64,21 @@ class Reports:
     writer: Writer | None = None
 
 
-def open_journal(records: Records) -> EventLog | None:
-    """Open this process's journal of the run; None where the run has no directory."""
-    if records.directory is None:
+def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
+    """Open this process's journal of a run; None where the run has no directory.
+
+    Raises:
+      ArgumentError: The directory cannot be made.
+    """
+    if directory is None:
         return None
-    return EventLog(records.directory, process=jax.process_index())
+    try:
+        return EventLog(directory, process=jax.process_index())
+    except OSError as failure:
+        raise ArgumentError(
+            f"`directory` must be one that can be written to, got {directory}: "
+            f"{failure}. Choose another, or change its permissions."
+        ) from failure
 
 
 def open_reports(
@@ -115,7 +126,7 @@ def open_reports(
     else:
         # What came after the last checkpoint is done again, and written again.
         path = Path(records.directory) / "metrics.jsonl"
-        drop_after(path, step=resumed.shown_steps)
+        drop_after(path, step=resumed.shown_steps, evaluated_step=resumed.start_step)
     write_run_record(
         records.directory,
         seed=records.seed,

@@ -10,13 +10,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from replicator.attempts import Evaluations, Training
 from replicator.auto_microbatch import first_batch, fit_accumulate
 from replicator.bad_numbers.policy import OnNonfinite
 from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count
 from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, every
 from replicator.inputs.options import InputOptions
@@ -27,10 +28,10 @@ from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
-from replicator.records import Records
+from replicator.records import Records, open_journal
 from replicator.saving import Checkpoints
 from replicator.state import FirstState, first_run
-from replicator.training import Evaluations, Training, train
+from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
 
 
@@ -142,7 +143,8 @@ class Replicator(OwnLoops):
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
-        phases = Phases()
+        check_count("write_every", write_every)
+        phases, events = Phases(), open_journal(directory)
         options = self._options(accumulate, steps_per_call, checks)
         first = first_run(init_fn, self._mesh, seed=seed)
         if auto_microbatch:
@@ -154,13 +156,9 @@ class Replicator(OwnLoops):
             first.shapes.user,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
-            directory=directory,
+            journal=events,
         )
-        reading = dataclasses.replace(
-            inputs or InputOptions(),
-            accumulate=options.accumulate,
-            steps_per_call=steps_per_call,
-        )
+        reading = _reading(inputs or InputOptions(), options, steps=steps)
         training = Training(
             step=debug_step(step_fn, options, counted=True)
             if debug
@@ -193,6 +191,7 @@ class Replicator(OwnLoops):
             ),
             checkpoints=_checkpoints(checkpoint_dir, checkpoint_every, retention),
             evaluations=self._evaluations(eval_fn, eval_dataset, eval_every, follow),
+            events=events,
             recovery=recovery,
             one_replica=one_replica_update(step_fn, steps_per_call=steps_per_call),
             hooks=hooks,
@@ -245,7 +244,7 @@ class Replicator(OwnLoops):
         evaluate = functools.partial(self.evaluate, eval_fn, dataset)
         return Evaluations(
             evaluate=lambda state: evaluate(state=state),
-            when=_schedule(when),
+            when=_schedule("eval_every", when),
             follow=follow,
         )
 
@@ -262,6 +261,20 @@ def run(
     return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
 
 
+def _reading(
+    inputs: InputOptions, options: CompileOptions, *, steps: int | None
+) -> InputOptions:
+    epochs = inputs.epochs
+    if steps is None and epochs is None:
+        epochs = 1  # then it is the dataset's end that ends the run
+    return dataclasses.replace(
+        inputs,
+        accumulate=options.accumulate,
+        steps_per_call=options.steps_per_call,
+        epochs=epochs,
+    )
+
+
 def _plain(options: CompileOptions) -> dict[str, Any]:
     names = ("accumulate", "steps_per_call", "reduction")
     return {name: getattr(options, name) for name in names}
@@ -275,9 +288,14 @@ def _checkpoints(
     if directory is None:
         return None
     return Checkpoints(
-        directory=directory, when=_schedule(when), retention=retention or Retention()
+        directory=directory,
+        when=_schedule("checkpoint_every", when),
+        retention=retention or Retention(),
     )
 
 
-def _schedule(when: int | Every) -> Every:
-    return every(n_steps=when) if isinstance(when, int) else when
+def _schedule(name: str, when: int | Every) -> Every:
+    if isinstance(when, Every):
+        return when
+    check_count(name, when)
+    return every(n_steps=when)

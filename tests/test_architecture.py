@@ -36,7 +36,7 @@ FLOORS = {
         saving records own_loops dispatched_call
         bad_numbers postmortem auto_microbatch
     """,
-    "hall": "replicator testing training compat",
+    "hall": "replicator testing training attempts compat",
     "roof": "cli report",
     "top": "__init__",
 }

@@ -277,10 +277,13 @@ def test_a_run_with_several_steps_per_call_stops_between_calls(
     assert ended.value.step == 8
 
 
-def test_a_signal_in_the_last_step_lets_the_run_come_to_its_end(
+def test_a_signal_in_the_last_step_ends_the_program_after_the_run(
     tmp_path, default_signals
 ):
-    assert train(tmp_path, hooks=[terminated("terminate at step 10")]).step == 10
+    with pytest.raises(Preempted):
+        train(tmp_path, hooks=[terminated("terminate at step 10")])
+    assert CheckpointStore(tmp_path / "saved").restore().step == 10
+    assert train(tmp_path).step == 10
 
 
 def test_a_storm_while_it_saves_tears_nothing(tmp_path, default_signals, monkeypatch):

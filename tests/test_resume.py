@@ -17,7 +17,7 @@ import pytest
 import replicator
 from replicator.best_so_far import BestSoFar, Follow
 from replicator.evaluate_every import EvaluateEvery
-from replicator.hooks import StateCallback, StepEvent, every
+from replicator.hooks import Hook, StateCallback, StepEvent, every
 from replicator.in_flight import InFlight, in_flight_from_json
 from replicator.inputs.position import position_from_json
 from replicator.progress import first_numbers
@@ -360,3 +360,74 @@ def test_a_killed_process_ends_with_the_bits_of_one_that_was_not(tmp_path):
     )
     found = [numbers(tmp_path / f"{name}-records") for name in ("killed", "whole")]
     assert found[0] == found[1]
+
+
+class Forgetful(Hook):
+    """Cannot take its own state back."""
+
+    def state_dict(self):
+        return {"seen": 1}
+
+    def load_state(self, state):
+        raise KeyError("unseen")
+
+
+def test_what_fails_before_the_loop_leaves_the_directory_to_the_next_run(tmp_path):
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def train_until(steps, **options):
+        return rep.run(
+            step_fn,
+            dataset(),
+            init_fn=init_fn,
+            steps=steps,
+            checkpoint_dir=tmp_path / "checkpoints",
+            directory=tmp_path / "records",
+            display=False,
+            **options,
+        )
+
+    train_until(2, hooks=[Forgetful()])
+    with pytest.raises(KeyError, match="unseen"):
+        train_until(3, hooks=[Forgetful()])
+    assert train_until(4).step == 4
+
+
+def test_without_steps_a_run_ends_with_its_dataset():
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    found = rep.run(step_fn, dataset(), init_fn=init_fn, steps=None, display=False)
+    assert found.step == len(dataset())
+
+
+def test_an_evaluation_at_the_step_that_a_run_goes_on_from_stays_written(tmp_path):
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def cut(event):
+        raise Cut
+
+    def train_until(steps, cut_at=None):
+        return rep.run(
+            step_fn,
+            dataset(),
+            init_fn=init_fn,
+            steps=steps,
+            eval_fn=lambda state, batch: {"x": batch["x"][:, 0]},
+            eval_dataset=dataset(),
+            eval_every=2,
+            checkpoint_dir=tmp_path / "checkpoints",
+            checkpoint_every=2,
+            directory=tmp_path / "records",
+            hooks=[StateCallback(cut, every(n_steps=cut_at))] if cut_at else [],
+            display=False,
+        )
+
+    with pytest.raises(Cut):
+        train_until(6, cut_at=5)
+    found = train_until(6)
+    lines = (tmp_path / "records" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows if "eval/x" in row] == [2, 4, 6]
+    assert found.evaluation["examples"] == sum(len(each["x"]) for each in dataset())

@@ -10,11 +10,8 @@ of those forgets it, meets the bad number again, and goes back again.
 
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-
-import jax
 
 from replicator.bad_numbers.left_out import IndexedBatches, NotedBatches
 from replicator.bad_numbers.policy import (
@@ -30,7 +27,6 @@ from replicator.bad_numbers.policy import (
 )
 from replicator.bad_numbers.spikes import Spikes
 from replicator.errors import NonFiniteError, SpikeError
-from replicator.events import EventLog
 from replicator.hooks import Hook, MetricsEvent
 from replicator.optimizer_state import optimizer_states
 from replicator.protocols import PyTree
@@ -172,7 +168,7 @@ def make_recovery(
     *,
     on_nonfinite: OnNonfinite | None = None,
     spikes: Spikes | None = None,
-    directory: str | os.PathLike[str] | None = None,
+    journal: Journal | None = None,
 ) -> Recovery:
     """Return what a run does about bad numbers, from what its user said.
 
@@ -181,7 +177,7 @@ def make_recovery(
         optimizer in there skips such updates itself.
       on_nonfinite: What NaN and infinity lead to.
       spikes: What to watch for.
-      directory: The run's, for its journal.
+      journal: Where it is noted; None for the log alone.
 
     Raises:
       ArgumentError: A word is unknown.
@@ -191,9 +187,6 @@ def make_recovery(
         on_nonfinite=on_nonfinite or ("ignore" if skips else "raise"),
         on_spike=spikes.action if spikes is not None else "log",
     )
-    journal = None
-    if directory is not None:
-        journal = EventLog(directory, process=jax.process_index())
     return Recovery(policy, spikes=spikes, journal=journal)
 
 

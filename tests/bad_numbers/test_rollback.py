@@ -274,8 +274,8 @@ def test_by_default_an_optimizer_that_skips_by_itself_is_left_alone():
     assert make_recovery(states[0]).ignores
 
 
-def test_what_a_user_says_makes_the_policy(tmp_path):
+def test_what_a_user_says_makes_the_policy():
     spikes = Spikes(action="rollback")
-    recovery = make_recovery({}, on_nonfinite="skip", spikes=spikes, directory=tmp_path)
+    recovery = make_recovery({}, on_nonfinite="skip", spikes=spikes)
     assert recovery.policy == Policy(on_nonfinite="skip", on_spike="rollback")
     assert recovery.policy.goes_back
