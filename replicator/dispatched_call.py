@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from replicator.hooks import MetricsEvent, StateEvent
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
 from replicator.progress import ProgressNumbers
 from replicator.protocols import PyTree
+from replicator.to_host import to_host
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class DispatchedCall:
         """Return the metrics of the call's step number `index`, on the host."""
         if not self.was_read:
             with self.phases.during("step"):
-                self.metrics = jax.tree.map(np.asarray, jax.device_get(self.metrics))
+                self.metrics = to_host(self.metrics)
             self.was_read = True
         if not self.stacked:
             return self.metrics

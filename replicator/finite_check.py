@@ -15,6 +15,7 @@ import numpy as np
 from replicator.bad_numbers.policy import BadNumber, Policy
 from replicator.bad_numbers.rollback import Recovery
 from replicator.protocols import PyTree
+from replicator.to_host import to_host
 from replicator.trees import named_leaves
 
 CALLS_BETWEEN_CHECKS = 64
@@ -59,7 +60,7 @@ class FiniteCheck:
           Exception: Whatever `tell` raised.
         """
         unchecked, self._unchecked = self._unchecked, []
-        fetched = jax.device_get([call.leaves for call in unchecked])
+        fetched = to_host([call.leaves for call in unchecked])
         for call, leaves in zip(unchecked, fetched, strict=True):
             if not all(map(_is_finite, leaves.values())):
                 for found in _bad_numbers(call, leaves):

@@ -254,8 +254,11 @@ class _Run:
             phases=self._phases,
         )
         event = self._newest.state_event(self.state, shown=False, look=self._look)
+        phase = None
         for hook in self._hooks:
-            self._phases.enter(hook.phase, step=self.step)
+            if hook.phase != phase:
+                phase = hook.phase
+                self._phases.enter(phase, step=self.step)
             hook.on_state(event)
 
     def require_end_of_plan(self) -> None:

@@ -21,7 +21,7 @@ FLOORS = {
         source_lines dataflow strict_json progress display writers run_record run_ahead
         phases events stacks goodput peak_flops device_memory exit_codes
         distributed launch
-        agreed_time same_everywhere in_flight closing
+        agreed_time same_everywhere in_flight closing to_host
     """,
     "kitchen": "collectives per_replica state inputs",
     "library": """
