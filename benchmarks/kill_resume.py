@@ -232,8 +232,8 @@ def terminate(
     attempt = start(
         directory, processes=processes, send=signal.SIGTERM, after_s=after_s
     )
-    # It may have come to its end before: then a signal ends no more than the program.
-    asked = attempt.digest is None and attempt.exit_codes[0] != 0
+    # After its last step a signal ends no more than the program.
+    asked = attempt.last_step < STEPS and attempt.exit_codes[0] != 0
     if asked and set(attempt.exit_codes) != {PREEMPTED}:
         found.fail(f"exit codes {attempt.exit_codes} by SIGTERM: {attempt.errors}")
     last = start(directory, processes=processes)

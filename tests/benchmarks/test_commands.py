@@ -16,7 +16,7 @@ TINY = {
     "kill_resume": ["--kills=20", "--terms=4", "--starts=1"],
     "corruption": ["--cases=40"],
     "checkpoint_stall": [
-        *("--state_mb=4", "--step_ms=2", "--interval_s=0.1", "--rounds=2", "--saves=2"),
+        *("--state_mb=8", "--step_ms=2", "--interval_s=0.1", "--rounds=2", "--saves=2"),
     ],
     "goodput": ["--kills=1", "--interval_s=15", "--task=mlp"],
     "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
