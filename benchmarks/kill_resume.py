@@ -232,8 +232,9 @@ def terminate(
     attempt = start(
         directory, processes=processes, send=signal.SIGTERM, after_s=after_s
     )
-    # After its last step a signal ends no more than the program.
-    asked = attempt.last_step < STEPS and attempt.exit_codes[0] != 0
+    # Before its first step and after its last one a signal ends a program that has
+    # nothing to lose.
+    asked = 0 < attempt.last_step < STEPS and attempt.exit_codes[0] != 0
     if asked and set(attempt.exit_codes) != {PREEMPTED}:
         found.fail(f"exit codes {attempt.exit_codes} by SIGTERM: {attempt.errors}")
     last = start(directory, processes=processes)

@@ -13,10 +13,12 @@ TINY = {
     "steps_per_call": ["--rounds=2", "--calls=1", "--global_batch=4"],
     "no_hang": ["--runs=2", "--steps=20", "--devices=2", "--devices=4"],
     "import_time": ["--rounds=1"],
-    "kill_resume": ["--kills=20", "--terms=4", "--starts=1"],
+    "kill_resume": [
+        *("--kills=6", "--kills_per_run=3", "--processes=1", "--terms=2", "--starts=1"),
+    ],
     "corruption": ["--cases=40"],
     "checkpoint_stall": [
-        *("--state_mb=8", "--step_ms=2", "--interval_s=0.1", "--rounds=2", "--saves=2"),
+        *("--state_mb=8", "--step_ms=2", "--interval_s=3", "--rounds=2", "--saves=2"),
     ],
     "goodput": ["--kills=1", "--interval_s=15", "--task=mlp"],
     "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
