@@ -15,7 +15,7 @@ FAKE = Probe(
     asynchronous=True,
     total=8.0,
     seconds=0.4,
-    cache_directory="/home/a/.cache/replicator/xla",
+    cache_directory="~/.cache/replicator/xla",
     cache_problem="",
 )
 
