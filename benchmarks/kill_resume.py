@@ -35,7 +35,7 @@ _PROCESSES = flags.DEFINE_multi_integer("processes", [1, 2], "Processes, in turn
 _TERMS = flags.DEFINE_integer("terms", 4, "SIGTERMs in all, of one process each.")
 _STARTS = flags.DEFINE_integer("starts", 5, "Starts that are timed.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
-STEPS, INTERVAL, DEVICES = 240, 40, 2
+STEPS, INTERVAL, DEVICES = 240, 60, 2
 LIMIT_S = 240.0
 IMPORTS = "import jax, flax.nnx, orbax.checkpoint"
 
