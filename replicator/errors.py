@@ -15,6 +15,17 @@
     ├── NonFiniteError (FloatingPointError) a number became NaN or infinite
     ├── SpikeError (ArithmeticError)        a number left the range it had
     ├── DeviceMemoryError (MemoryError)     a step needs more memory than there is
+    ├── RpcError (RuntimeError)             a call to another process went wrong
+    │   ├── EncodeError (TypeError)         a value cannot be sent
+    │   ├── DecodeError (ValueError)        what arrived is no value of ours
+    │   ├── MessageTooLargeError (ValueError)  a message is past its limit
+    │   ├── AuthenticationError (PermissionError)  a peer did not prove that it belongs
+    │   ├── AddressInUseError (OSError)     another server listens there
+    │   ├── ConnectionLostError (ConnectionError)  the other end is gone
+    │   ├── CallTimeoutError (TimeoutError) no answer came within the deadline
+    │   ├── CallCancelledError (CancelledError)  the caller gave the call up
+    │   ├── ServerStoppedError              the server takes no more calls
+    │   └── RemoteError                     the method raised, in the other process
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
     Preempted (SystemExit)      no error: the run was asked to stop, and is saved
@@ -22,6 +33,8 @@
 Each also inherits the builtin that it refines, so `except ValueError` works. A message
 reads: "`argument` must <rule>, got <value>. <One remedy>."
 """
+
+import concurrent.futures
 
 
 class ReplicatorError(Exception):
@@ -98,6 +111,72 @@ class SpikeError(ReplicatorError, ArithmeticError):
 
 class DeviceMemoryError(ReplicatorError, MemoryError):
     """A step needs more memory than a device has."""
+
+
+class RpcError(ReplicatorError, RuntimeError):
+    """A call to another process went wrong."""
+
+
+class EncodeError(RpcError, TypeError):
+    """A value, or a part of it that the message names, cannot be sent."""
+
+
+class DecodeError(RpcError, ValueError):
+    """What arrived is no value of ours."""
+
+
+class MessageTooLargeError(RpcError, ValueError):
+    """A message is past its limit; nothing of it was sent."""
+
+
+class AuthenticationError(RpcError, PermissionError):
+    """A peer did not prove, in time, that it belongs to the program."""
+
+
+class AddressInUseError(RpcError, OSError):
+    """Another server listens at the address."""
+
+
+class ConnectionLostError(RpcError, ConnectionError):
+    """The other end of a connection is gone."""
+
+
+class CallTimeoutError(RpcError, TimeoutError):
+    """No answer came within the deadline of a call."""
+
+
+class CallCancelledError(RpcError, concurrent.futures.CancelledError):
+    """The caller gave the call up."""
+
+
+class ServerStoppedError(RpcError):
+    """The server takes no more calls."""
+
+
+class RemoteError(RpcError):
+    """A method raised in the other process.
+
+    What is caught is also of the type that was raised there, if that is a builtin or a
+    registered one: `except ValueError` works across processes.
+
+    Attributes:
+      type_name: The type that was raised.
+      remote_traceback: The traceback there, as text.
+      server: The label of the server.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        type_name: str = "",
+        remote_traceback: str = "",
+        server: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.remote_traceback = remote_traceback
+        self.server = server
 
 
 class DistributedError(ReplicatorError, RuntimeError):

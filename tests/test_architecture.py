@@ -23,7 +23,7 @@ FLOORS = {
         distributed launch
         agreed_time same_everywhere in_flight closing to_host
     """,
-    "kitchen": "collectives per_replica state inputs",
+    "kitchen": "collectives per_replica state inputs rpc",
     "library": """
         metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
         metric_totals exact_metrics best_so_far
@@ -56,6 +56,9 @@ FORBIDDEN = [
     ("models", "experiments"),
 ]
 HEAVY = {
+    "cryptography": {"replicator/rpc/certificates.py"},
+    "grpc": {"replicator/rpc/transports/grpc_stream.py"},
+    "grpc_health": {"replicator/rpc/transports/grpc_stream.py"},
     "flax": {"replicator/nnx.py"},
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/display.py", "replicator/cli/tables.py"},

@@ -1,0 +1,27 @@
+"""How large a message may be; checked by sender and receiver, before allocation."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MessageLimits:
+    """Bounds of one message and of one connection.
+
+    Attributes:
+      message_bytes: Head and arrays of one message together.
+      head_bytes: The head: names, numbers, strings, shapes; not the arrays.
+      depth: How deep containers lie in one another.
+      leaves: Arrays (and long strings of bytes) in one message.
+      rank: Dimensions of an array.
+      in_flight_bytes: What one connection may hold of calls that wait or run; past it
+        the server reads no more from this client until some are done.
+      in_flight_calls: Likewise, counted in calls.
+    """
+
+    message_bytes: int = 1 << 30
+    head_bytes: int = 1 << 24
+    depth: int = 64
+    leaves: int = 65_536
+    rank: int = 32
+    in_flight_bytes: int = 2 << 30
+    in_flight_calls: int = 4_096

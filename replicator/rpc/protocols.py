@@ -1,0 +1,130 @@
+"""What the floors of this room hand each other: messages, connections, listeners.
+
+    courier     server, client: methods, deadlines, cancellation     knows no bytes
+    transports  in-process, same host, gRPC: one message, whole      know no methods
+    codec       a value is a head (msgpack) and the bytes of arrays  knows no sockets
+
+A transport moves messages. It never looks into a value, and the courier above it never
+sees a byte, so each stands in the tests without the other.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from replicator.protocols import PyTree
+
+
+class Kind(enum.IntEnum):
+    """What a message is for. Kinds from 128 on are a transport's own business."""
+
+    CALL = 1
+    """Client to server: `(method, args, kwargs, timeout_s)`, or more at its end."""
+    REPLY = 2
+    """Server to client: what the method returned."""
+    ERROR = 3
+    """Server to client: why there is no reply."""
+    CANCEL = 4
+    """Client to server: nobody waits for this call any more."""
+    PING = 5
+    """Either way: are you there?"""
+    PONG = 6
+    """Either way: I am."""
+    GOODBYE = 7
+    """Server to client: it answers what it has and takes no more calls."""
+
+
+class Payload(Protocol):
+    """The value of a message, decoded when it is asked for, in the asker's thread."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes it takes; 0 where nothing was encoded."""
+        ...
+
+    def value(self) -> PyTree:
+        """Return the value; arrays are read-only views that keep their memory alive.
+
+        Raises:
+          DecodeError: The bytes are no value of ours, or past a limit.
+        """
+        ...
+
+
+class Message(NamedTuple):
+    """One message as it arrived."""
+
+    kind: int
+    call_id: int
+    payload: Payload
+
+
+class Connection(Protocol):
+    """One authenticated connection; both ends have the same methods.
+
+    Any thread may send; one thread at a time receives.
+    """
+
+    @property
+    def peer(self) -> str:
+        """Name the other end for people: an address, and a process id where known."""
+        ...
+
+    def send(
+        self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
+    ) -> int:
+        """Send one message whole; return its bytes.
+
+        Raises:
+          EncodeError: The value cannot be sent; nothing was.
+          MessageTooLargeError: It is past the limit; nothing was sent.
+          ConnectionLostError: The other end is gone.
+          CallTimeoutError: The other end did not read for `timeout_s`.
+        """
+        ...
+
+    def receive(self, *, timeout_s: float | None) -> Message:
+        """Return the next message.
+
+        Raises:
+          ConnectionLostError: The other end is gone, or sent what is no message.
+          CallTimeoutError: No message came within `timeout_s`; the next call goes on
+            where this one stopped.
+        """
+        ...
+
+    def has_received(self) -> bool:
+        """Tell whether `receive` has something to work on without waiting."""
+        ...
+
+    def fileno(self) -> int | None:
+        """Return what `select` may watch for messages; None if there is no such."""
+        ...
+
+    def close(self) -> None:
+        """Close it; a `receive` that waits raises. May be called twice, anywhere."""
+        ...
+
+
+class Listener(Protocol):
+    """Where connections of one transport arrive."""
+
+    @property
+    def address(self) -> str:
+        """Return what a client gives to `connect`."""
+        ...
+
+    def accept(self) -> Callable[[], Connection]:
+        """Wait for a peer; return what lets it prove itself, for a thread of its own.
+
+        The returned function does the handshake, within its bound, and returns the
+        connection, or raises `AuthenticationError` or `ConnectionLostError`.
+
+        Raises:
+          ConnectionLostError: The listener was closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop listening; a waiting `accept` raises. May be called twice."""
+        ...
