@@ -6,7 +6,7 @@ Ends with status 1 if a benchmark broke or a number misses its bar.
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +14,11 @@ from rich.table import Table
 from benchmarks.bars import BARS, BENCHMARKS, Results, missed
 
 
-def run_benchmark(name: str) -> Mapping[str, float] | None:
+def run_benchmark(
+    name: str, arguments: Sequence[str] = ()
+) -> Mapping[str, float] | None:
     """Run one, showing its lines as they come; return its result, None if it broke."""
-    command = [sys.executable, "-u", "-m", f"benchmarks.{name}"]
+    command = [sys.executable, "-u", "-m", f"benchmarks.{name}", *arguments]
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None  # it is a pipe

@@ -52,6 +52,7 @@ class _Turns(Hook):
     ) -> None:
         self.times_s: dict[str, list[float]] = {name: [] for name in (OURS, *others)}
         self._others = others
+        self._order = list(others)
         self._steps_per_block = steps_per_block
         self._clock = clock
         self._started_s: float | None = None
@@ -63,8 +64,10 @@ class _Turns(Hook):
         is_warm = self._started_s is not None
         if self._started_s is not None:
             self.times_s[OURS].append(self._clock.now_s() - self._started_s)
-        for name, other in self._others.items():
-            time_s = seconds(other, self._clock)
+        # Who comes right after us has our input thread still filling its queue.
+        self._order = [*self._order[1:], self._order[0]] if self._order else []
+        for name in self._order:
+            time_s = seconds(self._others[name], self._clock)
             if is_warm:
                 self.times_s[name].append(time_s)
         self._started_s = self._clock.now_s()

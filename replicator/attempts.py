@@ -199,9 +199,11 @@ class Attempts:
         )
         if preemption is not None:
             preemption.leave_if_asked(result.step, tell=teller(self._events))
+        ran = result.metrics is not None
         return dataclasses.replace(
             result,
             state=result.state.user,
+            metrics=result.metrics if ran else resumed.last_metrics,
             evaluation=evaluation and evaluation.metrics,
             best=evaluation and evaluation.best,
         )

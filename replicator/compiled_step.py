@@ -295,9 +295,12 @@ def _donatable(state: PyTree) -> PyTree:
         (jaxlib 0.10, several CPU devices).
     """
     leaves, treedef = jax.tree.flatten(state)
-    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
-        _refuse_donated(state)
-    if len({id(leaf) for leaf in leaves}) == len(leaves):
+    for kind in set(map(type, leaves)):
+        # No loop of Python's over the leaves: there are hundreds, at every step.
+        same = [each for each in leaves if type(each) is kind]
+        if issubclass(kind, jax.Array) and any(map(kind.is_deleted, same)):
+            _refuse_donated(state)
+    if len(set(map(id, leaves))) == len(leaves):
         return state
     seen = set()
     for position, leaf in enumerate(leaves):

@@ -26,6 +26,9 @@
     │   ├── CallCancelledError (CancelledError)  the caller gave the call up
     │   ├── ServerStoppedError              the server takes no more calls
     │   └── RemoteError                     the method raised, in the other process
+    ├── ProgramError (ValueError)           a graph of nodes that cannot run
+    ├── LaunchError (RuntimeError)          a program cannot be started
+    ├── NodeFailedError (RuntimeError)      a node of a running program failed
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
     Preempted (SystemExit)      no error: the run was asked to stop, and is saved
@@ -177,6 +180,26 @@ class RemoteError(RpcError):
         self.type_name = type_name
         self.remote_traceback = remote_traceback
         self.server = server
+
+
+class ProgramError(ReplicatorError, ValueError):
+    """A graph of nodes cannot run; nothing was started."""
+
+
+class LaunchError(ReplicatorError, RuntimeError):
+    """A program, or one of its workers, cannot be started."""
+
+
+class NodeFailedError(ReplicatorError, RuntimeError):
+    """A node of a running program failed.
+
+    Attributes:
+      node: The worker's name.
+    """
+
+    def __init__(self, message: str, *, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class DistributedError(ReplicatorError, RuntimeError):

@@ -6,6 +6,7 @@ from typing import Any
 from replicator.best_so_far import BestSoFar, Evaluated, Follow, Verdict
 from replicator.errors import ArgumentError
 from replicator.hooks import Every, Hook, StateCallback, StateEvent
+from replicator.in_flight import result_as_json, result_from_json
 from replicator.protocols import PyTree
 from replicator.state import RunState
 from replicator.writers.writer import Writer, named_numbers
@@ -47,6 +48,7 @@ class EvaluateEvery(Hook):
         self.best = best or BestSoFar()
         self.verdict: Verdict = "go_on"
         self.metrics: Mapping[str, PyTree] | None = None
+        self._plain_metrics: list[dict[str, Any]] | None = None
 
     @property
     def should_stop(self) -> bool:
@@ -80,6 +82,7 @@ class EvaluateEvery(Hook):
             "waited": best.waited,
             "verdict": self.verdict,
             "due": self._due.state_dict(),
+            "metrics": self._plain_metrics,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -92,6 +95,9 @@ class EvaluateEvery(Hook):
             waited=state["waited"],
         )
         self.verdict = state["verdict"]
+        self._plain_metrics = state.get("metrics")
+        if self._plain_metrics is not None:
+            self.metrics = result_from_json(self._plain_metrics)
         if state["due"] is not None:
             self._due.load_state(state["due"])
 
@@ -104,6 +110,7 @@ class EvaluateEvery(Hook):
         state = event.state
         user = state.user if isinstance(state, RunState) else state
         self.metrics = self._evaluate(user)
+        self._plain_metrics = result_as_json(self.metrics)
         self._last_step = event.step
         numbers = named_numbers(self.metrics)
         if self._writer is not None:

@@ -7,7 +7,7 @@ Checkpoints and evaluation belong to the first, numbers to the second.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from replicator.display import Display
@@ -101,7 +101,8 @@ class Hook(Protocol):
     def state_dict(self) -> dict[str, Any] | None:
         """Return what a run that goes on from here must know, as plain JSON.
 
-        It is saved after the `on_state` of a step, and is the same in all processes.
+        It is saved after the `on_state` of a step, and is the same in all processes. A
+        run that is saved asks once before its first step, too, to see that it is JSON.
         """
         return None
 
@@ -110,6 +111,36 @@ class Hook(Protocol):
 
     def flush(self) -> None:
         """Return when all that was written is safe; called from another thread."""
+
+
+def checked_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
+    """Return the hooks of a run, each in its place.
+
+    Raises:
+      ArgumentError: `hooks` is no list, or holds what is no hook.
+    """
+    try:
+        listed = tuple(hooks)
+    except TypeError as failure:
+        raise ArgumentError(
+            f"`hooks` must be a list of hooks, got {hooks!r}. Put it in a list."
+        ) from failure
+    for hook in listed:
+        if isinstance(hook, type):
+            raise ArgumentError(
+                f"`hooks` must hold hooks only, got the class `{hook.__name__}`. Make "
+                f"one: `{hook.__name__}(...)`."
+            )
+        if not all(hasattr(hook, name) for name in _OF_A_HOOK):
+            raise ArgumentError(
+                f"`hooks` must hold hooks only, got {hook!r}. Subclass "
+                "`replicator.hooks.Hook`, or wrap a function: `Callback(fn, "
+                "every(n_steps=1))`."
+            )
+    return listed
+
+
+_OF_A_HOOK = tuple(name for name in vars(Hook) if not name.startswith("_"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

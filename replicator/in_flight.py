@@ -1,11 +1,11 @@
-"""Metrics of a call that no hook has been shown when its state was saved.
+"""Metrics as JSON, above all those that no hook was shown when their state was saved.
 
 The loop shows metrics one call late. A run that goes on from such a state shows them
 first, so that its records lack no line.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from replicator.strict_json import strict_json
 from replicator.trees import leaf_path
 
 _MOST_NDIM = 1  # what is larger is no number, and nobody writes it
+MOST_NUMBERS = 10_000
+"""Results are kept without arrays of more numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,35 +40,57 @@ class InFlight:
     def as_json(self) -> dict[str, Any]:
         """Wait for the metrics, and return plain values; large arrays are left out."""
         most = _MOST_NDIM + int(self.stacked)
-        flat, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(self.metrics))
-        leaves = [
-            {
-                "path": [leaf_path((entry,)) for entry in path],
-                "dtype": str(np.asarray(leaf).dtype),
-                "value": _plain(np.asarray(leaf)),
-            }
-            for path, leaf in flat
-            if np.ndim(leaf) <= most
-        ]
+        leaves = _leaves(self.metrics, keep=lambda array: array.ndim <= most)
         return {"steps": self.steps, "stacked": self.stacked, "leaves": leaves}
 
 
 def in_flight_from_json(value: Mapping[str, Any], *, position: Any) -> InFlight:
     """Return what `as_json` wrote; the metrics as nested dicts."""
+    return InFlight(
+        steps=value["steps"],
+        stacked=value["stacked"],
+        metrics=_nested(value["leaves"]),
+        position=position,
+    )
+
+
+def result_as_json(metrics: PyTree) -> list[dict[str, Any]]:
+    """Return the metrics of a result as plain values; large arrays are left out."""
+    return _leaves(metrics, keep=lambda array: array.size <= MOST_NUMBERS)
+
+
+def result_from_json(leaves: Sequence[Mapping[str, Any]]) -> PyTree:
+    """Return what `result_as_json` wrote: nested dicts of numbers and arrays."""
+    return jax.tree.map(
+        lambda leaf: leaf if leaf.ndim else leaf.item(), _nested(leaves)
+    )
+
+
+def _leaves(
+    metrics: PyTree, *, keep: Callable[[np.ndarray], bool]
+) -> list[dict[str, Any]]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(metrics))
+    arrays = [(path, np.asarray(leaf)) for path, leaf in flat]
+    return [
+        {
+            "path": [leaf_path((entry,)) for entry in path],
+            "dtype": str(array.dtype),
+            "value": _plain(array),
+        }
+        for path, array in arrays
+        if keep(array)
+    ]
+
+
+def _nested(leaves: Sequence[Mapping[str, Any]]) -> PyTree:
     metrics: dict[str, Any] = {}
-    for leaf in value["leaves"]:
+    for leaf in leaves:
         *folders, name = leaf["path"] or [""]
         node = metrics
         for folder in folders:
             node = node.setdefault(folder, {})
         node[name] = _array(leaf["value"], leaf["dtype"])
-    bare = metrics[""] if list(metrics) == [""] else metrics
-    return InFlight(
-        steps=value["steps"],
-        stacked=value["stacked"],
-        metrics=bare,
-        position=position,
-    )
+    return metrics[""] if list(metrics) == [""] else metrics
 
 
 def _plain(array: np.ndarray) -> Any:

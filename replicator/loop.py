@@ -90,6 +90,12 @@ class LoopPlan:
                 f"`start_step` must be at least 0, got {self.start_step}. "
                 "Leave it out for a state that has no step behind it."
             )
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if self.steps is not None and not whole:
+            raise ArgumentError(
+                f"`steps` must be a whole number, got {self.steps!r}. "
+                "Pass an `int`, or `steps=None` to run until the input ends."
+            )
         if self.steps is not None and self.steps < 0:
             raise ArgumentError(
                 f"`steps` must be at least 0, got {self.steps}. "
@@ -130,9 +136,11 @@ class LoopResult:
       step: Updates done, those before `start_step` included.
       examples: Real examples that this run saw.
       metrics: The last step's: Python numbers, and NumPy arrays where a metric is no
-        scalar. None if no step was run.
+        scalar. None if no step was ever run.
       progress: Time and rates at the end; None if no step was run.
-      evaluation: What the last evaluation found; None if there was none.
+      evaluation: What the last evaluation found; None if there was none. This and
+        `metrics` of a run that had ended before are those that it ended with, as nested
+        dicts, without arrays of over 10,000 numbers.
       best: The best evaluation, where a number of it is followed.
     """
 

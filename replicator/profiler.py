@@ -86,6 +86,24 @@ def decide(
     return after, "start" if stays_open else "stop"
 
 
+def check_steps(name: str, steps: range) -> None:
+    """Refuse steps that cannot be traced.
+
+    Args:
+      name: Of the argument.
+      steps: What was given.
+
+    Raises:
+      ArgumentError: It is no range, is empty, begins below 1 or leaves steps out.
+    """
+    is_range = isinstance(steps, range)
+    if not (is_range and steps and steps.start >= 1 and steps.step == 1):
+        raise ArgumentError(
+            f"`{name}` must be a range of steps from 1 on, got {steps!r}. "
+            "Write `range(100, 110)` for ten steps."
+        )
+
+
 class Profile(Hook):
     """Trace steps into a directory: those of `steps`, and more when asked.
 
@@ -109,11 +127,8 @@ class Profile(Hook):
         steps: range | None = None,
         events: EventLog | None = None,
     ):
-        if steps is not None and (not steps or steps.start < 1 or steps.step != 1):
-            raise ArgumentError(
-                f"`steps` must be a range of steps from 1 on, got {steps}. "
-                "Write `range(100, 110)` for ten steps."
-            )
+        if steps is not None:
+            check_steps("steps", steps)
         self._directory = Path(directory)
         self._events = events
         self._state = ProfileState(wanted=steps)

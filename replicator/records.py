@@ -18,7 +18,7 @@ from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.mesh import spans_processes
 from replicator.phase_journal import JournalPhases
 from replicator.phases import Phases
-from replicator.profiler import Profile
+from replicator.profiler import Profile, check_steps
 from replicator.program_cost import Compilation
 from replicator.run_numbers import AddRunNumbers
 from replicator.run_record import describe_process, set_aside, write_run_record
@@ -62,6 +62,20 @@ class Reports:
     hooks: Sequence[Hook] = ()
     after: Sequence[Hook] = ()
     writer: Writer | None = None
+
+
+def check_profile(steps: range, directory: str | os.PathLike[str] | None) -> None:
+    """Refuse to trace what cannot be, or to where there is no place.
+
+    Raises:
+      ArgumentError: `steps` is no range of steps, or there is no `directory`.
+    """
+    check_steps("profile", steps)
+    if directory is None:
+        raise ArgumentError(
+            "`directory` must be given to profile steps, got None. Pass it: traces go "
+            "to `profile/` in it."
+        )
 
 
 def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:

@@ -17,9 +17,10 @@ from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
+from replicator.compiled_step import CompiledStep
 from replicator.errors import ArgumentError, check_count
 from replicator.evaluate import EvalFn
-from replicator.hooks import Every, Hook, every
+from replicator.hooks import Every, Hook, checked_hooks, every
 from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
@@ -28,8 +29,8 @@ from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
-from replicator.records import Records, open_journal
-from replicator.saving import Checkpoints
+from replicator.records import Records, check_profile, open_journal
+from replicator.saving import Checkpoints, hook_states
 from replicator.state import FirstState, first_run
 from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
@@ -143,9 +144,18 @@ class Replicator(OwnLoops):
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
+        phases = Phases()
         check_count("write_every", write_every)
-        phases, events = Phases(), open_journal(directory)
         options = self._options(accumulate, steps_per_call, checks)
+        plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
+        checkpoints = _checkpoints(checkpoint_dir, checkpoint_every, retention)
+        evaluations = self._evaluations(eval_fn, eval_dataset, eval_every, follow)
+        limits, hooks = as_limits(step_timeout), checked_hooks(hooks)
+        if checkpoints is not None:
+            hook_states(hooks)  # refuses one that could not be saved
+        if profile is not None:
+            check_profile(profile, directory)
+        events = open_journal(directory)
         first = first_run(init_fn, self._mesh, seed=seed)
         if auto_microbatch:
             batch = first_batch(dataset, self._mesh, inputs or InputOptions())
@@ -162,18 +172,11 @@ class Replicator(OwnLoops):
         training = Training(
             step=debug_step(step_fn, options, counted=True)
             if debug
-            else compiled_step(
-                step_fn,
-                self._mesh,
-                options,
-                counted=True,
-                skips_bad=on_nonfinite == "skip",
-                phases=phases,
-            ),
+            else self._compiled(step_fn, options, on_nonfinite, phases),
             first=first,
             dataset=dataset,
             mesh=self._mesh,
-            plan=LoopPlan(steps=steps, steps_per_call=steps_per_call),
+            plan=plan,
             reading=reading,
             records=Records(
                 directory=directory,
@@ -189,16 +192,32 @@ class Replicator(OwnLoops):
                 },
                 profile=profile,
             ),
-            checkpoints=_checkpoints(checkpoint_dir, checkpoint_every, retention),
-            evaluations=self._evaluations(eval_fn, eval_dataset, eval_every, follow),
+            checkpoints=checkpoints,
+            evaluations=evaluations,
             events=events,
             recovery=recovery,
             one_replica=one_replica_update(step_fn, steps_per_call=steps_per_call),
             hooks=hooks,
             phases=phases,
-            limits=as_limits(step_timeout),
+            limits=limits,
         )
         return train(training)
+
+    def _compiled(
+        self,
+        step_fn: StepFn,
+        options: CompileOptions,
+        on_nonfinite: OnNonfinite | None,
+        phases: Phases,
+    ) -> CompiledStep:
+        return compiled_step(
+            step_fn,
+            self._mesh,
+            options,
+            counted=True,
+            skips_bad=on_nonfinite == "skip",
+            phases=phases,
+        )
 
     def _fitted(
         self,

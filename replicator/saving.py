@@ -1,6 +1,7 @@
 """Save a whole run, and go on from it: state, input, hooks, and what is in flight."""
 
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -14,10 +15,17 @@ from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.distributed.report_progress import report_progress
-from replicator.hooks import Every, Hook, StateEvent
-from replicator.in_flight import InFlight, in_flight_from_json
+from replicator.errors import ArgumentError
+from replicator.hooks import Every, Hook, MetricsEvent, StateEvent
+from replicator.in_flight import (
+    InFlight,
+    in_flight_from_json,
+    result_as_json,
+    result_from_json,
+)
 from replicator.inputs.position import Position, position_from_json
 from replicator.mesh import spans_processes
+from replicator.protocols import PyTree
 from replicator.run_record import versions
 from replicator.state import RunState, state_shardings
 
@@ -49,6 +57,7 @@ class Resumed:
       in_flight: Metrics that its hooks have not been shown.
       reports: The states of its reports.
       hooks: The states of its user's hooks.
+      last_metrics: Of its last step, if it had come to its end; None if not.
     """
 
     state: RunState
@@ -56,6 +65,7 @@ class Resumed:
     in_flight: InFlight | None = None
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
+    last_metrics: PyTree = None
 
     @property
     def start_step(self) -> int:
@@ -101,6 +111,7 @@ class SaveCheckpoints(Hook):
         self._tell = tell
         self._told = store.counts
         self._failure: Exception | None = None
+        self._shown: MetricsEvent | None = None
 
     def on_state(self, event: StateEvent) -> None:
         """Begin to save if due; the copy is made before the state is donated."""
@@ -111,6 +122,10 @@ class SaveCheckpoints(Hook):
             event.require_finite()
             self._store.save_nowait(self._snapshot(event))
 
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """Remember the metrics: at the end they are the run's result."""
+        self._shown = event
+
     def on_end(self, event: StateEvent) -> None:
         """Save the last step, durably: now its metrics were shown, and hooks ended."""
         event.require_finite()
@@ -120,10 +135,12 @@ class SaveCheckpoints(Hook):
 
     def close(self) -> None:
         """Wait for a save in flight, and give the directory back."""
+        self._shown = None
         self._store.close()
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
         position = event.position or Position()
+        ended = self._shown if event.in_flight is None else None
         return Snapshot(
             step=event.step,
             arrays=event.state,
@@ -131,6 +148,7 @@ class SaveCheckpoints(Hook):
                 "position": position.as_json(),
                 "reports": hook_states(self._reports),
                 "hooks": hook_states(self._hooks),
+                "last_metrics": ended and result_as_json(ended.metrics),
                 "versions": versions(),
             },
             own={"input": list(position.states)},
@@ -211,19 +229,35 @@ def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | Non
     if found is None:
         return None
     position = _position(found)
-    late = found.meta.get("in_flight")
+    late, last = found.meta.get("in_flight"), found.meta.get("last_metrics")
     return Resumed(
         state=found.arrays,
         position=position,
         in_flight=late and in_flight_from_json(late, position=position),
         reports=found.meta.get("reports", ()),
         hooks=found.meta.get("hooks", ()),
+        last_metrics=None if last is None else result_from_json(last),
     )
 
 
 def hook_states(hooks: Sequence[Hook]) -> list[list[Any]]:
-    """Return the name and the state of each hook, in order."""
-    return [[_name(hook), hook.state_dict()] for hook in hooks]
+    """Return the name and the state of each hook, in order.
+
+    Raises:
+      ArgumentError: A state is no plain JSON; the hook is named.
+    """
+    return [[_name(hook), _state(hook)] for hook in hooks]
+
+
+def _state(hook: Hook) -> Any:
+    state = hook.state_dict()
+    try:
+        return json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as failure:
+        raise ArgumentError(
+            f"`{_name(hook)}.state_dict` must return plain JSON, got what is not: "
+            f"{failure}. Return finite numbers, words, lists and dicts of them."
+        ) from failure
 
 
 def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ FLOORS = {
         bad_numbers postmortem auto_microbatch
     """,
     "hall": "replicator testing training attempts compat",
+    "wing": "launchpad_bridge",
     "roof": "cli report",
     "top": "__init__",
 }
@@ -56,6 +58,8 @@ FORBIDDEN = [
     ("models", "experiments"),
 ]
 HEAVY = {
+    "cloudpickle": {"replicator/launchpad_bridge/recipes.py"},
+    "ray": {"replicator/launchpad_bridge/launchers/ray_cluster.py"},
     "cryptography": {"replicator/rpc/certificates.py"},
     "grpc": {"replicator/rpc/transports/grpc_stream.py"},
     "grpc_health": {"replicator/rpc/transports/grpc_stream.py"},
@@ -194,6 +198,17 @@ def test_public_functions_are_annotated():
             assert signature.return_annotation is not inspect.Signature.empty, name
             for parameter in signature.parameters.values():
                 assert parameter.annotation is not inspect.Parameter.empty, name
+
+
+def test_types_are_checked_in_all_that_is_not_a_test():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {
+        path.name
+        for path in ROOT.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and any(path.rglob("*.py"))
+    }
+    made = {"build", "dist", "runs"}
+    assert set(settings["tool"]["pyright"]["include"]) == folders - {"tests"} - made
 
 
 def test_importing_starts_no_backend_no_thread_and_no_heavy_package():

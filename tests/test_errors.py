@@ -30,6 +30,7 @@ from replicator.errors import (
     StateError,
     TooLateError,
 )
+from replicator.hooks import Hook
 from replicator.postmortem.bundle import read_bundle
 from tests.steps import (
     gan_trainer,
@@ -136,6 +137,19 @@ def of_another_model():
     with CheckpointStore(directory) as store:
         store.save(Snapshot(step=1, arrays={"w": np.zeros(3)}))
     return directory
+
+
+class Remembering(Hook):
+    """A hook with something to be saved."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __repr__(self):
+        return "Remembering"
+
+    def state_dict(self):
+        return {"seen": self.seen}
 
 
 def reduce(**arguments):
@@ -617,8 +631,61 @@ ROWS = [
         "A trace of step 0",
         lambda: run([regression_batch()], profile=range(3), directory=folder()),
         ArgumentError,
-        "`steps` must be a range of steps from 1 on, got range(0, 3). Write "
+        "`profile` must be a range of steps from 1 on, got range(0, 3). Write "
         "`range(100, 110)` for ten steps.",
+    ),
+    Row(
+        "A trace of no steps",
+        lambda: run([regression_batch()], profile=range(5, 5), directory=folder()),
+        ArgumentError,
+        "`profile` must be a range of steps from 1 on, got range(5, 5). Write "
+        "`range(100, 110)` for ten steps.",
+    ),
+    Row(
+        "A trace and no place for it",
+        lambda: run([regression_batch()], profile=range(1, 3)),
+        ArgumentError,
+        "`directory` must be given to profile steps, got None. Pass it: traces go to "
+        "`profile/` in it.",
+    ),
+    Row(
+        "Half a step",
+        lambda: run([regression_batch()], steps=2.5),
+        ArgumentError,
+        "`steps` must be a whole number, got 2.5. Pass an `int`, or `steps=None` to "
+        "run until the input ends.",
+    ),
+    Row(
+        "A function for a hook",
+        lambda: run([regression_batch()], hooks=[print]),
+        ArgumentError,
+        "`hooks` must hold hooks only, got <built-in function print>. Subclass "
+        "`replicator.hooks.Hook`, or wrap a function: `Callback(fn, "
+        "every(n_steps=1))`.",
+    ),
+    Row(
+        "A class for a hook",
+        lambda: run([regression_batch()], hooks=[Hook]),
+        ArgumentError,
+        "`hooks` must hold hooks only, got the class `Hook`. Make one: `Hook(...)`.",
+    ),
+    Row(
+        "One hook instead of a list",
+        lambda: run([regression_batch()], hooks=Remembering([])),
+        ArgumentError,
+        "`hooks` must be a list of hooks, got Remembering. Put it in a list.",
+    ),
+    Row(
+        "A hook whose state cannot be saved",
+        lambda: run(
+            [regression_batch()],
+            hooks=[Remembering(np.zeros(2))],
+            checkpoint_dir=folder(),
+        ),
+        ArgumentError,
+        "`Remembering.state_dict` must return plain JSON, got what is not: Object of "
+        "type ndarray is not JSON serializable. Return finite numbers, words, lists "
+        "and dicts of them.",
     ),
     Row(
         "Two choices of microbatches",

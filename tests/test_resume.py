@@ -18,7 +18,12 @@ import replicator
 from replicator.best_so_far import BestSoFar, Follow
 from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Hook, StateCallback, StepEvent, every
-from replicator.in_flight import InFlight, in_flight_from_json
+from replicator.in_flight import (
+    InFlight,
+    in_flight_from_json,
+    result_as_json,
+    result_from_json,
+)
 from replicator.inputs.position import position_from_json
 from replicator.progress import first_numbers
 from replicator.saving import load_hooks
@@ -105,6 +110,67 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     again = run(tmp_path)
     assert again.examples == 0
     assert_same_bits(again.state, expected.state)
+
+
+def measured(directory, steps=4, **options):
+    """Train, and evaluate at the end."""
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def reporting(state, batch):
+        after, metrics = step_fn(state, batch)
+        told = {"count": replicator.Sum(jnp.int32(1)), "x": replicator.Max(batch["x"])}
+        return after, {"loss": metrics["loss"], "inner": told}
+
+    def eval_fn(state, batch):
+        x = batch["x"] * batch["mask"][:, None]
+        return {"y": batch["y"], "table": replicator.Sum(x.T @ x)}
+
+    return rep.run(
+        reporting,
+        dataset(),
+        init_fn=init_fn,
+        steps=steps,
+        eval_fn=eval_fn,
+        eval_dataset=dataset(),
+        eval_every=3,
+        follow=Follow(metric="y"),
+        checkpoint_dir=directory,
+        display=False,
+        **options,
+    )
+
+
+def assert_same_words(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert list(map(type, jax.tree.leaves(found))) == list(
+        map(type, jax.tree.leaves(expected))
+    )
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_call": 2}], ids=str)
+def test_a_finished_run_gives_back_what_it_ended_with(tmp_path, options):
+    expected = measured(tmp_path, **options)
+    again = measured(tmp_path, **options)
+    assert (again.step, again.examples) == (4, 0)
+    assert expected.metrics["inner"]["count"] == 2
+    assert expected.evaluation["table"].shape == (4, 4)
+    assert_same_words(again.metrics, expected.metrics)
+    assert_same_words(again.evaluation, expected.evaluation)
+    assert again.best == expected.best
+
+
+def test_a_finished_run_that_goes_on_gives_back_its_new_end(tmp_path):
+    measured(tmp_path)
+    assert_same_words(
+        measured(tmp_path, steps=5).metrics, measured(tmp_path / "whole", 5).metrics
+    )
+
+
+def test_results_of_many_numbers_are_not_kept():
+    saved = result_as_json({"small": np.zeros((100, 100)), "large": np.zeros(10_001)})
+    assert list(result_from_json(saved)) == ["small"]
 
 
 @pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")

@@ -1,11 +1,13 @@
 """What counts as a hang, decided without threads; and what the thread does then."""
 
+import faulthandler
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -282,6 +284,50 @@ def test_a_run_that_goes_on_is_left_alone(tmp_path):
         phases.enter("step", step=1)
     watchdog.close()
     assert not (tmp_path / "stacks").exists()
+
+
+class LookedAt(Phases):
+    """Tells when a watchdog has looked at it."""
+
+    def __init__(self):
+        super().__init__()
+        self.looked = threading.Event()
+
+    @property
+    def current(self):
+        self.looked.set()
+        return super().current
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["a short run", "a longer one"])
+def test_a_timer_of_the_user_s_own_stays(tmp_path, looks):
+    limits = Limits(start_s=1e6, silent_s=0.2, interpreter_s=float("inf"))
+    phases, said = LookedAt(), tmp_path / "stacks.txt"
+    with said.open("w") as file:
+        faulthandler.dump_traceback_later(0.3, file=file)
+        with Watchdog(phases, limits=limits if looks else None):
+            assert not looks or phases.looked.wait(60)
+        deadline_s = time.monotonic() + 60
+        while not said.read_text() and time.monotonic() < deadline_s:
+            threading.Event().wait(0.02)
+    assert "test_a_timer_of_the_user_s_own_stays" in said.read_text()
+
+
+@pytest.mark.slow
+def test_a_timer_that_the_watchdog_set_ends_with_it():
+    code = """
+import threading
+from replicator.watchdog import Limits, Watchdog
+from tests.test_watchdog import LookedAt
+phases = LookedAt()
+with Watchdog(phases, limits=Limits(silent_s=0.2, interpreter_s=2)):
+    assert phases.looked.wait(60)
+threading.Event().wait(3)  # it would end the program
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_thread_does_not_keep_a_finished_program_from_its_end():

@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -93,8 +94,8 @@ class WriterLock:
             os.close(handle)
             raise
         self._handle = handle
-        # A forked input worker would hold the lock after its parent was killed.
-        os.register_at_fork(after_in_child=self.release)
+        _held.add(self)
+        _release_in_forked_children()
         return self._generation
 
     def require_current(self) -> None:
@@ -115,6 +116,7 @@ class WriterLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+        _held.discard(self)
 
     def _lock(self, handle: int) -> None:
         try:
@@ -138,3 +140,17 @@ class WriterLock:
         with contextlib.suppress(OSError, ValueError, TypeError):
             return Owner(**json.loads((self._directory / OWNER_NAME).read_bytes()))
         return None
+
+
+_held: set[WriterLock] = set()
+
+
+@functools.cache  # what is registered is never forgotten
+def _release_in_forked_children() -> None:
+    """See that a forked input worker holds no lock after its parent was killed."""
+    os.register_at_fork(after_in_child=_release_all)
+
+
+def _release_all() -> None:
+    for lock in list(_held):
+        lock.release()

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "replay": "replicator.cli.replay",
     "devices": "replicator.cli.devices",
     "doctor": "replicator.cli.doctor",
+    "certificates": "replicator.cli.certificates",
     "completion": "replicator.cli.completion",
 }
 FAILED = 1

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 WARN_AFTER_S = 60.0
 _POLL_S = 0.05  # how often a starving consumer looks at its clock
-_CLOSE_WAIT_S = 5.0
+_CLOSE_WAIT_S = 2.0  # well inside the 5 s that a scheduler gives to a program to end
 _FORGOTTEN_WAIT_S = 0.5
 
 _log = logging.getLogger(__name__)

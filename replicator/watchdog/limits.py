@@ -40,7 +40,9 @@ class Limits:
       silent_s: Without word from another process, while this one waits for it.
       interpreter_s: Without one turn for the watchdog's own thread: something holds the
         interpreter's lock. Then C code writes the stacks, and ends the process with
-        code 1. A process that was stopped for longer (Ctrl-Z) ends like that, too.
+        code 1. A process that was stopped for longer (Ctrl-Z) ends like that, too. It
+        takes the one timer of `faulthandler.dump_traceback_later`; infinite leaves that
+        to you.
 
     Raises:
       ArgumentError: One is not positive.

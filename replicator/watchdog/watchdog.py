@@ -77,6 +77,7 @@ class Watchdog:
         self._exit_process = exit_process
         self._watched = Watched()
         self._loop_thread = 0
+        self._armed = False
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="replicator-watchdog", daemon=True
@@ -121,12 +122,22 @@ class Watchdog:
     def _run(self) -> None:
         try:
             while not self._closed.wait(self._limits.tick_s):
-                _arm(self._limits.interpreter_s)
+                self._arm(self._limits.interpreter_s)
                 if (expired := self._look()) is not None or self._others_hang():
                     self._end(expired)
                     return
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            if self._armed:  # else the timer is the user's own, if there is one
+                faulthandler.cancel_dump_traceback_later()
+
+    def _arm(self, seconds: float) -> None:
+        """Have C code write all stacks and exit in so many seconds, unless armed anew.
+
+        Python has one such timer: a user's own is replaced.
+        """
+        if seconds < threading.TIMEOUT_MAX:
+            self._armed = True
+            faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
     def _look(self) -> Expired | None:
         seen = Seen(
@@ -146,7 +157,7 @@ class Watchdog:
 
     def _end(self, expired: Expired | None) -> None:
         """Say everything there is to say, and exit: whatever happens on the way."""
-        _arm(_WRITE_S)
+        self._arm(_WRITE_S)
         try:
             own = self._make_statement(expired)
             statements = self._hear_all(own)
@@ -247,12 +258,6 @@ class Watchdog:
             own_s=straggler.own_s,
             median_s=straggler.median_s,
         )
-
-
-def _arm(seconds: float) -> None:
-    """Have C code write all stacks and exit in so many seconds, unless armed anew."""
-    if seconds < threading.TIMEOUT_MAX:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
 def _print(text: str) -> None:

@@ -14,7 +14,7 @@ TINY = {
     "no_hang": ["--runs=2", "--steps=20", "--devices=2", "--devices=4"],
     "import_time": ["--rounds=1"],
     "kill_resume": [
-        *("--kills=6", "--kills_per_run=3", "--processes=1", "--terms=2", "--starts=1"),
+        *("--kills=20", "--terms=2", "--starts=1"),  # over one and two processes
     ],
     "corruption": ["--cases=40"],
     "checkpoint_stall": [

@@ -1,6 +1,7 @@
 """The lock holds between processes, and ends with the one that took it."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replicator.checkpoint import CheckpointStore
+from replicator.checkpoint import CheckpointStore, lock
 from replicator.errors import CheckpointInUseError
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,8 @@ WAIT = OPEN + "print('open', flush=True); sys.stdin.read()"
 FORK_AND_DIE = (
     OPEN
     + """
+stores = [CheckpointStore(f"{sys.argv[1]}/{name}").open() for name in "abc"]
+stores[0].close()
 if os.fork() == 0:
     print("forked", flush=True)
     sys.stdin.read()
@@ -55,4 +58,19 @@ def test_another_process_is_refused_until_the_owner_is_killed(tmp_path):
 def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_lock(tmp_path):
     with program(FORK_AND_DIE, tmp_path) as owner:
         assert owner.wait(timeout=60) == -signal.SIGKILL
-        CheckpointStore(tmp_path).open().close()
+        for name in [".", *"abc"]:
+            CheckpointStore(tmp_path / name).open().close()
+
+
+def test_a_process_that_opens_many_stores_registers_for_forks_once(
+    tmp_path, monkeypatch
+):
+    registered = []
+    lock._release_in_forked_children.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "register_at_fork", lambda **which: registered.append(which))
+        for _ in range(3):
+            CheckpointStore(tmp_path).open().close()
+    lock._release_in_forked_children.cache_clear()  # the next store registers truly
+    assert registered == [{"after_in_child": lock._release_all}]
+    assert not lock._held

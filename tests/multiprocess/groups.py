@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +99,15 @@ def start(arguments, **options):
         **options,
     )
     return Member(process).listen()
+
+
+@contextlib.contextmanager
+def at_most(seconds):
+    """Fail if what happens inside takes longer."""
+    began_s = time.monotonic()
+    yield
+    took_s = time.monotonic() - began_s
+    assert took_s <= seconds, f"it took {took_s:.1f} s, and may take {seconds} s"
 
 
 def free_port():

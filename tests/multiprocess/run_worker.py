@@ -2,7 +2,7 @@
 
     python -m tests.multiprocess.run_worker PORT COUNT RANK DIRECTORY FAULTS
 
-Prints a hash of the final parameters, if it comes so far.
+Prints each step, and a hash of the final parameters, if it comes so far.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from replicator import Replicator
 from replicator.testing import faults
 from replicator.watchdog import Limits
 from tests.multiprocess.groups import die_with_parent
+from tests.multiprocess.loop_worker import Announce
 from tests.steps import regression_batch, trainer
 
 
@@ -37,7 +38,7 @@ def main(port, count, rank, directory, schedule):
             steps=1500,
             checkpoint_dir=directory / "saved",
             checkpoint_every=10_000,
-            hooks=[broken],
+            hooks=[broken, Announce()],
             step_timeout=Limits(step_s=60, report_s=8),
             display=False,
         )

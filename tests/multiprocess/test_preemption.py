@@ -7,10 +7,12 @@ import pytest
 
 from replicator.checkpoint import CheckpointStore
 from replicator.exit_codes import PREEMPTED
-from tests.multiprocess.groups import group
+from tests.multiprocess.groups import at_most, group
 
 pytestmark = pytest.mark.slow
 WORKER = "tests.multiprocess.loop_worker"
+GRACE_S = 5
+"""From the signal to the end of all processes: what a scheduler gives at least."""
 
 
 def stopped_at(member):
@@ -33,8 +35,9 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(tmp_path, asked):
     at = random.Random(asked).randrange(1, 50)
     with without_faults(tmp_path) as members:
         members[asked].wait_for(f"step {at}")
-        members[asked].process.send_signal(signal.SIGTERM)
-        stops = [stopped_at(member) for member in members]
+        with at_most(GRACE_S):
+            members[asked].process.send_signal(signal.SIGTERM)
+            stops = [stopped_at(member) for member in members]
     assert stops[0] == stops[1]
     step, total = stops[0]
     assert total == 2 * step  # no step of either is lost
@@ -44,40 +47,48 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(tmp_path, asked):
 def test_a_storm_of_signals_to_all_stops_all_at_the_same_step(tmp_path):
     with without_faults(tmp_path, count=3) as members:
         members[2].wait_for("step 3")
-        for _ in range(5):
-            for member in members:
-                member.process.send_signal(signal.SIGTERM)
-                member.process.send_signal(signal.SIGHUP)
-        stops = [stopped_at(member) for member in members]
+        with at_most(GRACE_S):
+            for _ in range(5):
+                for member in members:
+                    member.process.send_signal(signal.SIGTERM)
+                    member.process.send_signal(signal.SIGHUP)
+            stops = [stopped_at(member) for member in members]
     assert len(set(stops)) == 1
 
 
-def run_group(directory, schedule):
-    """Make a whole run in two processes; return their codes and what they said."""
+def whole_run(directory):
+    """Make a whole run, with checkpoints, in two processes."""
 
     def arguments(rank, port):
-        return "tests.multiprocess.run_worker", port, 2, rank, directory, schedule
+        return "tests.multiprocess.run_worker", port, 2, rank, directory, ""
 
-    with group(arguments) as members:
-        codes = [member.wait() for member in members]
-    return codes, members
+    return group(arguments)
+
+
+def preempted(directory):
+    """Start a run, and ask one of its processes to end; return the last step."""
+    with whole_run(directory) as members:
+        members[1].wait_for("step 7")
+        with at_most(GRACE_S):
+            members[1].process.send_signal(signal.SIGTERM)
+            codes = [member.wait() for member in members]
+        told = members[0].report() + members[1].report()
+        assert codes == [PREEMPTED, PREEMPTED], told
+        assert [member.out.count("finally") for member in members] == [1, 1]
+        step = CheckpointStore(directory / "saved").steps()[-1]
+        assert told.count(f"SIGTERM: the run was saved after step {step}") == 2
+        return step
 
 
 def test_a_run_that_lost_one_machine_goes_on_bit_for_bit(tmp_path):
     directories = [tmp_path / name for name in ("broken", "whole")]
     for directory in directories:
         directory.mkdir()
-    codes, members = run_group(directories[0], "terminate rank 1 at step 7")
-    told = members[0].report() + members[1].report()
-    assert codes == [PREEMPTED, PREEMPTED], told
-    assert [member.out.count("finally") for member in members] == [1, 1]
-    step = CheckpointStore(directories[0] / "saved").steps()[-1]
-    assert 7 < step < 1500
-    for member in members:
-        assert f"SIGTERM: the run was saved after step {step}" in member.report()
+    assert 7 < preempted(directories[0]) < 1500
     endings = []
     for directory in directories:
-        codes, members = run_group(directory, "")
+        with whole_run(directory) as members:
+            codes = [member.wait() for member in members]
         assert codes == [0, 0], members[0].report() + members[1].report()
         endings += [line for m in members for line in m.out if line.startswith("ended")]
     assert len(endings) == 4

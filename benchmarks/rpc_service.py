@@ -1,0 +1,63 @@
+"""Serve an object over rpc, in a process of its own, for the benchmarks that call it.
+
+`python -m benchmarks.rpc_service ADDRESSES POOL_SIZE [MESSAGE_BYTES]`; the address is
+the line it writes.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.rpc_peers import touch_pages
+from benchmarks.rpc_processes import wait_until_let_go
+from replicator.protocols import PyTree
+from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.server import Server
+
+
+class Service:
+    """What the benchmarks call."""
+
+    def noop(self) -> None:
+        """Do nothing."""
+
+    def echo(self, value: PyTree) -> PyTree:
+        """Return what came."""
+        return value
+
+    def push(self, array: np.ndarray) -> None:
+        """Take an array, all of it."""
+        touch_pages(array)
+
+    def fail(self, text: str) -> None:
+        """Raise what any method may.
+
+        Raises:
+          ValueError: Always.
+        """
+        raise ValueError(text)
+
+    def wait(self, seconds: float) -> None:
+        """Take so long."""
+        time.sleep(seconds)
+
+
+def main(addresses: str, pool_size: str, message_bytes: str = "") -> None:
+    limits = MessageLimits()
+    if message_bytes:
+        limits = MessageLimits(message_bytes=int(message_bytes))
+    server = Server(
+        Service(),
+        name="service",
+        address=addresses,
+        pool_size=int(pool_size),
+        limits=limits,
+    )
+    with server:
+        print(server.address, flush=True)
+        wait_until_let_go()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

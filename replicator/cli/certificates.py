@@ -1,0 +1,51 @@
+"""`replicator certificates`: what a program needs to speak TLS between hosts."""
+
+import argparse
+import datetime
+from pathlib import Path
+
+from replicator.errors import ArgumentError
+
+SUMMARY = "Make the TLS certificates of one program: for its servers, for its clients"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="where to write them; made if it is not there",
+    )
+    parser.add_argument(
+        "--hosts",
+        nargs="+",
+        default=[],
+        metavar="HOST",
+        help="names and addresses of the servers, besides this host's loopback",
+    )
+    parser.add_argument(
+        "--days", type=float, default=30.0, help="how long they are valid (30)"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the files, and say who needs which."""
+    try:
+        from replicator.rpc import certificates  # `cryptography` is optional
+    except ModuleNotFoundError as missing:
+        raise ArgumentError(
+            "`replicator certificates` must have the package `cryptography`, got "
+            f"none ({missing}). Install `jax-replicator[grpc]`."
+        ) from missing
+    folder: Path = arguments.folder
+    certificates.make_certificates(
+        folder,
+        hosts=[*certificates.LOOPBACK_HOSTS, *arguments.hosts],
+        lifetime=datetime.timedelta(days=arguments.days),
+    )
+    print(f"Valid for {arguments.days:g} days, in {folder}; keys are 0600:")
+    print("  servers need  ca.pem server.pem server.key")
+    print("  clients need  ca.pem client.pem client.key")
+    print("The authority's key is gone: nobody can add a third.")
+    return 0

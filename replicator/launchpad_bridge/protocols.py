@@ -1,0 +1,198 @@
+"""What programs, launchers and runs hand each other.
+
+    program     nodes, handles, groups: a graph, checked before it runs
+    launcher    turns each executable of the graph into a worker
+    run         drives the supervisor: starts, watches, stops workers
+    supervisor  decide(state, event) -> (state, actions): when to do what, purely
+
+A launcher is what users may add: it says where workers live and how they start. What a
+failure means, who is told to stop and when it is over, is the same under all of them.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from replicator.protocols import PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """What one worker of a group needs; the same words under every launcher.
+
+    Attributes:
+      cpus: Cores it counts on; None for no claim.
+      gpus: Accelerators it may see; 0 hides them from it, None leaves all visible.
+      memory_bytes: How much it needs; None for no claim.
+      env: Environment variables that it gets besides the launcher's own.
+    """
+
+    cpus: float | None = None
+    gpus: int | None = None
+    memory_bytes: int | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """Whether a failed worker of a group is started again. By default it is not.
+
+    Attributes:
+      attempts: Restarts without progress after which the run fails. A worker that ran
+        for `progress_s` has made progress: its count begins anew.
+      progress_s: How long that is, in seconds.
+      backoff_s: The wait before the first restart; it doubles with each, up to 30 s.
+    """
+
+    attempts: int = 0
+    progress_s: float = 60.0
+    backoff_s: float = 0.5
+
+
+class NodeContext(Protocol):
+    """What a running node knows of its program; `lp.context` hands it to users."""
+
+    @property
+    def program(self) -> str: ...  # noqa: D102
+    @property
+    def worker(self) -> str:
+        """Return the worker's name: "label" or "label/index"."""
+        ...
+
+    @property
+    def launch_type(self) -> str:
+        """Return the launcher's name: "threads", "processes", "test", "ray"."""
+        ...
+
+    @property
+    def stop_event(self) -> threading.Event:
+        """Return what is set when this worker is asked to stop."""
+        ...
+
+    def stop_program(self) -> None:
+        """Ask for the whole run to stop; returns at once, may be called anywhere."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Executable:
+    """What one worker runs.
+
+    Attributes:
+      label: Of its group.
+      index: Which of the group's workers it is.
+      name: "label", or "label/index" where the group has several.
+      run: Runs the node and returns its result. Pickled by value (cloudpickle) where
+        the worker is another process: only from a launcher to a worker of its own.
+      addresses: Where its servers listen, as `rpc` addresses.
+      resources: Of its group.
+      restart: Of its group.
+    """
+
+    label: str
+    index: int
+    name: str
+    run: Callable[[NodeContext], PyTree]
+    addresses: Sequence[str] = ()
+    resources: Resources = dataclasses.field(default_factory=Resources)
+    restart: Restart = dataclasses.field(default_factory=Restart)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A checked program, ready to run.
+
+    Attributes:
+      program: Its name.
+      run_id: Unlike that of any other run.
+      folder: Private to the run (0700): sockets, secret, recipes. Logs lie in `logs`.
+      logs: Where the output of workers is kept.
+      executables: One for each worker.
+    """
+
+    program: str
+    run_id: str
+    folder: Path
+    logs: Path
+    executables: Sequence[Executable]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Exited:
+    """How a worker ended.
+
+    Attributes:
+      name: The executable's.
+      attempt: Its start that ended: 0 for the first.
+      outcome: "returned", "raised", "died" (without a word: killed, out of memory), or
+        "stopped" where it was asked to.
+      result: What it returned.
+      error: What it raised, or a `NodeFailedError` that says how it died.
+    """
+
+    name: str
+    attempt: int
+    outcome: Literal["returned", "raised", "died", "stopped"]
+    result: PyTree = None
+    error: BaseException | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StopAsked:
+    """A worker, or the program's owner, asked for the run to stop.
+
+    Attributes:
+      by: A worker's name, "launcher" or "signal".
+    """
+
+    by: str
+
+
+class Worker(Protocol):
+    """One start of an executable."""
+
+    def stop(self) -> None:
+        """Ask it to stop (sets its `stop_event`); returns at once."""
+        ...
+
+    def kill(self) -> None:
+        """End it and all that it started, if it still runs; returns at once."""
+        ...
+
+
+class Launcher(Protocol):
+    """Where workers live. Public: users write their own."""
+
+    @property
+    def name(self) -> str:
+        """Return the word for it: `lp.launch(program, launch_type=name)`."""
+        ...
+
+    def open(
+        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
+    ) -> "Workers":
+        """Make ready to start workers of `plan`.
+
+        Args:
+          plan: What will run.
+          report: Takes what happens; may be called from any thread, never raises.
+        """
+        ...
+
+
+class Workers(Protocol):
+    """The workers of one run."""
+
+    def start(self, executable: Executable, attempt: int) -> Worker:
+        """Start one; returns when it is on its way. Its end is reported once.
+
+        Raises:
+          LaunchError: It cannot be started.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind: kills what still runs, deletes what was made."""
+        ...

@@ -1,0 +1,169 @@
+"""Which classes may travel, by short name: what arrives is looked up here, or refused.
+
+A name on the wire is a key of this table and nothing else: no module is imported by it,
+no attribute is looked up. Both ends register the same classes, usually by importing the
+module that defines them.
+
+>>> @register
+... @dataclasses.dataclass(frozen=True)
+... class Observation:
+...     pixels: np.ndarray
+"""
+
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+from replicator.errors import ArgumentError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_Class = TypeVar("_Class", bound=type)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What the table holds of a class.
+
+    Attributes:
+      name: By which it travels.
+      cls: The class.
+      kind: What is sent of an instance: its fields, or the name of a member. Exceptions
+        are no values: they travel as the answer to a call.
+      fields: What an instance is made of, in order.
+      set_later: Those of `fields` that the constructor does not take.
+    """
+
+    name: str
+    cls: type
+    kind: Literal["dataclass", "namedtuple", "enum", "exception"]
+    fields: tuple[str, ...] = ()
+    set_later: frozenset[str] = frozenset()
+
+
+class Registry:
+    """Classes by short name: named tuples, dataclasses, enums, exceptions."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Entry] = {}
+        self._by_class: dict[type, Entry] = {}
+
+    @overload
+    def register(self, cls: _Class, name: str | None = None) -> _Class: ...
+    @overload
+    def register(
+        self, cls: None = None, name: str | None = None
+    ) -> Callable[[_Class], _Class]: ...
+    def register(self, cls: Any = None, name: str | None = None) -> Any:
+        """Let instances of a class travel; returns the class, so it decorates.
+
+        Args:
+          cls: A named tuple, dataclass, enum or exception.
+          name: How it is called in messages; the class's own name by default.
+
+        Returns:
+          The class; without one, a decorator.
+
+        Raises:
+          ArgumentError: It is none of these, cannot be rebuilt from its fields, or
+            another class has the name.
+        """
+        if cls is None:
+            return lambda cls: self.register(cls, name)
+        entry = _entry(cls, name)
+        self._check_free(entry)
+        self._by_name[entry.name] = entry
+        self._by_class[cls] = entry
+        return cls
+
+    def entry_of(self, cls: type) -> Entry | None:
+        """Return what is known of a class itself (not of its bases)."""
+        return self._by_class.get(cls)
+
+    def entry_named(self, name: str) -> Entry | None:
+        """Return what is registered under a name."""
+        return self._by_name.get(name)
+
+    def _check_free(self, entry: Entry) -> None:
+        holder = self._by_name.get(entry.name)
+        if holder is not None and _source(holder.cls) != _source(entry.cls):
+            raise ArgumentError(
+                f"`name` must be free, got {entry.name!r}, which is "
+                f"{_source(holder.cls)}. Pass another `name` for {_source(entry.cls)}."
+            )
+        known = self._by_class.get(entry.cls)
+        if known is not None and known.name != entry.name:
+            raise ArgumentError(
+                f"`name` must be one for each class, got {entry.name!r} for "
+                f"{_source(entry.cls)}, which is {known.name!r}. Register it once."
+            )
+
+
+DEFAULT_REGISTRY = Registry()
+"""What servers and clients use that are given no registry of their own."""
+
+register = DEFAULT_REGISTRY.register
+"""Let instances of a class travel, under its own name or `name`; decorates."""
+
+
+def _source(cls: type) -> str:
+    """Name a class so that a reloaded module's is the same."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _entry(cls: Any, name: str | None) -> Entry:
+    if not isinstance(cls, type):
+        raise ArgumentError(f"`cls` must be a class, got {cls!r}. Pass its type.")
+    name = cls.__name__ if name is None else name
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ArgumentError(
+            "`name` must be letters, digits, `_`, `.` and `-`, at most 128, got "
+            f"{name!r}. Pass a short `name`."
+        )
+    if issubclass(cls, enum.Enum):
+        return Entry(name=name, cls=cls, kind="enum")
+    if issubclass(cls, Exception):
+        return Entry(name=name, cls=cls, kind="exception")
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_entry(cls, name)
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make"):
+        return Entry(name=name, cls=cls, kind="namedtuple", fields=tuple(cls._fields))
+    raise ArgumentError(
+        "`cls` must be a named tuple, dataclass, enum or exception, got "
+        f"{_source(cls)}. Make it a dataclass."
+    )
+
+
+def _dataclass_entry(cls: Any, name: str) -> Entry:
+    fields = dataclasses.fields(cls)
+    taken = {field.name for field in fields if field.init}
+    _check_rebuilds(cls, taken)
+    return Entry(
+        name=name,
+        cls=cls,
+        kind="dataclass",
+        fields=tuple(field.name for field in fields),
+        set_later=frozenset(field.name for field in fields if not field.init),
+    )
+
+
+def _check_rebuilds(cls: type, taken: set[str]) -> None:
+    """Refuse a constructor that wants more than the fields, or takes them not."""
+    parameters = inspect.signature(cls).parameters.values()
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for parameter in parameters:
+        optional = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        optional = optional or parameter.default is not parameter.empty
+        if not optional and parameter.name not in taken:
+            raise ArgumentError(
+                f"`cls` must be made of its fields alone, got {_source(cls)}, which "
+                f"also takes {parameter.name!r}. Give it a default, or make it a field."
+            )
+    if not takes_any and not taken <= named:
+        raise ArgumentError(
+            f"`cls` must take its fields by name, got {_source(cls)}, which does not "
+            f"take {sorted(taken - named)[0]!r}. Let the dataclass write `__init__`."
+        )

@@ -1,0 +1,193 @@
+"""An exception, told to another process and raised there again.
+
+What travels is text: the names of its type and of the types that one refines, its
+message, its notes, its traceback with causes, and for an `OSError` the errno. Nothing
+is unpickled and nothing imported: the caller looks the names up among the builtins and
+the registered exceptions, takes the first that it knows, and raises a class that is
+both a `RemoteError` and that type.
+
+Types that end a program (`SystemExit`, `KeyboardInterrupt`) or hold other exceptions
+(`ExceptionGroup`) are a plain `RemoteError`: nobody's process ends because another's
+wanted to.
+"""
+
+import builtins
+import functools
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from replicator.errors import (
+    DecodeError,
+    EncodeError,
+    MessageTooLargeError,
+    RemoteError,
+)
+
+MAX_TEXT_BYTES = 16 * 1024
+_MAX_TYPES = 16
+_OWN_TYPES: dict[str, type[Exception]] = {
+    cls.__name__: cls for cls in (DecodeError, EncodeError, MessageTooLargeError)
+}
+
+FindType = Callable[[str], type[BaseException] | None]
+
+
+class Told(NamedTuple):
+    """An exception as it travels."""
+
+    type_names: tuple[str, ...]
+    text: str
+    traceback: str = ""
+    errno: int | None = None
+
+
+def tell(
+    error: BaseException, *, name_of: Callable[[type], str | None] | None = None
+) -> Told:
+    """Describe an exception in plain values, whatever its methods do.
+
+    Args:
+      error: What a handler raised.
+      name_of: The registered name of a type, or None.
+
+    Returns:
+      At most 16 KiB of message and 16 KiB of traceback.
+    """
+    names = []
+    for cls in type(error).__mro__:
+        if issubclass(cls, BaseException) and len(names) < _MAX_TYPES:
+            registered = name_of(cls) if name_of is not None else None
+            names.append(_fitting(registered or cls.__name__, 256))
+    errno = getattr(error, "errno", None) if isinstance(error, OSError) else None
+    return Told(
+        tuple(names),
+        _fitting(_text_of(error), MAX_TEXT_BYTES),
+        _fitting_end(_traceback_of(error), MAX_TEXT_BYTES),
+        errno if type(errno) is int and abs(errno) < 2**31 else None,
+    )
+
+
+def rebuild(
+    told: Told,
+    *,
+    method: str,
+    server: str,
+    address: str,
+    find_type: FindType | None = None,
+) -> RemoteError:
+    """Return what the caller raises.
+
+    Args:
+      told: What the server said.
+      method: The name of the method.
+      server: The label of the server.
+      address: Where it listens.
+      find_type: Look a registered exception up by its name.
+
+    Returns:
+      A `RemoteError`, and an instance of the first known type of `told.type_names`.
+    """
+    type_name = told.type_names[0] if told.type_names else "Exception"
+    where = f"raised by `{method}` of {server} at {address}"
+    text = f"{told.text or type_name} ({where})"
+    error = _error_class(_first_known(told.type_names, find_type))(
+        text, type_name=type_name, remote_traceback=told.traceback, server=server
+    )
+    if told.errno is not None and isinstance(error, OSError):
+        error.errno = told.errno
+    if told.traceback:
+        error.add_note(f"\nIn {server}:\n{told.traceback.rstrip()}")
+    return error
+
+
+def _first_known(
+    names: Sequence[str], find_type: FindType | None
+) -> type[BaseException] | None:
+    for name in names:
+        known = find_type(name) if find_type is not None else None
+        known = known or _OWN_TYPES.get(name) or getattr(builtins, name, None)
+        if not isinstance(known, type) or not issubclass(known, BaseException):
+            continue
+        if issubclass(known, BaseExceptionGroup):
+            return None
+        return known if issubclass(known, Exception) else None
+    return None
+
+
+@functools.lru_cache(maxsize=512)
+def _error_class(known: type[BaseException] | None) -> type[RemoteError]:
+    """Return the class that is a `RemoteError` and `known`; one per type."""
+    if known is None or known is Exception:
+        return RemoteError
+    if issubclass(RemoteError, known):
+        return RemoteError
+    try:
+        return type(
+            f"Remote{known.__name__}",
+            (RemoteError, known),
+            {
+                "__module__": __name__,
+                "__doc__": f"A `{known.__name__}` of another process.",
+                # KeyError and others build their text from what we do not have.
+                "__str__": RuntimeError.__str__,
+                "__reduce__": _reduce,
+                "refined": known,
+            },
+        )
+    except TypeError:  # a registered class that cannot be combined
+        return RemoteError
+
+
+def _reduce(error: RemoteError) -> tuple[Any, ...]:
+    return _restored, (getattr(error, "refined"), error.args, vars(error))  # noqa: B009
+
+
+def _restored(
+    known: type[BaseException], args: tuple[str], state: dict[str, Any]
+) -> RemoteError:
+    error = _error_class(known)(*args)
+    vars(error).update(state)
+    return error
+
+
+def _text_of(error: BaseException) -> str:
+    """Return its message, even where its class cannot say it."""
+    for say in (str, repr):
+        try:
+            return say(error)
+        except BaseException:  # whatever a user's `__str__` raises is not for us
+            continue
+    return f"<{type(error).__name__}, whose `__str__` and `__repr__` raise>"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return its traceback and those of its causes, from the handler's frame on."""
+    try:
+        shown = traceback.TracebackException(
+            type(error), error, _below_our_frame(error), limit=-64, max_group_width=8
+        )
+        return "".join(shown.format())
+    except BaseException:
+        return "(its traceback cannot be shown)"
+
+
+def _below_our_frame(error: BaseException) -> Any:
+    trace = error.__traceback__
+    return trace.tb_next if trace is not None and trace.tb_next else trace
+
+
+def _fitting(text: str, max_bytes: int) -> str:
+    """Return the beginning that fits into `max_bytes` of UTF-8."""
+    data = text[:max_bytes].encode("utf-8", "backslashreplace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    return data[: max_bytes - 3].decode("utf-8", "ignore") + "…"
+
+
+def _fitting_end(text: str, max_bytes: int) -> str:
+    """Return the end that fits: there the failing line and the message are."""
+    data = text[-max_bytes:].encode("utf-8", "backslashreplace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    return "…" + data[3 - max_bytes :].decode("utf-8", "ignore")

@@ -1,0 +1,188 @@
+"""Say where a server is, as a string; prepare and check the directory of a socket.
+
+    unix:/run/user/7/program/replay     a socket on this host, in a 0700 directory
+    grpc://host:port                    another host
+    inproc:name                         this process
+    unix:/...,grpc://host:port          one server, reachable in several ways
+"""
+
+import dataclasses
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+
+from replicator.errors import ArgumentError, AuthenticationError, ConnectionLostError
+
+# `sockaddr_un.sun_path`, with the NUL at its end.
+SUN_PATH_BYTES = 108 if sys.platform == "linux" else 104
+_EXAMPLE = "Use 'unix:/directory/socket', 'grpc://host:port' or 'inproc:name'."
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A socket on this host; an empty path for a listener means: make one up."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrpcAddress:
+    """A TCP port; a listener on port 0 gets a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"grpc://{host}:{self.port}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InProcessAddress:
+    """A listener of this process; an empty name for a listener means: make one up."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"inproc:{self.name}"
+
+
+Address = UnixAddress | GrpcAddress | InProcessAddress
+
+
+def parse(address: str) -> Address:
+    """Return the one place that `address` names.
+
+    Raises:
+      ArgumentError: It names none, or a socket path too long for the system.
+    """
+    scheme, colon, rest = address.partition(":")
+    parser = _PARSERS.get(scheme)
+    if parser is None or not colon:
+        raise ArgumentError(
+            f"`address` must start with unix:, grpc:// or inproc:, got {address!r}. "
+            f"{_EXAMPLE}"
+        )
+    return parser(rest)
+
+
+def parse_all(addresses: str) -> list[Address]:
+    """Return the places that a server's address names, joined by commas.
+
+    Raises:
+      ArgumentError: One of them is none.
+    """
+    return [parse(address.strip()) for address in addresses.split(",")]
+
+
+def nearest_first(
+    addresses: list[Address], *, is_in_process: Callable[[str], bool]
+) -> list[Address]:
+    """Return those that can work from here, the nearest first.
+
+    Args:
+      addresses: Of one server.
+      is_in_process: Whether this process has a listener of that name.
+    """
+    in_process, unix, grpc = [], [], []
+    for address in addresses:
+        match address:
+            case InProcessAddress() if is_in_process(address.name):
+                in_process.append(address)
+            case UnixAddress() if os.path.exists(address.path):
+                unix.append(address)
+            case GrpcAddress():
+                grpc.append(address)
+    return [*in_process, *unix, *grpc]
+
+
+def make_socket_directory() -> str:
+    """Make a directory that only this user can enter, with a short path; return it."""
+    for folder in (tempfile.gettempdir(), "/tmp"):
+        # Room for a name of some length: `tempfile` may lie deep (TMPDIR of a build).
+        if len(os.fsencode(folder)) < SUN_PATH_BYTES - 48:
+            return tempfile.mkdtemp(prefix="rpc-", dir=folder)
+    raise ArgumentError(
+        f"`TMPDIR` must be short enough for sockets ({SUN_PATH_BYTES} bytes), got "
+        f"{tempfile.gettempdir()!r}. Set TMPDIR=/tmp."
+    )
+
+
+def check_socket_directory(path: str, *, address: str) -> None:
+    """Return if nobody but this user can put, or change, what lies at a socket's path.
+
+    Args:
+      path: Of the socket.
+      address: Whose it is, for errors.
+
+    Raises:
+      AuthenticationError: Others can enter or own the directory.
+      ConnectionLostError: There is no such directory.
+    """
+    folder = os.path.dirname(path)
+    try:
+        status = os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConnectionLostError(f"Nobody listens at {address}: no {folder}.") from None
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_ours or status.st_mode & 0o077:
+        raise AuthenticationError(
+            f"The socket of {address} must lie in a directory that only this user "
+            f"({os.geteuid()}) can enter, got {folder!r} "
+            f"({stat.filemode(status.st_mode)}, user {status.st_uid}). "
+            f"`chmod 700` it, or use one made by `tempfile.mkdtemp()`."
+        )
+
+
+def _parse_unix(path: str) -> UnixAddress:
+    if path and not path.startswith("/"):
+        raise ArgumentError(
+            f"`address` must name an absolute path after unix:, got {path!r}. {_EXAMPLE}"
+        )
+    # An abstract name (leading NUL) can be reached by every user of the host; a comma
+    # joins addresses.
+    if "\0" in path or "," in path or path.endswith("/"):
+        raise ArgumentError(
+            f"`address` must name a file without a comma after unix:, got {path!r}. "
+            f"{_EXAMPLE}"
+        )
+    length = len(os.fsencode(path)) + 1
+    if length > SUN_PATH_BYTES:
+        raise ArgumentError(
+            f"`address` must name a path of at most {SUN_PATH_BYTES - 1} bytes after "
+            f"unix: (the system's limit), got {length - 1}: {path!r}. Use a directory "
+            "made by `tempfile.mkdtemp()`."
+        )
+    return UnixAddress(path)
+
+
+def _parse_grpc(rest: str) -> GrpcAddress:
+    host, _, port = rest.removeprefix("//").rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_port = port.isascii() and port.isdecimal() and int(port) < 65536
+    if not rest.startswith("//") or not host or "/" in rest[2:] or not is_port:
+        raise ArgumentError(
+            f"`address` must be grpc://host:port, got {f'grpc:{rest}'!r}. {_EXAMPLE}"
+        )
+    return GrpcAddress(host, int(port))
+
+
+def _parse_in_process(name: str) -> InProcessAddress:
+    if name and not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise ArgumentError(
+            "`address` must have letters, digits, '-', '_' and '.' after inproc:, got "
+            f"{name!r}. {_EXAMPLE}"
+        )
+    return InProcessAddress(name)
+
+
+_PARSERS: dict[str, Callable[[str], Address]] = {
+    "unix": _parse_unix,
+    "grpc": _parse_grpc,
+    "inproc": _parse_in_process,
+}

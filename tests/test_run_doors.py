@@ -1,0 +1,83 @@
+"""`run` refuses bad arguments before anything is half done, and takes odd good ones."""
+
+import optax
+import pytest
+
+from replicator.checkpoint import CheckpointStore
+from replicator.errors import ArgumentError
+from replicator.hooks import Hook
+from tests.steps import regression_batch, replicas, trainer
+
+
+class Counting(Hook):
+    """Counts its calls; its state is JSON until a step."""
+
+    def __init__(self, *, bad_from=100):
+        self.steps = self.closed = 0
+        self._bad_from = bad_from
+
+    def on_state(self, event):
+        self.steps += 1
+
+    def close(self):
+        self.closed += 1
+
+    def state_dict(self):
+        return {"mean": float("nan") if self.steps >= self._bad_from else 1.0}
+
+
+def run(steps=4, **options):
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    return rep.run(
+        step_fn,
+        [regression_batch()],
+        init_fn=init_fn,
+        steps=steps,
+        display=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"hooks": [print]},
+        {"steps": 2.5},
+        {"profile": range(5, 5)},
+        {"profile": "5-7"},
+        {"hooks": [Counting(bad_from=0)]},
+        {"checkpoint_every": 0},
+        {"eval_every": 2},
+        {"step_timeout": 0},
+    ],
+    ids=str,
+)
+def test_what_is_refused_leaves_nothing_behind(tmp_path, bad):
+    hook = Counting()
+    options = {"hooks": [hook], "checkpoint_dir": tmp_path / "run" / "saved"} | bad
+    with pytest.raises(ArgumentError, match=f"`{next(iter(bad))}`|`Counting|`eval_fn"):
+        run(directory=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+    assert hook.closed == 0
+
+
+def test_a_hook_in_two_places_is_called_in_both_and_closed_once():
+    hook, other = Counting(), Counting()
+    run(hooks=[hook, other, hook])
+    assert (hook.steps, hook.closed) == (8, 1)
+    assert (other.steps, other.closed) == (4, 1)
+
+
+def test_hooks_may_come_from_a_generator():
+    hook = Counting()
+    run(hooks=(each for each in [hook]))
+    assert (hook.steps, hook.closed) == (4, 1)
+
+
+def test_a_hook_whose_state_goes_bad_later_is_named_and_what_was_saved_stays(tmp_path):
+    hook = Counting(bad_from=3)
+    with pytest.raises(ArgumentError, match=r"`Counting.state_dict` must return plain"):
+        run(hooks=[hook], checkpoint_dir=tmp_path, checkpoint_every=2)
+    assert hook.closed == 1
+    assert CheckpointStore(tmp_path).steps() == (2,)
