@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 PYTEST_ARGS ?=
 RUN_TESTS = $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow nightly test-newest lint bench lock clean
+.PHONY: demo test test-slow nightly soak test-newest lint bench lock clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.ready
@@ -29,6 +29,10 @@ nightly: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.hold kill_resume --kills=500 --terms=50
 	$(BIN)/python -m benchmarks.hold corruption --cases=100000
 	$(BIN)/python -m benchmarks.hold no_hang --runs=200
+
+# 64 clients of one rpc server, ten minutes: nothing may fail or grow.
+soak: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.hold rpc_soak --clients=64 --minutes=10
 
 test-newest:
 	@$(NEWEST) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { echo \

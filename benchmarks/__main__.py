@@ -16,7 +16,7 @@ from benchmarks.bars import BARS, BENCHMARKS, Results, missed
 
 def run_benchmark(
     name: str, arguments: Sequence[str] = ()
-) -> Mapping[str, float] | None:
+) -> Mapping[str, float | None] | None:
     """Run one, showing its lines as they come; return its result, None if it broke."""
     command = [sys.executable, "-u", "-m", f"benchmarks.{name}", *arguments]
     last = ""
@@ -37,15 +37,19 @@ def results_table(results: Results) -> Table:
         table.add_row(
             bar.benchmark,
             bar.key,
-            "broke" if found is None else f"{found[bar.key]:g}",
+            "broke" if found is None else _shown(found[bar.key]),
             f"{bar.rule} {bar.limit:g}",
             "missed" if bar in short else "reached",
         )
     return table
 
 
+def _shown(number: float | None) -> str:
+    return "not measured" if number is None else f"{number:g}"
+
+
 def main() -> None:
-    results: dict[str, Mapping[str, float]] = {}
+    results: dict[str, Mapping[str, float | None]] = {}
     for name in BENCHMARKS:
         print(f"--- {name}", flush=True)
         found = run_benchmark(name)

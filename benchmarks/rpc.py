@@ -18,7 +18,7 @@ import collections
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,14 +48,14 @@ _KIB, _MIB = 1 << 10, 1 << 20
 class Work(NamedTuple):
     """Something to time: `run(calls)`."""
 
-    run: Callable[[int], object]
+    run: Callable[[int], None]
     calls: int
 
 
 class Timed(NamedTuple):
     """The seconds of one call, for each round."""
 
-    seconds: Mapping[str, np.ndarray]
+    seconds: Mapping[str, Sequence[float]]
 
     def us(self, name: str) -> float:
         """Return the median, in microseconds."""
@@ -81,12 +81,15 @@ def time_calls(works: Mapping[str, Work], *, rounds: int) -> Timed:
     blocks = {name: _block(work) for name, work in works.items()}
     times_s = time_rounds(blocks, rounds=rounds)
     return Timed(
-        {name: np.array(times_s[name]) / work.calls for name, work in works.items()}
+        {
+            name: [block_s / work.calls for block_s in times_s[name]]
+            for name, work in works.items()
+        }
     )
 
 
 def _block(work: Work) -> Callable[[], None]:
-    return lambda: work.run(work.calls) and None
+    return lambda: work.run(work.calls)
 
 
 def make_futures(client: Client) -> Callable[[int], None]:
@@ -240,9 +243,11 @@ def measure_host(folder: Path, *, rounds: int, calls: int) -> dict[str, float]:
 
 def measure_grpc(*, rounds: int, calls: int) -> dict[str, float]:
     """Measure what goes through gRPC; show it."""
-    with service("grpc://127.0.0.1:0") as child:
-        with Client(child.read_line(), timeout_s=TIMEOUT_S) as client:
-            timed = time_grpc(client, rounds=rounds, calls=calls)
+    with (
+        service("grpc://127.0.0.1:0") as child,
+        Client(child.read_line(), timeout_s=TIMEOUT_S) as client,
+    ):
+        timed = time_grpc(client, rounds=rounds, calls=calls)
     show([timed])
     return {
         "grpc_noop_ratio": timed.ratio("rpc no-op, gRPC", "bare grpcio no-op"),

@@ -36,7 +36,8 @@ def raw_echoes(folder: Path, sizes: Mapping[str, int]) -> Iterator[Mapping[str, 
       sizes: Bytes of a message, by name.
     """
     with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(started(_PEER, "raw", str(folder / "raw")))
+        place = folder / f"raw-{'-'.join(sizes)}"
+        peer = stack.enter_context(started(_PEER, "raw", str(place)))
         path = peer.read_line()
         yield {
             name: stack.enter_context(_raw_echo(path, size))

@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 READY_S = 60.0
 _END_S = 10.0
@@ -68,21 +68,19 @@ class Child:
 
 
 @contextlib.contextmanager
-def started(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[Child]:
+def started(module: str, *arguments: str, shows_errors: bool = True) -> Iterator[Child]:
     """Run `python -m module` while the block lasts.
 
     Args:
       module: What runs.
       *arguments: Its own.
-      environment: More variables.
+      shows_errors: Whether its standard error goes where ours does.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | dict(environment or {}),
+        stderr=None if shows_errors else subprocess.DEVNULL,
     )
     child = Child(process)
     try:

@@ -4,6 +4,7 @@
 the line it writes.
 """
 
+import gc
 import sys
 import time
 
@@ -41,6 +42,10 @@ class Service:
     def wait(self, seconds: float) -> None:
         """Take so long."""
         time.sleep(seconds)
+
+    def collect_garbage(self) -> None:
+        """Free what only cycles of references keep."""
+        gc.collect()
 
 
 def main(addresses: str, pool_size: str, message_bytes: str = "") -> None:

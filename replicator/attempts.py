@@ -32,7 +32,7 @@ from replicator.loop import LoopPlan, LoopResult, Step, run_loop
 from replicator.memory_errors import is_out_of_memory
 from replicator.mesh import spans_processes
 from replicator.phases import Phases
-from replicator.postmortem.examine import Blamed, Reopened, examine
+from replicator.postmortem.examine import Blamed, Reopened, examine, is_met_by_all
 from replicator.preemption import LeaveSaved, Preemption
 from replicator.protocols import Dataset, PyTree
 from replicator.records import Records, Reports, open_reports
@@ -140,8 +140,8 @@ class Attempts:
                 raise of.step.explained(failure) from failure
             dispatched = of.phases.current.step
             bad_step = self._step.bad_step(failure, dispatched=dispatched)
-            alone = not spans_processes(of.mesh)
-            if alone and of.records.directory is not None and bad_step is not None:
+            meets = not spans_processes(of.mesh) or is_met_by_all(failure)
+            if meets and of.records.directory is not None and bad_step is not None:
                 self._examine(of.records.directory, failure, bad_step)
             raise
 
@@ -244,16 +244,25 @@ class Attempts:
     def _examine(
         self, directory: str | os.PathLike[str], failure: Exception, bad_step: int
     ) -> None:
-        of = self._training
-        found = examine(
-            directory,
-            failure,
-            bad_step=bad_step,
-            step=of.step,
-            one_replica=of.one_replica,
-            reopen=self._reopen,
-            about={"arguments": of.records.arguments, "seed": of.records.seed},
+        of, together = self._training, spans_processes(self._training.mesh)
+        watched = guarded(
+            of.phases,
+            limits=of.limits,
+            directory=directory,
+            together=together,
+            tell=teller(self._events),
         )
+        with watched, of.phases.during("end"):
+            found = examine(
+                directory,
+                failure,
+                bad_step=bad_step,
+                step=of.step,
+                one_replica=of.one_replica,
+                reopen=self._reopen,
+                about={"arguments": of.records.arguments, "seed": of.records.seed},
+                together=together,
+            )
         if found is not None:
             failure.add_note(f"To look at the step: replicator replay {found}")
 

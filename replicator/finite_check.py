@@ -1,7 +1,7 @@
 """Find the first NaN or infinity among metrics, without a transfer for each step.
 
-Metrics are kept on the devices and looked at together: when somebody reads metrics
-anyway, and at least every 64 calls.
+Metrics are kept on the devices and looked at together: when the loop says so, which is
+when somebody reads metrics anyway, and at least every 64 calls.
 """
 
 import dataclasses

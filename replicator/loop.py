@@ -227,9 +227,10 @@ class _Run:
         self._progress = Progress(phases.clock, steps=plan.steps)
         self._finite = FiniteCheck(tell) if plan.on_nonfinite == "raise" else None
         self._agreed_time = agreed_time
+        self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
         if in_flight is not None:
-            now_s = phases.clock.now_s()
+            now_s = self._agreed(phases.clock.now_s())
             self._newest = DispatchedCall(
                 last_step=plan.start_step,
                 steps=in_flight.steps,
@@ -296,10 +297,13 @@ class _Run:
         numbers = self._progress.update(
             step=self.step, examples=self._examples, stall_s=stall_s
         )
+        return dataclasses.replace(numbers, time_s=self._agreed(numbers.time_s))
+
+    def _agreed(self, time_s: float) -> float:
+        """Return the time that all processes go by after this step."""
         if self._agreed_time is None:
-            return numbers
-        time_s = self._agreed_time.at(self.step, numbers.time_s)
-        return dataclasses.replace(numbers, time_s=time_s)
+            return time_s
+        return self._agreed_time.at(self.step, time_s)
 
     def _show_metrics(self) -> None:
         if (call := self._newest) is None:
@@ -309,8 +313,17 @@ class _Run:
             for hook in self._hooks:
                 hook.on_metrics(event)
         self._admit(call)
-        if call.was_read:
+        if self._is_time_to_look(call):
             self._check_finite()
+
+    def _is_time_to_look(self, call: DispatchedCall) -> bool:
+        """Tell whether to look for bad numbers now, the same in all processes."""
+        if self._agreed_time is None:
+            return call.was_read  # then there is nothing to wait for
+        # Who reads metrics, and when, differs between processes. One that went back, or
+        # ended, alone would leave the others in a collective.
+        before_s, self._looked_s = self._looked_s, call.progress.time_s
+        return call.progress.time_s != before_s
 
     def _admit(self, call: DispatchedCall) -> None:
         if self._finite is None or call.was_admitted:

@@ -1,9 +1,10 @@
-"""Fetch small arrays from their devices, without what JAX does for large ones."""
+"""Fetch arrays from their devices: small ones fast, and those that are spread whole."""
 
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicator.protocols import PyTree
 
@@ -21,6 +22,28 @@ def to_host(tree: PyTree) -> PyTree:
     if any(isinstance(leaf, jax.Array) and not _on_cpu(leaf) for leaf in leaves[:1]):
         return jax.tree.map(np.asarray, jax.device_get(tree))
     return jax.tree.map(_read, tree)
+
+
+def whole_on_host(tree: PyTree) -> PyTree:
+    """Return the tree on the host, also what is spread over processes.
+
+    All processes call it alike; each device holds each spread leaf whole for a moment.
+
+    Args:
+      tree: Arrays of JAX or NumPy.
+    """
+    return jax.tree.map(lambda leaf: jax.device_get(_gathered(leaf)), tree)
+
+
+def _gathered(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    sharding = leaf.sharding
+    if leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return leaf
+    assert isinstance(sharding, NamedSharding), "nothing else spreads over processes"
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
 
 
 def _on_cpu(leaf: jax.Array) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 
 # Before JAX starts: the CPU pool must hold a thread per fake device (facts: a smaller
 # pool can deadlock on a collective).
@@ -15,6 +16,12 @@ from replicator.mesh import replica_mesh
 # A shell's background job ignores Ctrl-C, and all that it starts would.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of runs compile the same few programs: once each is enough.
+_PROGRAMS = tempfile.TemporaryDirectory(prefix="programs-")
+jax.config.update("jax_compilation_cache_dir", _PROGRAMS.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

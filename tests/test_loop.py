@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from replicator import loop
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
+from replicator.in_flight import InFlight
 from replicator.loop import LoopPlan
 from replicator.mesh import replicated, split_over_replicas
 from replicator.phases import Phases
@@ -334,6 +335,46 @@ def test_a_long_run_whose_metrics_nobody_reads_stops_before_its_end(step, state,
     with pytest.raises(NonFiniteError, match="at step 1"):
         run_loop(step, state, batches, plan=LoopPlan(steps=100))
     assert batches.taken <= 65
+
+
+class TimeOfAll:
+    """The time that several processes have agreed on; told anew at each fifth step."""
+
+    def at(self, step, now_s):
+        return float(step // 5)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3, 1000], ids=["read", "between", "never read"])
+def test_a_process_that_reads_metrics_finds_no_bad_number_before_the_others(
+    step, state, mesh, n_steps
+):
+    batches = batches_of(mesh, *[1] * 6, math.nan, *[1] * 30)
+    with pytest.raises(NonFiniteError, match="at step 7"):
+        run_loop(
+            step,
+            state,
+            batches,
+            plan=LoopPlan(steps=37),
+            hooks=[WriteMetrics(RecordingWriter(), every(n_steps=n_steps))],
+            agreed_time=TimeOfAll(),
+        )
+    # Step 10 is the first with a new time; its metrics are shown one call late.
+    assert batches.taken == 11
+
+
+def test_what_was_in_flight_is_shown_with_the_time_of_all_processes(step, state, mesh):
+    times = []
+    note = Callback(lambda event: times.append(event.progress.time_s), every(n_steps=1))
+    run_loop(
+        step,
+        state,
+        batches_of(mesh, 1, 2),
+        plan=LoopPlan(steps=7, start_step=5),
+        hooks=[note],
+        in_flight=InFlight(steps=1, stacked=False, metrics={"loss": np.float32(1)}),
+        agreed_time=TimeOfAll(),
+    )
+    assert times == [1.0, 1.0, 1.0]
 
 
 def test_a_vector_with_one_number_that_is_not_finite_is_named(state, mesh):

@@ -86,30 +86,37 @@ def assert_same_bits(found, expected):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
-@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
-@pytest.mark.parametrize(
-    ("cut_at", "options"),
-    [
-        (3, {}),
-        (7, {"accumulate": 2}),
-        (8, {"steps_per_call": 4}),
-    ],
-)
-def test_a_cut_run_ends_with_the_bits_of_one_that_was_not(tmp_path, cut_at, options):
-    expected = run(tmp_path / "whole", **options)
+CUTS = {
+    "soon": (3, {"write_every": 1}),
+    "among microbatches": (7, {"accumulate": 2, "write_every": 1}),
+    "between calls": (8, {"steps_per_call": 4, "write_every": 1}),
+    "at the end": (STEPS, {"write_every": 5}),
+}
+
+
+@pytest.fixture(scope="module", params=CUTS.values(), ids=CUTS)
+def cut_run(request, tmp_path_factory):
+    """A run that was cut and went on, and one that was not: results and records."""
+    cut_at, options = request.param
+    whole, cut = [tmp_path_factory.mktemp(name) for name in ("whole", "cut")]
+    expected = run(whole, directory=whole / "records", **options)
     with pytest.raises(Cut):
-        run(tmp_path / "cut", cut_at=cut_at, **options)
-    found = run(tmp_path / "cut", **options)
+        run(cut, directory=cut / "records", cut_at=cut_at, **options)
+    found = run(cut, directory=cut / "records", **options)
+    return (found, cut / "records"), (expected, whole / "records")
+
+
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+def test_a_cut_run_ends_with_the_bits_of_one_that_was_not(cut_run):
+    (found, _), (expected, _) = cut_run
     assert found.step == STEPS
     assert_same_bits(found.state, expected.state)
 
 
 @pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
-def test_a_finished_run_is_not_run_again(tmp_path):
-    expected = run(tmp_path)
-    again = run(tmp_path)
-    assert again.examples == 0
-    assert_same_bits(again.state, expected.state)
+def test_metrics_of_a_cut_run_are_those_of_one_that_was_not(cut_run):
+    (_, found), (_, expected) = cut_run
+    assert numbers(found) == numbers(expected)
 
 
 def measured(directory, steps=4, **options):
@@ -124,7 +131,8 @@ def measured(directory, steps=4, **options):
 
     def eval_fn(state, batch):
         x = batch["x"] * batch["mask"][:, None]
-        return {"y": batch["y"], "table": replicator.Sum(x.T @ x)}
+        hidden = x @ state["params"]["w1"]
+        return {"first": hidden[:, 0], "table": replicator.Sum(x.T @ x)}
 
     return rep.run(
         reporting,
@@ -134,7 +142,7 @@ def measured(directory, steps=4, **options):
         eval_fn=eval_fn,
         eval_dataset=dataset(),
         eval_every=3,
-        follow=Follow(metric="y"),
+        follow=Follow(metric="first"),
         checkpoint_dir=directory,
         display=False,
         **options,
@@ -150,10 +158,13 @@ def assert_same_words(found, expected):
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_call": 2}], ids=str)
-def test_a_finished_run_gives_back_what_it_ended_with(tmp_path, options):
+def test_a_finished_run_is_not_run_again_and_returns_what_it_ended_with(
+    tmp_path, options
+):
     expected = measured(tmp_path, **options)
     again = measured(tmp_path, **options)
     assert (again.step, again.examples) == (4, 0)
+    assert_same_bits(again.state, expected.state)
     assert expected.metrics["inner"]["count"] == 2
     assert expected.evaluation["table"].shape == (4, 4)
     assert_same_words(again.metrics, expected.metrics)
@@ -161,11 +172,12 @@ def test_a_finished_run_gives_back_what_it_ended_with(tmp_path, options):
     assert again.best == expected.best
 
 
-def test_a_finished_run_that_goes_on_gives_back_its_new_end(tmp_path):
-    measured(tmp_path)
-    assert_same_words(
-        measured(tmp_path, steps=5).metrics, measured(tmp_path / "whole", 5).metrics
-    )
+def test_a_finished_run_that_goes_on_returns_its_new_end(tmp_path):
+    before = measured(tmp_path)
+    found = measured(tmp_path, steps=5)
+    assert found.step == 5
+    assert found.metrics["loss"] != before.metrics["loss"]
+    assert found.evaluation["first"] != before.evaluation["first"]
 
 
 def test_results_of_many_numbers_are_not_kept():
@@ -218,23 +230,6 @@ def numbers(records):
         }
         for line in lines
     ]
-
-
-@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
-@pytest.mark.parametrize(
-    ("cut_at", "options"),
-    [
-        (3, {"write_every": 1}),
-        (12, {"write_every": 5}),
-        (8, {"write_every": 1, "steps_per_call": 4}),
-    ],
-)
-def test_metrics_of_a_cut_run_are_those_of_one_that_was_not(tmp_path, cut_at, options):
-    run(tmp_path / "whole", directory=tmp_path / "expected", **options)
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", directory=tmp_path / "found", cut_at=cut_at, **options)
-    run(tmp_path / "cut", directory=tmp_path / "found", **options)
-    assert numbers(tmp_path / "found") == numbers(tmp_path / "expected")
 
 
 LOSSES = [3.0, 2.0, 1.0, 4.0, 4.0, 4.0]

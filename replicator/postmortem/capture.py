@@ -19,7 +19,6 @@ from replicator.postmortem.bundle import Bundle, arrays_of, write_bundle
 from replicator.postmortem.recorded_program import (
     RecordedProgram,
     export_program,
-    first_replica,
     record_program,
 )
 from replicator.protocols import Key, PyTree
@@ -90,7 +89,7 @@ def write_post_mortem(
       failure: What ended the run.
       step: The step that failed.
       update: What one replica does; see `one_replica_update`.
-      state: Before the call, as the run has it; None if it is lost.
+      state: Before the call, as its first replica had it; None if it is lost.
       batch: Of the call, whole; None if it is lost.
       key: That the step was called with, if it was.
       about: Plain values to write beside: configuration, versions, checkpoint.
@@ -126,10 +125,7 @@ def _bundle(
     about: dict[str, Any],
 ) -> Bundle:
     program, exported = None, None
-    if state is not None:
-        state = first_replica(jax.device_get(state))
     if state is not None and batch is not None:
-        batch = jax.device_get(batch)
         program = _recorded(update, state, batch, key)
     if program is not None:
         exported = export_program(program, *jax.tree.leaves((state, batch, key)))

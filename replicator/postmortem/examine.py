@@ -1,4 +1,8 @@
-"""Examine a run that died: find the step, do again what led to it, write a bundle."""
+"""Examine a run that died: find the step, do again what led to it, write a bundle.
+
+Of several processes all do the steps again, as one, and the first writes. That needs a
+failure that all have met: a bad number, which they look for together.
+"""
 
 import logging
 import os
@@ -6,13 +10,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jax.experimental import checkify
+
 from replicator.collecting import KeyedStep
-from replicator.errors import NonFiniteError, ReplicatorError, SpikeError
+from replicator.distributed.agreement import exchange
+from replicator.distributed.coordination import process_index
+from replicator.errors import (
+    DistributedError,
+    NonFiniteError,
+    ReplicatorError,
+    SpikeError,
+)
 from replicator.inputs.placement import Placed
 from replicator.postmortem.capture import rebuild, write_post_mortem
-from replicator.postmortem.recorded_program import joined_batch
+from replicator.postmortem.recorded_program import first_replica, joined_batch
 from replicator.protocols import PyTree
+from replicator.to_host import whole_on_host
 
+_MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
 _log = logging.getLogger(__name__)
 
 Reopened = tuple[PyTree, Any, int]
@@ -53,6 +68,11 @@ class Blamed:
         return None
 
 
+def is_met_by_all(failure: Exception) -> bool:
+    """Tell whether a failure comes up in all processes at once, if in one."""
+    return isinstance(failure, NonFiniteError | SpikeError | checkify.JaxRuntimeError)
+
+
 def examine(
     run_directory: str | os.PathLike[str],
     failure: Exception,
@@ -62,6 +82,7 @@ def examine(
     one_replica: KeyedStep,
     reopen: Callable[[], Reopened | None],
     about: Mapping[str, Any],
+    together: bool = False,
 ) -> Path | None:
     """Write a bundle for a step that failed, with the state before it if possible.
 
@@ -73,38 +94,38 @@ def examine(
       one_replica: The same for one replica; see `one_replica_update`.
       reopen: Returns where the run could go on before that step; None if it could not.
       about: Plain values to write beside.
+      together: Whether all processes of the program do this, for the same failure.
 
     Returns:
       The bundle's directory; None if it could not be written.
     """
-    state, placed = _before(bad_step, step, reopen)
-    batch = None
-    if placed is not None:
-        batch = joined_batch(
-            placed.value,
-            accumulate=placed.accumulate,
-            steps_per_call=placed.steps_per_call,
+    if together and not _all_are_here(bad_step):
+        return None
+    state, batch, layout = _before(bad_step, step, reopen)
+    path = None
+    if not together or process_index() == 0:
+        path = write_post_mortem(
+            run_directory,
+            failure,
+            step=bad_step,
+            update=one_replica,
+            state=state,
+            batch=batch,
+            about={**about, **layout},
         )
-        about = {**about, "steps_per_call": placed.steps_per_call}
-    return write_post_mortem(
-        run_directory,
-        failure,
-        step=bad_step,
-        update=one_replica,
-        state=state,
-        batch=batch,
-        about=about,
-    )
+    # Who left before it is written would take the one that writes along.
+    return _path_of_first(path) if together else path
 
 
 def _before(
     bad_step: int,
     step: Callable[[PyTree, Placed], tuple[PyTree, PyTree]],
     reopen: Callable[[], Reopened | None],
-) -> tuple[PyTree, Placed | None]:
+) -> tuple[PyTree, PyTree, dict[str, int]]:
+    """Return state and batch before the step, on the host, and how the batch lay."""
     try:
         if (opened := reopen()) is None:
-            return None, None
+            return None, None, {}
         state, batches, start_step = opened
         try:
             found = rebuild(
@@ -112,10 +133,36 @@ def _before(
             )
         finally:
             batches.close()
-        return found or (None, None)
+        if found is None:
+            return None, None, {}
+        state, placed = found
+        calls = {"steps_per_call": placed.steps_per_call}
+        value = whole_on_host(placed.value)
+        batch = joined_batch(value, accumulate=placed.accumulate, **calls)
+        return whole_on_host(first_replica(state)), batch, calls
     except Exception as problem:
         # The run's own failure is what its user must see.
         _log.warning(
             "The state before step %d could not be rebuilt: %r", bad_step, problem
         )
-        return None, None
+        return None, None, {}
+
+
+def _all_are_here(bad_step: int) -> bool:
+    try:
+        steps = exchange("post-mortem/step", bad_step, timeout_s=_MEET_S)
+    except DistributedError as problem:
+        _log.warning(
+            "No post-mortem bundle: the others did not fail alike. %s", problem
+        )
+        return False
+    return set(steps) == {bad_step}
+
+
+def _path_of_first(path: Path | None) -> Path | None:
+    try:
+        said = exchange("post-mortem/path", None if path is None else str(path))[0]
+    except DistributedError as problem:
+        _log.warning("It is not known whether there is a bundle: %s", problem)
+        return path
+    return None if said is None else Path(said)

@@ -20,7 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
-from replicator.errors import ArgumentError, CallCancelledError, check_count
+from replicator.errors import (
+    ArgumentError,
+    CallCancelledError,
+    check_count,
+)
 from replicator.protocols import PyTree
 from replicator.rpc.batch_forming import (
     Arrived,
@@ -35,9 +39,11 @@ from replicator.rpc.batch_forming import (
     decide,
 )
 from replicator.rpc.batches import fit_of, merge, split
+from replicator.rpc.served_call import current_call, running_here
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0  # then the log names what is waited for
+_LOOK_S = 1.0  # how often a call that came by RPC looks whether anybody waits for it
 _BINDING = threading.Lock()
 
 
@@ -56,7 +62,9 @@ def batched_handler(
     are merged as `batches` says: arrays get a new first axis, numbers become 1-d
     arrays, anything else a list. Calls whose structure, shapes, dtypes or types differ
     do not meet: each kind fills batches of its own. The caller gets its row of the
-    result, whether the call came by RPC or from a thread of the same process.
+    result, whether the call came by RPC or from a thread of the same process. A call
+    whose deadline passes, or that is cancelled, leaves its batch; since a batch has
+    several callers, `current_call()` is None inside of the function.
 
     Args:
       batch_size: Calls in a full batch, which runs at once.
@@ -171,12 +179,26 @@ _Outcome: TypeAlias = _Row | _Failure
 class _Call:
     """One that waits, in a thread of its own; it is told things through its inbox."""
 
-    __slots__ = ("arguments", "has_left", "inbox")
+    __slots__ = ("arguments", "has_left", "inbox", "served", "started_s", "warn_s")
 
     def __init__(self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> None:
         self.arguments = args, kwargs
         self.has_left = False
         self.inbox: queue.SimpleQueue[Run | Watch | _Outcome] = queue.SimpleQueue()
+        self.served = current_call()
+        self.started_s = time.monotonic()
+        self.warn_s = _LONGEST_WAIT_S
+
+    def is_wanted(self) -> bool:
+        """Tell whether anybody waits for its row."""
+        return not (self.has_left or (self.served and self.served.is_cancelled()))
+
+    def patience_s(self) -> float:
+        """Return how long it may wait without looking whether it is wanted."""
+        if self.served is None:
+            return _LONGEST_WAIT_S
+        left_s = self.served.deadline_s - time.monotonic()
+        return min(_LOOK_S, max(0.0, left_s))
 
 
 class _Meeting:
@@ -204,7 +226,7 @@ class _Meeting:
         call = _Call(args, kwargs)
         fit = fit_of(call.arguments)
         try:
-            self._tell(Arrived(call, fit, time.monotonic()))
+            self._tell(Arrived(call, fit, call.started_s))
             outcome = self._wait_outcome(fn, call)
         except BaseException:
             self._leave(call)
@@ -217,18 +239,19 @@ class _Meeting:
             del outcome  # it would hold its own traceback, and with it the arguments
 
     def _wait_outcome(self, fn: Callable[..., PyTree], call: _Call) -> _Outcome:
-        started_s = time.monotonic()
         watch_s: float | None = None
         while True:
             now_s = time.monotonic()
             if watch_s is not None and watch_s <= now_s:
                 watch_s = None
                 self._tell(TimePassed(now_s))
-            patience_s = _LONGEST_WAIT_S if watch_s is None else watch_s - now_s
+            patience_s = call.patience_s()
+            if watch_s is not None:
+                patience_s = min(patience_s, watch_s - now_s)
             try:
-                news = call.inbox.get(timeout=min(patience_s, _LONGEST_WAIT_S))
+                news = call.inbox.get(timeout=patience_s)
             except queue.Empty:
-                self._say_if_long(now_s - started_s)
+                self._raise_if_over(call)
                 continue
             match news:
                 case Watch():
@@ -240,8 +263,10 @@ class _Meeting:
 
     def _run(self, fn: Callable[..., PyTree], calls: Sequence[Any]) -> None:
         """Run a batch in this thread; put into each inbox what came of it."""
+        own, running_here.call = running_here.call, None
         try:
-            for call, outcome in zip(calls, self._outcomes(fn, calls), strict=True):
+            wanted = [call for call in calls if call.is_wanted()]
+            for call, outcome in zip(wanted, self._outcomes(fn, wanted), strict=True):
                 call.inbox.put(outcome)
         except BaseException as error:
             # An interrupt is for this thread: the others hear of it as an error.
@@ -250,12 +275,15 @@ class _Meeting:
                 call.inbox.put(_Failure(CallCancelledError(f"{why}. Call again.")))
             raise
         finally:
+            running_here.call = own
             self._tell(Finished(time.monotonic()))
 
     def _outcomes(
         self, fn: Callable[..., PyTree], calls: Sequence[_Call]
     ) -> Iterator[_Outcome]:
         """Call the function for all; if it raises, for each alone."""
+        if not calls:
+            return
         size = self._options.rules.batch_size if self._options.pad_batch else len(calls)
         try:
             args, kwargs = merge([call.arguments for call in calls], size=size)
@@ -302,12 +330,21 @@ class _Meeting:
             doer = action.calls[-1] if isinstance(action, Run) else action.call
             doer.inbox.put(action)
 
-    def _say_if_long(self, waited_s: float) -> None:
-        if waited_s >= _LONGEST_WAIT_S:
-            _LOG.warning(
-                "a call of `%s` has waited %.0f s: %d batches of it run, %d wait",
-                *(self._name, waited_s, self._state.running, len(self._state.waiting)),
-            )
+    def _raise_if_over(self, call: _Call) -> None:
+        waited_s = time.monotonic() - call.started_s
+        running, waiting = self._state.running, len(self._state.waiting)
+        text = (
+            f"a call of `{self._name}` has waited {waited_s:.3g} s: {running} batches "
+            f"of it run, {waiting} wait"
+        )
+        if call.served is not None and call.served.is_given_up:
+            raise CallCancelledError(f"Nobody waits any more: {text}.")
+        if call.patience_s() <= 0:
+            # Of a builtin type, which is caught as such in the caller's process.
+            raise TimeoutError(f"The deadline passed: {text}.")
+        if waited_s >= call.warn_s:
+            call.warn_s += _LONGEST_WAIT_S
+            _LOG.warning(text)
 
 
 def _name_of(fn: Callable[..., PyTree]) -> str:

@@ -16,6 +16,8 @@ class MessageLimits:
       in_flight_bytes: What one connection may hold of calls that wait or run; past it
         the server reads no more from this client until some are done.
       in_flight_calls: Likewise, counted in calls.
+      shared_bytes: What one connection may use of shared memory, each way; past it the
+        socket takes large arrays as well. 0: none.
     """
 
     message_bytes: int = 1 << 30
@@ -25,3 +27,4 @@ class MessageLimits:
     rank: int = 32
     in_flight_bytes: int = 2 << 30
     in_flight_calls: int = 4_096
+    shared_bytes: int = 1 << 30

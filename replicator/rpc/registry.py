@@ -7,7 +7,7 @@ module that defines them.
 >>> @register
 ... @dataclasses.dataclass(frozen=True)
 ... class Observation:
-...     pixels: np.ndarray
+...     pixels: bytes
 """
 
 import dataclasses
@@ -128,8 +128,9 @@ def _entry(cls: Any, name: str | None) -> Entry:
         return Entry(name=name, cls=cls, kind="exception")
     if dataclasses.is_dataclass(cls):
         return _dataclass_entry(cls, name)
-    if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make"):
-        return Entry(name=name, cls=cls, kind="namedtuple", fields=tuple(cls._fields))
+    fields = getattr(cls, "_fields", None)
+    if issubclass(cls, tuple) and isinstance(fields, tuple) and hasattr(cls, "_make"):
+        return Entry(name=name, cls=cls, kind="namedtuple", fields=fields)
     raise ArgumentError(
         "`cls` must be a named tuple, dataclass, enum or exception, got "
         f"{_source(cls)}. Make it a dataclass."
@@ -152,7 +153,11 @@ def _dataclass_entry(cls: Any, name: str) -> Entry:
 def _check_rebuilds(cls: type, taken: set[str]) -> None:
     """Refuse a constructor that wants more than the fields, or takes them not."""
     parameters = inspect.signature(cls).parameters.values()
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    named = {
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for parameter in parameters:
         optional = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

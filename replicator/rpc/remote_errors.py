@@ -1,10 +1,10 @@
 """An exception, told to another process and raised there again.
 
 What travels is text: the names of its type and of the types that one refines, its
-message, its notes, its traceback with causes, and for an `OSError` the errno. Nothing
-is unpickled and nothing imported: the caller looks the names up among the builtins and
-the registered exceptions, takes the first that it knows, and raises a class that is
-both a `RemoteError` and that type.
+message, its notes, its traceback with causes; for an `OSError` the errno, for a
+registered type its attributes. Nothing is unpickled and nothing imported: the caller
+looks the names up among the registered exceptions and the builtins, takes the first
+that it knows, and raises a class that is both a `RemoteError` and that type.
 
 Types that end a program (`SystemExit`, `KeyboardInterrupt`) or hold other exceptions
 (`ExceptionGroup`) are a plain `RemoteError`: nobody's process ends because another's
@@ -14,7 +14,7 @@ wanted to.
 import builtins
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicator.errors import (
@@ -23,6 +23,8 @@ from replicator.errors import (
     MessageTooLargeError,
     RemoteError,
 )
+from replicator.protocols import PyTree
+from replicator.rpc.registry import Registry
 
 MAX_TEXT_BYTES = 16 * 1024
 _MAX_TYPES = 16
@@ -30,41 +32,36 @@ _OWN_TYPES: dict[str, type[Exception]] = {
     cls.__name__: cls for cls in (DecodeError, EncodeError, MessageTooLargeError)
 }
 
-FindType = Callable[[str], type[BaseException] | None]
-
 
 class Told(NamedTuple):
-    """An exception as it travels."""
+    """An exception as it travels; the name of a registered type begins with `@`."""
 
-    type_names: tuple[str, ...]
+    type_names: Sequence[str]
     text: str
     traceback: str = ""
     errno: int | None = None
+    attributes: Mapping[str, PyTree] | None = None
 
 
-def tell(
-    error: BaseException, *, name_of: Callable[[type], str | None] | None = None
-) -> Told:
+def tell(error: BaseException, *, registry: Registry) -> Told:
     """Describe an exception in plain values, whatever its methods do.
 
     Args:
       error: What a handler raised.
-      name_of: The registered name of a type, or None.
+      registry: Whose exceptions travel with their attributes.
 
     Returns:
-      At most 16 KiB of message and 16 KiB of traceback.
+      At most 16 KiB of message and 16 KiB of traceback. Attributes are as they are:
+      where they cannot be sent, send it without them.
     """
-    names = []
-    for cls in type(error).__mro__:
-        if issubclass(cls, BaseException) and len(names) < _MAX_TYPES:
-            registered = name_of(cls) if name_of is not None else None
-            names.append(_fitting(registered or cls.__name__, 256))
-    errno = getattr(error, "errno", None) if isinstance(error, OSError) else None
+    cls = type(error)
+    bases = [base for base in cls.__mro__ if issubclass(base, BaseException)]
     return Told(
-        tuple(names),
+        tuple(_name_of(base, registry) for base in bases[:_MAX_TYPES]),
         _fitting(_text_of(error), MAX_TEXT_BYTES),
         _fitting_end(_traceback_of(error), MAX_TEXT_BYTES),
-        errno if type(errno) is int and abs(errno) < 2**31 else None,
+        _errno_of(error),
+        _attributes_of(error) if registry.entry_of(cls) is not None else None,
     )
 
 
@@ -74,7 +71,7 @@ def rebuild(
     method: str,
     server: str,
     address: str,
-    find_type: FindType | None = None,
+    registry: Registry,
 ) -> RemoteError:
     """Return what the caller raises.
 
@@ -83,40 +80,43 @@ def rebuild(
       method: The name of the method.
       server: The label of the server.
       address: Where it listens.
-      find_type: Look a registered exception up by its name.
+      registry: Whose exceptions are known here.
 
     Returns:
       A `RemoteError`, and an instance of the first known type of `told.type_names`.
     """
-    type_name = told.type_names[0] if told.type_names else "Exception"
+    type_name = told.type_names[0].lstrip("@") if told.type_names else "Exception"
     where = f"raised by `{method}` of {server} at {address}"
     text = f"{told.text or type_name} ({where})"
-    error = _error_class(_first_known(told.type_names, find_type))(
+    error = _error_class(_first_known(told.type_names, registry))(
         text, type_name=type_name, remote_traceback=told.traceback, server=server
     )
     if told.errno is not None and isinstance(error, OSError):
         error.errno = told.errno
+    vars(error).update(told.attributes or {})
     if told.traceback:
         error.add_note(f"\nIn {server}:\n{told.traceback.rstrip()}")
     return error
 
 
-def _first_known(
-    names: Sequence[str], find_type: FindType | None
-) -> type[BaseException] | None:
+def _first_known(names: Sequence[str], registry: Registry) -> type[Exception] | None:
     for name in names:
-        known = find_type(name) if find_type is not None else None
-        known = known or _OWN_TYPES.get(name) or getattr(builtins, name, None)
-        if not isinstance(known, type) or not issubclass(known, BaseException):
-            continue
-        if issubclass(known, BaseExceptionGroup):
-            return None
-        return known if issubclass(known, Exception) else None
+        known = _known(name, registry)
+        if isinstance(known, type) and issubclass(known, BaseException):
+            is_plain = issubclass(known, Exception)
+            return known if is_plain and not issubclass(known, ExceptionGroup) else None
     return None
 
 
+def _known(name: str, registry: Registry) -> object:
+    if name.startswith("@"):
+        entry = registry.entry_named(name[1:])
+        return entry.cls if entry is not None else None
+    return _OWN_TYPES.get(name) or getattr(builtins, name, None)
+
+
 @functools.lru_cache(maxsize=512)
-def _error_class(known: type[BaseException] | None) -> type[RemoteError]:
+def _error_class(known: type[Exception] | None) -> type[RemoteError]:
     """Return the class that is a `RemoteError` and `known`; one per type."""
     if known is None or known is Exception:
         return RemoteError
@@ -144,11 +144,26 @@ def _reduce(error: RemoteError) -> tuple[Any, ...]:
 
 
 def _restored(
-    known: type[BaseException], args: tuple[str], state: dict[str, Any]
+    known: type[Exception], args: tuple[str], state: dict[str, Any]
 ) -> RemoteError:
     error = _error_class(known)(*args)
     vars(error).update(state)
     return error
+
+
+def _name_of(cls: type, registry: Registry) -> str:
+    entry = registry.entry_of(cls)
+    return f"@{entry.name}" if entry is not None else _fitting(cls.__name__, 256)
+
+
+def _errno_of(error: BaseException) -> int | None:
+    errno = getattr(error, "errno", None) if isinstance(error, OSError) else None
+    return errno if type(errno) is int and abs(errno) < 2**31 else None
+
+
+def _attributes_of(error: BaseException) -> dict[str, PyTree]:
+    held: dict[str, PyTree] = getattr(error, "__dict__", {})
+    return {name: value for name, value in held.items() if not name.startswith("__")}
 
 
 def _text_of(error: BaseException) -> str:

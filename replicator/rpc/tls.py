@@ -2,10 +2,11 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Self
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, AuthenticationError
 from replicator.rpc.private_files import open_private
 
 Role = Literal["server", "client"]
@@ -60,3 +61,23 @@ class Tls:
 def role_uri(role: Role) -> str:
     """Return what a certificate of ours bears, among its names, to say its role."""
     return f"urn:replicator:role:{role}"
+
+
+def check_client(names: Iterable[bytes], *, peer: str) -> None:
+    """Return unless TLS let in who has a certificate of ours for another role.
+
+    Args:
+      names: What the peer's certificate bears; none without TLS. Certificates of
+        somebody else's making say no role, and are for the authority to judge.
+      peer: Who that is, for the error.
+
+    Raises:
+      AuthenticationError: It is a server's.
+    """
+    prefix = role_uri("client").removesuffix("client").encode()
+    roles = {name for name in names if name.startswith(prefix)}
+    if roles and role_uri("client").encode() not in roles:
+        raise AuthenticationError(
+            f"{peer} must have a client's certificate, got another role's. Use "
+            "`Tls.in_folder(folder, 'client')` there."
+        )

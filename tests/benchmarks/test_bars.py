@@ -29,6 +29,13 @@ def test_the_number_beyond_its_limit_is_named():
     ]
 
 
+def test_a_number_that_cannot_be_measured_here_misses_no_bar():
+    results = reached()
+    results["rpc"]["ray_noop_speedup"] = None
+    assert missed(results) == []
+    assert results_table(results).row_count == len(BARS)
+
+
 def test_broken_benchmark_misses_all_its_bars():
     results = reached()
     del results["step_overhead"]

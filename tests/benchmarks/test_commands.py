@@ -23,6 +23,9 @@ TINY = {
     "goodput": ["--kills=1", "--interval_s=15", "--task=mlp"],
     "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
     "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
+    "rpc_fuzz": ["--cases=3000", "--frames=300"],
+    "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
+    "rpc_soak": ["--clients=8", "--minutes=0.2", "--client_processes=2"],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -38,6 +41,9 @@ EXACT = {
     "goodput": {"kills": 1},
     "metrics_cost": {},
     "eval_exact": {"failures": 0, "largest": 100},
+    "rpc_fuzz": {"failures": 0, "cases": 3000},
+    "rpc": {},
+    "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
 

@@ -89,6 +89,7 @@ def test_the_pmap_program_learns_what_one_device_learns():
     assert history[-1] < 0.1 * history[0]
 
 
+@pytest.mark.slow
 def test_the_flax_program_learns_what_one_device_learns():
     with jax.enable_x64(True):
         program = load("new_flax_loop")
@@ -108,6 +109,7 @@ def test_the_flax_program_learns_what_one_device_learns():
     assert accuracy == 1.0
 
 
+@pytest.mark.slow
 def test_the_jaxline_program_learns_what_one_device_learns():
     pytest.importorskip("ml_collections")
     with jax.enable_x64(True):

@@ -15,7 +15,11 @@ from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.postmortem.bundle import Bundle, arrays_of, read_bundle, write_bundle
 from replicator.postmortem.capture import rebuild, write_post_mortem
-from replicator.postmortem.recorded_program import joined_batch, one_replica_update
+from replicator.postmortem.recorded_program import (
+    first_replica,
+    joined_batch,
+    one_replica_update,
+)
 from replicator.postmortem.replay import load_function, replay_recorded, replay_step
 from replicator.state import init_run
 from replicator.steps import count_steps, lift
@@ -59,7 +63,7 @@ def died(directory, *, accumulate=1, update=None):
         FAILURE,
         step=BAD_STEP,
         update=update or one_replica_update(step_fn),
-        state=state,
+        state=first_replica(state),
         batch=joined_batch(placed.value, accumulate=accumulate, steps_per_call=1),
         about={"config": {"seed": 0}},
     )
@@ -121,6 +125,7 @@ def test_the_jaxpr_names_lines(bundle_path):
     assert "crashing.py" in read_bundle(bundle_path).jaxpr
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_code_of_the_user(bundle_path, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "replicator.cli", "replay", str(bundle_path)],

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 from replicator.cli import main as cli
 from replicator.errors import ArgumentError, AuthenticationError
 from replicator.rpc.certificates import make_certificates
-from replicator.rpc.tls import ROLES, Tls, role_uri
+from replicator.rpc.tls import ROLES, Tls, check_client, role_uri
 
 FILES = {"ca.pem", "server.pem", "server.key", "client.pem", "client.key"}
 
@@ -183,3 +183,10 @@ def test_the_command_does_not_write_over_a_programs_files(tmp_path, capsys):
     assert cli.main(["certificates", str(tmp_path / "c")]) == 0
     assert cli.main(["certificates", str(tmp_path / "c")]) == 1
     assert "exists" in capsys.readouterr().err
+
+
+def test_only_a_clients_role_connects():
+    check_client([], peer="a client")
+    check_client([b"node-1", role_uri("client").encode()], peer="a client")
+    with pytest.raises(AuthenticationError, match="a client must have a client's"):
+        check_client([role_uri("server").encode()], peer="a client")

@@ -1,9 +1,9 @@
 """Say where a server is, as a string; prepare and check the directory of a socket.
 
-    unix:/run/user/7/program/replay     a socket on this host, in a 0700 directory
-    grpc://host:port                    another host
-    inproc:name                         this process
-    unix:/...,grpc://host:port          one server, reachable in several ways
+unix:/run/user/7/program/replay     a socket on this host, in a 0700 directory
+grpc://host:port                    another host
+inproc:name                         this process
+unix:/...,grpc://host:port          one server, reachable in several ways
 """
 
 import dataclasses
@@ -128,7 +128,9 @@ def check_socket_directory(path: str, *, address: str) -> None:
     try:
         status = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        raise ConnectionLostError(f"Nobody listens at {address}: no {folder}.") from None
+        raise ConnectionLostError(
+            f"Nobody listens at {address}: no {folder}."
+        ) from None
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not is_ours or status.st_mode & 0o077:
         raise AuthenticationError(
@@ -142,7 +144,8 @@ def check_socket_directory(path: str, *, address: str) -> None:
 def _parse_unix(path: str) -> UnixAddress:
     if path and not path.startswith("/"):
         raise ArgumentError(
-            f"`address` must name an absolute path after unix:, got {path!r}. {_EXAMPLE}"
+            f"`address` must name an absolute path after unix:, got {path!r}. "
+            f"{_EXAMPLE}"
         )
     # An abstract name (leading NUL) can be reached by every user of the host; a comma
     # joins addresses.

@@ -5,7 +5,6 @@ has no size that the stream must allow; small messages share chunks. Large bodie
 put together in pooled memory. It knows no gRPC, and its tests need none.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
@@ -17,7 +16,7 @@ from replicator.errors import (
     MessageTooLargeError,
 )
 from replicator.protocols import PyTree
-from replicator.rpc import codec
+from replicator.rpc.codec import encode
 from replicator.rpc.message_limits import MessageLimits
 from replicator.rpc.protocols import Message
 from replicator.rpc.registry import Registry
@@ -28,6 +27,7 @@ from replicator.rpc.transports.chunk_queues import (
     Incoming,
     Outgoing,
 )
+from replicator.rpc.transports.payloads import EncodedPayload
 from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 
 # What a good end may take: our last words leave, and the other end says it is done.
@@ -66,11 +66,12 @@ class ChunkedConnection:
         self._registry = registry
         self._limits = limits
         self._cut_off = cut_off
-        self._sending = threading.Lock()
-        self._reader = frames.FrameReader(
-            limits, allocate=buffers.lend, open_shared=_refuse_shared
-        )
         self._is_closed = False
+        incoming.start(
+            frames.FrameReader(
+                limits, allocate=buffers.lend, open_shared=_refuse_shared
+            )
+        )
 
     @property
     def peer(self) -> str:
@@ -81,61 +82,47 @@ class ChunkedConnection:
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message whole; see `protocols.Connection`."""
-        encoded = codec.encode(value, registry=self._registry, limits=self._limits)
-        chunks = _cut(_frame(kind, call_id, encoded))
+        head, buffers, num_bytes = encode(
+            value, registry=self._registry, limits=self._limits
+        )
+        frame = self._frame(kind, call_id, head, buffers)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._sending.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise self._nobody_reads(timeout_s)
-        number = 0
         try:
-            for number, chunk in enumerate(chunks):
-                self._outgoing.put(chunk, deadline=deadline)
+            if sum(map(len, frame)) <= CHUNK_BYTES:
+                self._outgoing.put(b"".join(frame), deadline=deadline)
+            else:
+                self._outgoing.put_large(_cut(frame), deadline=deadline)
         except ClosedError:
             raise self._lost() from None
         except TimeoutError:
-            if number:
-                # Part of a message has left: what would follow could not be read.
-                self._end()
             raise self._nobody_reads(timeout_s) from None
-        finally:
-            self._sending.release()
-        return encoded.num_bytes
+        return num_bytes
 
     def receive(self, *, timeout_s: float | None) -> Message:
         """Return the next message; see `protocols.Connection`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._is_closed:
+            raise self._lost()
         try:
-            frame = self._reader.next_frame()
-            while frame is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                chunk = self._incoming.get(None if left is None else max(left, 0.0))
-                frame = self._feed(chunk) or self._reader.next_frame()
+            frame = self._incoming.next_frame(timeout_s)
         except ClosedError:
             raise self._lost() from None
         except TimeoutError:
             raise CallTimeoutError(
                 f"No message came from {self._peer} within {timeout_s} s."
             ) from None
-        except (DecodeError, MessageTooLargeError) as failure:
-            self._end()
-            raise ConnectionLostError(
-                f"{self._peer} sent what is no message, and was cut off: {failure}"
-            ) from failure
-        payload = codec.EncodedPayload(
-            frame.head, frame.buffers, registry=self._registry, limits=self._limits
-        )
+        payload = EncodedPayload(frame.head, frame.body, self._registry, self._limits)
         return Message(frame.kind, frame.call_id, payload)
 
     def has_received(self) -> bool:
         """Tell whether `receive` has something to work on without waiting."""
-        return self._reader.has_frame() or self._incoming.has_some()
+        return self._incoming.has_some()
 
     def fileno(self) -> int | None:
         """Return None: there is nothing to `select` on."""
         return None
 
     def close(self) -> None:
-        """Close it: what was sent leaves, within a bound; a waiting `receive` raises."""
+        """Close it; what was sent leaves, within a bound. See `protocols`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -145,20 +132,14 @@ class ChunkedConnection:
             self._incoming.wait_ended(_END_S)
         self._end()
 
-    def _feed(self, chunk: bytes) -> frames.Frame | None:
-        """Take a chunk; return the large frame that it completes, if it does."""
-        if self._reader.target is None:
-            self._reader.feed(chunk)
-            return None
-        frame, rest = None, memoryview(chunk)
-        while rest and frame is None and (target := self._reader.target) is not None:
-            part = rest[: len(target)]
-            target[: len(part)] = part
-            frame = self._reader.filled(len(part))
-            rest = rest[len(part) :]
-        if rest:
-            self._reader.feed(bytes(rest))
-        return frame
+    def _frame(
+        self, kind: int, call_id: int, head: bytes, buffers: Sequence[memoryview]
+    ) -> Sequence[frames.Buffer]:
+        if not buffers:
+            return [frames.frame_without_buffers(kind, call_id, head)]
+        layout = frames.lay_out(buffers)
+        frames.check_fits(head, layout, self._limits)
+        return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:
         self._incoming.stop()
@@ -166,26 +147,24 @@ class ChunkedConnection:
         self._cut_off()
 
     def _lost(self) -> ConnectionLostError:
-        if self._is_closed:
-            return ConnectionLostError(f"The connection to {self._peer} was closed.")
+        self._end()
         why = self._incoming.failure
-        return ConnectionLostError(
-            f"{self._peer} is gone{'.' if why is None else f': {why}'}"
-        )
+        if self._is_closed:
+            told = "was closed by this end"
+        elif isinstance(why, DecodeError | MessageTooLargeError):
+            told = f"sent what is no message, and was cut off: {why}"
+        else:
+            told = f"is gone: {why or 'it closed the connection'}"
+        return ConnectionLostError(f"The connection is lost: {self._peer} {told}.")
 
     def _nobody_reads(self, timeout_s: float | None) -> CallTimeoutError:
-        return CallTimeoutError(f"{self._peer} did not read for {timeout_s} s.")
-
-
-def _frame(
-    kind: int, call_id: int, encoded: codec.Encoded
-) -> Sequence[frames.Buffer]:
-    if not encoded.buffers:
-        return [frames.frame_without_buffers(kind, call_id, encoded.head)]
-    layout = frames.lay_out(encoded.buffers)
-    return frames.frame_with_buffers(
-        kind, call_id, encoded.head, layout=layout, where=None
-    )
+        told = f"{self._peer} did not read for {timeout_s} s"
+        if self._outgoing.is_open:
+            return CallTimeoutError(f"{told}. Nothing of this message was sent.")
+        self._end()
+        return CallTimeoutError(
+            f"{told}, and has a part of a message. The connection was closed."
+        )
 
 
 def _cut(parts: Sequence[frames.Buffer]) -> Iterator[bytes]:

@@ -1,104 +1,138 @@
 """Put one message into bytes for a stream of them, and cut the stream again.
 
-    header   magic, kind, flags, version, call id, sizes               28 bytes
-    head     what the codec wrote                                      checked
-    lengths  8 bytes for each buffer                                   checked
-    where    segment and offset, if the far buffers are in shared memory   checked
-    near     buffers of up to `NEAR_BYTES`                             checked
+    header   magic, kind, flags, version, call id, bytes of head and body    28 bytes
+    head     what the codec wrote
+    where    if the body is in shared memory: `Where`
+    padding  to a multiple of 16, if there is a body, and it follows
+    body     if it has at most `CHECKED_BODY_BYTES`
     CRC-32   of all of the above
-    far      the larger buffers, each at a multiple of 64              not checked
+    body     otherwise, unless it is in shared memory
 
-Small buffers are worth a checksum and ride with the head; large ones are not (the kernel
-copies them, and a checksum would take longer than the copy), and lie where a receiver
-may hold each without holding the rest of the frame. All that a header says is held
-against the limits before memory is asked for, and against the checksum before it is used.
+The body is the codec's buffers, each at a multiple of 64. A small one is worth a
+checksum; a large one is not: the kernel copies it, and a checksum takes longer than the
+copy. What a header says is held against the limits before memory is asked for, and
+against the checksum before a large body is waited for.
 
 Pure: bytes in, frames out. Memory and shared memory are asked for by two callables.
 """
 
-import itertools
 import struct
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicator.errors import DecodeError, MessageTooLargeError
+from replicator.rpc import wire_format
 from replicator.rpc.message_limits import MessageLimits
 
 READ_BYTES = 65_536
 """How much is read at once where it is not known what comes."""
-NEAR_BYTES = 4_096
-_FAR_ALIGNMENT = 64
-_NEAR_ALIGNMENT = 16
+CHECKED_BODY_BYTES = 16_384
 
 MAGIC = b"RPLF"
 VERSION = 1
-SHARED = 1  # flag: the far buffers are in shared memory
+SHARED = 1  # flag: the body is in shared memory
 
-_HEADER = struct.Struct("<4sBBHQIII")
+_HEADER = struct.Struct("<4sBBHQIQ")
 HEADER_BYTES = _HEADER.size
-_WHERE = struct.Struct("<IIQ")
+_WHERE = struct.Struct("<IQII")
 _CRC_BYTES = 4
+_SHARED_END_BYTES = _WHERE.size + _CRC_BYTES
+_FRAME_BYTES = HEADER_BYTES + _CRC_BYTES
 # The CRC-32 of anything that is followed by its own CRC-32: one call checks a frame.
 _RIGHT_CRC = 0x2144DF1C
-_ZEROS = bytes(_FAR_ALIGNMENT)
+# A frame that is read whole lies at a multiple of this; its body must, too.
+_ALIGNMENT = 16
+_ZEROS = bytes(wire_format.ALIGNMENT)
 
 Buffer = memoryview | bytes
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
+_pack_where = _WHERE.pack
+_unpack_where = _WHERE.unpack_from
+_new_tuple = tuple.__new__  # a named one at half the price
 _crc32 = zlib.crc32
 
 
 class Where(NamedTuple):
-    """Where far buffers lie in shared memory."""
+    """Where a body lies in shared memory, and how its release is told."""
 
     segment: int
     offset: int
+    slot: int
+    uses: int
+
+
+class Header(NamedTuple):
+    """What a frame begins with."""
+
+    magic: bytes
+    kind: int
+    flags: int
+    version: int
+    call_id: int
+    head_bytes: int
+    body_bytes: int
 
 
 class Frame(NamedTuple):
-    """One message as it was received; buffers are read-only."""
+    """One message as it was received; the body is read-only."""
 
     kind: int
     call_id: int
     head: bytes
-    buffers: Sequence[memoryview]
+    body: memoryview | bytes
 
 
 class Layout(NamedTuple):
-    """Where each buffer of a message goes."""
+    """Where in the body each buffer lies."""
 
-    lengths: list[int]
-    near: list[Buffer]
-    far: list[tuple[int, Buffer]]
-    """Buffers with their offsets from the first."""
-    far_bytes: int
+    buffers: Sequence[Buffer]
+    offsets: Sequence[int]
+    num_bytes: int
+
+
+def lay_out(buffers: Sequence[memoryview]) -> Layout:
+    """Decide where in the body each buffer lies."""
+    if len(buffers) == 1:
+        return Layout(buffers, (0,), len(buffers[0]))
+    return Layout(buffers, *wire_format.lay_out(buffers))
+
+
+def check_fits(head: bytes, layout: Layout, limits: MessageLimits) -> None:
+    """Refuse to send what a receiver with the same limits would not take.
+
+    The codec has counted the buffers; what lies between them counts as well.
+
+    Raises:
+      MessageTooLargeError: It is past the limit.
+    """
+    num_bytes = len(head) + layout.num_bytes
+    if num_bytes > limits.message_bytes:
+        raise MessageTooLargeError(
+            f"A message must have at most {limits.message_bytes} bytes "
+            f"(`MessageLimits.message_bytes`), got {num_bytes} with the space between "
+            "its arrays. Send less at once, or raise the limit at both ends."
+        )
 
 
 def frame_without_buffers(kind: int, call_id: int, head: bytes) -> bytes:
-    """Return the whole frame of a message that has no buffers."""
-    size = len(head)
-    frame = _pack_header(MAGIC, kind, 0, VERSION, call_id, size, 0, size) + head
+    """Return the whole frame of a message that has no body."""
+    frame = _pack_header(MAGIC, kind, 0, VERSION, call_id, len(head), 0) + head
     return frame + _crc32(frame).to_bytes(_CRC_BYTES, "little")
 
 
-def lay_out(buffers: Sequence[Buffer]) -> Layout:
-    """Decide where each buffer goes."""
-    lengths, near, far, far_bytes = [], [], [], 0
-    for buffer in buffers:
-        length = len(buffer)
-        lengths.append(length)
-        if length <= NEAR_BYTES:
-            near.append(buffer)
-        else:
-            offset = _up(far_bytes, _FAR_ALIGNMENT)
-            far.append((offset, buffer))
-            far_bytes = offset + length
-    return Layout(lengths, near, far, far_bytes)
+def frame_with_shared_body(
+    kind: int, call_id: int, head: bytes, *, num_bytes: int, where: Where
+) -> bytes:
+    """Return the frame of a message whose body of `num_bytes` is in shared memory."""
+    header = _pack_header(MAGIC, kind, SHARED, VERSION, call_id, len(head), num_bytes)
+    frame = b"".join((header, head, _pack_where(*where)))
+    return frame + _crc32(frame).to_bytes(_CRC_BYTES, "little")
 
 
 def frame_with_buffers(
-    kind: int, call_id: int, head: bytes, *, layout: Layout, where: Where | None
+    kind: int, call_id: int, head: bytes, *, layout: Layout
 ) -> list[Buffer]:
     """Return a frame as parts that are to be sent one after the other.
 
@@ -106,28 +140,16 @@ def frame_with_buffers(
       kind: Of the message.
       call_id: Of the message.
       head: What the codec wrote.
-      layout: From `lay_out`.
-      where: Where the far buffers lie in shared memory; None sends them.
+      layout: Of the buffers.
     """
-    lengths = layout.lengths
-    parts: list[Buffer] = [head, struct.pack(f"<{len(lengths)}Q", *lengths)]
-    flags = 0
-    if where is not None:
-        flags = SHARED
-        parts.append(_WHERE.pack(*where, layout.far_bytes))
-    size = HEADER_BYTES + sum(map(len, parts))
-    for buffer in layout.near:
-        padding = -size % _NEAR_ALIGNMENT
-        parts += _ZEROS[:padding], buffer
-        size += padding + len(buffer)
-    # What follows the checksum is aligned as well, where the frame is read whole.
-    padding = -(size + _CRC_BYTES) % _NEAR_ALIGNMENT
-    parts.append(_ZEROS[:padding])
-    checked_bytes = size + padding - HEADER_BYTES
-    numbers = (call_id, len(head), len(lengths), checked_bytes)
-    checked = b"".join((_pack_header(MAGIC, kind, flags, VERSION, *numbers), *parts))
+    numbers = (call_id, len(head), layout.num_bytes)
+    header = _pack_header(MAGIC, kind, 0, VERSION, *numbers)
+    is_checked = layout.num_bytes <= CHECKED_BODY_BYTES
+    padding = _ZEROS[: _padding(HEADER_BYTES + len(head), is_checked)]
+    body = _padded(layout)
+    checked = b"".join((header, head, padding, *(body if is_checked else ())))
     first = checked + _crc32(checked).to_bytes(_CRC_BYTES, "little")
-    return [first] if where is not None else [first, *_padded(layout.far)]
+    return [first] if is_checked else [first, *body]
 
 
 class FrameReader:
@@ -135,6 +157,9 @@ class FrameReader:
 
     Bytes come in by `feed`, or, while a large frame is under way, by filling `target`.
     After an error it is of no more use: where the next frame begins is not known.
+
+    Attributes:
+      target: Where the next bytes belong; None: `feed` takes them.
     """
 
     def __init__(
@@ -149,33 +174,53 @@ class FrameReader:
         Args:
           limits: What a frame may hold.
           allocate: Returns writable memory for so many bytes.
-          open_shared: Returns read-only far buffers that lie in shared memory.
+          open_shared: Returns a read-only body that lies in shared memory.
         """
         self._limits = limits
+        self._max_bytes = limits.message_bytes
+        self._max_head_bytes = limits.head_bytes
         self._allocate = allocate
         self._open_shared = open_shared
         self._data = b""
         self._start = 0
         self._ready: Frame | None = None
-        self._target: memoryview | None = None
-        self._filled = 0
-        self._finish: Callable[[], Frame | None] = lambda: None
+        self.target: memoryview | None = None
+        self._finish: Callable[[], Frame | None] = _nothing
 
     @property
     def is_between_frames(self) -> bool:
         """Tell whether no part of a frame has been read without the rest of it."""
-        return self._start == len(self._data) and self._target is None
+        return not self._data and self.target is None
 
-    @property
-    def target(self) -> memoryview | None:
-        """Return where the next bytes belong; None: `feed` takes them."""
-        return None if self._target is None else self._target[self._filled :]
+    def read(self, data: bytes) -> Frame | None:
+        """Take what was read, and return the next frame; as `feed` and `next_frame`."""
+        # Nearly always: nothing is left from before, and it is one frame whose body, if
+        # there is one, lies elsewhere.
+        if not self._data and len(data) >= _FRAME_BYTES:
+            magic, kind, flags, version, call_id, head_bytes, body_bytes = (
+                _unpack_header(data)
+            )
+            end = HEADER_BYTES + head_bytes
+            if (
+                len(data) == end + (_SHARED_END_BYTES if flags else _CRC_BYTES)
+                and flags == (SHARED if body_bytes else 0)
+                and magic == MAGIC
+                and version == VERSION
+                and head_bytes <= self._max_head_bytes
+                and head_bytes + body_bytes <= self._max_bytes
+                and _crc32(data) == _RIGHT_CRC
+            ):
+                body = b""
+                if flags:
+                    where = _new_tuple(Where, _unpack_where(data, end))
+                    body = self._open_shared(where, body_bytes)
+                return _new_tuple(Frame, (kind, call_id, data[HEADER_BYTES:end], body))
+        self.feed(data)
+        return self.next_frame()
 
     def feed(self, data: bytes) -> None:
-        """Take what was read."""
-        if self._start != len(self._data):
-            data = self._data[self._start :] + data
-        self._data = data
+        """Take what was read, when there is no `target`."""
+        self._data = self._data[self._start :] + data
         self._start = 0
 
     def filled(self, num_bytes: int) -> Frame | None:
@@ -188,12 +233,12 @@ class FrameReader:
           DecodeError: It is no frame of ours.
           MessageTooLargeError: It says that it is larger than the limits.
         """
-        assert self._target is not None
-        self._filled += num_bytes
-        if self._filled < len(self._target):
+        assert self.target is not None
+        if num_bytes < len(self.target):
+            self.target = self.target[num_bytes:]
             return None
-        finish, self._target, self._filled = self._finish, None, 0
-        self._finish = lambda: None  # it holds the frame's memory
+        # Forgotten first: it holds the frame's memory, and may ask for more.
+        finish, self._finish, self.target = self._finish, _nothing, None
         return finish()
 
     def next_frame(self) -> Frame | None:
@@ -203,87 +248,74 @@ class FrameReader:
           DecodeError: What came is no frame of ours.
           MessageTooLargeError: It says that it is larger than the limits.
         """
-        if self._ready is not None:
-            frame, self._ready = self._ready, None
-            return frame
-        data, start = self._data, self._start
-        if len(data) - start < HEADER_BYTES or self._target is not None:
+        if not self._data:
             return None
-        header = _unpack_header(data, start)
-        magic, kind, flags, version, call_id, head_bytes, num_buffers, size = header
-        limits = self._limits
-        # One test for what is nearly always so; the others tell what is wrong.
-        if (
-            magic != MAGIC
-            or version != VERSION
-            or flags
-            or num_buffers
-            or head_bytes != size
-            or size > limits.head_bytes
-        ):
-            _check_header(header, limits)
-        end = start + HEADER_BYTES + size + _CRC_BYTES
-        if end > len(data):
-            if size > READ_BYTES:
-                self._fill_checked(header, end - start)
-            return None
-        checked = data[start:end]
-        if num_buffers:
-            return self._frame_with_buffers(header, checked, end)
-        if _crc32(checked) != _RIGHT_CRC:
-            raise _corrupted(kind)
-        self._start = end
-        return Frame(kind, call_id, checked[HEADER_BYTES:-_CRC_BYTES], ())
+        frame, self._ready = self._ready or self._next_frame(), None
+        if self._start == len(self._data):
+            self._data, self._start = b"", 0
+        return frame
 
     def has_frame(self) -> bool:
         """Tell whether `next_frame` returns one, or raises, without more bytes."""
-        if self._ready is None and self._start != len(self._data):
+        if self._ready is None and self._data:
             try:
-                self._ready = self.next_frame()
+                self._ready = self._next_frame()
             except (DecodeError, MessageTooLargeError):
                 return True  # `next_frame` meets it again
         return self._ready is not None
 
-    def _fill_checked(self, header: tuple, size: int) -> None:
+    def _next_frame(self) -> Frame | None:
+        available = len(self._data) - self._start
+        if available < HEADER_BYTES:
+            return None
+        header = Header(*_unpack_header(self._data, self._start))
+        _check_header(header, self._limits)
+        size = _checked_bytes(header)
+        if available < size:
+            if size > READ_BYTES:
+                self._fill_checked(header, size)
+            return None
+        # If it is not all that was read, a copy: aligned, and holds nothing else.
+        end = self._start + size
+        return self._body_after(header, self._data[self._start : end], end)
+
+    def _fill_checked(self, header: Header, size: int) -> None:
+        """Read a large head into memory of its own."""
         memory = self._allocate(size)
-
-        def finish() -> Frame | None:
-            checked = memory.toreadonly()
-            return self._frame_with_buffers(header, checked, None)
-
-        self._fill(memory, self._start, finish)
-
-    def _frame_with_buffers(
-        self, header: tuple, checked: bytes | memoryview, end: int | None
-    ) -> Frame | None:
-        """Return the frame, or arrange for the far buffers to be read.
-
-        `end` is where `checked` ends in what was fed; None: it was not fed.
-        """
-        kind, flags, call_id = header[1], header[2], header[4]
-        if _crc32(checked) != _RIGHT_CRC:
-            raise _corrupted(kind)
-        contents = _Contents.read(header, checked, self._limits)
-        if end is None:
-            self._data, self._start, end = b"", 0, 0
-        far_bytes = contents.far_bytes
-        if flags & SHARED or not far_bytes:
-            far = memoryview(b"")
-            if flags & SHARED:
-                far = self._open_shared(contents.where, far_bytes)
-            self._start = end
-            return contents.frame(kind, call_id, far)
-        if end + far_bytes <= len(self._data):
-            # A copy if it is not all that was read: aligned, and holds nothing else.
-            whole = self._data[end - len(checked) : end + far_bytes]
-            self._start = end + far_bytes
-            far = memoryview(whole)[len(checked) :]
-            return contents.frame(kind, call_id, far)
-        memory = self._allocate(far_bytes)
         self._fill(
-            memory, end, lambda: contents.frame(kind, call_id, memory.toreadonly())
+            memory,
+            self._start,
+            lambda: self._body_after(header, memory.toreadonly(), 0),
         )
-        return None
+
+    def _body_after(self, header: Header, checked: Buffer, end: int) -> Frame | None:
+        """Return the frame, or arrange for its body to be read.
+
+        `end` is where the checked part ends in what was fed.
+        """
+        if _crc32(checked) != _RIGHT_CRC:
+            raise _corrupted(header.kind)
+        view = memoryview(checked)
+        at = HEADER_BYTES + header.head_bytes
+        head = bytes(view[HEADER_BYTES:at])
+        body_bytes = header.body_bytes
+        if header.flags & SHARED:
+            where = Where(*_unpack_where(view, at))
+            body = self._open_shared(where, body_bytes)
+        elif not body_bytes:
+            body = b""
+        elif body_bytes <= CHECKED_BODY_BYTES:
+            body = view[len(view) - _CRC_BYTES - body_bytes : len(view) - _CRC_BYTES]
+        elif end + body_bytes <= len(self._data):
+            body = memoryview(self._data[end : end + body_bytes])
+            end += body_bytes
+        else:
+            memory = self._allocate(body_bytes)
+            frame = Frame(header.kind, header.call_id, head, memory.toreadonly())
+            self._fill(memory, end, lambda: frame)
+            return None
+        self._start = end
+        return Frame(header.kind, header.call_id, head, body)
 
     def _fill(
         self, memory: memoryview, start: int, finish: Callable[[], Frame | None]
@@ -292,80 +324,56 @@ class FrameReader:
         available = len(self._data) - start
         memory[:available] = memoryview(self._data)[start:]
         self._data, self._start = b"", 0
-        self._target, self._filled, self._finish = memory, available, finish
+        self.target, self._finish = memory[available:], finish
 
 
-class _Contents(NamedTuple):
-    """What the checked part of a frame says."""
-
-    head: bytes
-    lengths: tuple[int, ...]
-    near: list[memoryview]
-    far_bytes: int
-    where: Where
-
-    @classmethod
-    def read(
-        cls, header: tuple, checked: bytes | memoryview, limits: MessageLimits
-    ) -> "_Contents":
-        """Read it; the checksum was right, so what is wrong here is a lie."""
-        _, _, flags, _, _, head_bytes, num_buffers, size = header
-        view = memoryview(checked)
-        at = HEADER_BYTES + head_bytes
-        head = bytes(view[HEADER_BYTES:at])
-        lengths = struct.unpack_from(f"<{num_buffers}Q", view, at)
-        at += 8 * num_buffers
-        if head_bytes + sum(lengths) > limits.message_bytes:
-            raise _too_large("bytes", head_bytes + sum(lengths), limits.message_bytes)
-        where, told = Where(0, 0), None
-        if flags & SHARED:
-            *place, told = _WHERE.unpack_from(view, at)
-            where = Where(*place)
-            at += _WHERE.size
-        near, far_bytes = [], 0
-        for length in lengths:
-            if length <= NEAR_BYTES:
-                at = _up(at, _NEAR_ALIGNMENT)
-                near.append(view[at : at + length])
-                at += length
-            else:
-                far_bytes = _up(far_bytes, _FAR_ALIGNMENT) + length
-        if lengths:
-            at += -(at + _CRC_BYTES) % _NEAR_ALIGNMENT
-        is_shared_right = told is None or 0 < told == far_bytes
-        if at != HEADER_BYTES + size or not is_shared_right:
-            raise DecodeError("The lengths in a frame's head do not add up to its size.")
-        return cls(head, lengths, near, far_bytes, where)
-
-    def frame(self, kind: int, call_id: int, far: memoryview) -> Frame:
-        """Return the frame with its buffers in the order that they were sent in."""
-        near, at = iter(self.near), 0
-        buffers = []
-        for length in self.lengths:
-            if length <= NEAR_BYTES:
-                buffers.append(next(near))
-            else:
-                at = _up(at, _FAR_ALIGNMENT)
-                buffers.append(far[at : at + length])
-                at += length
-        return Frame(kind, call_id, self.head, buffers)
+def _nothing() -> None:
+    return None
 
 
-def _check_header(header: tuple, limits: MessageLimits) -> None:
-    magic, _, flags, version, _, head_bytes, num_buffers, size = header
-    if magic != MAGIC:
-        raise DecodeError(f"A frame must start with {MAGIC!r}, got {magic!r}.")
-    if version != VERSION:
-        raise DecodeError(f"A frame must be of version {VERSION}, got {version}.")
-    if head_bytes > limits.head_bytes:
-        raise _too_large("bytes of head", head_bytes, limits.head_bytes)
-    if num_buffers > limits.leaves:
-        raise _too_large("arrays", num_buffers, limits.leaves)
-    least = head_bytes + 8 * num_buffers + (_WHERE.size if flags & SHARED else 0)
-    most = least + num_buffers * (NEAR_BYTES + _NEAR_ALIGNMENT) + _NEAR_ALIGNMENT
-    is_right = least <= size <= most if num_buffers else size == head_bytes
-    if flags & ~SHARED or (flags and not num_buffers) or not is_right:
-        raise DecodeError("The sizes in a frame's header contradict each other.")
+def _checked_bytes(header: Header) -> int:
+    """Return the size of a frame up to its checksum, with that."""
+    size = HEADER_BYTES + header.head_bytes
+    if not header.body_bytes:
+        return size + _CRC_BYTES
+    if header.flags & SHARED:
+        return size + _SHARED_END_BYTES
+    if header.body_bytes <= CHECKED_BODY_BYTES:
+        return size + _padding(size, True) + header.body_bytes + _CRC_BYTES
+    return size + _padding(size, False) + _CRC_BYTES
+
+
+def _padding(size: int, is_checked: bool) -> int:
+    """Return how many zeros align the body: right behind them, or past the CRC."""
+    return -(size if is_checked else size + _CRC_BYTES) % _ALIGNMENT
+
+
+def _padded(layout: Layout) -> list[Buffer]:
+    """Return the buffers with zeros between them, so that each is at its offset."""
+    parts: list[Buffer] = []
+    at = 0
+    for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
+        if offset > at:
+            parts.append(_ZEROS[: offset - at])
+        parts.append(buffer)
+        at = offset + len(buffer)
+    return parts
+
+
+def _check_header(header: Header, limits: MessageLimits) -> None:
+    if header.magic != MAGIC:
+        raise DecodeError(f"A frame must start with {MAGIC!r}, got {header.magic!r}.")
+    if header.version != VERSION:
+        raise DecodeError(
+            f"A frame must be of version {VERSION}, got {header.version}."
+        )
+    if header.head_bytes > limits.head_bytes:
+        raise _too_large("bytes of head", header.head_bytes, limits.head_bytes)
+    num_bytes = header.head_bytes + header.body_bytes
+    if num_bytes > limits.message_bytes:
+        raise _too_large("bytes", num_bytes, limits.message_bytes)
+    if header.flags & ~SHARED or (header.flags and not header.body_bytes):
+        raise DecodeError(f"A frame must have flags of ours, got {header.flags}.")
 
 
 def _too_large(what: str, number: int, limit: int) -> MessageTooLargeError:
@@ -377,17 +385,3 @@ def _too_large(what: str, number: int, limit: int) -> MessageTooLargeError:
 
 def _corrupted(kind: int) -> DecodeError:
     return DecodeError(f"The checksum of a frame (kind {kind}) is wrong.")
-
-
-def _padded(far: list[tuple[int, Buffer]]) -> list[Buffer]:
-    """Return the buffers with zeros between them, so that each is at its offset."""
-    parts: list[Buffer] = []
-    at = 0
-    for offset, buffer in far:
-        parts += _ZEROS[: offset - at], buffer
-        at = offset + len(buffer)
-    return [part for part in itertools.chain(parts) if len(part)]
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

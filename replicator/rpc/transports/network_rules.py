@@ -1,14 +1,23 @@
-"""Which addresses need TLS; and who has the port that we wanted."""
+"""What may be listened at: which addresses need TLS, and who has the port we want."""
 
 import contextlib
+import errno
 import functools
 import ipaddress
 import logging
 import os
+import socket
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
-from replicator.errors import ArgumentError
+from replicator.errors import (
+    AddressInUseError,
+    ArgumentError,
+    AuthenticationError,
+    ConnectionLostError,
+)
+from replicator.rpc.transports.addresses import GrpcAddress, parse
 
 _logger = logging.getLogger("replicator.rpc")
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
@@ -24,20 +33,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_tls(host: str, *, address: str, has_tls: bool, insecure: bool) -> None:
-    """Return if it is safe, or was said to be wanted, to use `host`.
+def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddress:
+    """Return the place of an address that is safe, or was said to be wanted, to use.
 
     Args:
-      host: Where to listen, or to connect to.
-      address: The whole of it, for the error.
+      address: Where to listen, or to connect to: `grpc://host:port`.
       has_tls: Whether the connection will be encrypted and both ends proved.
       insecure: Whether the user asked for neither; logged, once for each address.
 
     Raises:
-      ArgumentError: It is beyond loopback, without TLS.
+      ArgumentError: It is none of gRPC; or beyond loopback, without TLS.
     """
-    if has_tls or is_loopback(host):
-        return
+    place = parse(address)
+    if not isinstance(place, GrpcAddress):
+        raise ArgumentError(
+            f"`address` must be grpc://host:port, got {address!r}. Use another "
+            "transport for it."
+        )
+    if has_tls or is_loopback(place.host):
+        return place
     if not insecure:
         raise ArgumentError(
             f"`tls` must be given for an address beyond this host, got None for "
@@ -46,6 +60,68 @@ def check_tls(host: str, *, address: str, has_tls: bool, insecure: bool) -> None
             "what is sent."
         )
     _say_once(address)
+    return place
+
+
+def unreachable(address: str, failure: Exception | None) -> Exception:
+    """Return the error for a stream that ended before the handshake did.
+
+    Args:
+      address: Where to it was to lead.
+      failure: What gRPC said, if it said something.
+    """
+    told = "the stream ended" if failure is None else str(failure)
+    # BoringSSL's words for the chain, and gRPC's own for the name of the host.
+    if "CERTIFICATE_VERIFY_FAILED" in told or "Verification Check failed" in told:
+        return AuthenticationError(
+            f"The server at {address} is not of this program, by its certificate: "
+            f"{told}. Make certificates that name this host."
+        )
+    return ConnectionLostError(f"No server answers at {address}: {told}.")
+
+
+def readable(peer: str) -> str:
+    """Return what gRPC calls "ipv6:%5B::1%5D:80" as people write it."""
+    return urllib.parse.unquote(peer.partition(":")[2])
+
+
+def check_free(host: str, port: int, *, address: str) -> None:
+    """Return if one could listen there now.
+
+    Args:
+      host: A name or address of this host.
+      port: 0 for any.
+      address: Both, for the error.
+
+    Raises:
+      ArgumentError: It is not this host's.
+      AddressInUseError: Another listens there.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            # As gRPC does: what is left of old connections is no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as failure:
+        if failure.errno == errno.EADDRINUSE:
+            raise in_use(port, address=address) from None
+        raise ArgumentError(
+            f"`address` must be one of this host, got {address} ({failure}). Use "
+            "grpc://127.0.0.1:0 for calls on this host."
+        ) from None
+
+
+def in_use(port: int, *, address: str) -> AddressInUseError:
+    """Return the error for a port that another has; it names the owner if it can."""
+    owner = owner_of_port(port)
+    who = "another process" if owner is None else f"process {owner}"
+    return AddressInUseError(
+        f"{address} is in use: {who} listens there. Stop it, or use port 0, which "
+        "takes a free one."
+    )
 
 
 def owner_of_port(port: int) -> int | None:
@@ -55,8 +131,8 @@ def owner_of_port(port: int) -> int | None:
         return None
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or is another user's
-            for descriptor in os.scandir(process / "fd"):
-                if os.readlink(descriptor.path) in sockets:
+            for number in os.listdir(process / "fd"):
+                if os.readlink(process / "fd" / number) in sockets:
                     return int(process.name)
     return None
 

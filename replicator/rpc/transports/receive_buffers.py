@@ -7,6 +7,7 @@ gone, and nobody can make a new one. Past its bound the pool lends memory that i
 not keep: it costs a little time, and is freed with its last view.
 """
 
+import functools
 import sys
 import threading
 
@@ -47,7 +48,7 @@ class ReceiveBuffers:
         """
         size = size_class(num_bytes)
         if num_bytes < _MIN_BYTES or size > self._max_bytes:
-            return memoryview(_aligned(num_bytes))
+            return _aligned(num_bytes).data
         with self._lock:
             array = self._take_idle(size)
             if array is None:
@@ -55,7 +56,7 @@ class ReceiveBuffers:
                 if self._make_room(size):
                     self._kept.append(array)
                     self._kept_bytes += size
-            return memoryview(array)[:num_bytes]
+            return array.data[:num_bytes]
 
     def _take_idle(self, size: int) -> np.ndarray | None:
         for array in reversed(self._kept):
@@ -80,6 +81,7 @@ class ReceiveBuffers:
         return fits and len(self._kept) < _MAX_KEPT
 
 
+@functools.lru_cache(maxsize=1024)  # programs send the same sizes over and over
 def size_class(num_bytes: int) -> int:
     """Round up so that buffers fit messages of about the same size: by 25% at most."""
     step = 1 << max(num_bytes.bit_length() - 3, 12)

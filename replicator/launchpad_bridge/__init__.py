@@ -1,0 +1,134 @@
+"""Programs of service nodes, on threads, processes or a cluster.
+
+    import replicator.launchpad_bridge as lp
+
+    program = lp.Program("sum")
+    adder = program.add_node(lp.CourierNode(Adder), label="adder")
+    program.add_node(lp.CourierNode(Caller, adder), label="caller")
+    lp.launch(program, launch_type="processes").wait()
+
+The names are Launchpad's, and what it promises holds here.
+"""
+
+from replicator.errors import LaunchError, NodeFailedError, ProgramError
+from replicator.launchpad_bridge import address_promises as address
+from replicator.launchpad_bridge import node_context as context
+from replicator.launchpad_bridge.address_promises import (
+    AbstractAddressBuilder,
+    Address,
+    AddressBook,
+    SimpleLocalAddressBuilder,
+    bind_addresses,
+    get_port_from_address,
+)
+from replicator.launchpad_bridge.batched_handler import batched_handler
+from replicator.launchpad_bridge.deferred import Deferred
+from replicator.launchpad_bridge.handles import (
+    Dereferenceable,
+    Handle,
+    extract_handles,
+    maybe_dereference,
+)
+from replicator.launchpad_bridge.launch import launch
+from replicator.launchpad_bridge.launch_types import (
+    LaunchType,
+    is_local_launch,
+    is_local_launch_or_test,
+)
+from replicator.launchpad_bridge.launchers.processes import Processes
+from replicator.launchpad_bridge.launchers.test_mode import TestMode
+from replicator.launchpad_bridge.launchers.threads import Threads
+from replicator.launchpad_bridge.node_context import make_program_stopper, stop
+from replicator.launchpad_bridge.nodes.cacher_node import CacherNode
+from replicator.launchpad_bridge.nodes.courier_node import CourierHandle, CourierNode
+from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.nodes.processes_colocation import (
+    MultiProcessingColocation,
+)
+from replicator.launchpad_bridge.nodes.py_node import PyClassNode, PyNode
+from replicator.launchpad_bridge.nodes.reverb_node import ReverbNode
+from replicator.launchpad_bridge.nodes.threads_colocation import (
+    MultiThreadingColocation,
+)
+from replicator.launchpad_bridge.program import Program, make_program
+from replicator.launchpad_bridge.protocols import (
+    Executable,
+    Exited,
+    Launcher,
+    NodeContext,
+    Plan,
+    Resources,
+    Restart,
+    StopAsked,
+    Worker,
+    Workers,
+)
+from replicator.launchpad_bridge.python_process import DockerConfig, PythonProcess
+from replicator.launchpad_bridge.run import Run
+from replicator.launchpad_bridge.stopping import (
+    register_stop_handler,
+    stop_event,
+    unregister_stop_handler,
+    wait_for_stop,
+)
+from replicator.rpc.client import Client as CourierClient
+from replicator.rpc.client import list_methods
+
+__all__ = [
+    "AbstractAddressBuilder",
+    "Address",
+    "AddressBook",
+    "CacherNode",
+    "CourierClient",
+    "CourierHandle",
+    "CourierNode",
+    "Deferred",
+    "Dereferenceable",
+    "DockerConfig",
+    "Executable",
+    "Exited",
+    "Handle",
+    "LaunchError",
+    "LaunchType",
+    "Launcher",
+    "MultiProcessingColocation",
+    "MultiThreadingColocation",
+    "Node",
+    "NodeContext",
+    "NodeFailedError",
+    "Plan",
+    "Processes",
+    "Program",
+    "ProgramError",
+    "PyClassNode",
+    "PyNode",
+    "PythonProcess",
+    "Resources",
+    "Restart",
+    "ReverbNode",
+    "Run",
+    "SimpleLocalAddressBuilder",
+    "StopAsked",
+    "TestMode",
+    "Threads",
+    "Worker",
+    "Workers",
+    "address",
+    "batched_handler",
+    "bind_addresses",
+    "context",
+    "extract_handles",
+    "get_port_from_address",
+    "is_local_launch",
+    "is_local_launch_or_test",
+    "launch",
+    "list_methods",
+    "make_program",
+    "make_program_stopper",
+    "maybe_dereference",
+    "register_stop_handler",
+    "stop",
+    "stop_event",
+    "unregister_stop_handler",
+    "wait_for_stop",
+]

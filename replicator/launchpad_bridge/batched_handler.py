@@ -1,0 +1,46 @@
+"""`lp.batched_handler`: that of `rpc`, with Launchpad's arguments."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from replicator.rpc.batched_handler import BatchedHandler
+from replicator.rpc.batched_handler import batched_handler as rpc_batched_handler
+
+
+def batched_handler(
+    batch_size: int,
+    max_parallelism: int = 1,
+    timeout: float | datetime.timedelta = 0.2,
+    pad_batch: bool = False,
+    *,
+    isolate_errors: bool = True,
+) -> Callable[[Callable[..., Any]], BatchedHandler]:
+    """Let up to `batch_size` concurrent calls of a method be one call of it.
+
+    Arrays get a new first axis, numbers become arrays, all else lists; the result is
+    split over the callers. Give the node as many threads as a batch has calls:
+    `courier_kwargs={"thread_pool_size": batch_size}`.
+
+    Args:
+      batch_size: Calls in a full batch, which runs at once.
+      max_parallelism: Batches that run at the same time.
+      timeout: How long a batch waits for more calls: seconds, or a `timedelta`.
+      pad_batch: Repeat the first call up to `batch_size`: one shape, one compilation.
+      isolate_errors: When the function raises, call it again with each call alone.
+
+    Returns:
+      What wraps a bound method, in a constructor, or decorates one, in a class.
+
+    Raises:
+      ArgumentError: A number is out of range.
+    """
+    if isinstance(timeout, datetime.timedelta):
+        timeout = timeout.total_seconds()
+    return rpc_batched_handler(
+        batch_size,
+        max_parallelism=max_parallelism,
+        timeout_s=timeout,
+        pad_batch=pad_batch,
+        isolate_errors=isolate_errors,
+    )

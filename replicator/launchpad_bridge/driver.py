@@ -1,0 +1,218 @@
+"""The thread that drives a run: events in, decisions of the supervisor performed.
+
+It alone touches the supervisor's state, and opens, starts, stops and closes what the
+launcher made; so a launcher needs no locks. It is no daemon: it ends with the run.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import final
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.protocols import (
+    Executable,
+    Exited,
+    Launcher,
+    Plan,
+    StopAsked,
+    Worker,
+    Workers,
+)
+from replicator.launchpad_bridge.supervisor import begin, decide, next_deadline_s
+from replicator.launchpad_bridge.supervisor_states import (
+    Action,
+    Event,
+    Finish,
+    Kill,
+    Patience,
+    Say,
+    Start,
+    State,
+    Stop,
+    TimeUp,
+)
+from replicator.protocols import PyTree
+
+_LOG = logging.getLogger("replicator.launchpad_bridge")
+_LAUNCHER = "the launcher"
+
+
+@final
+class Driver:
+    """Runs a plan with a launcher.
+
+    Attributes:
+      state: The supervisor's; replaced, never changed.
+      results: What workers returned, by name.
+      finish: How the run ended; None while it has not.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        *,
+        patience: Patience,
+        tell: Callable[[], None],
+    ) -> None:
+        """Make ready; nothing starts before `open`.
+
+        Args:
+          plan: What to run.
+          launcher: Where.
+          patience: How long to wait for what.
+          tell: Called after each event, in the driver's thread.
+        """
+        self.state: State | None = None
+        self.results: dict[str, PyTree] = {}
+        self.finish: Finish | None = None
+        self._plan = plan
+        self._launcher = launcher
+        self._patience = patience
+        self._tell = tell
+        self._events: queue.SimpleQueue[Exited | StopAsked] = queue.SimpleQueue()
+        self._workers: Workers | None = None
+        self._running: dict[str, Worker] = {}
+        self._executables: Mapping[str, Executable] = {
+            executable.name: executable for executable in plan.executables
+        }
+        # Processes may be bound to die with the thread that started them: all are
+        # started by this one, which lives as long as the run.
+        self._thread = threading.Thread(target=self._drive, name=f"run {plan.program}")
+        self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    @property
+    def workers(self) -> Workers | None:
+        """Return what the launcher made."""
+        return self._workers
+
+    def open(self) -> None:
+        """Open the launcher; then start the workers, without waiting for that.
+
+        Raises:
+          LaunchError: The launcher cannot be opened.
+        """
+        self._thread.start()
+        error = self._opened.get()
+        if error is not None:
+            self._thread.join()
+            raise error
+
+    def report(self, event: Exited | StopAsked) -> None:
+        """Take an event; may be called from any thread, and in a signal handler."""
+        self._events.put(event)
+
+    def join(self) -> None:
+        """Wait until the driver's thread has ended."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _drive(self) -> None:
+        try:
+            self._workers = self._launcher.open(self._plan, self.report)
+        except BaseException as error:
+            self._opened.put(error)
+            return
+        self._opened.put(None)
+        try:
+            finish = self._run()
+        except BaseException as error:  # a launcher that breaks its promises
+            _LOG.exception("%s: the run broke down", self._plan.program)
+            broken = Exited(name=_LAUNCHER, attempt=0, outcome="raised", error=error)
+            finish = Finish(failure=broken)
+        self._close(finish)
+
+    def _run(self) -> Finish:
+        workers = {name: e.restart for name, e in self._executables.items()}
+        state, actions = begin(workers, time.monotonic(), patience=self._patience)
+        while True:
+            self.state = state
+            finish = self._perform(state, actions)
+            if finish is not None:
+                return finish
+            self._tell()
+            event = self._next_event(state)
+            if isinstance(event, Exited) and event.outcome in ("returned", "stopped"):
+                self.results[event.name] = event.result
+            state, actions = decide(state, event, time.monotonic())
+
+    def _next_event(self, state: State) -> Event:
+        due_s = next_deadline_s(state)
+        if due_s is None:
+            return self._events.get()
+        left_s = due_s - time.monotonic()
+        if left_s <= 0:
+            return TimeUp()
+        try:
+            return self._events.get(timeout=min(left_s, threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return TimeUp()
+
+    def _perform(self, state: State, actions: list[Action]) -> Finish | None:
+        for action in actions:
+            match action:
+                case Start():
+                    self._start(action)
+                case Stop():
+                    self._try("stop", action.name)
+                case Kill():
+                    self._try("kill", action.name)
+                case Say():
+                    level = logging.INFO if _is_going_well(state) else logging.WARNING
+                    _LOG.log(level, "%s: %s", self._plan.program, action.message)
+                case Finish():
+                    return action
+        return None
+
+    def _start(self, start: Start) -> None:
+        assert self._workers is not None, "opened before the first start"
+        try:
+            executable = self._executables[start.name]
+            self._running[start.name] = self._workers.start(executable, start.attempt)
+        except Exception as error:
+            self._running.pop(start.name, None)
+            if not isinstance(error, LaunchError):
+                _LOG.exception("%s: `%s` did not start", self._plan.program, start.name)
+            self.report(
+                Exited(
+                    name=start.name,
+                    attempt=start.attempt,
+                    outcome="raised",
+                    error=error,
+                )
+            )
+
+    def _try(self, what: str, name: str) -> None:
+        worker = self._running.get(name)
+        try:
+            if worker is not None:
+                getattr(worker, what)()
+        except Exception:
+            _LOG.exception("%s: could not %s `%s`", self._plan.program, what, name)
+
+    def _close(self, finish: Finish) -> None:
+        assert self._workers is not None, "closed after it was opened"
+        try:
+            self._workers.close()
+        except BaseException as error:
+            _LOG.exception("%s: the launcher did not close", self._plan.program)
+            if finish.failure is None:
+                broken = Exited(
+                    name=_LAUNCHER, attempt=0, outcome="raised", error=error
+                )
+                finish = Finish(failure=broken, left=finish.left)
+        self.finish = finish
+        self._tell()
+
+
+def _is_going_well(state: State) -> bool:
+    """Return whether a run only does what it was asked to do: stop."""
+    return (
+        state.phase in ("stopping", "ended")
+        and state.failure is None
+        and not state.killed
+        and not state.signals
+    )

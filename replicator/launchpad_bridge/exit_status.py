@@ -1,0 +1,128 @@
+"""A script whose program failed exits non-zero, whether or not it waited for it.
+
+A script that only calls `lp.launch(program)` goes on until the program has ended: the
+hook below waits for it where Python waits for threads, before pools of threads close.
+Python has no way to change the exit status from there on, so a last word is left in a
+place that is cleared last: when its turn comes, all else has been closed and flushed.
+"""
+
+import concurrent.futures.thread  # noqa: F401  # its own hook must run after ours
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+_KEPT_AT = "_replicator_exit_status"
+_LOCK = threading.Lock()
+_runs: "list[ExitingRun]" = []
+_unseen: dict[str, BaseException] = {}
+_is_prepared = False
+_is_exiting = False
+
+
+class ExitingRun(Protocol):
+    """What a run lets this room know."""
+
+    @property
+    def run_id(self) -> str:
+        """Return what tells it from others."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to stop."""
+        ...
+
+    def wait_end(self) -> None:
+        """Wait until it is over, whatever its outcome."""
+        ...
+
+    def signal_status(self) -> int:
+        """Return the exit status for the signal that ended it; 0 for none."""
+        ...
+
+
+def is_exiting() -> bool:
+    """Return whether the script has come to its end, and waits for its programs."""
+    return _is_exiting
+
+
+def keep_alive(run: ExitingRun) -> None:
+    """Let the script go on, at its end, until this run is over."""
+    global _is_prepared
+    with _LOCK:
+        _runs.append(run)
+        if not _is_prepared:
+            _is_prepared = True
+            # The public `atexit` is too late: pools refuse work before it runs.
+            getattr(threading, "_register_atexit", lambda hook: None)(_at_exit)
+            _chain_excepthook()
+
+
+def let_go(run: ExitingRun) -> None:
+    """Know that a run is over."""
+    with _LOCK:
+        _runs.remove(run)
+
+
+def note_failure(run_id: str, error: BaseException) -> None:
+    """Keep the failure of a run, until somebody has seen it."""
+    with _LOCK:
+        _unseen[run_id] = error
+
+
+def seen(run_id: str) -> None:
+    """Know that the failure of a run was raised where somebody could handle it."""
+    with _LOCK:
+        _unseen.pop(run_id, None)
+
+
+def _at_exit() -> None:
+    global _is_exiting
+    _is_exiting = True
+    status = 0
+    for run in list(_runs):
+        run.wait_end()
+        status = status or run.signal_status()
+    for error in list(_unseen.values()):
+        traceback.print_exception(error)
+        status = 1
+    if status:
+        _leave_with(status)
+
+
+def _leave_with(status: int) -> None:
+    if multiprocessing.parent_process() is not None:
+        # Such a child ends by `os._exit` with a status of its own; nothing comes after.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    setattr(sys, _KEPT_AT, _LastWord(status))
+
+
+class _LastWord:
+    """Ends the process when it is deleted, which is when Python itself ends."""
+
+    def __init__(self, status: int, leave: Callable[[int], None] = os._exit) -> None:
+        self._status = status
+        self._leave = leave
+
+    def __del__(self) -> None:
+        self._leave(self._status)
+
+
+def _chain_excepthook() -> None:
+    """Stop the programs of a script that itself failed."""
+    before = sys.excepthook
+
+    def stop_runs(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        for run in list(_runs):
+            run.stop()
+        before(kind, error, trace)
+
+    sys.excepthook = stop_runs

@@ -1,0 +1,206 @@
+"""Refuse a graph that cannot run, before anything of it does; name its edges.
+
+labels        fit for the names of workers and of their log files
+nodes         each stands in one place of one program
+handles       each is of a node of this program
+constructors  no circle of nodes each of which is an argument of the next
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from replicator.errors import ProgramError
+from replicator.launchpad_bridge.handles import Handle, NoHandle
+from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.program import Program
+
+_LABEL = re.compile(r"\w[\w .:+=@,()-]{0,99}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """A handle among the arguments of a node.
+
+    Attributes:
+      source: The worker that holds it, and calls.
+      target: The worker that it calls.
+      argument: Where it stands: "args[0]", "kwargs['learner']".
+    """
+
+    source: str
+    target: str
+    argument: str
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+
+def worker_names(groups: Mapping[str, list[Any]]) -> list[tuple[str, str, int, Any]]:
+    """Return (name, label, index, node) of each worker: "label", or "label/index"."""
+    return [
+        (label if len(nodes) == 1 else f"{label}/{index}", label, index, node)
+        for label, nodes in groups.items()
+        for index, node in enumerate(nodes)
+    ]
+
+
+def check_graph(program: Program) -> list[Edge]:
+    """Return the edges of a program that can run.
+
+    Raises:
+      ProgramError: It cannot; says why, with the nodes' names.
+    """
+    if not program.get_all_nodes():
+        raise ProgramError(
+            f"`program` must hold a node, got {program.name!r} without one. Add one "
+            "with `program.add_node(node, label=...)`."
+        )
+    for label in program.groups:
+        _check_label(label)
+    workers = worker_names(program.groups)
+    owners = _owners(program, workers)
+    links = list(_links(program, workers, owners))
+    _check_cycles(links, owners)
+    return [
+        Edge(
+            source=owners[id(link.source)],
+            target=owners[id(link.target)],
+            argument=link.argument,
+        )
+        for link in links
+    ]
+
+
+def _check_label(label: str) -> None:
+    if not _LABEL.fullmatch(label):
+        raise ProgramError(
+            f"`label` must be at most 100 letters, digits and ' _.:+=@,()-', and begin "
+            f"with a letter or a digit, got {label!r}: workers and logs bear it. "
+            "Use 'actors'."
+        )
+
+
+def _owners(
+    program: Program, workers: Iterable[tuple[str, str, int, Any]]
+) -> dict[int, str]:
+    """Return the worker of each node, inner ones too, by identity."""
+    owners: dict[int, str] = {}
+    for name, _, _, node in workers:
+        if isinstance(node, Node) and node.owner and node.owner[0] is not program:
+            raise ProgramError(
+                f"A node must be added to one program, got {name!r} of "
+                f"{program.name!r} in the program {node.owner[0].name!r} too. Make "
+                "another node for that."
+            )
+        for part in with_inner(node):
+            if id(part) in owners:
+                raise ProgramError(
+                    f"A node must be added once, got {part!r} in {owners[id(part)]!r} "
+                    f"and again in {name!r} of {program.name!r}. Make another node; a "
+                    "colocation adds its inner nodes itself."
+                )
+            owners[id(part)] = name
+    return owners
+
+
+def with_inner(node: Any) -> Iterator[Any]:
+    """Yield a node and those that run inside of it."""
+    yield node
+    if isinstance(node, Node):
+        for inner in node.inner_nodes:
+            yield from with_inner(inner)
+
+
+class _Link(NamedTuple):
+    """An edge between nodes; several nodes may be in one worker."""
+
+    source: Node[Any]
+    target: Any
+    argument: str
+
+
+def _links(
+    program: Program,
+    workers: Iterable[tuple[str, str, int, Any]],
+    owners: Mapping[int, str],
+) -> Iterator[_Link]:
+    for name, _, _, node in workers:
+        for part in with_inner(node):
+            if not isinstance(part, Node):
+                continue
+            for path, handle in _inputs(part, name):
+                # Nobody calls the one, and the other is of the user's own making.
+                if isinstance(handle, NoHandle) or handle.node is None:
+                    continue
+                if id(handle.node) not in owners:
+                    raise ProgramError(_foreign(program, name, path, handle.node))
+                yield _Link(part, handle.node, path)
+
+
+def _inputs(node: Node[Any], name: str) -> list[tuple[str, Handle[Any]]]:
+    try:
+        return list(node.inputs())
+    except ValueError as error:
+        raise ProgramError(
+            f"The arguments of {name!r} cannot be read: {error}"
+        ) from error
+
+
+def _foreign(program: Program, name: str, path: str, target: Any) -> str:
+    owner = getattr(target, "owner", None)
+    where = f"{path} of {name!r}"
+    if owner is None:
+        return (
+            f"A handle must be of a node of {program.name!r}, got one of {target!r}, "
+            f"which was added to no program, in {where}. Add that node, too."
+        )
+    other, label = owner
+    return (
+        f"A handle must be of a node of {program.name!r}, got one of {label!r} of "
+        f"{'the other program ' if other is not program else ''}{other.name!r} in "
+        f"{where}. Put both nodes into one program."
+    )
+
+
+def _check_cycles(links: Iterable[_Link], owners: Mapping[int, str]) -> None:
+    """Refuse circles in which no node was given its handles by `configure`."""
+    after: dict[int, list[int]] = {}
+    nodes: dict[int, Any] = {}
+    for link in links:
+        nodes |= {id(link.source): link.source, id(link.target): link.target}
+        if not link.source.is_configured:
+            after.setdefault(id(link.source), []).append(id(link.target))
+    cycle = _cycle(after)
+    if cycle is None:
+        return
+    names = [
+        owners[number] if nodes[number].owner else f"{owners[number]} {nodes[number]!r}"
+        for number in cycle
+    ]
+    raise ProgramError(
+        f"Constructors must not form a circle, got {' -> '.join(names)}: each is an "
+        "argument of the one before. Make the nodes without these handles, take their "
+        f"handles, and give them to {names[0]!r} with `node.configure(...)`."
+    )
+
+
+def _cycle(after: Mapping[int, list[int]]) -> list[int] | None:
+    """Return the nodes of a circle, the first one again at the end."""
+    done: set[int] = set()
+    for start in after:
+        # Depth first without recursion: a chain of nodes may be long.
+        path = [start]
+        pending = [iter(after.get(start, ()))]
+        while pending:
+            target = next(pending[-1], None)
+            if target is None:
+                pending.pop()
+                done.add(path.pop())
+            elif target in path:
+                return [*path[path.index(target) :], target]
+            elif target not in done:
+                path.append(target)
+                pending.append(iter(after.get(target, ())))
+    return None

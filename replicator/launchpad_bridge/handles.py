@@ -1,0 +1,110 @@
+"""Handles: promises of a client, given to other nodes before anything runs.
+
+    producer = program.add_node(lp.CourierNode(Producer), label="producer")
+    program.add_node(lp.CourierNode(Consumer, producer), label="consumer")
+
+`producer` is a handle. It stands among the arguments of another node, and that is an
+edge; where the node starts, it is dereferenced: `Consumer` is given a client.
+"""
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from replicator.launchpad_bridge.nested import leaves_with_paths, map_leaves
+from replicator.protocols import PyTree
+
+Client = TypeVar("Client")
+Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class Dereferenceable(abc.ABC, Generic[Client]):
+    """What becomes something else where a node starts: a handle, a `Deferred`."""
+
+    @abc.abstractmethod
+    def dereference(self) -> Client:
+        """Return what it stands for."""
+
+
+class Handle(Dereferenceable[Client], Generic[Client]):
+    """The interface of a node, for others: `dereference()` returns a client of it.
+
+    Attributes:
+      node: The node that made it; None where it was pickled or copied.
+    """
+
+    node: Any = None
+
+    def connect(self, node: Any, label: str) -> None:
+        """Learn, at launch and before addresses are known, who will use this.
+
+        Args:
+          node: The one that this handle is an argument of.
+          label: Of its group.
+        """
+
+    def transform(self, executables: Sequence[Any]) -> Sequence[Any]:
+        """Return the executables that use this handle, changed if need be."""
+        return executables
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A handle travels in recipes; the node it is of does not.
+        return {key: value for key, value in vars(self).items() if key != "node"}
+
+
+class NoHandle(Handle[None]):
+    """The handle of a node that offers nothing to others."""
+
+    def dereference(self) -> None:
+        """Refuse."""
+        raise NotImplementedError(
+            "The handle of a PyNode cannot be dereferenced: it offers no methods. "
+            "Use a CourierNode where others are to call it."
+        )
+
+
+class Composite(Dereferenceable[Client], Generic[Client]):
+    """What holds other handles in arguments of its own, as `Deferred` does."""
+
+    @property
+    @abc.abstractmethod
+    def arguments(self) -> "Arguments":
+        """Return what may hold handles."""
+
+
+def maybe_dereference(obj: Any) -> Any:
+    """Return what `obj` stands for, if it is a handle or a `Deferred`; else itself."""
+    return obj.dereference() if isinstance(obj, Dereferenceable) else obj
+
+
+def dereferenced(structure: PyTree) -> PyTree:
+    """Return a structure in which clients stand for the handles."""
+    return map_leaves(maybe_dereference, structure)
+
+
+def handles_in(
+    arguments: Arguments, path: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, Handle[Any]]]:
+    """Yield the handles among arguments with their paths, those in `Deferred` too.
+
+    Args:
+      arguments: Of a node.
+      path: What comes before "args[0]".
+      seen: What was looked into already, by identity.
+    """
+    seen = set() if seen is None else seen
+    args, kwargs = arguments
+    for part, name in ((args, "args"), (kwargs, "kwargs")):
+        for leaf_path, leaf in leaves_with_paths(part, f"{path}{name}"):
+            if isinstance(leaf, Handle):
+                yield leaf_path, leaf
+            elif isinstance(leaf, Composite) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                yield from handles_in(leaf.arguments, f"{leaf_path}.", seen)
+
+
+def extract_handles(
+    obj: PyTree, handles: list[Handle[Any]], visited: set[int] | None = None
+) -> None:
+    """Append the handles in `obj` to `handles`; those inside `Deferred` too."""
+    handles.extend(handle for _, handle in handles_in(((obj,), {}), seen=visited))

@@ -1,0 +1,222 @@
+"""`launch`: from a program to a run, by whichever launcher."""
+
+import logging
+import sys
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from replicator.errors import ArgumentError, ProgramError
+from replicator.launchpad_bridge.address_promises import Address
+from replicator.launchpad_bridge.graph_check import with_inner
+from replicator.launchpad_bridge.inner_processes import run_in_processes
+from replicator.launchpad_bridge.launch_types import (
+    LaunchType,
+    is_test,
+    launch_type_of,
+    launcher_name,
+)
+from replicator.launchpad_bridge.launchers.processes import Processes
+from replicator.launchpad_bridge.launchers.test_mode import TestMode
+from replicator.launchpad_bridge.launchers.threads import Threads
+from replicator.launchpad_bridge.nodes.processes_colocation import (
+    MultiProcessingColocation,
+)
+from replicator.launchpad_bridge.planning import all_addresses, make_plan
+from replicator.launchpad_bridge.program import Program
+from replicator.launchpad_bridge.protocols import Launcher
+from replicator.launchpad_bridge.run import Run
+from replicator.launchpad_bridge.run_folder import RunFolder
+from replicator.launchpad_bridge.supervisor_states import Patience
+
+_LOG = logging.getLogger(__name__)
+
+
+def launch(
+    programs: Program | Sequence[Program],
+    launch_type: LaunchType | str | Launcher | None = None,
+    xm_resources: Any = None,
+    local_resources: Mapping[str, Any] | None = None,
+    test_case: Any = None,
+    terminal: str | None = None,
+    *,
+    serialize_py_nodes: bool | None = None,
+    controller_xm_requirements: Any = None,
+    resources: Mapping[str, Any] | None = None,
+    log_dir: str | Path | None = None,
+    stop_grace_s: float = 10.0,
+) -> Run:
+    """Check a program and start it; return the run, which may be waited for.
+
+    A script that does not wait goes on, at its end, until the program has ended, and
+    exits non-zero if a node failed.
+
+    Args:
+      programs: The program. Of several only the first is launched, as in Launchpad.
+      launch_type: "threads" (the default), "processes", "test", "ray"; Launchpad's
+        names for these; or a launcher.
+      xm_resources: Of Google's cluster manager; not used.
+      local_resources: What groups need, by label: `PythonProcess` or `Resources`.
+        Labels of other programs are passed over.
+      test_case: A `unittest.TestCase`, at whose end the run is stopped and a failure
+        raised.
+      terminal: How "processes" shows the output of nodes.
+      serialize_py_nodes: Whether to check, in one process, that the nodes could run in
+        others; tests do by default.
+      controller_xm_requirements: Of Google's cluster manager; not used.
+      resources: What groups need, by label, in place of what the program says.
+      log_dir: Where the output of nodes is kept; a temporary folder by default.
+      stop_grace_s: How long nodes may take to stop before they are killed.
+
+    Returns:
+      The run.
+
+    Raises:
+      ProgramError: The program cannot run; nothing was started.
+      ArgumentError: An argument breaks its rule.
+      LaunchError: The launcher cannot be opened, or a node does not pickle.
+    """
+    program = _the_program(programs)
+    launcher, kind = _launcher(launch_type, terminal, serialize_py_nodes)
+    if stop_grace_s < 0:
+        raise ArgumentError(
+            f"`stop_grace_s` must be 0 or more seconds, got {stop_grace_s}. Use 10."
+        )
+    _check_idle(program)
+    known = {k: v for k, v in (local_resources or {}).items() if k in program.groups}
+    folder = RunFolder()
+    try:
+        run_id = uuid.uuid4().hex[:12]
+        plan = make_plan(
+            program,
+            run_id=run_id,
+            folder=folder.path,
+            logs=_logs(program, folder, log_dir, run_id),
+            launch_type=kind or launcher.name,
+            resources={**known, **(resources or {})},
+        )
+    except BaseException:
+        folder.close()
+        raise
+    addresses = all_addresses(program)
+    _enable_inner_processes(program)
+    run = Run(
+        plan,
+        launcher,
+        patience=Patience(stop_grace_s=stop_grace_s),
+        close=lambda: _close(folder, addresses),
+        test_frame=_test_frame() if kind is not None and is_test(kind) else None,
+    )
+    program.runs_as(run)
+    run.start()
+    _tell_addresses(addresses, run.made_by_launcher)
+    if test_case is not None:
+        test_case.addCleanup(run.cleanup_after_test, test_case)
+    return run
+
+
+def _the_program(programs: Program | Sequence[Program]) -> Program:
+    if not isinstance(programs, Sequence):
+        programs = [programs]
+    if not programs or not all(isinstance(p, Program) for p in programs):
+        raise ArgumentError(
+            f"`programs` must be an `lp.Program`, got {programs!r}. Make one and add "
+            "nodes to it."
+        )
+    if len(programs) > 1:
+        print(
+            f"Multiple programs are provided. Launching only the first program, "
+            f"{programs[0].name!r}..."
+        )
+    return programs[0]
+
+
+def _launcher(
+    launch_type: LaunchType | str | Launcher | None,
+    terminal: str | None,
+    serialize_py_nodes: bool | None,
+) -> tuple[Launcher, LaunchType | None]:
+    """Return a launcher, and upstream's name for how it launches."""
+    if launch_type is None:
+        launch_type = LaunchType.LOCAL_MULTI_THREADING
+    if not isinstance(launch_type, str | LaunchType):
+        return launch_type, _kind_of(launch_type)
+    kind = launch_type_of(launch_type)
+    match launcher_name(kind):
+        case "threads":
+            return Threads(serialize=bool(serialize_py_nodes)), kind
+        case "test":
+            return TestMode(serialize=serialize_py_nodes is not False), kind
+        case "processes":
+            return Processes(terminal=terminal), kind
+        case _:
+            return _ray(), kind
+
+
+def _kind_of(launcher: Launcher) -> LaunchType | None:
+    if isinstance(launcher, TestMode):
+        return LaunchType.TEST_MULTI_THREADING
+    try:
+        return LaunchType(launcher.name)
+    except ValueError:
+        return None
+
+
+def _check_idle(program: Program) -> None:
+    if program.is_running:
+        raise ProgramError(
+            f"`program` must not be running, got {program.name!r}, which is. Wait for "
+            "its run, or make the program again."
+        )
+
+
+def _logs(
+    program: Program, folder: RunFolder, log_dir: str | Path | None, run_id: str
+) -> Path:
+    """Return where logs go; the launcher makes it when it has something to write."""
+    if log_dir is not None:
+        return Path(log_dir)
+    return folder.path.with_name(f"{folder.path.name}-logs")
+
+
+def _enable_inner_processes(program: Program) -> None:
+    for node in program.get_all_nodes():
+        for part in with_inner(node):
+            if isinstance(part, MultiProcessingColocation):
+                part.run_in_processes = run_in_processes
+
+
+def _test_frame() -> FrameType | None:
+    """Return the frame of the test that called `launch`, if in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(__package__ or __name__)
+
+
+def _ray() -> Launcher:
+    from replicator.launchpad_bridge.launchers.ray_cluster import Ray
+
+    return Ray()
+
+
+def _close(folder: RunFolder, addresses: Sequence[Address]) -> None:
+    for address in addresses:
+        address.retire()
+    folder.close()
+
+
+def _tell_addresses(addresses: Sequence[Address], workers: Any) -> None:
+    """Let the script itself find servers that only the launcher knows to find."""
+    book = getattr(workers, "address_book", None)
+    for address in addresses:
+        address.look_up_in(book)

@@ -1,0 +1,160 @@
+"""Share out this machine among workers: who sees which accelerators and cores.
+
+What a group claims of cores and memory is a claim: it is checked against the machine
+and hands out nothing, as many small workers on few cores are how programs are tried.
+Accelerators are handed out: each of `gpus=n` is one worker's alone, in the order of the
+program. Whoever makes no claim sees all of them; then JAX must not take most of a
+device's memory at its start, as it does by itself.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.protocols import Executable
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What there is to share.
+
+    Attributes:
+      gpus: Accelerators, as the names that `CUDA_VISIBLE_DEVICES` takes.
+      cores: Numbers of the cores that this process may use.
+      memory_bytes: In all.
+    """
+
+    gpus: Sequence[str]
+    cores: Sequence[int]
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one worker gets.
+
+    Attributes:
+      environment: Variables, which are read when a backend starts.
+      jax_platforms: What JAX is told besides; None for nothing.
+      cores: The only ones it may use; empty for all.
+    """
+
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    jax_platforms: str | None = None
+    cores: Sequence[int] = ()
+
+
+def look_at_machine(environ: Mapping[str, str]) -> Machine:
+    """Say what this machine has, without starting a backend.
+
+    Args:
+      environ: Of the launcher: `CUDA_VISIBLE_DEVICES` may leave out some.
+    """
+    visible = environ.get(_VISIBLE)
+    gpus = _gpu_numbers() if visible is None else visible.split(",")
+    affinity = getattr(os, "sched_getaffinity", None)
+    return Machine(
+        gpus=[gpu.strip() for gpu in gpus if gpu.strip()],
+        cores=sorted(affinity(0)) if affinity else range(os.cpu_count() or 1),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def share_out(
+    executables: Sequence[Executable],
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    pin_cores: bool = False,
+) -> dict[str, Share]:
+    """Return each worker's share, by name.
+
+    Args:
+      executables: Of the program.
+      machine: What there is.
+      environ: Of the launcher; what it or a group sets itself is left alone.
+      pin_cores: Whether a worker that claims whole cores gets them for itself.
+
+    Raises:
+      LaunchError: There is not enough.
+    """
+    gpus, cores = list(machine.gpus), list(machine.cores)
+    shares = {}
+    for executable in executables:
+        _check_claims(executable, machine)
+        environment = _gpu_environment(executable, gpus, len(machine.gpus))
+        if machine.gpus and _may_share_gpus(executable, executables):
+            own = {**environ, **executable.resources.env}
+            if _PREALLOCATE not in own and _MEMORY_FRACTION not in own:
+                environment[_PREALLOCATE] = "false"
+        is_hidden = executable.resources.gpus == 0
+        shares[executable.name] = Share(
+            environment=environment,
+            jax_platforms="cpu" if is_hidden else None,
+            cores=_take_cores(executable, cores) if pin_cores else (),
+        )
+    return shares
+
+
+def _gpu_numbers() -> list[str]:
+    folder = Path("/dev")
+    names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in folder.glob("nvidia*"))
+    return sorted((name[1] for name in names if name), key=int)
+
+
+def _check_claims(executable: Executable, machine: Machine) -> None:
+    resources = executable.resources
+    memory_bytes = resources.memory_bytes or 0
+    if memory_bytes > machine.memory_bytes:
+        there = f"this machine has {machine.memory_bytes}"
+        raise _too_much(executable, "memory_bytes", memory_bytes, there)
+    if resources.cpus is not None and resources.cpus > len(machine.cores):
+        there = f"this machine has {len(machine.cores)} core(s)"
+        raise _too_much(executable, "cpus", resources.cpus, there)
+
+
+def _gpu_environment(
+    executable: Executable, left: list[str], in_all: int
+) -> dict[str, str]:
+    wanted = executable.resources.gpus
+    if wanted is None:
+        return {}
+    if wanted > len(left):
+        there = f"{len(left)} of this machine's {in_all} are left"
+        raise _too_much(executable, "gpus", wanted, there)
+    taken, left[:] = left[:wanted], left[wanted:]
+    environment = {_VISIBLE: ",".join(taken)}
+    return environment if wanted else {**environment, "JAX_PLATFORMS": "cpu"}
+
+
+def _may_share_gpus(executable: Executable, all_of_them: Sequence[Executable]) -> bool:
+    sees_all = executable.resources.gpus is None
+    others = [each for each in all_of_them if each.resources.gpus != 0]
+    return sees_all and len(others) > 1
+
+
+def _take_cores(executable: Executable, left: list[int]) -> Sequence[int]:
+    wanted = executable.resources.cpus
+    if wanted is None or wanted != int(wanted):
+        return ()
+    if wanted > len(left):
+        there = f"{len(left)} core(s) are left to be pinned to"
+        raise _too_much(executable, "cpus", wanted, there)
+    taken, left[:] = left[: int(wanted)], left[int(wanted) :]
+    return taken
+
+
+def _too_much(
+    executable: Executable, what: str, wanted: float, there: str
+) -> LaunchError:
+    return LaunchError(
+        f"`{what}` of `{executable.label}` must be there for each of its workers, got "
+        f"{wanted} for `{executable.name}` and {there}. Ask for less."
+    )

@@ -1,0 +1,223 @@
+"""Run each worker in a process of its own, forked from one that has imported all.
+
+    open    start a fork server: it imports what the script has imported, in parallel
+            with whatever the launcher does meanwhile
+    start   hand it a recipe's path, and one end of a socket for the worker
+    close   cut its lifeline: it and all below it are gone
+
+Groups with environment variables of their own have a fork server of their own: packages
+read them when they are imported. Where a fork would not be safe (a package starts a
+thread or JAX's backend when it is imported; not Linux), each worker of the run is a
+fresh interpreter, which is said.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from replicator.errors import ArgumentError, LaunchError
+from replicator.launchpad_bridge import recipes
+from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
+from replicator.launchpad_bridge.launchers.local_resources import (
+    look_at_machine,
+    share_out,
+)
+from replicator.launchpad_bridge.launchers.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.preloading import heavy_modules
+from replicator.launchpad_bridge.launchers.process_watch import Kind, ProcessWatch, Spec
+from replicator.launchpad_bridge.launchers.registered_classes import (
+    WithRegisteredClasses,
+)
+from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
+from replicator.launchpad_bridge.launchers.worker_logs import log_paths
+from replicator.launchpad_bridge.protocols import (
+    Executable,
+    Exited,
+    Plan,
+    StopAsked,
+    Worker,
+)
+from replicator.rpc.private_files import create_private
+
+# glibc: keep large buffers instead of asking the kernel for fresh pages each time. It
+# doubled what a call of 1 MB achieves (facts: same-host transport).
+_ALLOCATION = {
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+
+_TERMINALS = (
+    "current_terminal",
+    "output_to_files",
+    "gnome-terminal",
+    "gnome-terminal-tabs",
+    "xterm",
+    "tmux_session",
+    "byobu_session",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Processes:
+    """The launcher `processes`.
+
+    Attributes:
+      start: "forkserver", where a fork is safe, or "spawn": fresh interpreters.
+      preload: Modules that the fork server imports; by default all that the script has
+        imported from installed packages.
+      pin_cores: Whether workers that claim whole cores get them for themselves.
+      terminal: Where what workers print is shown besides being kept: here, or with
+        "output_to_files" nowhere. Launchpad's names of other terminals mean here.
+    """
+
+    start: Literal["forkserver", "spawn"] = "forkserver"
+    preload: Sequence[str] | None = None
+    pin_cores: bool = False
+    terminal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.start not in ("forkserver", "spawn"):
+            raise ArgumentError(
+                f'`start` must be "forkserver" or "spawn", got {self.start!r}. Use '
+                '"forkserver": it falls back by itself.'
+            )
+        if self.terminal is not None and self.terminal not in _TERMINALS:
+            raise ArgumentError(
+                f"`terminal` must be one of {', '.join(_TERMINALS)}, got "
+                f'{self.terminal!r}. Use "current_terminal".'
+            )
+
+    @property
+    def name(self) -> str:
+        """Return "processes"."""
+        return "processes"
+
+    def open(
+        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
+    ) -> "ProcessWorkers":
+        """Make ready to start workers of `plan`.
+
+        Raises:
+          LaunchError: The machine has not what a group needs, or no process can start.
+        """
+        return ProcessWorkers(self, plan, report)
+
+
+class ProcessWorkers:
+    """The processes of one run."""
+
+    def __init__(
+        self,
+        options: Processes,
+        plan: Plan,
+        report: Callable[[Exited | StopAsked], None],
+    ) -> None:
+        self._plan = plan
+        self._surroundings = read_surroundings()
+        self._shares = share_out(
+            plan.executables,
+            look_at_machine(os.environ),
+            os.environ,
+            pin_cores=options.pin_cores,
+        )
+        plan.logs.mkdir(parents=True, exist_ok=True)
+        self._recipes: dict[str, Path] = {}
+        self._logs = log_paths(plan.logs, [each.name for each in plan.executables])
+        given = options.preload
+        self._modules = list(given) if given is not None else heavy_modules()
+        self._watch = ProcessWatch(
+            self._open_server,
+            report,
+            forks=options.start == "forkserver" and sys.platform == "linux",
+        )
+        is_shown = options.terminal != "output_to_files"
+        self._tail = LogTail(self._logs) if is_shown else None
+        try:
+            for executable in plan.executables:
+                self._watch.prepare(_kind(executable))
+        except LaunchError:
+            self._watch.close()
+            raise
+        if self._tail is not None:
+            self._tail.start()
+
+    def start(self, executable: Executable, attempt: int) -> Worker:
+        """Start one; returns when it is on its way. Its end is reported once.
+
+        Raises:
+          LaunchError: It cannot be started.
+        """
+        share = self._shares[executable.name]
+        platforms = share.jax_platforms
+        job = {
+            "program": self._plan.program,
+            "worker": executable.name,
+            "launch_type": "processes",
+            "recipe": str(self._recipe(executable)),
+            "jax_settings": {"jax_platforms": platforms} if platforms else {},
+        }
+        log = self._logs[executable.name]
+        told = {
+            "job": job,
+            "environment": dict(share.environment),
+            "cores": list(share.cores),
+            "log": str(log),
+        }
+        spec = Spec(
+            name=executable.name,
+            attempt=attempt,
+            kind=_kind(executable),
+            told=told,
+            log=log,
+        )
+        return self._watch.start(spec)
+
+    def close(self) -> None:
+        """Leave nothing behind: kills what still runs, deletes what was made."""
+        self._watch.close()
+        for recipe in self._recipes.values():
+            recipe.unlink(missing_ok=True)
+        if self._tail is not None:
+            self._tail.close()
+
+    def _recipe(self, executable: Executable) -> Path:
+        """Return the file with what a worker runs; written once for all attempts."""
+        if executable.name not in self._recipes:
+            run = WithRegisteredClasses(executable.run)
+            data = recipes.pack(dataclasses.replace(executable, run=run))
+            path = self._plan.folder / f"recipe-{len(self._recipes)}"
+            try:
+                with os.fdopen(create_private(path), "wb") as file:
+                    file.write(data)
+            except OSError as error:
+                raise LaunchError(
+                    f"`{executable.name}` cannot be started: its recipe of {len(data)} "
+                    f"bytes cannot be written: {error}."
+                ) from error
+            self._recipes[executable.name] = path
+        return self._recipes[executable.name]
+
+    def _open_server(self, kind: Kind, forks: bool) -> ForkServer:
+        own = dict(kind)
+        order = Order(
+            run_id=self._plan.run_id,
+            forks=forks,
+            modules=self._modules if forks else (),
+            surroundings=self._surroundings,
+            own_environment=sorted(own),
+        )
+        return ForkServer(
+            order,
+            environment={**_ALLOCATION, **os.environ, **own},
+            folder=self._plan.folder,
+            logs=self._plan.logs,
+        )
+
+
+def _kind(executable: Executable) -> Kind:
+    """Return what tells fork servers apart: variables that packages may read early."""
+    return tuple(sorted(executable.resources.env.items()))

@@ -1,0 +1,152 @@
+"""Run each node in a thread of this process: quick to start, easy to look into.
+
+A thread cannot be killed. One that does not stop when it is asked has an exception
+raised in it, which ends a loop of Python; one that waits in foreign code for ever is
+left behind, named, and ends with the process.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import final
+
+from replicator.errors import NodeFailedError
+from replicator.launchpad_bridge.node_run import run_worker
+from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
+from replicator.launchpad_bridge.recipes import pack
+from replicator.launchpad_bridge.stop_event import StopEvent
+from replicator.launchpad_bridge.thread_interrupt import raise_in_thread
+
+_LOG = logging.getLogger(__name__)
+_Report = Callable[[Exited | StopAsked], None]
+
+
+@final
+class Threads:
+    """The launcher `lp.launch(program, launch_type="threads")` uses."""
+
+    name = "threads"
+
+    def __init__(self, *, serialize: bool = False) -> None:
+        """Choose how much is checked.
+
+        Args:
+          serialize: Check that the nodes could run in other processes.
+        """
+        self._serialize = serialize
+
+    def open(
+        self, plan: Plan, report: _Report, *, launch_type: str = name
+    ) -> "ThreadWorkers":
+        """Make ready to start threads.
+
+        Args:
+          plan: What will run.
+          report: Takes what happens.
+          launch_type: What nodes are told of how they run.
+
+        Raises:
+          LaunchError: A node does not pickle.
+        """
+        if self._serialize:
+            for executable in plan.executables:
+                pack(executable)
+        return ThreadWorkers(plan, report, launch_type=launch_type)
+
+
+@final
+class ThreadWorkers:
+    """The threads of one run."""
+
+    def __init__(self, plan: Plan, report: _Report, *, launch_type: str) -> None:
+        self._plan = plan
+        self._report = report
+        self._launch_type = launch_type
+        with_env = {e.label for e in plan.executables if e.resources.env}
+        if with_env:
+            _LOG.warning(
+                "%s: threads share one environment; that of %s is not set",
+                *(plan.program, ", ".join(sorted(with_env))),
+            )
+
+    def start(self, executable: Executable, attempt: int) -> "ThreadWorker":
+        """Start a thread."""
+        context = ThreadContext(
+            program=self._plan.program,
+            worker=executable.name,
+            launch_type=self._launch_type,
+            report=self._report,
+        )
+        return ThreadWorker(executable, attempt, context, self._report)
+
+    def close(self) -> None:
+        """Return: threads that ended leave nothing, others cannot be helped."""
+
+
+@final
+class ThreadContext:
+    """The `NodeContext` of a node in this process."""
+
+    def __init__(
+        self, *, program: str, worker: str, launch_type: str, report: _Report
+    ) -> None:
+        self.program = program
+        self.worker = worker
+        self.launch_type = launch_type
+        self.stop_event = StopEvent()
+        self._report = report
+
+    def stop_program(self) -> None:
+        """Ask for the whole run to stop; returns at once."""
+        self._report(StopAsked(by=self.worker))
+
+
+@final
+class ThreadWorker:
+    """One node in a thread."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        attempt: int,
+        context: ThreadContext,
+        report: _Report,
+    ) -> None:
+        self._executable = executable
+        self._attempt = attempt
+        self._context = context
+        self._report = report
+        self._lock = threading.Lock()
+        self._is_reported = False
+        # A daemon: one that is left behind must not keep the process from ending.
+        self._thread = threading.Thread(
+            target=self._run, name=executable.name, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Set the node's stop event."""
+        self._context.stop_event.set()
+
+    def kill(self) -> None:
+        """Raise `SystemExit` in the thread, and count it as dead."""
+        raise_in_thread(self._thread, SystemExit)
+        name = self._executable.name
+        error = NodeFailedError(
+            f"`{name}` did not stop, and its thread was left behind: threads cannot be "
+            "killed. Let it look at `lp.stop_event()`.",
+            node=name,
+        )
+        self._tell(
+            Exited(name=name, attempt=self._attempt, outcome="died", error=error)
+        )
+
+    def _run(self) -> None:
+        self._tell(run_worker(self._executable, self._attempt, self._context))
+
+    def _tell(self, exited: Exited) -> None:
+        """Report an end, the first one that is known."""
+        with self._lock:
+            is_first, self._is_reported = not self._is_reported, True
+        if is_first:
+            self._report(exited)

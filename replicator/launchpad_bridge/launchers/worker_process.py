@@ -1,0 +1,233 @@
+"""Run one worker in a process of its own, and tell the launcher how it went.
+
+The node runs in the main thread. A second one listens: to the launcher, which may ask
+for a stop, and to SIGTERM, which means the same. A handler of signals must not touch an
+event (it may have interrupted whoever holds its lock), so it writes to a socket.
+"""
+
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from io import TextIOWrapper
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+from replicator.launchpad_bridge.launchers import jax_settings
+from replicator.launchpad_bridge.launchers.surroundings import Surroundings
+from replicator.launchpad_bridge.launchers.worker_reports import (
+    ASK_PROGRAM_TO_STOP,
+    STOP,
+    pack_error,
+    pack_result,
+)
+from replicator.launchpad_bridge.recipes import unpack
+from replicator.launchpad_bridge.stop_event import StopEvent
+
+_LAUNCHER_GONE = 70
+_SHOWN_THREADS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a worker has to do.
+
+    Attributes:
+      program: Name of the program.
+      worker: Its own name.
+      launch_type: The launcher's.
+      recipe: A file with the pickled function, which the launcher wrote.
+      channel: The socket to the launcher, as a descriptor.
+      jax_settings: Its own, which win over the launcher's.
+    """
+
+    program: str
+    worker: str
+    launch_type: str
+    recipe: str
+    channel: int
+    jax_settings: Mapping[str, jax_settings.Setting]
+
+
+def main(told: Mapping[str, Any]) -> int:
+    """Run a job in an interpreter that was started for it.
+
+    Args:
+      told: `job`, `surroundings` and `own_environment`, as plain values.
+
+    Returns:
+      The code to exit with.
+    """
+    surroundings = Surroundings(**told["surroundings"])
+    if surroundings.jax_settings:
+        import jax  # noqa: F401  # its settings are not kept anywhere else
+    surroundings.take_on(told["own_environment"])
+    return run_job(Job(**told["job"]))
+
+
+def run_job(job: Job) -> int:
+    """Run a job in this process, which is a worker and nothing else.
+
+    Returns:
+      The code to exit with: 0 if the node returned.
+    """
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        # Lines are seen when they are printed, and are not lost in a crash.
+        cast("TextIOWrapper", stream).reconfigure(line_buffering=True)
+    jax_settings.apply_settings(job.jax_settings)
+    _draw_other_numbers()
+    with (
+        socket.socket(fileno=job.channel) as channel,
+        _Listener(channel) as listener,
+    ):
+        context = _Context(job, channel, listener.stop_event)
+        return _run(context, job)
+
+
+def _run(context: "_Context", job: Job) -> int:
+    try:
+        executable = unpack(Path(job.recipe).read_bytes())
+        result = executable.run(context)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            context.tell(pack_result(None, stopped=context.stop_event.is_set()))
+            return 0
+        return _raised(context, error)
+    except BaseException as error:
+        return _raised(context, error)
+    with _flushed():
+        context.tell(pack_result(result, stopped=context.stop_event.is_set()))
+    _name_threads_that_stay()
+    return 0
+
+
+def _raised(context: "_Context", error: BaseException) -> int:
+    with _flushed():
+        # What was printed before counts as last words; the traceback travels itself.
+        printed_bytes = os.fstat(2).st_size
+        context.tell(pack_error(error, log_bytes=printed_bytes))
+        traceback.print_exception(error)
+    return 1
+
+
+class _Context:
+    """A `NodeContext`."""
+
+    def __init__(
+        self, job: Job, channel: socket.socket, stop_event: threading.Event
+    ) -> None:
+        self.program = job.program
+        self.worker = job.worker
+        self.launch_type = job.launch_type
+        self.stop_event = stop_event
+        self._channel = channel
+        self._sending = threading.Lock()
+
+    def stop_program(self) -> None:
+        self.tell(ASK_PROGRAM_TO_STOP)
+
+    def tell(self, report: bytes) -> None:
+        # A launcher that is gone has nobody to tell, and the kernel ends this process.
+        with self._sending, contextlib.suppress(OSError):
+            self._channel.sendall(report)
+
+
+class _Listener:
+    """A thread that sets `stop_event` when the launcher or a signal asks for it."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.stop_event = StopEvent()
+        self._channel = channel
+        self._inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="stop")
+
+    def __enter__(self) -> "_Listener":
+        signal.signal(signal.SIGTERM, self._on_signal)
+        self._look_once()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):
+            self._outbox.send(b"x")
+        self._thread.join()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._inbox.close()
+        self._outbox.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # A second one is obeyed by the kernel.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.suppress(OSError):
+            self._outbox.send(STOP)
+
+    def _look_once(self) -> None:
+        """Obey a stop that was asked before this process was there."""
+        self._channel.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            self._obey(self._channel)
+        self._channel.setblocking(True)
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for each in (self._channel, self._inbox):
+                selector.register(each, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if not self._obey(key.fileobj):
+                        return
+
+    def _obey(self, source: Any) -> bool:
+        """Read what has arrived; return whether to go on."""
+        try:
+            words = source.recv(16)
+        except ConnectionError:
+            words = b""
+        if STOP in words:
+            self.stop_event.set()
+        if not words:
+            _end_without_launcher()
+        return b"x" not in words
+
+
+def _end_without_launcher() -> None:
+    """End at once, with all that this worker started: nobody waits for it any more."""
+    with contextlib.suppress(OSError):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(_LAUNCHER_GONE)
+
+
+def _draw_other_numbers() -> None:
+    """Give NumPy's global generator a state that other forks do not have."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+@contextlib.contextmanager
+def _flushed() -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    yield
+    sys.stderr.flush()
+
+
+def _name_threads_that_stay() -> None:
+    """Say what keeps this process: Python waits for threads that are not daemons."""
+    staying = [
+        thread.name
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread()
+    ]
+    if staying:
+        shown = ", ".join(staying[:_SHOWN_THREADS])
+        print(f"The node has returned; its threads still run: {shown}", file=sys.stderr)

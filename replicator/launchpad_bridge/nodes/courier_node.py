@@ -1,0 +1,240 @@
+"""Nodes whose object's methods other nodes call; the handles that become clients.
+
+`CourierNode(Learner, ...)` makes a `Learner` in its worker and serves the public
+methods that its class declares, in threads of their own. The object's `run()`, if it
+has one, is the node's work, and the server stops when it returns; without it the node
+serves until the program stops.
+"""
+
+import datetime
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Generic
+
+from replicator.errors import ProgramError
+from replicator.launchpad_bridge import node_context
+from replicator.launchpad_bridge.address_promises import Address, RpcAddress
+from replicator.launchpad_bridge.handles import Handle
+from replicator.launchpad_bridge.node_context import RunningContext, loose_context
+from replicator.launchpad_bridge.nodes.courier_server import CourierServer
+from replicator.launchpad_bridge.nodes.py_node import PyClassNode, Worked
+from replicator.launchpad_bridge.stopping import stop_event
+from replicator.rpc.client import DEFAULT_TIMEOUT_S, Client
+from replicator.rpc.methods import Method, idempotent, methods_of
+from replicator.rpc.secret import Secret
+from replicator.rpc.server import Server
+
+_HAND_OVER = "set_courier_server"
+_DRAIN_S = 10.0
+_DRAIN_WHEN_STOPPING_S = 1.0
+# Upstream's ways to tune gRPC: nothing to tune here.
+_UNUSED = {"compress", "chunk_tensors", "load_balancing_policy", "propagate_deadline"}
+_OF_CLIENT = {"call_timeout", "timeout_s", "wait_for_ready", "heartbeat_s"}
+_OF_SERVER = {"thread_pool_size", "pool_size", "port", "name"}
+
+
+class CourierHandle(Handle[Client]):
+    """The handle of a `CourierNode`: becomes a client of its methods."""
+
+    def __init__(self, address: Address, **kwargs: Any) -> None:
+        """Make a handle.
+
+        Args:
+          address: Of the node's server.
+          **kwargs: See `set_client_kwargs`.
+        """
+        self._address = address
+        self._kwargs = _checked("courier_client_kwargs", kwargs, _OF_CLIENT | _UNUSED)
+
+    def set_client_kwargs(self, **kwargs: Any) -> None:
+        """Say how clients behave.
+
+        Args:
+          **kwargs: `call_timeout`, the deadline of each call (seconds or a `timedelta`;
+            None or 0: none; 60 s by default); `wait_for_ready`, whether calls wait
+            for a server that is not there yet.
+
+        Raises:
+          ProgramError: One of them is unknown.
+        """
+        self._kwargs = _checked("courier_client_kwargs", kwargs, _OF_CLIENT | _UNUSED)
+
+    def dereference(self) -> Client:
+        """Return a client; it connects at its first call.
+
+        Raises:
+          LaunchError: The program was not launched, or is over.
+        """
+        client = Client(
+            self._address.resolve(), **client_options_of_courier(self._kwargs)
+        )
+        context = node_context.current()
+        if context is None:
+            self._address.close_with_run(client.close)
+        else:
+            context.root.when_over(client.close)
+        return client
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up by `copy` and `pickle` before there is an address.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"A handle has no methods of its node, got `{name}`. It becomes a client "
+            "where a node that has it as an argument starts; elsewhere call "
+            f"`handle.dereference().{name}(...)` once the program is launched."
+        )
+
+
+class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
+    """Makes an object in its worker, and lets others call its methods."""
+
+    def __init__(
+        self,
+        constructor: Callable[..., Worked],
+        *args: Any,
+        courier_kwargs: Mapping[str, Any] | None = None,
+        courier_client_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Remember what to make.
+
+        Args:
+          constructor: A class, or a function that returns an object; runs in the node.
+          *args: Its arguments, which may hold handles and `Deferred`s, nested.
+          courier_kwargs: Of the server: `thread_pool_size`, how many calls run at once
+            (16); `port`, to listen on with gRPC as well, on this host only.
+          courier_client_kwargs: Of each client: `CourierHandle.set_client_kwargs`.
+          **kwargs: Named arguments of the constructor.
+
+        Raises:
+          ProgramError: An option is unknown.
+        """
+        super().__init__(constructor, *args, **kwargs)
+        self._address = RpcAddress("courier")
+        self.allocate_address(self._address)
+        self._courier_kwargs = _checked("courier_kwargs", courier_kwargs, _OF_SERVER)
+        self._client_kwargs = _checked(
+            "courier_client_kwargs", courier_client_kwargs, _OF_CLIENT | _UNUSED
+        )
+
+    @property
+    def courier_address(self) -> Address:
+        """Return the address of the server."""
+        return self._address
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        """Give the constructor its arguments now: for nodes that need each other.
+
+            foo_node, bar_node = lp.CourierNode(Foo), lp.CourierNode(Bar)
+            foo_node.configure(bar=bar_node.create_handle())
+            bar_node.configure(foo=foo_node.create_handle())
+
+        Args:
+          *args: In place of those the node was made with.
+          **kwargs: Likewise.
+        """
+        self._args = args
+        self._kwargs = kwargs
+        self.is_configured = True
+        self.collect_input_handles()
+
+    def create_handle(self) -> CourierHandle:
+        """Return a handle, which becomes a client of the object's methods."""
+        return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
+
+    def run(self) -> Any:
+        """Make the object, serve it, call its `run()`; return what that returns."""
+        instance = self._construct_instance()
+        server = self._make_server(instance)
+        if hasattr(instance, _HAND_OVER):
+            return self._hand_over(instance, server)
+        server.start()
+        self._address.publish(server.address)
+        is_well = False
+        try:
+            result = instance.run() if self._runs(instance) else stop_event().wait()
+            is_well = True
+        finally:
+            server.stop(_drain_s(is_well))
+        return result if self._runs(instance) else None
+
+    def methods(self, instance: Any) -> list[Method]:
+        """Return what others may call: the public methods that the class declares."""
+        try:
+            offered = methods_of(instance)
+        except ValueError:  # none: the node only runs
+            return []
+        return [method for name, method in offered.items() if name != _HAND_OVER]
+
+    def _make_server(self, instance: Any) -> CourierServer:
+        options = dict(self._courier_kwargs)
+        context = node_context.of_thread()
+        address, secret = self._address.listening(), None
+        if (port := options.pop("port", None)) is not None:
+            secret = _secret_beside(address)
+            address = f"{address},grpc://127.0.0.1:{port}"
+        pool_size = options.pop("thread_pool_size", options.pop("pool_size", 16))
+        name = options.pop("name", context.worker if context else self.description)
+        server = CourierServer(
+            Server(name=name, address=address, pool_size=pool_size, secret=secret)
+        )
+        for method in self.methods(instance):
+            server.bind(method.name, _in_context(method, context))
+        return server
+
+    def _hand_over(self, instance: Any, server: CourierServer) -> Any:
+        """Let the object start and stop the server."""
+        instance.set_courier_server(server)
+        try:
+            return instance.run() if self._runs(instance) else None
+        finally:
+            server.stop(_DRAIN_WHEN_STOPPING_S)
+
+
+def client_options_of_courier(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `rpc.Client` for those of Launchpad's `courier.Client`."""
+    options = {k: v for k, v in kwargs.items() if k not in _UNUSED | {"call_timeout"}}
+    if "call_timeout" in kwargs:
+        seconds = kwargs["call_timeout"]
+        if isinstance(seconds, datetime.timedelta):
+            seconds = seconds.total_seconds()
+        options["timeout_s"] = seconds or None
+    return {"timeout_s": DEFAULT_TIMEOUT_S, **options}
+
+
+def _drain_s(is_well: bool) -> float:
+    """Return how long calls may go on: not for long where all is about to end."""
+    context = node_context.current()
+    if not is_well:
+        return 0.0
+    is_stopping = context is None or context.stop_event.is_set()
+    return _DRAIN_WHEN_STOPPING_S if is_stopping else _DRAIN_S
+
+
+def _secret_beside(address: str) -> Secret | None:
+    for part in address.split(","):
+        if part.startswith("unix:"):
+            return Secret.read(os.path.join(os.path.dirname(part[5:]), "secret"))
+    return None
+
+
+def _in_context(method: Method, context: RunningContext | None) -> Callable[..., Any]:
+    """Return a method that runs, in threads of the server, as part of its node."""
+    function = method.function
+    serve: Any = (context or loose_context()).applied_to(function)
+    serve.batch_size = getattr(function, "batch_size", 1)
+    return idempotent(serve) if method.is_idempotent else serve
+
+
+def _checked(
+    argument: str, options: Mapping[str, Any] | None, known: set[str]
+) -> dict[str, Any]:
+    options = dict(options or {})
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ProgramError(
+            f"`{argument}` must be of {', '.join(sorted(known))}, got "
+            f"{', '.join(unknown)}. Use one of these."
+        )
+    return options

@@ -1,0 +1,137 @@
+"""Nodes that run a function, or make an object and run it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from replicator.launchpad_bridge.handles import Arguments, NoHandle, dereferenced
+from replicator.launchpad_bridge.launch_types import LaunchType
+from replicator.launchpad_bridge.node_context import LaunchContext
+from replicator.launchpad_bridge.nodes.node import HandleT, Node, name_of
+
+_LOG = logging.getLogger(__name__)
+Worked = TypeVar("Worked")
+
+
+class PyNode(Node[HandleT], Generic[HandleT, Worked]):
+    """Runs a function; handles among its arguments arrive as clients.
+
+    >>> program.add_node(lp.PyNode(print, "hello"), label="greeter")
+    """
+
+    def __init__(self, function: Callable[..., Worked], *args: Any, **kwargs: Any):
+        """Remember what to run.
+
+        Args:
+          function: Runs in the node; what it returns is the node's result.
+          *args: Its arguments, which may hold handles and `Deferred`s, nested.
+          **kwargs: Its named arguments, likewise.
+        """
+        super().__init__()
+        self._function = function
+        self._func_args = args
+        self._func_kwargs = kwargs
+        self.collect_input_handles()
+
+    @property
+    def function(self) -> Callable[[], Worked]:
+        """Return what a worker runs: the function with its arguments."""
+        return self._call_function
+
+    @property
+    def arguments(self) -> Arguments:
+        """Return where handles may stand."""
+        return (self._func_args, self._func_kwargs)
+
+    @property
+    def description(self) -> str:
+        """Return what it runs, for people."""
+        return name_of(self._function)
+
+    def create_handle(self) -> Any:
+        """Return a handle that cannot be dereferenced: there is nothing to call."""
+        return self._track_handle(NoHandle())  # type: ignore[arg-type]
+
+    @staticmethod
+    def to_executables(
+        nodes: Sequence[Any], label: str, launch_context: LaunchContext
+    ) -> list[Callable[[], Any]]:
+        """Return what the workers of these nodes run."""
+        return [node.function for node in nodes]
+
+    @classmethod
+    def default_launch_config(cls, launch_type: LaunchType) -> Any:
+        """Return None: a node needs nothing in particular."""
+        return None
+
+    def _call_function(self) -> Worked:
+        args, kwargs = dereferenced((self._func_args, self._func_kwargs))
+        return self._function(*args, **kwargs)
+
+
+class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
+    """Makes an object and calls its `run()`, if it has one."""
+
+    def __init__(self, constructor: Callable[..., Worked], *args: Any, **kwargs: Any):
+        """Remember what to make.
+
+        Args:
+          constructor: A class, or a function that returns an object; runs in the node.
+          *args: Its arguments, which may hold handles and `Deferred`s, nested.
+          **kwargs: Its named arguments, likewise.
+        """
+        self._constructor = constructor
+        self._args = args
+        self._kwargs = kwargs
+        self._should_run = True
+        self._instance: Worked | None = None
+        self._is_constructed = False
+        super().__init__(self.run)
+
+    @property
+    def arguments(self) -> Arguments:
+        """Return where handles may stand."""
+        return (self._args, self._kwargs)
+
+    @property
+    def description(self) -> str:
+        """Return what it makes, for people."""
+        return name_of(self._constructor)
+
+    def disable_run(self) -> None:
+        """Only make the object: a test calls its methods, step by step."""
+        self._should_run = False
+
+    def enable_run(self) -> None:
+        """Call the object's `run()` again, as if `disable_run` had not been called."""
+        self._should_run = True
+
+    def run(self) -> Any:
+        """Make the object, call its `run()`, return what that returns."""
+        instance = self._construct_instance()
+        if self._runs(instance):
+            return instance.run()  # type: ignore[attr-defined]
+        _LOG.warning(
+            "run() not defined on the instance (or disable_run() was called.). "
+            "Exiting..."
+        )
+        return None
+
+    def forget_run(self) -> None:
+        """Make the object anew in the next start."""
+        self._instance = None
+        self._is_constructed = False
+
+    def _runs(self, instance: object) -> bool:
+        return self._should_run and hasattr(instance, "run")
+
+    def _construct_instance(self) -> Any:
+        if not self._is_constructed:
+            args, kwargs = dereferenced((self._args, self._kwargs))
+            self._instance = self._constructor(*args, **kwargs)
+            self._is_constructed = True
+        return self._instance
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An object that was made here is not what another process is to run.
+        return {**super().__getstate__(), "_instance": None, "_is_constructed": False}

@@ -1,0 +1,92 @@
+"""A Reverb replay buffer as a node; needs `dm-reverb`: Python 3.11 at most.
+
+Nothing of Reverb is imported before a node of it starts, or a handle becomes a client.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicator.errors import LaunchError, ProgramError
+from replicator.launchpad_bridge.address_promises import Address, get_port_from_address
+from replicator.launchpad_bridge.handles import Handle
+from replicator.launchpad_bridge.nodes.py_node import PyNode
+from replicator.launchpad_bridge.stopping import stop_event
+
+
+class ReverbHandle(Handle[Any]):
+    """The handle of a `ReverbNode`: becomes a `reverb.Client`."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def dereference(self) -> Any:
+        """Return a client of the buffer."""
+        return _reverb().Client(self._address.resolve())
+
+
+class ReverbNode(PyNode[ReverbHandle, None]):
+    """Serves a Reverb replay buffer."""
+
+    def __init__(
+        self,
+        priority_tables_fn: Callable[[], Sequence[Any]],
+        checkpoint_ctor: Callable[[], Any] | None = None,
+        checkpoint_time_delta_minutes: int | None = None,
+    ) -> None:
+        """Remember what to serve.
+
+        Args:
+          priority_tables_fn: Makes the tables, in the node.
+          checkpoint_ctor: Makes the checkpointer; Reverb's own by default.
+          checkpoint_time_delta_minutes: How often it saves; None: never by itself.
+
+        Raises:
+          ProgramError: The time is not positive.
+        """
+        minutes = checkpoint_time_delta_minutes
+        if minutes is not None and minutes <= 0:
+            raise ProgramError(
+                "Replay checkpoint time delta must be positive when specified, got "
+                f"{minutes}. Use 10."
+            )
+        super().__init__(self.run)
+        self._priority_tables_fn = priority_tables_fn
+        self._checkpoint_ctor = checkpoint_ctor
+        self._checkpoint_time_delta_minutes = minutes
+        self._address = Address("reverb")
+        self.allocate_address(self._address)
+
+    @property
+    def reverb_address(self) -> Address:
+        """Return the address of the server."""
+        return self._address
+
+    def create_handle(self) -> ReverbHandle:
+        """Return a handle, which becomes a client of the buffer."""
+        return self._track_handle(ReverbHandle(self._address))
+
+    def run(self) -> None:
+        """Serve until the program stops; save now and then."""
+        make_checkpointer = self._checkpoint_ctor
+        server = _reverb().Server(
+            tables=self._priority_tables_fn(),
+            port=get_port_from_address(self._address.resolve()),
+            checkpointer=None if make_checkpointer is None else make_checkpointer(),
+        )
+        minutes = self._checkpoint_time_delta_minutes
+        try:
+            while not stop_event().wait(None if minutes is None else 60 * minutes):
+                server.localhost_client().checkpoint()
+        finally:
+            server.stop()
+
+
+def _reverb() -> Any:
+    try:
+        import reverb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise LaunchError(
+            "A ReverbNode needs Reverb, and there is none. Install `dm-reverb` (Python "
+            "3.11 is the last it is made for)."
+        ) from error
+    return reverb

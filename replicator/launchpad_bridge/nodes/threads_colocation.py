@@ -1,0 +1,195 @@
+"""Several nodes in the threads of one worker: `MultiThreadingColocation`."""
+
+import collections
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from replicator.errors import ProgramError
+from replicator.launchpad_bridge import node_context
+from replicator.launchpad_bridge.address_promises import Address
+from replicator.launchpad_bridge.node_context import RunningContext, loose_context
+from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.nodes.py_node import PyNode
+from replicator.launchpad_bridge.stopping import finish_handlers
+from replicator.launchpad_bridge.thread_interrupt import raise_in_thread
+from replicator.protocols import PyTree
+
+_TAIL_S = 1.0
+_LOOK_S = 0.2
+
+
+class Colocation(PyNode[Any, Any]):
+    """Nodes that are one worker; they are not added to the program themselves."""
+
+    def __init__(self, nodes: Sequence[Node[Any]]) -> None:
+        super().__init__(self.run)
+        self._nodes: list[Node[Any]] = []
+        self._counts: dict[str, Any] = collections.defaultdict(itertools.count)
+        for node in nodes:
+            self.add_node(node)
+
+    @property
+    def nodes(self) -> list[Node[Any]]:
+        """Return the inner nodes."""
+        return self._nodes
+
+    @property
+    def inner_nodes(self) -> list[Node[Any]]:
+        """Return the inner nodes."""
+        return list(self._nodes)
+
+    @property
+    def description(self) -> str:
+        """Return what it runs, for people."""
+        return f"[{', '.join(node.description for node in self._nodes)}]"
+
+    def add_node(self, node: Node[Any]) -> Any:
+        """Add a node; return its handle.
+
+        Raises:
+          ProgramError: It is none that runs Python.
+        """
+        if not isinstance(node, PyNode):
+            raise ProgramError(f"{type(self).__name__} only works with PyNodes.")
+        self._nodes.append(node)
+        for address in node.addresses:
+            self._take_over(address)
+        return node.create_handle()
+
+    def forget_run(self) -> None:
+        """Let the inner nodes begin anew in the next start."""
+        for node in self._nodes:
+            node.forget_run()
+
+    def run(self) -> list[PyTree]:
+        """Run the inner nodes; return their results."""
+        raise NotImplementedError
+
+    def _take_over(self, address: Address) -> None:
+        """Know an inner address, under a name that no other has here."""
+        self.addresses.append(address)
+        name = address.name or "lp"
+        address.name = f"{name}{next(self._counts[name])}"
+
+    def _check_nodes(self) -> None:
+        if not self._nodes:
+            raise ProgramError(f"{type(self).__name__} requires at least one node.")
+
+
+class MultiThreadingColocation(Colocation):
+    """Runs its nodes in threads of one worker.
+
+    >>> program.add_node(
+    ...     lp.MultiThreadingColocation([learner_node, replay_node]), label="learner"
+    ... )
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node[Any]], return_on_first_completed: bool = False
+    ) -> None:
+        """Remember the nodes.
+
+        Args:
+          nodes: What to run together.
+          return_on_first_completed: End when the first of them has ended, instead of
+            when all have. An error of one ends it in any case.
+        """
+        self._return_on_first_completed = return_on_first_completed
+        super().__init__(nodes)
+
+    def run(self) -> list[PyTree]:
+        """Run the inner nodes; return what each returned, None if it runs still."""
+        self._check_nodes()
+        outer = node_context.of_thread() or loose_context()
+        threads = _Threads(self._nodes, outer)
+        cancel = outer.stop_event.when_set(threads.ask_to_stop)
+        try:
+            return threads.run(first=self._return_on_first_completed)
+        except SystemExit:
+            # This worker is killed, and cannot reach its threads any more after that.
+            threads.end()
+            raise
+        finally:
+            cancel()
+            threads.ask_to_stop()
+
+
+class _Ended(NamedTuple):
+    number: int
+    result: PyTree = None
+    error: BaseException | None = None
+
+
+class _Threads:
+    """The threads of inner nodes."""
+
+    def __init__(self, nodes: Sequence[Node[Any]], outer: RunningContext) -> None:
+        self._nodes = nodes
+        self._contexts = [outer.inner() for _ in nodes]
+        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(i,), name=f"{outer.worker}.{i}", daemon=True
+            )
+            for i in range(len(nodes))
+        ]
+
+    def run(self, *, first: bool) -> list[PyTree]:
+        """Run them until all, or the first, have ended; raise what one raises."""
+        for thread in self._threads:
+            thread.start()
+        results: list[PyTree] = [None] * len(self._nodes)
+        for _ in self._nodes:
+            ended = self._next()
+            if ended.error is not None:
+                self.ask_to_stop()
+                self._join(_TAIL_S)
+                ended.error.add_note(
+                    f"In the inner node {self._nodes[ended.number]!r}."
+                )
+                raise ended.error
+            results[ended.number] = ended.result
+            if first:
+                break
+        return results
+
+    def ask_to_stop(self) -> None:
+        """Set the stop events of all."""
+        for context in self._contexts:
+            context.stop_event.set()
+
+    def end(self) -> None:
+        """End what runs Python, as far as that can be done."""
+        for thread in self._threads:
+            raise_in_thread(thread, SystemExit)
+
+    def _run(self, index: int) -> None:
+        context = self._contexts[index]
+        try:
+            with context.entered():
+                result = self._nodes[index].function()  # type: ignore[attr-defined]
+                finish_handlers(context)
+        except SystemExit as error:
+            is_well = error.code in (None, 0)
+            self._ended.put(_Ended(index, error=None if is_well else error))
+        except BaseException as error:
+            self._ended.put(_Ended(index, error=error))
+        else:
+            self._ended.put(_Ended(index, result))
+
+    def _next(self) -> _Ended:
+        while True:
+            # Not for ever: what kills this worker is noticed between two looks.
+            try:
+                return self._ended.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+
+    def _join(self, patience_s: float) -> None:
+        until_s = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))

@@ -1,0 +1,250 @@
+"""A checked program becomes a plan: workers, their addresses, what each runs."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicator.errors import ProgramError
+from replicator.launchpad_bridge.address_promises import Address, RpcAddress
+from replicator.launchpad_bridge.graph_check import (
+    Edge,
+    check_graph,
+    with_inner,
+    worker_names,
+)
+from replicator.launchpad_bridge.launch_types import LaunchType
+from replicator.launchpad_bridge.node_run import NodeRun, Target
+from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.program import Program
+from replicator.launchpad_bridge.protocols import Executable, Plan, Resources, Restart
+from replicator.launchpad_bridge.python_process import resources_of
+
+DESCRIPTION = "program.json"
+"""In the run's folder: what the program is, for tools that look at it."""
+_THREADS = (LaunchType.LOCAL_MULTI_THREADING, LaunchType.TEST_MULTI_THREADING)
+
+
+def make_plan(
+    program: Program,
+    *,
+    run_id: str,
+    folder: Path,
+    logs: Path,
+    launch_type: LaunchType | str,
+    resources: Mapping[str, Any],
+) -> Plan:
+    """Check a program, bind its addresses, and say what each worker runs.
+
+    Args:
+      program: What to run.
+      run_id: Unlike that of any other run.
+      folder: Of the run.
+      logs: Where the output of workers will be kept.
+      launch_type: How it is launched, for nodes that ask.
+      resources: What groups need, by label; in place of what the program says.
+
+    Raises:
+      ProgramError: The program cannot run.
+    """
+    edges = check_graph(program)
+    wanted = _wanted(program, resources)
+    workers = worker_names(program.groups)
+    for _, label, _, node in workers:
+        _prepare(node, label, launch_type, wanted[label][0])
+    addresses = _bind(workers, run_id, folder)
+    targets = _targets(edges, addresses)
+    executables = [
+        _executable(
+            (name, label, index, node),
+            run_id=run_id,
+            addresses=addresses[name],
+            targets=targets.get(name, {}),
+            # Threads share the flags of the process that launched them.
+            wanted=wanted[label]
+            if launch_type not in _THREADS
+            else (wanted[label][0], {}),
+            restart=program.settings(label).restart or Restart(),
+        )
+        for name, label, index, node in workers
+    ]
+    plan = Plan(
+        program=program.name,
+        run_id=run_id,
+        folder=folder,
+        logs=logs,
+        executables=executables,
+    )
+    _describe(plan, edges)
+    return plan
+
+
+def all_addresses(program: Program) -> list[Address]:
+    """Return the addresses of all nodes, each once."""
+    found: dict[int, Address] = {}
+    for node in program.get_all_nodes():
+        for part in with_inner(node):
+            if isinstance(part, Node):
+                found |= {id(address): address for address in part.addresses}
+    return list(found.values())
+
+
+def _wanted(
+    program: Program, resources: Mapping[str, Any]
+) -> dict[str, tuple[Resources, Mapping[str, Any]]]:
+    unknown = sorted(set(resources) - set(program.groups))
+    if unknown:
+        raise ProgramError(
+            f"`resources` must name groups of {program.name!r} "
+            f"({', '.join(program.groups)}), got {', '.join(unknown)}. Use these."
+        )
+    said = {label: program.settings(label).resources for label in program.groups}
+    return {
+        label: resources_of(label, resources.get(label, said[label]))
+        for label in program.groups
+    }
+
+
+def _prepare(
+    node: Any, label: str, launch_type: LaunchType | str, resources: Resources
+) -> None:
+    """Let a node, and those inside of it, know how it is launched."""
+    for part in with_inner(node):
+        if isinstance(part, Node):
+            part._initialize_context(launch_type, resources)
+            part.collect_input_handles()
+            for handle in part.input_handles:
+                handle.connect(part, label)
+
+
+def _bind(
+    workers: Iterable[tuple[str, str, int, Any]], run_id: str, folder: Path
+) -> dict[str, list[str]]:
+    """Bind all addresses; return those of `rpc` servers, by worker."""
+    bound: dict[int, str] = {}
+    of_worker: dict[str, list[str]] = {}
+    for name, _, _, node in workers:
+        of_worker[name] = []
+        for part in with_inner(node):
+            for address in (
+                getattr(part, "addresses", ()) if isinstance(part, Node) else ()
+            ):
+                if id(address) in bound:
+                    continue
+                number = len(bound)
+                is_rpc = isinstance(address, RpcAddress)
+                planned = (
+                    f"inproc:{run_id}-{number},unix:{folder}/{number}"
+                    if is_rpc
+                    else f"port:{run_id}-{number}"
+                )
+                bound[id(address)] = planned
+                address.bind_planned(planned, name)
+                if is_rpc:
+                    of_worker[name].append(planned)
+    return of_worker
+
+
+def _targets(
+    edges: Sequence[Edge], addresses: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Target]]:
+    """Return whom each worker calls, by address."""
+    reached = _reached(edges)
+    targets: dict[str, dict[str, Target]] = {}
+    for edge in edges:
+        calls_back = edge.source in reached.get(edge.target, ())
+        target = Target(name=edge.target, calls_back=calls_back)
+        for address in addresses[edge.target]:
+            targets.setdefault(edge.source, {})[address] = target
+    return targets
+
+
+def _reached(edges: Iterable[Edge]) -> dict[str, set[str]]:
+    """Return for each worker all that it has a handle of, by whatever way."""
+    after: dict[str, set[str]] = {}
+    for edge in edges:
+        after.setdefault(edge.source, set()).add(edge.target)
+    reached: dict[str, set[str]] = {}
+    for start in after:
+        found: set[str] = set()
+        pending = [start]
+        while pending:
+            new = after.get(pending.pop(), set()) - found
+            found |= new
+            pending += new
+        reached[start] = found
+    return reached
+
+
+def _executable(
+    worker: tuple[str, str, int, Any],
+    *,
+    run_id: str,
+    addresses: Sequence[str],
+    targets: Mapping[str, Target],
+    wanted: tuple[Resources, Mapping[str, Any]],
+    restart: Restart,
+) -> Executable:
+    name, label, index, node = worker
+    resources, flags = wanted
+    run = NodeRun(
+        node=node,
+        function=_function(node, label),
+        name=name,
+        run_id=run_id,
+        resources=resources,
+        targets=targets,
+        flags=flags,
+    )
+    return Executable(
+        label=label,
+        index=index,
+        name=name,
+        run=run,
+        addresses=tuple(addresses),
+        resources=resources,
+        restart=restart,
+    )
+
+
+def _function(node: Any, label: str) -> Any:
+    """Return the one function that a node's worker runs."""
+    if not hasattr(node, "to_executables"):
+        raise ProgramError(
+            f"`node` must be one that a launcher can run, got {node!r} in {label!r}. "
+            "Use a PyNode, or a subclass of Node with `to_executables`."
+        )
+    functions = node.to_executables(
+        [node], label, getattr(node, "launch_context", None)
+    )
+    if len(functions) != 1:
+        raise ProgramError(
+            f"`to_executables` must return one function for one node, got "
+            f"{len(functions)} of {node!r}. Return `[node.function]`."
+        )
+    return functions[0]
+
+
+def _describe(plan: Plan, edges: Iterable[Edge]) -> None:
+    described = {
+        "program": plan.program,
+        "run_id": plan.run_id,
+        "pid": os.getpid(),
+        "logs": str(plan.logs),
+        "workers": [
+            {
+                "name": executable.name,
+                "label": executable.label,
+                "index": executable.index,
+                "node": repr(getattr(executable.run, "node", "")),
+                "addresses": list(executable.addresses),
+            }
+            for executable in plan.executables
+        ],
+        "edges": [
+            {"source": edge.source, "target": edge.target, "argument": edge.argument}
+            for edge in edges
+        ],
+    }
+    (plan.folder / DESCRIPTION).write_text(json.dumps(described, indent=1))

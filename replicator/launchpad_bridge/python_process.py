@@ -1,0 +1,87 @@
+"""Upstream's configurations of a group, and what they become here."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from replicator.errors import ProgramError
+from replicator.launchpad_bridge.protocols import Resources
+
+
+@dataclasses.dataclass
+class PythonProcess:
+    """What Launchpad calls the configuration of a local process.
+
+    Attributes:
+      args: absl flags that the process sets, by name.
+      env: Environment variables that it gets.
+    """
+
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class DockerConfig:
+    """What Launchpad calls the configuration of a container; no launcher here has any.
+
+    Attributes:
+      code_directory: The program's code.
+      docker_requirements: Its packages.
+      hw_requirements: What it needs of a machine.
+      python_path: Where its packages lie.
+    """
+
+    code_directory: str | None = None
+    docker_requirements: str | None = None
+    hw_requirements: Any = None
+    python_path: list[str] | None = None
+
+
+def resources_of(label: str, wanted: Any) -> tuple[Resources, Mapping[str, Any]]:
+    """Return the resources, and the flags, that a launch was given for a group.
+
+    Args:
+      label: Of the group.
+      wanted: `Resources` or `PythonProcess`; None for neither.
+
+    Raises:
+      ProgramError: It is something else.
+    """
+    match wanted:
+        case None:
+            return Resources(), {}
+        case Resources():
+            return wanted, {}
+        case PythonProcess():
+            env = {name: str(value) for name, value in wanted.env.items()}
+            return Resources(env=env), dict(wanted.args)
+    raise ProgramError(
+        f"Launch config for {label} must be a PythonProcess or Resources, got "
+        f"{wanted!r}. Use `lp.Resources(cpus=1, env={{...}})`."
+    )
+
+
+def set_flags(args: Mapping[str, Any]) -> None:
+    """Set absl flags of this process, as if they stood on its command line.
+
+    Raises:
+      ProgramError: absl is not installed.
+    """
+    if not args:
+        return
+    try:
+        from absl import flags
+    except ImportError as error:
+        raise ProgramError(
+            "`PythonProcess.args` sets absl flags, and there is no absl. Install "
+            "`absl-py`, or use `env`."
+        ) from error
+    words = [
+        f"--{'' if on else 'no'}{name}"
+        for name, on in args.items()
+        if isinstance(on, bool)
+    ]
+    words += [f"--{n}={v}" for n, v in args.items() if not isinstance(v, bool)]
+    flags.FLAGS([sys.argv[0], *words], known_only=True)

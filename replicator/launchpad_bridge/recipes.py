@@ -1,0 +1,130 @@
+"""Recipes: what a worker in another process is to run, as bytes.
+
+They are pickled by value with cloudpickle, so that functions and classes of a script,
+lambdas and closures come along; and they travel only from a launcher to a worker of its
+own, through a file or a pipe that it made: nothing that arrives on a socket is ever
+loaded here. What does not pickle is named: the node, the argument, three ways out.
+"""
+
+import functools
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.handles import Composite
+from replicator.launchpad_bridge.nested import children
+from replicator.launchpad_bridge.protocols import Executable
+
+_LruCache = type(functools.lru_cache(print))
+
+
+def pack(executable: Executable) -> bytes:
+    """Return the recipe of a worker.
+
+    Raises:
+      LaunchError: It does not pickle; names the node and the argument.
+    """
+    try:
+        return dumps(executable)
+    except Exception as error:
+        raise LaunchError(_unpicklable(executable, error)) from error
+
+
+def unpack(recipe: bytes) -> Executable:
+    """Return the executable of a recipe that this worker's own launcher made."""
+    return cloudpickle.loads(recipe)
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value as bytes, for a process of the same program."""
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    """Return the value of `dumps`, as given by a process of the same program."""
+    return cloudpickle.loads(data)
+
+
+def is_picklable(value: Any) -> bool:
+    """Return whether a value can be part of a recipe."""
+    try:
+        dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles cached functions as well: what they remember stays behind."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _LruCache) and getattr(obj, "__wrapped__", None):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _unpicklable(executable: Executable, error: Exception) -> str:
+    node = getattr(executable.run, "node", None)
+    path, culprit = _culprit(node, error)
+    return (
+        f"The nodes associated to {executable.label!r} ({executable.name!r}, {node!r}) "
+        f"were not serializable using cloudpickle: {path} "
+        f"({_shown(culprit)}) raised {type(error).__name__}: {error}. "
+        "Make it where the node runs, with `lp.Deferred(constructor, ...)` or in the "
+        "constructor; or make it picklable (`__getstate__`); or launch with threads, "
+        "which pickle nothing (`launch_type='threads'`, in tests "
+        "`serialize_py_nodes=False`)."
+    )
+
+
+def _culprit(node: Any, error: Exception) -> tuple[str, Any]:
+    """Return the smallest part of a node that does not pickle, and how to call it."""
+    for path, part in _parts(node):
+        if not is_picklable(part):
+            return _smallest(path, part)
+    return "it", error
+
+
+def _parts(node: Any) -> Iterator[tuple[str, Any]]:
+    for inner in getattr(node, "inner_nodes", ()):
+        for path, part in _parts(inner):
+            yield f"{path} of the inner {inner!r}", part
+    args, kwargs = getattr(node, "arguments", ((), {}))
+    yield from children(args, "args") or ()
+    yield from children(kwargs, "kwargs") or ()
+    for name in ("_constructor", "_function"):
+        if getattr(node, name, None) is not None:
+            yield "the " + name.removeprefix("_"), getattr(node, name)
+    yield "the node", node
+
+
+def _smallest(path: str, part: Any) -> tuple[str, Any]:
+    if isinstance(part, Composite):
+        args, kwargs = part.arguments
+        inner = [*(children(args, "args") or ()), *(children(kwargs, "kwargs") or ())]
+        below = [(f"{path}.{name}", value) for name, value in inner]
+    else:
+        below = children(part, path) or []
+    if not below and hasattr(part, "__dict__") and not callable(part):
+        below = [(f"{path}.{name}", value) for name, value in vars(part).items()]
+    for below_path, value in below:
+        if value is not part and not is_picklable(value):
+            return _smallest(below_path, value)
+    return path, part
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = type(value).__qualname__
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,338 @@
+"""`Run`: a program that runs, for those who wait for it, stop it, or ask how it is.
+
+    launcher's workers ── Exited, StopAsked ──> queue ──> driver thread ──> supervisor
+    stop(), signals ─────── StopAsked ────────────^           │                decides
+                                                              └── start, stop, kill
+
+It may be waited for from any thread. A failure that nobody waited for ends the script
+with a status that is not 0 (`exit_status`); a signal stops the run (`interrupts`).
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Collection, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self, final
+
+from replicator.errors import LaunchError, NodeFailedError
+from replicator.launchpad_bridge import exit_status, interrupts, node_context
+from replicator.launchpad_bridge.driver import Driver
+from replicator.launchpad_bridge.node_run import edge_of
+from replicator.launchpad_bridge.protocols import Exited, Launcher, Plan, StopAsked
+from replicator.launchpad_bridge.stopping import call_process_handlers
+from replicator.launchpad_bridge.supervisor import describe
+from replicator.launchpad_bridge.supervisor_states import (
+    Finish,
+    Patience,
+    WorkerState,
+)
+from replicator.launchpad_bridge.symptoms import is_symptom
+from replicator.protocols import PyTree
+
+
+@final
+class Run:
+    """A program that runs. As a context manager it is stopped at the end of the block.
+
+    >>> with lp.launch(program, launch_type="threads") as run:
+    ...     run.wait(labels=["learner"])
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        *,
+        patience: Patience,
+        close: Callable[[], None],
+        test_frame: FrameType | None = None,
+    ) -> None:
+        """Make ready; `start` starts it.
+
+        Args:
+          plan: What to run.
+          launcher: Where.
+          patience: How long to wait for what.
+          close: Called once the run is over, in the driver's thread.
+          test_frame: Of the test in the main thread in which a failure is raised.
+        """
+        self._plan = plan
+        self._close = close
+        self._test_frame = test_frame
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._stopping = threading.Event()
+        self._signum: int | None = None
+        self._driver = Driver(plan, launcher, patience=patience, tell=self._take_note)
+        self._unregister: Callable[[], None] = lambda: None
+
+    def start(self) -> Self:
+        """Open the launcher, start the workers.
+
+        Raises:
+          LaunchError: The launcher cannot be opened; nothing is left of the run.
+        """
+        self._unregister = node_context.register_program(
+            self.run_id, self.program, self.stop
+        )
+        exit_status.keep_alive(self)
+        interrupts.watch(self)
+        try:
+            self._driver.open()
+        except BaseException:
+            self._leave()
+            self._over.set()
+            raise
+        return self
+
+    @property
+    def program(self) -> str:
+        """Return the program's name."""
+        return self._plan.program
+
+    @property
+    def run_id(self) -> str:
+        """Return what tells this run from others."""
+        return self._plan.run_id
+
+    @property
+    def plan(self) -> Plan:
+        """Return what runs, and where its folder and its logs are."""
+        return self._plan
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all workers have ended."""
+        return self._over.is_set()
+
+    @property
+    def results(self) -> dict[str, PyTree]:
+        """Return what nodes returned, so far, by worker: "learner", "actors/3"."""
+        return dict(self._driver.results)
+
+    @property
+    def workers(self) -> dict[str, WorkerState]:
+        """Return how each worker is: its phase, its attempt, its last end."""
+        state = self._driver.state
+        return {} if state is None else dict(state.workers)
+
+    @property
+    def made_by_launcher(self) -> Any:
+        """Return what the launcher made for this run: its `Workers`."""
+        return self._driver.workers
+
+    @property
+    def failure(self) -> NodeFailedError | None:
+        """Return why the run failed; None while or where it did not."""
+        finish = self._driver.finish
+        if finish is None or finish.failure is None:
+            return None
+        exit_status.seen(self.run_id)
+        return self._failure(finish.failure)
+
+    def stop(self) -> None:
+        """Ask all nodes to stop; returns at once. May be called anywhere, again too."""
+        self._driver.report(StopAsked(by="the launcher"))
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        *,
+        labels: Collection[str] | None = None,
+        raise_error: bool = True,
+        return_on_first_completed: bool = False,
+    ) -> None:
+        """Wait until all nodes have ended.
+
+        Args:
+          timeout_s: How long at most; None for as long as it takes.
+          labels: Wait for these groups only.
+          raise_error: Whether to raise where a node failed.
+          return_on_first_completed: Return when the first of them has ended.
+
+        Raises:
+          NodeFailedError: A node failed; names it, and is raised from its error.
+          TimeoutError: They have not ended in time; names those that run.
+          KeyboardInterrupt: Ctrl-C stopped the run, and this is the main thread.
+          LaunchError: A node waits for its own run, or a label does not exist.
+        """
+        wanted = self._wanted(labels)
+        self._refuse_inside()
+        with interrupts.waiting(), self._changed:
+            ended = self._changed.wait_for(
+                self._over.is_set
+                if labels is None and not return_on_first_completed
+                else lambda: self._is_done(wanted, return_on_first_completed),
+                timeout_s,
+            )
+        if not ended:
+            running = ", ".join(name for name in wanted if self._runs(name))
+            raise TimeoutError(
+                f"{self.program!r} must end within {timeout_s:g} s, got {running} "
+                "still running. Give it longer, or `run.stop()`."
+            )
+        self._raise_signal()
+        failure = self.failure  # who says `raise_error=False` has seen it, too
+        if raise_error and failure is not None:
+            raise failure from failure.__cause__
+
+    def join(self) -> None:
+        """Wait until all nodes have ended; raise where one failed."""
+        self.wait()
+
+    def stop_and_wait(self) -> None:
+        """Ask all nodes to stop, and wait until they have."""
+        self.stop()
+        self.wait_end()
+        self._raise_signal()
+
+    def stop_event(self) -> threading.Event:
+        """Return the event that is set once the run is asked to stop."""
+        return self._stopping
+
+    def wait_for_stop(self, timeout_secs: float | None = None) -> bool:
+        """Wait until the run is asked to stop; return whether it was."""
+        return self._stopping.wait(timeout_secs)
+
+    def cleanup_after_test(self, test_case: Any = None) -> None:
+        """Stop what still runs; raise where a node failed: `addCleanup` of a test."""
+        self.stop()
+        self.wait()
+
+    def interrupt(self, signum: int) -> None:
+        """Take note of a signal; called in a signal handler."""
+        self._signum = self._signum or signum
+        self._driver.report(StopAsked(by="signal"))
+
+    def wait_end(self) -> None:
+        """Wait until it is over, whatever its outcome."""
+        self._refuse_inside()
+        with interrupts.waiting():
+            self._driver.join()
+
+    def signal_status(self) -> int:
+        """Return the exit status for the signal that ended it; 0 for none."""
+        return 128 + self._signum if self._signum else 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if error is None:
+            self.wait()
+            return
+        self.wait(raise_error=False)
+        failure = self.failure
+        if failure is not None and is_symptom(error):
+            raise failure from failure.__cause__
+        if failure is not None and failure is not error:
+            error.add_note(f"Besides, a node failed: {failure}")
+
+    def __repr__(self) -> str:
+        state = self._driver.state
+        phase = "starting" if state is None else state.phase
+        return f"<Run of {self.program!r}: {phase}>"
+
+    def _take_note(self) -> None:
+        """See what an event has changed; in the driver's thread."""
+        state, finish = self._driver.state, self._driver.finish
+        if (
+            state is not None
+            and state.phase != "running"
+            and not self._stopping.is_set()
+        ):
+            self._stopping.set()
+            call_process_handlers()
+        if finish is not None:
+            self._end(finish)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _end(self, finish: Finish) -> None:
+        if finish.failure is not None:
+            exit_status.note_failure(self.run_id, self._failure(finish.failure))
+        self._leave()
+        # Only now: whoever sees it may launch the program again.
+        self._over.set()
+        if finish.failure is not None and self._test_frame is not None:
+            interrupts.raise_in_main(self._failure_in_test)
+
+    def _leave(self) -> None:
+        self._close()
+        self._unregister()
+        interrupts.unwatch(self)
+        exit_status.let_go(self)
+
+    def _failure_in_test(self, frame: FrameType | None) -> BaseException | None:
+        """Return what to raise if the test that launched this still runs."""
+        test_frame, self._test_frame = self._test_frame, None
+        while frame is not None:
+            if frame is test_frame:
+                return self.failure
+            frame = frame.f_back
+        return None
+
+    def _failure(self, exited: Exited) -> NodeFailedError:
+        """Return a new error, raised from what the node raised."""
+        error = exited.error
+        is_told = isinstance(error, NodeFailedError)
+        lines = [str(error) if is_told else describe(exited)]
+        if error is not None and (edge := edge_of(error)):
+            lines.append(edge)
+        lines.append(f"(in the program {self.program!r})")
+        failure = NodeFailedError("\n".join(lines), node=exited.name)
+        failure.__cause__ = error.__cause__ if is_told else error
+        return failure
+
+    def _wanted(self, labels: Collection[str] | None) -> list[str]:
+        """Return the workers of these groups."""
+        by_label: dict[str, list[str]] = {}
+        for executable in self._plan.executables:
+            by_label.setdefault(executable.label, []).append(executable.name)
+        labels = list(by_label) if labels is None else labels
+        unknown = [label for label in labels if label not in by_label]
+        if unknown or isinstance(labels, str):
+            raise LaunchError(
+                f"`labels` must be a list of groups ({', '.join(by_label)}), got "
+                f"{labels!r}. Use labels of {self.program!r}."
+            )
+        return [name for label in labels for name in by_label[label]]
+
+    def _is_done(self, wanted: Sequence[str], first: bool) -> bool:
+        if self._over.is_set():
+            return True
+        state = self._driver.state
+        # A run that fails is waited for to its end, which comes soon.
+        if state is None or state.failure is not None:
+            return False
+        ended = [not self._runs(name) for name in wanted]
+        return any(ended) if first else all(ended)
+
+    def _runs(self, name: str) -> bool:
+        state = self._driver.state
+        return state is None or state.workers[name].phase != "ended"
+
+    def _refuse_inside(self) -> None:
+        context = node_context.of_thread()
+        if context is not None and context.run_id == self.run_id:
+            raise LaunchError(
+                f"`run.wait` must be called outside of the run, got a call in its node "
+                f"{context.worker!r}, which would wait for itself. Use "
+                "`lp.wait_for_stop()`."
+            )
+
+    def _raise_signal(self) -> None:
+        """Raise, in the main thread and once, what the signal stands for."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._signum is None or not is_main or not self.is_over:
+            return
+        signum, self._signum = self._signum, None
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signum)

@@ -1,0 +1,98 @@
+"""The private folder of a run: sockets, the secret of its servers, recipes.
+
+It is made where only this user can enter (0700), with a path short enough for sockets,
+and goes away with the run. A launcher that was killed cannot do that: so the next one
+looks for folders whose lock nobody holds any more, and removes those.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from replicator.errors import LaunchError
+from replicator.rpc.secret import Secret
+
+_PREFIX = "lp-"
+_LOCK = "launcher.lock"
+# A socket's path has 103 bytes on macOS; its name here takes at most ten.
+_LONGEST_FOLDER_BYTES = 80
+
+
+class RunFolder:
+    """A folder that lives as long as the run; closing it removes it."""
+
+    def __init__(self) -> None:
+        """Make the folder, with a new secret in it.
+
+        Raises:
+          LaunchError: There is no place for it.
+        """
+        parent = _parent()
+        remove_abandoned(parent)
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        except OSError as error:
+            raise LaunchError(
+                f"A folder for the run must be made in {parent}, got {error}. Set "
+                "TMPDIR to a directory that you can write to."
+            ) from error
+        self._lock: IO[bytes] | None = _lock_made(self.path / _LOCK)
+        Secret.generate().write(self.path / "secret")
+
+    @property
+    def secret_path(self) -> Path:
+        """Return where the secret of the run's servers lies."""
+        return self.path / "secret"
+
+    def close(self) -> None:
+        """Remove it and all in it; may be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove the folders of launchers of this user that are gone."""
+    for folder in Path(parent).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
+                continue
+            lock = _locked(folder / _LOCK)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.close()
+
+
+def _parent() -> str:
+    for folder in (tempfile.gettempdir(), "/tmp"):
+        if len(os.fsencode(folder)) <= _LONGEST_FOLDER_BYTES and os.path.isdir(folder):
+            return folder
+    raise LaunchError(
+        f"TMPDIR must be at most {_LONGEST_FOLDER_BYTES} bytes long for the sockets of "
+        f"a run, got {tempfile.gettempdir()!r}. Set TMPDIR=/tmp."
+    )
+
+
+def _lock_made(path: Path) -> IO[bytes]:
+    """Return the open file of a lock that nobody saw before it was ours."""
+    hidden = path.with_suffix(".new")
+    file = hidden.open("wb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    hidden.rename(path)
+    return file
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """Return the open file of a lock that is now ours; None if it is another's."""
+    file = path.open("rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file

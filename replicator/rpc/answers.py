@@ -1,0 +1,63 @@
+"""What an ERROR message holds: why there is no reply, a word and its details."""
+
+from typing import Any, NamedTuple
+
+from replicator.errors import DecodeError
+from replicator.protocols import PyTree
+from replicator.rpc.protocols import Kind
+from replicator.rpc.remote_errors import Told
+
+RAISED = "raised"
+"""The method raised, or there is none, or its result cannot be sent. Then `Told`."""
+STOPPED = "stopped"
+"""The server takes no more calls; this one was not run."""
+ABANDONED = "abandoned"
+"""The server stopped while the call ran."""
+EXPIRED = "expired"
+"""Its deadline passed before it ran. Then seconds."""
+
+
+class Answer(NamedTuple):
+    """What a server sends for a call: the kind of message, and its value."""
+
+    kind: int
+    value: PyTree
+
+    @property
+    def is_error(self) -> bool:
+        """Tell whether there is no result."""
+        return self.kind == Kind.ERROR
+
+
+def raised(told: Told) -> Answer:
+    """Return the answer for a method that raised."""
+    return Answer(Kind.ERROR, (RAISED, *told))
+
+
+def not_run(why: str, seconds: float = 0.0) -> Answer:
+    """Return the answer for a call that was not run, or not to its end."""
+    return Answer(Kind.ERROR, (why, seconds))
+
+
+def without_attributes(answer: Answer) -> Answer:
+    """Return an answer of `raised` that can be sent whatever the exception held."""
+    told = Told(*answer.value[1:])
+    return raised(told._replace(attributes=None))
+
+
+def read_error(value: Any) -> tuple[str, Told | float]:
+    """Take the value of an ERROR message apart.
+
+    Raises:
+      DecodeError: It is none.
+    """
+    match value:
+        case (str(why), int() | float() as seconds) if why != RAISED:
+            return why, seconds
+        case (str(why), [*names], str(text), str(trace), errno, attributes) if (
+            why == RAISED and all(isinstance(name, str) for name in names)
+        ):
+            errno = errno if isinstance(errno, int) else None
+            attributes = attributes if isinstance(attributes, dict) else None
+            return why, Told(names, text, trace, errno, attributes)
+    raise DecodeError("A server answered with an error that is none of ours.")

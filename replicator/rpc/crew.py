@@ -1,0 +1,110 @@
+"""Threads that wait for something to do, and end when there was nothing for a while.
+
+All threads of a server come from its crew: readers of connections, handlers, the one
+that accepts. A thread that has slept least is taken first, so that few are awake and
+the rest go home.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import final
+
+_log = logging.getLogger(__name__)
+
+Task = Callable[[], None]
+
+
+@final
+class Crew:
+    """Runs each task in a thread of its own, new or used."""
+
+    def __init__(self, name: str, *, idle_s: float = 10.0) -> None:
+        self._name = name
+        self._idle_s = idle_s
+        # Both are changed by single atomic operations only.
+        self._idle: list[_Member] = []
+        self._members: set[_Member] = set()
+        self._is_closed = False
+
+    @property
+    def num_threads(self) -> int:
+        """Return how many threads there are, idle ones too."""
+        return len(self._members)
+
+    def run(self, task: Task) -> None:
+        """Start a task in a thread of its own."""
+        try:
+            member = self._idle.pop()
+        except IndexError:
+            member = _Member(self, f"{self._name} {len(self._members)}")
+            self._members.add(member)
+            member.inbox.put(task)
+            member.thread.start()
+        else:
+            member.inbox.put(task)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let idle threads end, and others after their task; wait for all.
+
+        Returns:
+          Whether all ended within `timeout_s`; the caller's own thread does not count.
+        """
+        self._is_closed = True
+        while self._idle:
+            try:
+                self._idle.pop().inbox.put(None)
+            except IndexError:
+                break
+        until_s = time.monotonic() + timeout_s
+        own = threading.current_thread()
+        for member in list(self._members):
+            if member.thread is not own:
+                member.thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(
+            member.thread.is_alive()
+            for member in list(self._members)
+            if member.thread is not own
+        )
+
+    def work(self, member: "_Member") -> None:
+        """Run tasks in this thread until none comes for a while."""
+        try:
+            while (task := self._next(member)) is not None:
+                try:
+                    task()
+                except BaseException:
+                    _log.exception("a thread of %s failed", self._name)
+                del task  # it may hold arrays, and the next may be long in coming
+                self._idle.append(member)
+        finally:
+            self._members.discard(member)
+
+    def _next(self, member: "_Member") -> Task | None:
+        if self._is_closed and member.inbox.empty() and self._has_left(member):
+            return None
+        while True:
+            try:
+                return member.inbox.get(timeout=self._idle_s)
+            except queue.Empty:
+                if self._has_left(member):
+                    return None
+                # Who took it off the list is about to give it a task.
+
+    def _has_left(self, member: "_Member") -> bool:
+        try:
+            self._idle.remove(member)
+        except ValueError:
+            return False
+        return True
+
+
+@final
+class _Member:
+    def __init__(self, crew: Crew, name: str) -> None:
+        self.inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(
+            target=crew.work, args=(self,), name=name, daemon=True
+        )

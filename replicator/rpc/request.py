@@ -1,0 +1,67 @@
+"""A call as its client remembers it, through all of its tries."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from replicator.protocols import PyTree
+
+
+def body_of(
+    method: str,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    timeout_s: float | None,
+) -> list[PyTree]:
+    """Return the value of a CALL message; lists and None are the shortest to send."""
+    return [method, [*args] or None, kwargs or None, timeout_s]
+
+
+@final
+class Request:
+    """What is called, until when, and how often it was tried.
+
+    Attributes:
+      call_id: Its number, the same in each try.
+      method: The name of the method.
+      started_s: When it was made.
+      deadline_s: When it is late; infinite if it has no deadline.
+      attempts: How often it was tried.
+    """
+
+    def __init__(
+        self,
+        call_id: int,
+        body: list[PyTree],
+        *,
+        started_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.call_id = call_id
+        self.method: str = body[0]
+        self.started_s = started_s
+        self.deadline_s = deadline_s
+        self.attempts = 0
+        self._body = body
+
+    @property
+    def remaining_s(self) -> float:
+        """Return the time until the deadline; infinite if there is none."""
+        return self.deadline_s - time.monotonic()
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Return the time until the deadline, at least 0; None if there is none."""
+        if self.deadline_s == math.inf:
+            return None
+        return max(0.0, self.remaining_s)
+
+    @property
+    def waited_s(self) -> float:
+        """Return how long ago it was made."""
+        return time.monotonic() - self.started_s
+
+    def body(self) -> list[PyTree]:
+        """Return the value of its message, with the time that is left now."""
+        return [*self._body[:3], self.timeout_s] if self.attempts else self._body

@@ -1,0 +1,82 @@
+"""When a call is sent again, and after how long: decided here, done in `client`.
+
+A call that surely did not run is sent again whatever it is. One that may have run is
+sent again only if its method is idempotent. All within the call's deadline, with
+back-off that doubles from 10 ms to 1 s, and jitter: a thousand clients of a server that
+comes back do not come back in step.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple
+
+_FIRST_DELAY_S = 0.01
+_LONGEST_DELAY_S = 1.0
+
+
+class Outcome(enum.Enum):
+    """How a try ended without an answer."""
+
+    UNREACHABLE = "nobody was there"
+    """No connection; nothing was sent."""
+    REFUSED = "it was not run"
+    """The server stops, or the connection broke before the call was sent whole."""
+    LOST = "it may have run"
+    """The connection broke after that."""
+    UNKNOWN = "the server does not know it"
+    """The server lives and says that it neither runs nor holds the call: its request
+    or its reply was lost on the way."""
+    LATE = "no answer came within the deadline"
+
+
+class Again(NamedTuple):
+    """Send it again after a while."""
+
+    delay_s: float
+
+
+class GiveUp(NamedTuple):
+    """Raise what happened."""
+
+
+class OutOfTime(NamedTuple):
+    """Raise that the deadline came first."""
+
+
+def decide(
+    outcome: Outcome,
+    *,
+    attempt: int,
+    remaining_s: float,
+    is_idempotent: bool,
+    wait_for_ready: bool,
+    random: Callable[[], float],
+) -> Again | GiveUp | OutOfTime:
+    """Say what follows a try that got no answer.
+
+    Args:
+      outcome: How the try ended.
+      attempt: How many tries there were before it.
+      remaining_s: Time until the call's deadline; infinite if it has none.
+      is_idempotent: Whether the method may run twice.
+      wait_for_ready: Whether a call waits for a server that is not there.
+      random: Returns a number from 0 to 1.
+    """
+    if outcome is Outcome.LATE:
+        return OutOfTime()
+    if outcome in (Outcome.LOST, Outcome.UNKNOWN):
+        may_try = is_idempotent
+    else:
+        # A link of which nobody knew that it was dead says nothing about the server.
+        may_try = wait_for_ready or (outcome is Outcome.REFUSED and attempt == 0)
+    if not may_try:
+        return GiveUp()
+    if remaining_s <= 0:
+        return OutOfTime()
+    return Again(min(delay_s(attempt, random), remaining_s))
+
+
+def delay_s(attempt: int, random: Callable[[], float]) -> float:
+    """Return how long to wait after try number `attempt` (from 0)."""
+    longest_s = min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LONGEST_DELAY_S)
+    return longest_s * (0.5 + 0.5 * random())

@@ -1,0 +1,268 @@
+"""Hand messages from thread to thread of one process: by reference, nothing is copied.
+
+`REPLICATOR_RPC_FORCE_ENCODING=1`, or `force_encoding=True`, sends every value through
+the codec instead, as between processes: what passes does not lean on sharing, and is
+something that can be sent.
+"""
+
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from replicator.errors import (
+    AddressInUseError,
+    CallTimeoutError,
+    ConnectionLostError,
+)
+from replicator.protocols import PyTree
+from replicator.rpc.codec import encode
+from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.protocols import Message, Payload
+from replicator.rpc.registry import Registry
+from replicator.rpc.transports.frames import check_fits, lay_out
+from replicator.rpc.transports.payloads import EncodedPayload, PlainPayload
+
+FORCE_ENCODING_VARIABLE = "REPLICATOR_RPC_FORCE_ENCODING"
+_WAITING_MESSAGES = 1024
+_WAITING_CLIENTS = 128
+_Item = TypeVar("_Item")
+
+
+class InProcessConnection:
+    """One end of a connection within this process; see `Connection`."""
+
+    def __init__(
+        self,
+        peer: str,
+        *,
+        incoming: "_Queue[Message]",
+        outgoing: "_Queue[Message]",
+        registry: Registry,
+        limits: MessageLimits,
+        force_encoding: bool,
+    ) -> None:
+        """Join two queues to a connection; `connect` makes both ends."""
+        self._peer = peer
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._registry = registry
+        self._limits = limits
+        self._force_encoding = force_encoding
+
+    @property
+    def peer(self) -> str:
+        """Name the other end for people."""
+        return self._peer
+
+    def send(
+        self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
+    ) -> int:
+        """Send one message; return its bytes, 0 without encoding. See `Connection`."""
+        payload = self._encoded(value) if self._force_encoding else PlainPayload(value)
+        try:
+            self._outgoing.put(Message(kind, call_id, payload), timeout_s)
+        except TimeoutError:
+            raise CallTimeoutError(
+                f"{self._peer} does not read: no room for a message within its time. "
+                "Nothing of it was sent."
+            ) from None
+        except EOFError:
+            raise self._lost() from None
+        return payload.num_bytes
+
+    def receive(self, *, timeout_s: float | None) -> Message:
+        """Return the next message. See `Connection`."""
+        try:
+            return self._incoming.take(timeout_s)
+        except TimeoutError:
+            raise CallTimeoutError(
+                f"{self._peer} sent no message within {timeout_s:g} s."
+            ) from None
+        except EOFError:
+            raise self._lost() from None
+
+    def has_received(self) -> bool:
+        """Tell whether `receive` has a message without waiting."""
+        return bool(self._incoming)
+
+    def fileno(self) -> int | None:
+        """Return None: there is nothing to `select` on."""
+        return None
+
+    def close(self) -> None:
+        """Close it; messages on the way to the other end still arrive there."""
+        self._outgoing.end()
+        self._incoming.end(drop=True)
+
+    def _encoded(self, value: PyTree) -> Payload:
+        head, buffers, _ = encode(value, registry=self._registry, limits=self._limits)
+        layout = lay_out(buffers)
+        check_fits(head, layout, self._limits)
+        body = bytearray(layout.num_bytes)
+        for offset, buffer in zip(layout.offsets, buffers, strict=True):
+            body[offset : offset + len(buffer)] = buffer
+        view = memoryview(body).toreadonly()
+        return EncodedPayload(head, view, self._registry, self._limits)
+
+    def _lost(self) -> ConnectionLostError:
+        return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")
+
+
+class InProcessListener:
+    """Where clients of this process arrive; see `Listener`."""
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        registry: Registry,
+        limits: MessageLimits,
+        force_encoding: bool | None = None,
+    ) -> None:
+        """Enter the process's table of listeners.
+
+        Args:
+          name: Under which; an empty one is made up.
+          registry: Classes that may travel, where values are encoded.
+          limits: Of messages, likewise.
+          force_encoding: Whether they are; by default what the environment says.
+
+        Raises:
+          AddressInUseError: The name is taken.
+        """
+        self._name = name or secrets.token_hex(8)
+        self._registry = registry
+        self._limits = limits
+        if force_encoding is None:
+            force_encoding = os.environ.get(FORCE_ENCODING_VARIABLE, "0") not in "0"
+        self._force_encoding = force_encoding
+        self._arrivals: _Queue[InProcessConnection] = _Queue(_WAITING_CLIENTS)
+        if _LISTENERS.setdefault(self._name, self) is not self:
+            raise AddressInUseError(
+                f"`address` must be free, got {self.address}, where this process "
+                f"({os.getpid()}) listens already. Choose another name."
+            )
+
+    @property
+    def address(self) -> str:
+        """Return what a client gives to `connect`."""
+        return f"inproc:{self._name}"
+
+    def accept(self) -> Callable[[], InProcessConnection]:
+        """Wait for a client; there is nothing that it must prove. See `Listener`."""
+        try:
+            connection = self._arrivals.take(None)
+        except EOFError:
+            raise ConnectionLostError(f"{self.address} is closed.") from None
+        return lambda: connection
+
+    def close(self) -> None:
+        """Stop listening. May be called twice."""
+        if _LISTENERS.get(self._name) is self:
+            del _LISTENERS[self._name]
+        self._arrivals.end()
+        while self._arrivals:
+            self._arrivals.take(0).close()  # came too late to be accepted
+
+    def connect(self, timeout_s: float) -> InProcessConnection:
+        """Return a client's end of a new connection.
+
+        Raises:
+          ConnectionLostError: The listener was closed, or does not accept.
+        """
+        to_server: _Queue[Message] = _Queue(_WAITING_MESSAGES)
+        to_client: _Queue[Message] = _Queue(_WAITING_MESSAGES)
+        ours = self._end(self.address, incoming=to_client, outgoing=to_server)
+        client = f"a client of {self.address}"
+        theirs = self._end(client, incoming=to_server, outgoing=to_client)
+        try:
+            self._arrivals.put(theirs, timeout_s)
+        except (EOFError, TimeoutError):
+            raise ConnectionLostError(f"{self.address} accepts no clients.") from None
+        return ours
+
+    def _end(
+        self, peer: str, *, incoming: "_Queue[Message]", outgoing: "_Queue[Message]"
+    ) -> InProcessConnection:
+        return InProcessConnection(
+            peer,
+            incoming=incoming,
+            outgoing=outgoing,
+            registry=self._registry,
+            limits=self._limits,
+            force_encoding=self._force_encoding,
+        )
+
+
+def is_in_process(name: str) -> bool:
+    """Tell whether this process has a listener of that name."""
+    return name in _LISTENERS
+
+
+def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
+    """Connect to a listener of this process.
+
+    Raises:
+      ConnectionLostError: There is none of that name, or it accepts nobody.
+    """
+    listener = _LISTENERS.get(name)
+    if listener is None:
+        raise ConnectionLostError(f"Nobody listens at inproc:{name} in this process.")
+    return listener.connect(timeout_s)
+
+
+_LISTENERS: dict[str, InProcessListener] = {}
+
+
+class _Queue(Generic[_Item]):
+    """A bounded queue that can end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._items: deque[_Item] = deque()
+        self._has_ended = False
+        # May be entered again: the garbage collector may close a connection in here.
+        self._lock = threading.RLock()
+        self._has_item = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def put(self, item: _Item, timeout_s: float | None) -> None:
+        """Append; raise TimeoutError while it is full, EOFError after its end."""
+        with self._lock:
+            if len(self._items) >= self._most and not self._has_ended:
+                self._has_room.wait_for(
+                    lambda: len(self._items) < self._most or self._has_ended, timeout_s
+                )
+            if self._has_ended:
+                raise EOFError
+            if len(self._items) >= self._most:
+                raise TimeoutError
+            self._items.append(item)
+            self._has_item.notify()
+
+    def take(self, timeout_s: float | None) -> _Item:
+        """Return the first; raise TimeoutError if none comes, EOFError at the end."""
+        with self._lock:
+            if not self._items and not self._has_ended:
+                self._has_item.wait_for(
+                    lambda: self._items or self._has_ended, timeout_s
+                )
+            if self._items:
+                self._has_room.notify()
+                return self._items.popleft()
+        raise EOFError if self._has_ended else TimeoutError
+
+    def end(self, *, drop: bool = False) -> None:
+        """Take nothing more, and wake who waits; `drop` also what is in it."""
+        with self._lock:
+            self._has_ended = True
+            if drop:
+                self._items.clear()
+            self._has_item.notify_all()
+            self._has_room.notify_all()

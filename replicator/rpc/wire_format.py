@@ -1,0 +1,44 @@
+"""What both ends of the codec agree on: msgpack extensions, and where buffers lie."""
+
+from collections.abc import Sequence
+
+from replicator.errors import MessageTooLargeError
+
+TAG = 0
+"""Begins a list that is no list: one byte says what it is. See `tagged_values`."""
+ARRAY = 1
+"""A header; the elements are the next buffer, if there are any."""
+SHORT_ARRAY = 2
+"""The elements, which come first because there Python aligns them, then a header."""
+SCALAR = 3
+"""A NumPy scalar, likewise."""
+BYTES = 4
+"""A length in 8 bytes, little-endian; the bytes are the next buffer."""
+
+SURROGATES = "surrogatepass"
+"""How strings are encoded: Python's may hold halves of pairs."""
+
+ALIGNMENT = 64
+"""Buffers that lie in one piece of memory start at multiples of this."""
+
+
+def lay_out(buffers: Sequence[memoryview]) -> tuple[list[int], int]:
+    """Place buffers in one piece of memory, aligned.
+
+    Returns:
+      The offset of each, and the size of the whole.
+    """
+    offsets, end = [], 0
+    for buffer in buffers:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(start)
+        end = start + len(buffer)
+    return offsets, end
+
+
+def too_large(what: str, number: int, limit: str, most: int) -> MessageTooLargeError:
+    """Return the error for what is past one of `MessageLimits`."""
+    return MessageTooLargeError(
+        f"A message must have at most {most} {what} (`MessageLimits.{limit}`), got "
+        f"{number}. Send less at once, or raise the limit at both ends."
+    )

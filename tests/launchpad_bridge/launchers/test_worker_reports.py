@@ -1,0 +1,93 @@
+"""What workers tell their launcher, as bytes and back."""
+
+import numpy as np
+import pytest
+
+from replicator.errors import DecodeError, RemoteError
+from replicator.launchpad_bridge.launchers.worker_reports import (
+    ASK_PROGRAM_TO_STOP,
+    ReportReader,
+    Unsendable,
+    pack_error,
+    pack_result,
+    rebuild_error,
+)
+
+
+def read(*frames):
+    return ReportReader().feed(b"".join(frames))
+
+
+def test_results_arrive_as_they_were():
+    array = np.arange(10_000.0).reshape(100, 100)
+    [report] = read(pack_result({"a": array, "b": (1, "x")}, stopped=False))
+    assert report.kind == "returned"
+    np.testing.assert_array_equal(report.result["a"], array)
+    assert report.result["b"] == (1, "x")
+
+
+def test_a_result_after_a_stop_is_told_as_such():
+    [report] = read(pack_result(None, stopped=True))
+    assert (report.kind, report.result) == ("stopped", None)
+
+
+def test_a_result_that_cannot_travel_is_told_with_the_reason():
+    [report] = read(pack_result({"f": print}, stopped=False))
+    assert isinstance(report.result, Unsendable)
+    assert "builtin_function" in report.result.reason
+
+
+def test_frames_may_arrive_in_pieces():
+    frames = ASK_PROGRAM_TO_STOP + pack_result([1, 2], stopped=False)
+    reader = ReportReader()
+    reports = [report for byte in frames for report in reader.feed(bytes([byte]))]
+    assert [report.kind for report in reports] == ["asked", "returned"]
+
+
+def raised():
+    try:
+        raise KeyError("missing") from ValueError("the cause")
+    except KeyError as error:
+        error.add_note("a note")
+        return error
+
+
+def test_errors_arrive_with_type_traceback_cause_and_notes():
+    [report] = read(pack_error(raised(), log_bytes=7))
+    assert (report.kind, report.log_bytes, report.notes) == ("raised", 7, ["a note"])
+    error = rebuild_error(report.error, worker="a/1", where="process 5")
+    assert isinstance(error, RemoteError)
+    assert isinstance(error, KeyError)
+    assert "the cause" in error.remote_traceback
+    assert "a/1" in str(error)
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_errors_that_cannot_be_shown_are_told_all_the_same():
+    [report] = read(pack_error(Odd(print), log_bytes=0))
+    assert report.error.type_names[0] == "Odd"
+
+
+def test_a_huge_message_is_cut():
+    [report] = read(pack_error(ValueError("x" * 10**7), log_bytes=0))
+    assert len(report.error.text) < 20_000
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"r" + bytes(7) + b"\xff" + bytes(8),
+        b"r" + (2**62).to_bytes(8, "big") + bytes(8),
+        b"r" + (1).to_bytes(8, "big") + bytes(8) + b"\xc1",
+        b"?" + (1).to_bytes(8, "big") + bytes(8) + b"\xc0",
+        b"e" + (1).to_bytes(8, "big") + bytes(8) + b"\xc0",
+        b"r" + (1).to_bytes(8, "big") + bytes(8) + b"\xc0",
+    ],
+)
+def test_what_is_no_report_is_refused(frame):
+    with pytest.raises(DecodeError):
+        read(frame, bytes(300))

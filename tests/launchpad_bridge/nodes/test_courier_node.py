@@ -1,0 +1,146 @@
+import threading
+
+import pytest
+
+import replicator.launchpad_bridge as lp
+from replicator.launchpad_bridge import node_context
+from replicator.rpc.server import Server
+
+
+class Base:
+    def inherited(self):
+        return "inherited"
+
+
+class Service(Base):
+    hidden_value = 3
+
+    def __init__(self):
+        self.done = threading.Event()
+
+    def ping(self):
+        return "pong"
+
+    def __call__(self):
+        return "called"
+
+    def finish(self):
+        self.done.set()
+
+    def _private(self):
+        raise AssertionError
+
+    def run(self):
+        self.done.wait(20)
+        return "ran"
+
+
+class OwnServer(Service):
+    def set_courier_server(self, server):
+        self.server = server
+
+    def run(self):
+        self.server.Bind("extra", lambda: "extra")
+        self.server.Start()
+        assert self.server.has_started
+        self.done.wait(20)
+        self.server.Stop()
+        self.server.Join()
+        return "served"
+
+
+@pytest.fixture
+def serve():
+    """Run a node in a thread, without a program; return a client of it."""
+    opened = []
+
+    def serve(node):
+        lp.bind_addresses([node])
+        results = []
+        thread = threading.Thread(target=lambda: results.append(node.run()))
+        thread.start()
+        client = node.create_handle().dereference()
+        opened.append((client, thread, results))
+        return client
+
+    yield serve
+    for client, thread, results in opened:
+        client.finish()
+        thread.join(20)
+        client.close()
+        assert results in (["ran"], ["served"])
+
+
+def test_a_node_serves_the_public_methods_that_its_class_declares(serve):
+    client = serve(lp.CourierNode(Service))
+    assert client.ping() == "pong"
+    assert client() == "called"
+    assert client.futures.inherited().result() == "inherited"
+    assert lp.list_methods(client) == ["__call__", "finish", "inherited", "ping", "run"]
+
+
+def test_an_object_that_wants_its_server_starts_and_stops_it(serve):
+    client = serve(lp.CourierNode(OwnServer))
+    assert client.extra() == "extra"
+    assert "set_courier_server" not in lp.list_methods(client)
+
+
+def test_a_function_in_place_of_a_class_runs_and_serves_nothing():
+    stopped = []
+
+    def work():
+        stopped.append(lp.wait_for_stop(0))
+
+    program = lp.Program("p")
+    program.add_node(lp.CourierNode(work), label="work")
+    program.add_node(lp.PyNode(lp.stop), label="stop")
+    lp.launch(program).wait(20)
+    assert stopped == [False]
+
+
+def test_configure_replaces_the_arguments():
+    a, b = lp.CourierNode(Service), lp.CourierNode(Service, 1)
+    handle = a.create_handle()
+    b.configure(key=handle)
+    assert b.input_handles == [handle]
+    assert b.arguments == ((), {"key": handle})
+
+
+def test_clients_and_servers_take_launchpads_options():
+    options = {"thread_pool_size": 2, "name": "named"}
+    node = lp.CourierNode(Service, courier_kwargs=options)
+    lp.bind_addresses([node])
+    server = node._make_server(Service())
+    assert repr(server._server).startswith("<Server 'named'")
+
+
+def test_a_handler_finds_its_node_also_where_several_run_in_one_process():
+    class Named:
+        def name(self):
+            return node_context.get_context().worker, lp.stop_event().is_set()
+
+    program = lp.Program("p")
+    with program.group("named"):
+        handles = [program.add_node(lp.CourierNode(Named)) for _ in range(3)]
+    with lp.launch(program):
+        names = [handle.dereference().name() for handle in handles]
+    assert names == [(f"named/{i}", False) for i in range(3)]
+
+
+class Thief(Service):
+    """Listens where its own node wants to."""
+
+    def __init__(self, address):
+        super().__init__()
+        server = Server(Service(), address=address.resolve()).start()
+        lp.register_stop_handler(server.stop)
+
+
+def test_an_address_that_is_taken_fails_the_node_and_is_named():
+    node = lp.CourierNode(Thief)
+    node.configure(node.courier_address)
+    program = lp.Program("p")
+    program.add_node(node, label="robbed")
+    program.add_node(lp.PyNode(lp.wait_for_stop, 20), label="other")
+    with pytest.raises(lp.NodeFailedError, match="`robbed` raised AddressInUse"):
+        lp.launch(program).wait(20)

@@ -1,0 +1,64 @@
+import os
+
+import pytest
+
+import replicator.launchpad_bridge as lp
+from tests.launchpad_bridge import programs
+from tests.launchpad_bridge.programs import SOON_S, program_of
+
+
+def colocation(*nodes, **options):
+    return lp.MultiProcessingColocation(nodes, **options)
+
+
+def test_what_is_no_py_node_is_refused():
+    with pytest.raises(ValueError, match="MultiProcessingColocation only works with"):
+        colocation(object())
+
+
+def test_it_runs_in_a_program_only():
+    with pytest.raises(lp.LaunchError, match="must run in a program"):
+        colocation(lp.PyNode(print)).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch_type", ["threads", "processes"])
+def test_each_inner_node_has_a_process_of_its_own_and_can_be_called(
+    launch_type, tmp_path
+):
+    server = lp.CourierNode(programs.Counter)
+    caller = lp.CourierNode(programs.Caller, server.create_handle())
+    inner = [server, caller, *(lp.PyNode(programs.give_process) for _ in "ab")]
+    run = lp.launch(program_of(colocation(*inner)), launch_type, log_dir=tmp_path)
+    run.wait(4 * SOON_S)
+    _, answer, *processes = run.results["node"]
+    assert answer == 1
+    assert len({*processes, os.getpid()}) == 3
+
+
+@pytest.mark.slow
+def test_a_node_that_fails_is_started_again_as_often_as_said(tmp_path):
+    path = str(tmp_path / "count")
+    node = colocation(
+        lp.PyNode(programs.fail_until, path, 2), num_retries_on_failure=2
+    )
+    run = lp.launch(program_of(node), "threads")
+    run.wait(4 * SOON_S)
+    assert run.results["node"] == [3]
+
+
+@pytest.mark.slow
+def test_a_node_that_fails_once_too_often_fails_the_run(tmp_path):
+    node = colocation(lp.PyNode(programs.fail, "broken"), num_retries_on_failure=1)
+    run = lp.launch(program_of(node), "threads")
+    with pytest.raises(lp.NodeFailedError, match="broken") as raised:
+        run.wait(4 * SOON_S)
+    assert "num_retries_on_failure (=1) is reached." in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_stop_reaches_the_processes():
+    node = colocation(lp.PyNode(programs.wait_for_stop))
+    with lp.launch(program_of(node), "threads") as run:
+        pass
+    assert run.results["node"] == [True]

@@ -1,0 +1,189 @@
+"""What happens to calls when a process dies, stops, or does not read.
+
+Each fault ends within its bound, with an error that names method, server and address.
+"""
+
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from replicator.errors import CallTimeoutError, ConnectionLostError
+from replicator.rpc.client import Client, statistics
+from replicator.rpc.protocols import Kind
+from replicator.rpc.server import Server
+from replicator.rpc.transports.connect import connect
+from tests.multiprocess.rpc_processes import LONG_S, process
+from tests.rpc.courier_cases import Probe, wait_until
+from tests.rpc.fakes import Faults, faulty
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def address(tmp_path):
+    tmp_path.chmod(0o700)
+    return f"unix:{tmp_path}/socket"
+
+
+def soon(call, delay_s=0.3):
+    timer = threading.Timer(delay_s, call)
+    timer.start()
+    return timer
+
+
+def test_a_server_killed_in_a_call_is_noticed_at_once_and_named(address):
+    with process("serve", address) as server, Client(address) as client:
+        client.echo(1)
+        future = client.futures.hold()
+        killed = []
+        soon(lambda: (server.kill(), killed.append(time.monotonic())))
+        with pytest.raises(ConnectionLostError, match="`hold` of 'target'.*may have run"):
+            client.hold()
+        assert time.monotonic() - killed[0] < 1.0
+        with pytest.raises(ConnectionLostError, match=address):
+            future.result(1.0)
+
+
+def test_a_server_killed_and_started_again_is_found_by_the_next_call(address):
+    with Client(address, timeout_s=LONG_S) as client:
+        with process("serve", address) as first:
+            assert client.pid() == first.pid
+        with process("serve", address) as second:
+            assert client.pid() == second.pid
+
+
+def test_an_idempotent_call_outlives_its_server(address, tmp_path):
+    journal = tmp_path / "journal"
+    with Client(address, timeout_s=LONG_S) as client:
+        with process("serve", address, journal) as first:
+            future = client.futures.add_once(7, seconds=5.0)
+            wait_until(journal.exists)
+            first.kill()
+        with process("serve", address, journal):
+            assert client.call("add_once", [8]) == 8
+            assert future.result(LONG_S) == 7
+    assert journal.read_text().split() in (["7", "8", "7"], ["7", "7", "8"])
+
+
+def test_a_client_killed_in_a_call_frees_its_handler(address):
+    with Server(probe := Probe(), address=address) as server:
+        for _ in range(3):
+            with process("call", address, "until_cancelled") as client:
+                assert probe.started.acquire(timeout=LONG_S)
+                probe.saw_cancelled.clear()
+                client.kill()
+                assert probe.saw_cancelled.wait(1.0)
+            probe.go_on.set()
+            wait_until(lambda: server.statistics().running == 0, 1.0)
+            probe.go_on.clear()
+        probe.go_on.set()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_thousand_clients_gone_in_a_call_leave_nothing(address):
+    with Server(probe := Probe(), address=address, pool_size=4) as server:
+        with Client(server.address) as client:
+            client.echo(1)
+            gc.collect()
+            before = threading.active_count(), descriptors()
+            for number in range(1000):
+                lost = connect(address, timeout_s=LONG_S)
+                body = ["until_cancelled", None, None, LONG_S]
+                lost.send(Kind.CALL, number, body, timeout_s=LONG_S)
+                lost.close()
+            probe.go_on.set()
+            wait_until(lambda: len(server._service.connections) == 1, 5.0)
+            wait_until(lambda: server._service.calls_left == 0, 1.0)
+            wait_until(lambda: descriptors() <= before[1], 1.0)
+            assert threading.active_count() <= before[0] + 8
+            assert client.echo(2) == 2
+
+
+def test_a_stuck_handler_ends_in_an_error_that_says_so(address):
+    with process("serve", address), Client(address, heartbeat_s=0.1) as client:
+        started_s = time.monotonic()
+        with pytest.raises(CallTimeoutError, match="answers pings.*had run for"):
+            client.call("hold", timeout_s=1.0)
+        assert time.monotonic() - started_s < 1.5
+        assert client.echo("others get through") == "others get through"
+
+
+def test_a_stopped_server_is_told_to_be_silent_and_found_again(address, caplog):
+    with process("serve", address) as server, Client(address, heartbeat_s=0.1) as client:
+        client.echo(1)
+        server.send_signal(signal.SIGSTOP)
+        started_s = time.monotonic()
+        with pytest.raises(CallTimeoutError, match="no sign of life.*stopped, stuck or"):
+            client.call("echo", [2], timeout_s=1.5)
+        assert time.monotonic() - started_s < 2.0
+        assert "has given no sign of life" in caplog.text
+        server.send_signal(signal.SIGCONT)
+        assert client.call("echo", [3], timeout_s=LONG_S) == 3
+
+
+def test_a_handler_that_holds_the_interpreter_is_told_to_be_silent(address):
+    with process("serve", address), Client(address, heartbeat_s=0.1) as client:
+        client.echo(1)
+        started_s = time.monotonic()
+        with pytest.raises(CallTimeoutError, match="no sign of life"):
+            client.call("hold_the_interpreter", [3.0], timeout_s=1.0)
+        assert time.monotonic() - started_s < 1.5
+        assert client.call("echo", [2], timeout_s=LONG_S) == 2
+
+
+def rss_bytes(pid):
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def rate(client, seconds=1.0):
+    calls, until_s = 0, time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        client.echo(calls)
+        calls += 1
+    return calls / seconds
+
+
+def test_a_client_that_does_not_read_slows_no_other_and_fills_no_memory(address):
+    with process("serve", address) as server, Client(address) as client:
+        client.echo(1)
+        unread = connect(address, timeout_s=LONG_S)
+        alone = rate(client)
+        before = rss_bytes(server.pid)
+        for number in range(1, 200):
+            body = ["many_bytes", [200_000], None, None]
+            unread.send(Kind.CALL, number, body, timeout_s=LONG_S)
+        wait_until(lambda: statistics(client).methods["many_bytes"].running >= 1)
+        beside = max(rate(client) for _ in range(3))
+        assert beside > 0.5 * alone  # one of two cores is shared with the test
+        assert rss_bytes(server.pid) - before < 64 << 20
+        unread.close()
+
+
+@pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.02}])
+def test_ten_thousand_calls_have_their_effect_once_whatever_is_lost(address, chances):
+    faults = Faults(**chances)
+    with (
+        Server(probe := Probe(), address=address) as server,
+        Client(
+            address,
+            dial=faulty(server.address, faults),
+            heartbeat_s=0.02,
+            timeout_s=None,
+        ) as client,
+    ):
+        results = []
+        for _ in range(50):
+            futures = [client.futures.add_once() for _ in range(200)]
+            results += [future.result(LONG_S) for future in futures]
+    assert sorted(results) == list(range(1, 10_001))
+    assert probe.runs == 10_000
+    assert faults.lost + faults.broken > 100

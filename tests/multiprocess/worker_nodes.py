@@ -1,0 +1,170 @@
+"""What workers of the tests run. Light to import: each of them does."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+SLEEPER = "import time; time.sleep(1000)"
+
+
+def give(value):
+    return lambda context: value
+
+
+def add(context):
+    import numpy as np
+
+    return {"sum": np.arange(5).sum(), "array": np.ones((300, 1000), np.float32)}
+
+
+def give_thread(context):
+    return threading.current_thread()
+
+
+def fail(context):
+    print("before it fails")
+    error = ValueError("a bug")
+    error.add_note("On the edge tested -> other")
+    raise error
+
+
+def leave(code):
+    return lambda context: sys.exit(code)
+
+
+def leave_hard(code):
+    return lambda context: os._exit(code)
+
+
+def kill_itself(number):
+    def run(context):
+        print("last words")
+        os.kill(os.getpid(), number)
+        time.sleep(1000)
+
+    return run
+
+
+def crash_at_exit(context):
+    import atexit
+
+    atexit.register(os.abort)
+    return 1
+
+
+def sleep(seconds=1000):
+    return lambda context: time.sleep(seconds)
+
+
+def wait_for_stop(context):
+    context.stop_event.wait()
+    return f"{context.worker} of {context.program} was stopped"
+
+
+def tell_and_wait(path):
+    """Tell the process id, then wait for the stop."""
+
+    def run(context):
+        tell(path, os.getpid())
+        return wait_for_stop(context)
+
+    return run
+
+
+def tell_and_sleep(path):
+    def run(context):
+        tell(path, os.getpid())
+        time.sleep(1000)
+
+    return run
+
+
+def ask_for_stop(context):
+    threading.Thread(target=context.stop_program).start()
+    return wait_for_stop(context)
+
+
+def have_children(path, *, then):
+    """Start a child, one in a session of its own, and one whose parent is gone."""
+
+    def run(context):
+        python = [sys.executable, "-c", SLEEPER]
+        near = subprocess.Popen(python)
+        far = subprocess.Popen(python, start_new_session=True)
+        forked = os.fork()
+        if not forked:
+            os.setsid()
+            orphan = subprocess.Popen(python)
+            tell(f"{path}.orphan", orphan.pid)
+            os._exit(0)
+        os.waitpid(forked, 0)
+        orphan = Path(f"{path}.orphan").read_text()
+        tell(path, f"{near.pid} {far.pid} {orphan}")
+        then(context)
+
+    return run
+
+
+def environment(*names):
+    return lambda context: [os.environ.get(name) for name in names]
+
+
+def draw(context):
+    import random
+
+    import numpy as np
+
+    return random.random(), float(np.random.random())
+
+
+def default_dtype(context):
+    import jax.numpy as jnp
+
+    return str(jnp.ones(()).dtype)
+
+
+def surroundings(context):
+    return sys.argv, os.getcwd(), threading.active_count()
+
+
+def leave_a_thread(context):
+    threading.Thread(target=time.sleep, args=(0.5,), name="slow one").start()
+
+
+def print_lines(context):
+    for number in range(1000):
+        print(f"line {number}")
+    print("to the other", file=sys.stderr)
+
+
+def own_interpreter(context):
+    return sys.orig_argv
+
+
+def ignore_sigterm(path):
+    def run(context):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tell(path, os.getpid())
+        time.sleep(1000)
+
+    return run
+
+
+def tell(path, value):
+    """Write a file that is whole once it is there."""
+    draft = Path(f"{path}.draft")
+    draft.write_text(str(value))
+    draft.rename(path)
+
+
+def print_much(path):
+    def run(context):
+        for _ in range(20):
+            print("x" * 1_000_000)
+        tell(path, "done")
+
+    return run

@@ -1,0 +1,85 @@
+"""Connections that lose, repeat and break off what passes, between a client and a real one."""
+
+import collections
+import random
+import threading
+
+from replicator.errors import CallTimeoutError, ConnectionLostError
+from replicator.rpc.protocols import Kind
+from replicator.rpc.transports.connect import connect
+from tests.rpc.transports.ends import SECRET
+
+
+class Faults:
+    """What goes wrong, by the chance of each; counts what did."""
+
+    def __init__(self, *, lose=0.0, repeat=0.0, break_off=0.0, seed=0):
+        self.lose, self.repeat, self.break_off = lose, repeat, break_off
+        self.lost = self.repeated = self.broken = 0
+        self.is_silent = False
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def happens(self, chance):
+        with self._lock:
+            return self._random.random() < chance
+
+
+class FaultyConnection:
+    """Loses calls and replies, repeats replies, breaks off after calls."""
+
+    def __init__(self, inner, faults):
+        self.inner = inner
+        self.faults = faults
+        self.again = collections.deque()
+        self.peer = inner.peer
+
+    def send(self, kind, call_id, value, *, timeout_s):
+        faults = self.faults
+        if kind == Kind.CALL and not value[0].startswith("~"):
+            if faults.happens(faults.lose):
+                faults.lost += 1
+                return 0
+            num_bytes = self.inner.send(kind, call_id, value, timeout_s=timeout_s)
+            if faults.happens(faults.break_off):
+                faults.broken += 1
+                self.inner.close()
+            return num_bytes
+        return self.inner.send(kind, call_id, value, timeout_s=timeout_s)
+
+    def receive(self, *, timeout_s):
+        if self.again:
+            return self.again.popleft()
+        message = self.inner.receive(timeout_s=timeout_s)
+        faults = self.faults
+        if faults.is_silent:
+            raise CallTimeoutError("silence")
+        if message.kind == Kind.REPLY and message.call_id:
+            if faults.happens(faults.lose):
+                faults.lost += 1
+                raise CallTimeoutError("the reply was lost")
+            if faults.happens(faults.repeat):
+                faults.repeated += 1
+                self.again.append(message)
+        return message
+
+    def has_received(self):
+        return bool(self.again) or self.inner.has_received()
+
+    def fileno(self):
+        return None
+
+    def close(self):
+        self.inner.close()
+
+
+def faulty(address, faults):
+    """Return what a client dials with."""
+    return lambda left_s: FaultyConnection(
+        connect(address, secret=SECRET, timeout_s=left_s), faults
+    )
+
+
+def nobody(left_s):
+    """Dial where nobody is."""
+    raise ConnectionLostError("Nobody listens.")

@@ -1,0 +1,61 @@
+"""Loopback is told from the rest, and a port's owner from nobody."""
+
+import os
+import socket
+
+import pytest
+
+from replicator.errors import ArgumentError
+from replicator.rpc.transports import network_rules
+from replicator.rpc.transports.network_rules import is_loopback, permitted_place
+
+LOOPBACK = ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1"]
+# What looks like loopback, and is decided by others, or is all interfaces.
+BEYOND = [
+    "192.0.2.1",
+    "node-1",
+    "localhost.example.org",
+    "127.0.0.1.example.org",
+    "0177.0.0.1",
+    "2130706433",
+    "::",
+    "::ffff:192.0.2.1",
+    "2001:db8::1",
+    ".".join("0000"),
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_needs_no_tls(host):
+    assert is_loopback(host)
+    written = f"[{host}]" if ":" in host else host
+    place = permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)
+    assert (place.host, place.port) == (host, 5)
+
+
+@pytest.mark.parametrize("host", BEYOND)
+def test_all_else_does(host):
+    assert not is_loopback(host)
+    written = f"[{host}]" if ":" in host else host
+    with pytest.raises(ArgumentError, match="`tls` must be given"):
+        permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)
+    assert permitted_place(f"grpc://{written}:5", has_tls=True, insecure=False)
+
+
+def test_the_owner_of_a_port_is_found():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
+
+
+def test_a_port_that_nobody_listens_at_has_no_owner():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert network_rules.owner_of_port(bound.getsockname()[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "told"),
+    [("ipv4:127.0.0.1:80", "127.0.0.1:80"), ("ipv6:%5B::1%5D:80", "[::1]:80")],
+)
+def test_peers_are_written_as_people_do(peer, told):
+    assert network_rules.readable(peer) == told
