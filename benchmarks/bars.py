@@ -76,6 +76,11 @@ BARS = (
     _bar("rpc_soak", "memory_growth", "<=", 0.01),
     _bar("rpc_soak", "thread_growth", "<=", 0),
     _bar("rpc_soak", "descriptor_growth", "<=", 0),
+    _bar("launch_time", "seconds_1", "<=", 1.0),
+    _bar("launch_time", "seconds_8", "<=", 2.5),
+    _bar("launch_time", "seconds_32", "<=", 8),
+    _bar("program_overhead", "ratio", "<=", 1.1),
+    _bar("orphans", "left", "==", 0),
 )
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))

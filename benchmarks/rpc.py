@@ -9,7 +9,7 @@ a block of each, and a ratio is the median over rounds of the ratio within a rou
 - Pushes of arrays against `np.copyto` of the array to warm memory. The receiver reads
   a byte of each page.
 - Through gRPC against bare grpcio: its unary call, and its stream of 1 MiB chunks.
-- An actor of Ray, where it is installed; else its two numbers are missing.
+- An actor of Ray, where it is installed; else its two numbers are null.
 - 40 times 32 MB from who has not the secret, and a gRPC peer that is stopped:
   `rpc_faults`.
 """
@@ -20,7 +20,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from absl import app, flags
@@ -35,6 +35,9 @@ from replicator.rpc.client import Client
 _ROUNDS = flags.DEFINE_integer("rpc_rounds", 15, "Interleaved blocks of each work.")
 _CALLS = flags.DEFINE_integer("rpc_calls", 1000, "Small calls in one block.")
 _WINDOW_S = flags.DEFINE_float("rpc_window_s", 1.0, "Seconds that 16 clients call.")
+_PROCESSES = flags.DEFINE_integer(
+    "rpc_client_processes", 16, "Processes that the 16 clients share."
+)
 _FAULTS = flags.DEFINE_bool("rpc_faults", True, "Measure what attackers and stops do.")
 _RAY = flags.DEFINE_bool("rpc_ray", True, "Measure Ray, if it is installed.")
 
@@ -43,6 +46,9 @@ FUTURES_IN_FLIGHT = 64
 POOL_SIZE = 4
 TIMEOUT_S = 60.0
 _KIB, _MIB = 1 << 10, 1 << 20
+
+Numbers: TypeAlias = dict[str, float | None]
+"""What was measured, by key; None: it cannot be, here."""
 
 
 class Work(NamedTuple):
@@ -189,12 +195,15 @@ def time_ray(client: Client, *, rounds: int, calls: int) -> Timed:
         return time_calls(works, rounds=rounds)
 
 
-def many_clients_per_s(address: str, *, rounds: int, window_s: float) -> float:
-    """Return the calls a second of `CLIENTS` processes with a client each."""
+def many_clients_per_s(
+    address: str, *, processes: int, rounds: int, window_s: float
+) -> float:
+    """Return the calls a second of `CLIENTS` clients in so many processes."""
+    share = str(CLIENTS // processes)
     with contextlib.ExitStack() as stack:
         callers = [
-            stack.enter_context(started("benchmarks.rpc_caller", address))
-            for _ in range(CLIENTS)
+            stack.enter_context(started("benchmarks.rpc_caller", address, share))
+            for _ in range(processes)
         ]
         for caller in callers:
             caller.read_line()
@@ -206,7 +215,7 @@ def many_clients_per_s(address: str, *, rounds: int, window_s: float) -> float:
     return estimate(rates[1:]).median
 
 
-def measure_host(folder: Path, *, rounds: int, calls: int) -> dict[str, float]:
+def measure_host(folder: Path, *, rounds: int, calls: int) -> Numbers:
     """Measure what happens on one host; show it."""
     with service(f"unix:{folder}/service") as child:
         address = child.read_line()
@@ -214,14 +223,17 @@ def measure_host(folder: Path, *, rounds: int, calls: int) -> dict[str, float]:
             small = time_small(client, folder, rounds=rounds, calls=calls)
             echoes = time_echoes(client, folder, rounds=rounds, calls=calls)
             pushes = time_pushes(client, rounds=rounds, calls=calls)
-            has_ray = _RAY.value and rpc_peers.is_installed("ray")
-            ray = time_ray(client, rounds=rounds, calls=calls) if has_ray else None
-        many_per_s = many_clients_per_s(address, rounds=3, window_s=_WINDOW_S.value)
+            ray = None
+            if _RAY.value and rpc_peers.is_installed("ray"):
+                ray = time_ray(client, rounds=rounds, calls=calls)
+        many_per_s = many_clients_per_s(
+            address, processes=_PROCESSES.value, rounds=5, window_s=_WINDOW_S.value
+        )
     show([small, echoes, pushes, *([ray] if ray else [])])
-    print(f"{CLIENTS} client processes: {many_per_s:.0f} calls/s")
+    print(f"{CLIENTS} clients, {_PROCESSES.value} processes: {many_per_s:.0f} calls/s")
     if ray is None:
         print("Ray is not measured: it is not installed, or --norpc_ray.")
-    found = {
+    return {
         "noop_us": small.us("rpc no-op"),
         "noop_ratio": small.ratio("rpc no-op", "raw socket, 16 bytes"),
         "futures_per_s": 1e6 / small.us("rpc futures"),
@@ -230,18 +242,17 @@ def measure_host(folder: Path, *, rounds: int, calls: int) -> dict[str, float]:
         "echo_1m_ratio": echoes.ratio("rpc echo 1m", "raw socket echo 1m"),
         "push_1m_ratio": pushes.ratio("rpc push 1m", "np.copyto 1m"),
         "push_32m_ratio": pushes.ratio("rpc push 32m", "np.copyto 32m"),
+        "ray_noop_speedup": ray
+        and ray.ratio("Ray actor no-op", "rpc no-op beside Ray"),
+        "ray_array_speedup": ray
+        and ray.ratio("Ray actor push 32m", "rpc push 32m beside Ray"),
+        "raw_socket_us": small.us("raw socket, 16 bytes"),
+        "zeromq_us": small.us("ZeroMQ, 16 bytes"),
+        "ray_us": ray and ray.us("Ray actor no-op"),
     }
-    if ray is not None:
-        found |= {
-            "ray_noop_speedup": ray.ratio("Ray actor no-op", "rpc no-op beside Ray"),
-            "ray_array_speedup": ray.ratio(
-                "Ray actor push 32m", "rpc push 32m beside Ray"
-            ),
-        }
-    return found
 
 
-def measure_grpc(*, rounds: int, calls: int) -> dict[str, float]:
+def measure_grpc(*, rounds: int, calls: int) -> Numbers:
     """Measure what goes through gRPC; show it."""
     with (
         service("grpc://127.0.0.1:0") as child,
@@ -252,6 +263,7 @@ def measure_grpc(*, rounds: int, calls: int) -> dict[str, float]:
     return {
         "grpc_noop_ratio": timed.ratio("rpc no-op, gRPC", "bare grpcio no-op"),
         "grpc_push_ratio": timed.ratio("bare grpcio stream 32m", "rpc push 32m, gRPC"),
+        "bare_grpc_us": timed.us("bare grpcio no-op"),
     }
 
 
@@ -273,7 +285,10 @@ def main(argv: list[str]) -> None:
         result = measure_host(Path(name), **sizes) | measure_grpc(**sizes)
         if _FAULTS.value:
             result |= rpc_faults.measure(Path(name))
-    print(json.dumps({key: round(value, 3) for key, value in result.items()}))
+    rounded = {
+        key: None if value is None else round(value, 3) for key, value in result.items()
+    }
+    print(json.dumps(rounded))
 
 
 if __name__ == "__main__":

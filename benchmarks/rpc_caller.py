@@ -1,23 +1,36 @@
-"""Be one client of many: make calls that carry nothing for so long, and say how many.
+"""Be some clients of many: make calls that carry nothing for so long, and say how many.
 
-`python -m benchmarks.rpc_caller ADDRESS` reads seconds, one number a line, and answers
-each with its calls a second.
+`python -m benchmarks.rpc_caller ADDRESS CLIENTS` writes `ready`, reads seconds, one
+number a line, and answers each with the calls a second of all its clients, which have a
+thread each.
 """
 
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from replicator.rpc.client import Client
 
 _TIMEOUT_S = 60.0
 
 
-def main(address: str) -> None:
-    with Client(address, timeout_s=_TIMEOUT_S) as client:
+def main(address: str, clients: str) -> None:
+    callers = [Client(address, timeout_s=_TIMEOUT_S) for _ in range(int(clients))]
+    for client in callers:
         client.noop()
-        print("ready", flush=True)
-        for line in sys.stdin:
-            print(calls_per_s(client, float(line)), flush=True)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(all_calls_per_s(callers, float(line)), flush=True)
+    for client in callers:
+        client.close()
+
+
+def all_calls_per_s(callers: Sequence[Client], window_s: float) -> float:
+    """Call with all clients at once."""
+    with ThreadPoolExecutor(len(callers)) as threads:
+        rates = threads.map(calls_per_s, callers, [window_s] * len(callers))
+        return sum(rates)
 
 
 def calls_per_s(client: Client, window_s: float) -> float:

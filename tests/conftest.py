@@ -28,6 +28,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_unconfigure():
+    _PROGRAMS.cleanup()
+
+
 @pytest.fixture
 def key():
     return jax.random.key(0)

@@ -59,7 +59,10 @@ FORBIDDEN = [
 ]
 HEAVY = {
     "cloudpickle": {"replicator/launchpad_bridge/recipes.py"},
-    "ray": {"replicator/launchpad_bridge/launchers/ray_cluster.py"},
+    "ray": {
+        "replicator/launchpad_bridge/launchers/ray_cluster.py",
+        "replicator/launchpad_bridge/launchers/ray_session.py",
+    },
     "cryptography": {"replicator/rpc/certificates.py"},
     "grpc": {"replicator/rpc/transports/grpc_stream.py"},
     "grpc_health": {"replicator/rpc/transports/grpc_stream.py"},

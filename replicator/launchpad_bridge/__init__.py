@@ -13,11 +13,14 @@ The names are Launchpad's, and what it promises holds here.
 from replicator.errors import LaunchError, NodeFailedError, ProgramError
 from replicator.launchpad_bridge import address_promises as address
 from replicator.launchpad_bridge import node_context as context
-from replicator.launchpad_bridge.address_promises import (
+from replicator.launchpad_bridge import recipes
+from replicator.launchpad_bridge.address_builders import (
     AbstractAddressBuilder,
-    Address,
     AddressBook,
     SimpleLocalAddressBuilder,
+)
+from replicator.launchpad_bridge.address_promises import (
+    Address,
     bind_addresses,
     get_port_from_address,
 )
@@ -39,6 +42,7 @@ from replicator.launchpad_bridge.launchers.processes import Processes
 from replicator.launchpad_bridge.launchers.test_mode import TestMode
 from replicator.launchpad_bridge.launchers.threads import Threads
 from replicator.launchpad_bridge.node_context import make_program_stopper, stop
+from replicator.launchpad_bridge.node_run import run_worker
 from replicator.launchpad_bridge.nodes.cacher_node import CacherNode
 from replicator.launchpad_bridge.nodes.courier_node import CourierHandle, CourierNode
 from replicator.launchpad_bridge.nodes.node import Node
@@ -126,7 +130,9 @@ __all__ = [
     "make_program",
     "make_program_stopper",
     "maybe_dereference",
+    "recipes",
     "register_stop_handler",
+    "run_worker",
     "stop",
     "stop_event",
     "unregister_stop_handler",

@@ -10,159 +10,24 @@ sockets in the run's folder, and no port is ever free and then taken. Only an `A
 that a user made, for a server of another kind, gets a port of this host.
 """
 
-import abc
 import logging
 import os
 import re
-import socket
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from replicator.errors import LaunchError, ProgramError
-from replicator.launchpad_bridge import node_context
+from replicator.launchpad_bridge.address_builders import (
+    AbstractAddressBuilder,
+    FixedAddressBuilder,
+    PlannedAddressBuilder,
+    PlannedPortBuilder,
+    SimpleLocalAddressBuilder,
+)
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile("[a-z][a-z0-9]*")
-_GIVEN_PORTS: set[int] = set()
-
-
-class AbstractAddressBuilder(abc.ABC):
-    """Makes the address, on the platform that the program runs on."""
-
-    @abc.abstractmethod
-    def build(self) -> str:
-        """Return the address."""
-
-
-class AddressBook(Protocol):
-    """Where servers came to listen, for launchers that cannot plan it.
-
-    A launcher offers it as `address_book` of its `NodeContext`s (for nodes) and of its
-    `Workers` (for the script that launched). Without one, addresses are as planned.
-    """
-
-    def listen(self, planned: str) -> str:
-        """Return the address that the server planned at `planned` is to listen on."""
-        ...
-
-    def publish(self, planned: str, address: str) -> None:
-        """Take note of where it listens."""
-        ...
-
-    def find(self, planned: str) -> str:
-        """Return where it listens; waits, within a bound, until that is known.
-
-        Raises:
-          LaunchError: It was not published in time.
-        """
-        ...
-
-
-class SimpleLocalAddressBuilder(AbstractAddressBuilder):
-    """A port of this host that was free, and that no other builder was given."""
-
-    def __init__(self) -> None:
-        self._address = f"localhost:{_free_port()}"
-
-    def build(self) -> str:
-        """Return "localhost:port"."""
-        return self._address
-
-
-class FixedAddressBuilder(AbstractAddressBuilder):
-    """An address that is known already."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def build(self) -> str:
-        """Return the address."""
-        return self._address
-
-
-class PlannedPortBuilder(AbstractAddressBuilder):
-    """A port for a server of the user's own: of this host, or of the node's.
-
-    Attributes:
-      planned: Names it in an address book.
-      owner: The worker whose server it is.
-    """
-
-    def __init__(self, planned: str, owner: str) -> None:
-        self.planned = planned
-        self.owner = owner
-        self._here = SimpleLocalAddressBuilder()
-        self._found: str | None = None
-
-    def build(self) -> str:
-        """Return "host:port"."""
-        context = node_context.current()
-        book = None if context is None else context.address_book
-        if book is None:
-            return self._here.build()
-        if self._found is None and context is not None:
-            if context.worker == self.owner:
-                self._found = book.listen(self.planned)
-                book.publish(self.planned, self._found)
-            else:
-                self._found = book.find(self.planned)
-        return self._found or self._here.build()
-
-
-class PlannedAddressBuilder(AbstractAddressBuilder):
-    """Where the plan says, or where the launcher's address book says it came to be.
-
-    Attributes:
-      planned: The address of the plan.
-      book: For the launching process; a node asks that of its context.
-      is_over: Says, in the launching process, that the run has ended.
-      clients: What closes those that the launching process has made.
-    """
-
-    def __init__(self, planned: str) -> None:
-        self.planned = planned
-        self.book: AddressBook | None = None
-        self.is_over = False
-        self.clients: list[Callable[[], None]] = []
-
-    def build(self) -> str:
-        """Return where clients reach it.
-
-        Raises:
-          LaunchError: The run is over.
-        """
-        if self.is_over:
-            raise LaunchError(
-                "A handle must be used while its program runs, got one of a run that "
-                "is over. Launch the program again."
-            )
-        book = self._book()
-        return self.planned if book is None else book.find(self.planned)
-
-    def listening(self) -> str:
-        """Return where its server is to listen."""
-        book = self._book()
-        return self.planned if book is None else book.listen(self.planned)
-
-    def publish(self, address: str) -> None:
-        """Let others know where its server listens."""
-        book = self._book()
-        if book is not None:
-            book.publish(self.planned, address)
-
-    def retire(self) -> None:
-        """Close the clients of the launching process, and refuse new ones."""
-        self.is_over = True
-        while self.clients:
-            self.clients.pop()()
-
-    def _book(self) -> AddressBook | None:
-        context = node_context.current()
-        return self.book if context is None else context.address_book
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "book": None, "clients": []}
 
 
 class Address:
@@ -218,8 +83,13 @@ class Address:
     def close_with_run(self, close: Callable[[], None]) -> None:
         """Close a client of the launching process when the run is over."""
 
-    def look_up_in(self, book: "AddressBook | None") -> None:
-        """Ask this book in the launching process, where no node runs."""
+    def look_up_in(self, workers: Any) -> None:
+        """Ask what the launcher made, in the launching process, where no node runs."""
+
+    @property
+    def exchange(self) -> Any:
+        """Return the launcher's own way of calls, in the launching process."""
+        return None
 
     def resolve(self) -> str:
         """Return the address.
@@ -240,6 +110,10 @@ class Address:
             "launch time: call `lp.launch(program)` before you use a handle. In a "
             "test, `lp.bind_addresses([node])` does it for single nodes."
         )
+
+    def client_options(self) -> dict[str, Any]:
+        """Return what a client of `rpc` is made with: its address at least."""
+        return {"address": self.resolve()}
 
     def assign(self, node: Any) -> None:
         """Let a node own it, which must be done exactly once.
@@ -294,16 +168,34 @@ class RpcAddress(Address):
         if isinstance(self._address_builder, PlannedAddressBuilder):
             self._address_builder.clients.append(close)
 
-    def look_up_in(self, book: AddressBook | None) -> None:
-        """Ask this book in the launching process, where no node runs."""
+    def look_up_in(self, workers: Any) -> None:
+        """Ask what the launcher made, in the launching process, where no node runs."""
         if isinstance(self._address_builder, PlannedAddressBuilder):
-            self._address_builder.book = book
+            self._address_builder.book = getattr(workers, "address_book", None)
+            self._address_builder.exchange = getattr(workers, "exchange", None)
+
+    @property
+    def exchange(self) -> Any:
+        """Return the launcher's own way of calls, in the launching process."""
+        return getattr(self._address_builder, "exchange", None)
 
     def listening(self) -> str:
         """Return where its server is to listen."""
         if isinstance(self._address_builder, PlannedAddressBuilder):
             return self._address_builder.listening()
         return self.resolve()
+
+    def client_options(self) -> dict[str, Any]:
+        """Return what a client is made with; on several hosts, also how to connect."""
+        if isinstance(self._address_builder, PlannedAddressBuilder):
+            return self._address_builder.client_options()
+        return super().client_options()
+
+    def server_options(self) -> dict[str, Any]:
+        """Return what its server is made with, besides where it listens."""
+        if isinstance(self._address_builder, PlannedAddressBuilder):
+            return self._address_builder.server_options()
+        return {}
 
     def publish(self, address: str) -> None:
         """Let clients on other hosts know where its server listens."""
@@ -329,14 +221,3 @@ def bind_addresses(nodes: Sequence[Any]) -> None:
     """
     for node in nodes:
         node.bind_addresses()
-
-
-def _free_port() -> int:
-    """Return a port that was free just now, another one each time."""
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _GIVEN_PORTS:
-            _GIVEN_PORTS.add(port)
-            return port

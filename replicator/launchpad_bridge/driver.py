@@ -89,17 +89,17 @@ class Driver:
         """Return what the launcher made."""
         return self._workers
 
-    def open(self) -> None:
+    def open(self) -> BaseException | None:
         """Open the launcher; then start the workers, without waiting for that.
 
-        Raises:
-          LaunchError: The launcher cannot be opened.
+        Returns:
+          Why the launcher cannot be opened, in which case all is over; or None.
         """
         self._thread.start()
         error = self._opened.get()
         if error is not None:
             self._thread.join()
-            raise error
+        return error
 
     def report(self, event: Exited | StopAsked) -> None:
         """Take an event; may be called from any thread, and in a signal handler."""

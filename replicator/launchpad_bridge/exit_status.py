@@ -57,6 +57,7 @@ def keep_alive(run: ExitingRun) -> None:
         _runs.append(run)
         if not _is_prepared:
             _is_prepared = True
+            os.register_at_fork(after_in_child=_forget)
             # The public `atexit` is too late: pools refuse work before it runs.
             getattr(threading, "_register_atexit", lambda hook: None)(_at_exit)
             _chain_excepthook()
@@ -80,11 +81,21 @@ def seen(run_id: str) -> None:
         _unseen.pop(run_id, None)
 
 
+def _forget() -> None:
+    """Know nothing of the parent's runs, in a process that it forked."""
+    global _is_exiting
+    _runs.clear()
+    _unseen.clear()
+    _is_exiting = False
+
+
 def _at_exit() -> None:
     global _is_exiting
     _is_exiting = True
     status = 0
     for run in list(_runs):
+        if hasattr(sys, "ps1"):  # who leaves a prompt or a notebook means to end it
+            run.stop()
         run.wait_end()
         status = status or run.signal_status()
     for error in list(_unseen.values()):

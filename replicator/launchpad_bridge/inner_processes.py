@@ -69,7 +69,9 @@ def _run(
         patience=Patience(stop_grace_s=_STOP_GRACE_S),
         tell=lambda: over.put(None),
     )
-    driver.open()
+    error = driver.open()
+    if error is not None:
+        raise error
     cancel = context.stop_event.when_set(lambda: driver.report(StopAsked(by="it")))
     try:
         _wait(driver, over)

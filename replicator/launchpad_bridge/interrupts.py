@@ -108,7 +108,10 @@ def _handle(signum: int, frame: FrameType | None) -> None:
 
 def _as_before(signum: int, frame: FrameType | None) -> None:
     """Do what the signal would have done without us, but let programs stop first."""
-    handler = _before.get(signum, signal.default_int_handler)
+    by_default = (
+        signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+    )
+    handler = _before.get(signum, by_default)
     if callable(handler):
         handler(signum, frame)
     elif handler == signal.SIG_DFL:

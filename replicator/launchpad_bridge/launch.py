@@ -112,7 +112,8 @@ def launch(
     )
     program.runs_as(run)
     run.start()
-    _tell_addresses(addresses, run.made_by_launcher)
+    for address in addresses:
+        address.look_up_in(run.made_by_launcher)
     if test_case is not None:
         test_case.addCleanup(run.cleanup_after_test, test_case)
     return run
@@ -213,10 +214,3 @@ def _close(folder: RunFolder, addresses: Sequence[Address]) -> None:
     for address in addresses:
         address.retire()
     folder.close()
-
-
-def _tell_addresses(addresses: Sequence[Address], workers: Any) -> None:
-    """Let the script itself find servers that only the launcher knows to find."""
-    book = getattr(workers, "address_book", None)
-    for address in addresses:
-        address.look_up_in(book)

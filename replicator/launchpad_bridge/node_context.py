@@ -44,7 +44,7 @@ class RunningContext:
         self.root: RunningContext = self if parent is None else parent.root
         self._over = threading.Event()
         self.stop_event = (
-            StopEvent() if parent else mirrored(of.stop_event, over=self._over)
+            self._inner_event() if parent else mirrored(of.stop_event, over=self._over)
         )
         self._at_end: list[Callable[[], None]] = []
         self.stop_handlers: list[Any] = []
@@ -77,6 +77,16 @@ class RunningContext:
         return getattr(self._of, "address_book", None)
 
     @property
+    def exchange(self) -> Any:
+        """Return the launcher's own way of calls; None for `rpc`."""
+        return getattr(self._of, "exchange", None)
+
+    @property
+    def by_reference(self) -> bool:
+        """Return whether calls within this process need not copy what they carry."""
+        return getattr(self._of, "by_reference", False)
+
+    @property
     def program_stopper(self) -> Callable[..., None]:
         """Return what stops the program; it can be pickled."""
         return ProgramStopper()
@@ -84,6 +94,9 @@ class RunningContext:
     def stop_program(self) -> None:
         """Ask for the whole run to stop; returns at once."""
         self._of.stop_program()
+
+    def _inner_event(self) -> StopEvent:
+        return StopEvent() if self.exchange is None else self.exchange.stop_event()
 
     def when_over(self, close: Callable[[], None]) -> None:
         """Close something when the worker has ended."""
@@ -233,7 +246,7 @@ def known_programs() -> dict[str, tuple[str, Callable[[], None]]]:
     """Return the programs that run here, or have workers: name and what stops it."""
     with _LOCK:
         of_workers = {root.run_id: (root.program, root.stop_program) for root in _ROOTS}
-        return {**of_workers, **_PROGRAMS}
+        return {**_PROGRAMS, **of_workers}
 
 
 def register_program(
@@ -246,6 +259,8 @@ def register_program(
     def unregister() -> None:
         with _LOCK:
             _PROGRAMS.pop(run_id, None)
+            # Of threads that were left behind.
+            _ROOTS.difference_update({r for r in _ROOTS if r.run_id == run_id})
 
     return unregister
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from replicator.errors import NodeFailedError, RpcError
+from replicator.errors import NodeFailedError, RemoteError, RpcError
 from replicator.launchpad_bridge.node_context import RunningContext
 from replicator.launchpad_bridge.protocols import (
     Executable,
@@ -85,9 +85,9 @@ class NodeRun:
             for address, target in self.targets.items():
                 if address in text:
                     note = f"{_EDGE}{self.name} -> {target.name}"
-                    error.add_note(
-                        f"{note}{_why_not_ready(address, target, self.name)}"
-                    )
+                    if not isinstance(failed, RemoteError):
+                        note += _why_not_ready(address, target, self.name)
+                    error.add_note(note)
                     return
 
 

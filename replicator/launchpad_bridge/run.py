@@ -29,6 +29,9 @@ from replicator.launchpad_bridge.supervisor_states import (
 from replicator.launchpad_bridge.symptoms import is_symptom
 from replicator.protocols import PyTree
 
+_TEST_PATIENCE_S = 1.0
+"""A test that comes to wait for its run within this time is told there."""
+
 
 @final
 class Run:
@@ -59,6 +62,8 @@ class Run:
         self._plan = plan
         self._close = close
         self._test_frame = test_frame
+        self._in_test: threading.Timer | None = None
+        self._is_seen = False
         self._changed = threading.Condition()
         self._over = threading.Event()
         self._stopping = threading.Event()
@@ -77,12 +82,12 @@ class Run:
         )
         exit_status.keep_alive(self)
         interrupts.watch(self)
-        try:
-            self._driver.open()
-        except BaseException:
+        # A signal that comes while this waits leaves a run that stops by itself.
+        error = self._driver.open()
+        if error is not None:
             self._leave()
             self._over.set()
-            raise
+            raise error
         return self
 
     @property
@@ -128,6 +133,9 @@ class Run:
         if finish is None or finish.failure is None:
             return None
         exit_status.seen(self.run_id)
+        self._is_seen = True
+        if self._in_test is not None:
+            self._in_test.cancel()
         return self._failure(finish.failure)
 
     def stop(self) -> None:
@@ -261,7 +269,11 @@ class Run:
         # Only now: whoever sees it may launch the program again.
         self._over.set()
         if finish.failure is not None and self._test_frame is not None:
-            interrupts.raise_in_main(self._failure_in_test)
+            self._in_test = threading.Timer(
+                _TEST_PATIENCE_S, interrupts.raise_in_main, (self._failure_in_test,)
+            )
+            self._in_test.daemon = True
+            self._in_test.start()
 
     def _leave(self) -> None:
         self._close()
@@ -272,7 +284,7 @@ class Run:
     def _failure_in_test(self, frame: FrameType | None) -> BaseException | None:
         """Return what to raise if the test that launched this still runs."""
         test_frame, self._test_frame = self._test_frame, None
-        while frame is not None:
+        while frame is not None and not self._is_seen:
             if frame is test_frame:
                 return self.failure
             frame = frame.f_back

@@ -51,6 +51,17 @@ class BackgroundReader:
         self._inbox.put(None)
 
     def _run(self) -> None:
+        try:
+            self._read_on()
+        finally:
+            # Also if a callback of a future ended this thread.
+            with self._lock:
+                self._thread = None
+                self.is_asleep = True
+            if self._link.waiting and self._link.lost is None:
+                self.wake()
+
+    def _read_on(self) -> None:
         link = self._link
         while self._has_work():
             link.expire_calls()
@@ -84,14 +95,6 @@ class BackgroundReader:
                 try:
                     self._inbox.get(timeout=_IDLE_S)
                 except queue.Empty:
-                    if self._may_end():
-                        return False
+                    return False
             self.is_asleep = False
         return link.lost is None
-
-    def _may_end(self) -> bool:
-        with self._lock:
-            if self.is_asleep and not self._link.waiting:
-                self._thread = None
-                return True
-            return False

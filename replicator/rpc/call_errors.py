@@ -93,6 +93,11 @@ def unsendable(
     return type(error)(f"{edge} was not called. {text}")
 
 
+def unreadable(edge: Edge, error: RpcError) -> RpcError:
+    """Return the error for a reply that is no value here."""
+    return type(error)(f"{edge} has run, and its reply cannot be read. {error}")
+
+
 _MARK = "Mark it `idempotent` if it may be run again."
 
 

@@ -33,6 +33,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         self.is_sent = False
         self.server_says: tuple[str, float] | None = None
         self._take = take
+        self._is_given_up = False
 
     def settle(self, answer: Answer) -> None:
         """Hand an answer to who makes a result of it."""
@@ -54,15 +55,15 @@ class CallFuture(concurrent.futures.Future[Any]):
         Returns:
           False if it has a result already.
         """
+        if not super().cancel():
+            return False
         with _CANCELLING:
-            if self.cancelled():
-                return True
-            if not super().cancel():
-                return False
+            is_first, self._is_given_up = not self._is_given_up, True
+        if is_first:
             # Who waits in `concurrent.futures.wait` is woken by this alone.
             self.set_running_or_notify_cancel()
-        if self.link is not None:
-            self.link.give_up(self)
+            if self.link is not None:
+                self.link.give_up(self)
         return True
 
     def _read_if_this_thread_reads(self, timeout: float | None) -> None:

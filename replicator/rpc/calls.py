@@ -102,7 +102,10 @@ class Calls:
             except (EncodeError, MessageTooLargeError) as error:
                 raise call_errors.unsendable(self._edge(method), error) from None
             if isinstance(answer, Message) and answer.kind == _REPLY:
-                return answer.payload.value()
+                try:
+                    return answer.payload.value()
+                except RpcError as error:
+                    raise call_errors.unreadable(self._edge(method), error) from None
         request = Request(call_id, body, started_s=started_s, deadline_s=deadline_s)
         return self._go_on(request, answer)
 
@@ -183,20 +186,25 @@ class Calls:
             self._take(future, failure)
         elif future.cancelled():
             link.give_up(future)
-        elif link.reader is not None and link.reader.is_asleep:
-            link.reader.wake()
+        else:
+            reader = link.reader  # None once the link is lost
+            if reader is not None and reader.is_asleep:
+                reader.wake()
 
     def _take(self, future: CallFuture, answer: Answer) -> None:
         """Make a result of an answer, or try again; never waits."""
-        step = self._step_after(future.request, answer)
-        match step:
-            case Done():
-                with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
-                    future.set_result(step.value)
-            case Failed():
-                _set_error(future, step.error)
-            case Again():
+        try:
+            step = self._step_after(future.request, answer)
+            if isinstance(step, Again):
                 self._put(future, step.delay_s)
+                return
+        except Exception as error:
+            step = Failed(error)
+        if isinstance(step, Failed):
+            _set_error(future, step.error)
+        else:
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                future.set_result(step.value)
 
     def _put(self, future: CallFuture, delay_s: float) -> None:
         if not self._resender.put(future, delay_s):
@@ -232,8 +240,8 @@ class Calls:
             read = answer
             if not isinstance(read, Failure):
                 read = self._read(request, read)
-        except RpcError as error:  # what arrived is no value
-            return Failed(error)
+        except RpcError as error:
+            return Failed(call_errors.unreadable(self._edge(request.method), error))
         if not isinstance(read, Failure):
             return read
         decision = retry.decide(

@@ -5,6 +5,8 @@ that accepts. A thread that has slept least is taken first, so that few are awak
 the rest go home.
 """
 
+import collections
+import contextlib
 import logging
 import queue
 import threading
@@ -21,12 +23,21 @@ Task = Callable[[], None]
 class Crew:
     """Runs each task in a thread of its own, new or used."""
 
-    def __init__(self, name: str, *, idle_s: float = 10.0) -> None:
+    def __init__(self, name: str, *, idle_s: float = 10.0, max_idle: int = 8) -> None:
+        """Make a crew without threads.
+
+        Args:
+          name: Of the threads.
+          idle_s: How long a thread waits for a task.
+          max_idle: How many do.
+        """
         self._name = name
         self._idle_s = idle_s
-        # Both are changed by single atomic operations only.
+        self._max_idle = max_idle
+        # All are changed by single atomic operations only.
         self._idle: list[_Member] = []
         self._members: set[_Member] = set()
+        self._overdue: collections.deque[Task] = collections.deque()
         self._is_closed = False
 
     @property
@@ -35,14 +46,15 @@ class Crew:
         return len(self._members)
 
     def run(self, task: Task) -> None:
-        """Start a task in a thread of its own."""
+        """Start a task in a thread of its own.
+
+        Raises:
+          RuntimeError: The system gives no thread, and the crew has none.
+        """
         try:
             member = self._idle.pop()
         except IndexError:
-            member = _Member(self, f"{self._name} {len(self._members)}")
-            self._members.add(member)
-            member.inbox.put(task)
-            member.thread.start()
+            self._hire(task)
         else:
             member.inbox.put(task)
 
@@ -78,13 +90,33 @@ class Crew:
                 except BaseException:
                     _log.exception("a thread of %s failed", self._name)
                 del task  # it may hold arrays, and the next may be long in coming
-                self._idle.append(member)
         finally:
             self._members.discard(member)
 
+    def _hire(self, task: Task) -> None:
+        member = _Member(self, f"{self._name} {len(self._members)}")
+        self._members.add(member)
+        member.inbox.put(task)
+        try:
+            member.thread.start()
+        except RuntimeError:
+            self._members.discard(member)
+            if not self._members:
+                raise
+            _log.warning("%s: the system gives no more threads", self._name)
+            self._overdue.append(task)  # for who is done next
+
     def _next(self, member: "_Member") -> Task | None:
-        if self._is_closed and member.inbox.empty() and self._has_left(member):
+        """Return what to do; None to end."""
+        if not member.inbox.empty():
+            return member.inbox.get()
+        with contextlib.suppress(IndexError):
+            return self._overdue.popleft()
+        if self._is_closed or len(self._idle) >= self._max_idle:
             return None
+        self._idle.append(member)
+        if self._is_closed and self._has_left(member):
+            return None  # `close` may have looked at the list before
         while True:
             try:
                 return member.inbox.get(timeout=self._idle_s)

@@ -67,7 +67,7 @@ class Front:
 
     def __init__(self, relief: Relief, crew: Crew) -> None:
         self._crew = crew
-        self._reader = Reader(relief, crew, self._read)
+        self._relief = relief
         self._watched: dict[int, Watched] = {}
         self._ready: collections.deque[Watched] = collections.deque()
         # Guards `_watched` and what the system watches, against each other.
@@ -113,9 +113,9 @@ class Front:
         self._epoll = select.epoll()
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._waker, select.EPOLLIN)
-        self._reader.start()
+        Reader(self._relief, self._crew, self._read).start()
 
-    def _begin(self, epoll: select.epoll, watched: Watched) -> bool:
+    def _begin(self, epoll: "select.epoll", watched: Watched) -> bool:
         """Watch a connection; return False if it is closed."""
         descriptor = watched.connection.fileno()
         try:
@@ -142,7 +142,7 @@ class Front:
         if self._waker >= 0:
             os.eventfd_write(self._waker, 1)
 
-    def _read(self) -> None:
+    def _read(self, reader: Reader) -> None:
         """Read as the holder of the right to, until it is lost or all is closed."""
         ready = self._ready
         turns = 0
@@ -152,11 +152,8 @@ class Front:
                 if not self._look():
                     return
             turns += 1
-            try:
-                watched = ready.popleft()
-            except IndexError:
-                continue
-            if not self._read_one(watched):
+            # Not kept in a name, which would keep it while nothing comes.
+            if ready and not self._read_one(ready.popleft(), reader):
                 return
 
     def _look(self) -> bool:
@@ -176,7 +173,7 @@ class Front:
             self._close()
         return not self._is_closed
 
-    def _read_one(self, watched: Watched) -> bool:
+    def _read_one(self, watched: Watched, reader: Reader) -> bool:
         """Take one message; return whether this thread still reads."""
         watched.is_listed = False
         if watched.is_paused:
@@ -192,10 +189,14 @@ class Front:
             _log.debug("%s: %s", watched.connection.peer, error)
             watched.close()
             return True
+        except Exception:
+            # Whatever one connection does, the others are read.
+            _log.exception("the connection with %s ends", watched.connection.peer)
+            watched.close()
+            return True
         if watched.connection.has_received():
             watched.is_listed = True
             self._ready.append(watched)
-        reader = self._reader
         now_s = time.monotonic()
         reader.lay_down(now_s)
         watched.handle(message, now_s, reader)

@@ -8,7 +8,6 @@ What no answer came to within a second is asked after with a ping, which names t
 that wait; the server says which of them run, which wait, and which it does not know.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -25,13 +24,10 @@ from replicator.protocols import PyTree
 from replicator.rpc.protocols import Connection, Kind, Message
 from replicator.rpc.reading_role import Inbox, ReadingRole
 from replicator.rpc.retry import Outcome
-
-_log = logging.getLogger(__name__)
+from replicator.rpc.signs_of_life import SignsOfLife
 
 _CALL = int(Kind.CALL)
 _ANSWERS = (int(Kind.REPLY), int(Kind.ERROR))
-_MAX_PINGED = 256
-_SILENT_AFTER_PINGS = 5
 _SAY_TIMEOUT_S = 0.5
 
 
@@ -149,16 +145,7 @@ class Link:
         self._try_take = self.role.try_take
         self._send = connection.send
         self._receive = connection.receive
-        self._pinged: tuple[int, list[int]] = (0, [])
-        self._last_ping_s = 0.0
-        self._no_sign_since_s: float | None = None
-        self._has_said_silent = False
-
-    @property
-    def silent_s(self) -> float:
-        """Return for how long the server has not answered a ping; 0 if it does."""
-        since_s = self._no_sign_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        self._signs = SignsOfLife(connection.peer, heartbeat_s=heartbeat_s)
 
     def ask(
         self, call_id: int, body: PyTree, timeout_s: float | None, deadline_s: float
@@ -215,7 +202,7 @@ class Link:
         self.waiting[call.call_id] = call
         try:
             if self.lost is not None:
-                raise self.lost
+                raise ConnectionLostError(str(self.lost))
             self.connection.send(_CALL, call.call_id, body, timeout_s=timeout_s)
         except ConnectionLostError as error:
             # Who takes a call out of the table is the one who tells it.
@@ -251,14 +238,13 @@ class Link:
 
     def late(self, call: WaitingCall, cause: Exception | None = None) -> Failure:
         """Return the failure of a call whose deadline has passed."""
-        silent_s = self.silent_s
-        if silent_s < 2 * self._heartbeat_s:
-            silent_s = 0.0  # it may still answer the last ping
+        silent_s = self._signs.silent_s(time.monotonic())
         return Failure(Outcome.LATE, cause, call.server_says, silent_s)
 
     def lose(self, error: ConnectionLostError) -> None:
         """Close the connection, and tell every call that waits."""
-        self.lost = self.lost or error
+        # A new one: the other's traceback leads back here, in a circle.
+        self.lost = self.lost or ConnectionLostError(str(error))
         self._say_gone(self)
         self.connection.close()
         while self.waiting:
@@ -267,8 +253,9 @@ class Link:
             except KeyError:
                 break
             call.settle(Failure(Outcome.LOST, error))
-        if self.reader is not None:
-            self.reader.close()
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
 
     def leave_if_done(self) -> None:
         """Close the connection if the server said goodbye and no call waits."""
@@ -288,15 +275,17 @@ class Link:
         try:
             message = self.connection.receive(timeout_s=patience_s)
         except CallTimeoutError:
-            self._ask_for_a_sign()
+            pass
         except ConnectionLostError as error:
             self.lose(error)
         except BaseException:
             self._interrupted()
             raise
         else:
-            self._no_sign_since_s = None
+            self._signs.hear()
             self._deliver(message)
+        if self._signs.is_due(now_s := time.monotonic()) and self.waiting:
+            self._ping(now_s)
 
     def _ask_beside_others(
         self, call_id: int, body: PyTree, timeout_s: float | None, deadline_s: float
@@ -325,6 +314,8 @@ class Link:
         self.role.own()
         if message is not None:
             self._deliver(message)
+        elif (now_s := time.monotonic()) < deadline_s:
+            self._ping(now_s)
         try:
             self.read_until(call.is_answered, deadline_s)
         finally:
@@ -365,47 +356,26 @@ class Link:
             self.is_leaving = True
             self._say_gone(self)
 
-    def _ask_for_a_sign(self) -> None:
-        """Ping the server, once in a heartbeat; say in the log if it stays silent."""
-        now_s = time.monotonic()
-        if now_s - self._last_ping_s < self._heartbeat_s:
-            return
-        self._last_ping_s = now_s
-        if self._no_sign_since_s is None:
-            self._no_sign_since_s = now_s
-            self._has_said_silent = False
-        elif (
-            now_s - self._no_sign_since_s > _SILENT_AFTER_PINGS * self._heartbeat_s
-            and not self._has_said_silent
-        ):
-            self._has_said_silent = True
-            _log.warning(
-                "%s has given no sign of life for %.1f s; %d calls wait for it",
-                *(self.connection.peer, self.silent_s, len(self.waiting)),
-            )
-        number, _ = self._pinged
-        calls = list(self.waiting.copy().values())
-        asked_after = [call.call_id for call in calls if call.is_sent][:_MAX_PINGED]
-        self._pinged = number + 1, asked_after
-        self._say(Kind.PING, number + 1, asked_after)
+    def _ping(self, now_s: float) -> None:
+        """Ask the server for a sign, and after the calls that it must know."""
+        calls = self.waiting.copy().values()
+        ping = self._signs.ping(now_s, [call.call_id for call in calls if call.is_sent])
+        self._say(Kind.PING, ping.number, ping.call_ids)
 
     def _take_pong(self, message: Message) -> None:
-        """Note what the server does with the calls that it was asked after."""
-        number, asked_after = self._pinged
-        if message.call_id != number:
-            return
+        """Note what the server does with calls; settle those that it does not know."""
         try:
-            states = {
-                call_id: (what, s) for call_id, what, s in message.payload.value()
-            }
+            pong = self._signs.pong(message.call_id, message.payload.value())
         except (RpcError, TypeError, ValueError) as error:
             self.lose(ConnectionLostError(f"{self.connection.peer}: bad pong: {error}"))
             return
-        for call_id in asked_after:
+        for call_id, state in pong.states.items():
             call = self.waiting.get(call_id)
-            if call is not None and call_id in states:
-                call.server_says = states[call_id]
-            elif call is not None and self.waiting.pop(call_id, None) is not None:
+            if call is not None:
+                call.server_says = state
+        for call_id in pong.unknown:
+            call = self.waiting.pop(call_id, None)
+            if call is not None:
                 call.settle(Failure(Outcome.UNKNOWN))
 
     def _say(self, kind: Kind, call_id: int, value: PyTree = None) -> None:

@@ -89,6 +89,7 @@ class Method:
 
     def took(self, seconds: float) -> None:
         """Learn from a call; need not be told of quick ones while `is_quick`."""
+        was_quick = self.is_quick
         self._share_of_slow += ((seconds > QUICK_S) - self._share_of_slow) / 8
         self._calls_until_quick -= 1
         self.is_quick = (
@@ -96,6 +97,8 @@ class Method:
             and self._share_of_slow < 0.5
             and self.batch_size == 1
         )
+        if self.is_quick and not was_quick:
+            self._share_of_slow = 0.0  # of quick calls it will not be told any more
 
     def held_up(self) -> None:
         """Learn that a call which was thought quick held others up."""

@@ -19,7 +19,8 @@ class Kind(enum.IntEnum):
     """What a message is for. Kinds from 128 on are a transport's own business."""
 
     CALL = 1
-    """Client to server: `(method, args, kwargs, timeout_s)`, or more at its end."""
+    """Client to server: `[method, args, kwargs, timeout_s]`, or more at its end; None
+    stands for no arguments, and for no deadline."""
     REPLY = 2
     """Server to client: what the method returned."""
     ERROR = 3

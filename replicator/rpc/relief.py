@@ -10,6 +10,7 @@ The relief sleeps as long as nobody is busy, so a quiet server uses no time.
 """
 
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -78,10 +79,12 @@ class Reader:
     """The right to read in one place; it passes from thread to thread.
 
     Attributes:
-      call: What its holder runs, or ran last.
+      call: The quick call that its holder runs.
     """
 
-    def __init__(self, relief: Relief, crew: Crew, read: Callable[[], None]) -> None:
+    def __init__(
+        self, relief: Relief, crew: Crew, read: Callable[["Reader"], None]
+    ) -> None:
         """Make one that nobody holds.
 
         Args:
@@ -100,7 +103,7 @@ class Reader:
     def start(self) -> None:
         """Let a thread read."""
         self._right.acquire()
-        self._crew.run(self._read)
+        self._crew.run(functools.partial(self._read, self))
 
     def lay_down(self, now_s: float) -> None:
         """Be busy from now on: another thread may read if it takes long."""
@@ -121,6 +124,9 @@ class Reader:
         """Let another thread read if this one has been busy since then."""
         if self._relief.busy.get(self) == since_s and self._take(False):
             self._relief.busy.pop(self, None)
-            if self.call is not None and not self.call.is_over:
-                self.call.target.held_up()
-            self._crew.run(self._read)
+            call = self.call
+            if call is not None and call.is_over:
+                call.caller.is_stalled = True
+            elif call is not None:
+                call.target.held_up()
+            self._crew.run(functools.partial(self._read, self))

@@ -43,9 +43,11 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
         kind = _REPLY
     except BaseException as error:  # also one that would end a program
         kind, value = raised(tell(error, registry=service.registry))
+    finally:
+        running_here.call = None
+        call.is_over = True
+        service.pool.leave()
     seconds = time.monotonic() - started_s
-    call.is_over = True
-    service.pool.leave()
     # Arrays that lie in shared memory go back to their pool.
     call.args, call.kwargs = (), _NONE
     if seconds > QUICK_S or not target.is_quick:

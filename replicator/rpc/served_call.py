@@ -19,11 +19,19 @@ from replicator.rpc.protocols import Connection, Kind
 
 
 class Caller(Protocol):
-    """The client whose call it is; `served_connection` is the one maker."""
+    """The client whose call it is; `served_connection` is the one maker.
+
+    Attributes:
+      connection: Where it is.
+      client_id: What it said it is.
+      calls: Its calls that have no answer yet, by number.
+      is_stalled: Whether it has not taken a reply for a while.
+    """
 
     connection: Connection
     client_id: bytes | None
     calls: dict[int, "ServedCall"]
+    is_stalled: bool
 
     def run(self, call: "ServedCall") -> None:
         """Run a call in this thread, which has a slot for it."""
@@ -57,7 +65,7 @@ class Caller(Protocol):
 
 
 class _RunningHere(threading.local):
-    """The call that this thread runs, or ran last."""
+    """The call that this thread runs."""
 
     call: "ServedCall | None" = None
 
@@ -160,8 +168,7 @@ def current_call() -> ServedCall | None:
     >>> current_call() is None
     True
     """
-    call = running_here.call
-    return None if call is None or call.is_over else call
+    return running_here.call
 
 
 def cancelled() -> bool:
@@ -170,5 +177,5 @@ def cancelled() -> bool:
     >>> cancelled()
     False
     """
-    call = current_call()
+    call = running_here.call
     return call is not None and call.is_cancelled()

@@ -35,9 +35,9 @@ from replicator.rpc.running import (
 )
 from replicator.rpc.served_call import ServedCall
 from replicator.rpc.service import Service
+from replicator.rpc.signs_of_life import MAX_CALLS
 
 _log = logging.getLogger(__name__)
-_MAX_PINGED = 256
 _LAST_WORD_S = 0.2
 _LOOK_S = 1.0
 _CALL = int(Kind.CALL)
@@ -52,6 +52,8 @@ class ServedConnection:
       service: The server it calls.
       calls: Its calls that wait or run, or whose reply is being sent, by number.
       client_id: What it said it is; the same after it connects again.
+      is_stalled: Whether it has not taken a reply for a while: then its calls run in
+        the pool, where they can hold up no more threads than that has places.
     """
 
     def __init__(self, service: Service, connection: Connection) -> None:
@@ -59,6 +61,7 @@ class ServedConnection:
         self.service = service
         self.calls: dict[int, ServedCall] = {}
         self.client_id: bytes | None = None
+        self.is_stalled = False
         self.descriptor = -1
         self.is_listed = False
         self.is_paused = False
@@ -66,13 +69,12 @@ class ServedConnection:
         self._held_bytes = 0
         self._held_calls = 0
         self._is_closed = False
-        self._reader = Reader(service.relief, service.crew, self._read)
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Read until the connection ends, in a thread of its own."""
-        self._reader = Reader(self.service.relief, self.service.crew, self._read)
-        self._reader.start()
+        # Not kept: what refers to itself in a circle outlives its last use.
+        Reader(self.service.relief, self.service.crew, self._read).start()
 
     def is_alone(self) -> bool:
         """Tell whether the server has no other connection."""
@@ -99,6 +101,7 @@ class ServedConnection:
     def end(self, call: ServedCall) -> None:
         """Forget a call that was answered, or has nobody to answer to."""
         self.calls.pop(call.call_id, None)
+        self.is_stalled = False
         if call.is_counted:
             self._give_room(call)
         if not self.service.takes_calls:
@@ -164,9 +167,9 @@ class ServedConnection:
         self.close()
         return left
 
-    def _read(self) -> None:
+    def _read(self, reader: Reader) -> None:
         """Read as the holder of the right to, until it is lost, or the end."""
-        receive, reader = self.connection.receive, self._reader
+        receive = self.connection.receive
         connections = self.service.connections
         front = self.service.front if self.connection.fileno() is not None else None
         try:
@@ -181,6 +184,7 @@ class ServedConnection:
                 now_s = time.monotonic()
                 reader.lay_down(now_s)
                 self.handle(message, now_s, reader)
+                del message  # its arrays, while the next is long in coming
                 if not reader.take_up():
                     return
         except RpcError as error:
@@ -215,13 +219,16 @@ class ServedConnection:
             deadline_s,
             num_bytes,
         )
+        if self._is_closed and not target.is_idempotent:
+            call.give_up()  # `close` ran meanwhile, and may not have seen it
         if not service.takes_calls:
             answer_unrun(service, call, not_run(STOPPED))
         elif target.is_idempotent and self.client_id and not is_new(service, call):
             return
-        elif target.is_quick and service.pool.try_enter():
+        elif target.is_quick and not self.is_stalled and service.pool.try_enter():
             reader.call = call
             run(service, call, received_s)
+            reader.call = None
         else:
             self._submit(call)
 
@@ -262,7 +269,7 @@ class ServedConnection:
         """Say what each call does, and for how long; nothing of those not known."""
         now_s = time.monotonic()
         states = []
-        for call_id in list(call_ids or ())[:_MAX_PINGED]:
+        for call_id in list(call_ids or ())[:MAX_CALLS]:
             call = self.calls.get(call_id)
             if call is not None and call.started_s:
                 states.append((call_id, "runs", now_s - call.started_s))

@@ -286,8 +286,6 @@ class Server:
         atexit.unregister(self.stop)
         service = self._service
         service.takes_calls = False
-        for listener in self._listeners or ():
-            listener.close()
         for caller in service.connections.copy():
             caller.say_goodbye()
         self._drain()
@@ -296,6 +294,10 @@ class Server:
             for caller in service.connections.copy()
             for call in caller.abandon_calls()
         ]
+        # Last: with some transports connections do not outlive their listener, and who
+        # comes meanwhile is turned away by `_meet`.
+        for listener in self._listeners or ():
+            listener.close()
         if left:
             _log.warning("%s stopped; still running: %s", self._name, _named(left))
         service.relief.close()

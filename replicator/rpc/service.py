@@ -22,6 +22,8 @@ from replicator.rpc.relief import Relief
 from replicator.rpc.reply_cache import ReplyCache
 from replicator.rpc.served_call import Caller, ServedCall
 
+_MAX_ID_BYTES = 64
+
 
 @final
 class Service:
@@ -94,7 +96,7 @@ class Service:
     def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
         """Answer a call of the server's own; LookupError if there is no such."""
         if name == HELLO:
-            caller.client_id = bytes(args[0])
+            caller.client_id = bytes(args[0])[:_MAX_ID_BYTES]
             retried = [m.name for m in self.methods.values() if m.is_idempotent]
             return PROTOCOL, self.label, retried
         if name == LIST_METHODS:

@@ -26,6 +26,9 @@ TINY = {
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
     "rpc_soak": ["--clients=8", "--minutes=0.2", "--client_processes=2"],
+    "launch_time": ["--rounds=1"],
+    "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
+    "orphans": ["--rounds=2"],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -44,6 +47,9 @@ EXACT = {
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
+    "launch_time": {},
+    "program_overhead": {},
+    "orphans": {"left": 0, "rounds": 4},
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
 

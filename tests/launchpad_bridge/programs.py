@@ -11,7 +11,9 @@ import numpy as np
 
 import replicator.launchpad_bridge as lp
 
-SOON_S = 20.0  # long enough for a slow machine; nothing waits that long when all is well
+SOON_S = (
+    20.0  # long enough for a slow machine; nothing waits that long when all is well
+)
 
 
 class Counter:

@@ -33,6 +33,9 @@ def start(body):
 
 def run(body):
     """Run a script to its end; return its status, output and errors."""
-    process = start(body)
-    out, err = process.communicate(timeout=LIMIT_S)
-    return process.returncode, out, err
+    with start(body) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        return process.returncode, out, err

@@ -19,7 +19,9 @@ def test_deferred_arguments_are_made_first():
 
 def test_a_constructor_that_raises_is_told_with_the_place_of_the_deferred():
     deferred = lp.Deferred(int, "no number")
-    with pytest.raises(RuntimeError, match=r"Error \(.*\) occurred when evaluating") as e:
+    with pytest.raises(
+        RuntimeError, match=r"Error \(.*\) occurred when evaluating"
+    ) as e:
         deferred.dereference()
     assert "test_deferred.py" in str(e.value)
     assert isinstance(e.value.__cause__, ValueError)

@@ -149,9 +149,9 @@ def test_a_circle_is_fine_where_one_node_was_configured():
 
 def test_a_program_that_runs_is_not_launched_again():
     program = chain()
-    with lp.launch(program):
-        with pytest.raises(lp.ProgramError, match="must not be running"):
-            lp.launch(program)
+    refused = pytest.raises(lp.ProgramError, match="must not be running")
+    with lp.launch(program), refused:
+        lp.launch(program)
 
 
 def test_resources_of_a_group_that_is_not_there_are_refused():

@@ -66,7 +66,7 @@ def test_a_method_called_on_a_handle_is_refused_with_a_hint():
 def test_a_handle_used_before_the_launch_is_refused_by_the_nodes_name():
     program = lp.Program("early")
     handle = program.add_node(lp.CourierNode(dict), label="producer")
-    with pytest.raises(RuntimeError, match="'producer'.*has not been bound"):
+    with pytest.raises(RuntimeError, match=r"'producer'.*has not been bound"):
         handle.dereference()
 
 

@@ -29,20 +29,18 @@ run = lp.launch(program_of(lp.PyNode(work)){options})
 
 def interrupted(body, *signums, launch_type="threads"):
     """Start a script, send signals once its node is ready; say how it ended."""
-    process = start(body.replace("{options}", f", launch_type={launch_type!r}"))
-    try:
-        for line in process.stdout:
-            if "ready" in line:
-                break
-        started_s = time.monotonic()
-        for signum in signums:
-            process.send_signal(signum)
-            time.sleep(0.5)
-        out, err = process.communicate(timeout=LIMIT_S)
+    options = f", launch_type={launch_type!r}"
+    with start(body.replace("{options}", options)) as process:
+        try:
+            next(line for line in process.stdout if "ready" in line)
+            started_s = time.monotonic()
+            for signum in signums:
+                process.send_signal(signum)
+                time.sleep(0.5)
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
         return process.returncode, out, err, time.monotonic() - started_s
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow

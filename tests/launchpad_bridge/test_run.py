@@ -86,7 +86,7 @@ def test_waiting_for_some_groups_leaves_the_others_running():
 def test_groups_that_are_not_there_cannot_be_waited_for():
     with lp.launch(program_of(a=waiting())) as run:
         for labels in (["b"], "a"):
-            with pytest.raises(lp.LaunchError, match="`labels` must be a list of"):
+            with pytest.raises(lp.LaunchError, match="`labels` must be a list"):
                 run.wait(labels=labels)
 
 
@@ -107,16 +107,16 @@ def test_the_end_of_the_block_stops_the_run_and_raises_its_failure():
     with lp.launch(program_of(a=waiting())) as run:
         pass
     assert run.is_over
-    with pytest.raises(lp.NodeFailedError, match="why"):
-        with lp.launch(program_of(bad=lp.PyNode(fail))) as run:
-            run.wait_for_stop(20)
+    run = lp.launch(program_of(bad=lp.PyNode(fail)))
+    with pytest.raises(lp.NodeFailedError, match="why"), run:
+        run.wait_for_stop(20)
 
 
 def test_an_error_in_the_block_is_told_with_the_failure_besides():
-    with pytest.raises(KeyError) as raised:
-        with lp.launch(program_of(bad=lp.PyNode(fail))) as run:
-            run.wait_for_stop(20)
-            raise KeyError("own")
+    run = lp.launch(program_of(bad=lp.PyNode(fail)))
+    run.wait_for_stop(20)
+    with pytest.raises(KeyError) as raised, run:
+        raise KeyError("own")
     assert "Besides, a node failed: `bad`" in raised.value.__notes__[0]
 
 
@@ -135,9 +135,9 @@ def test_an_error_of_the_block_that_comes_from_a_dead_node_gives_way_to_its_caus
 
     program = lp.Program("p")
     handle = program.add_node(lp.CourierNode(Fragile), label="fragile")
-    with pytest.raises(lp.NodeFailedError, match="`fragile` raised ValueError: broken"):
-        with lp.launch(program):
-            handle.dereference().touch()
+    failed = pytest.raises(lp.NodeFailedError, match="`fragile` raised ValueError")
+    with failed, lp.launch(program):
+        handle.dereference().touch()
 
 
 def test_stop_may_be_called_again_and_after_the_end():
@@ -205,9 +205,9 @@ def test_what_goes_wrong_in_a_launcher_fails_the_run(what, node, text):
 
 
 def test_what_is_no_program_is_refused():
-    with pytest.raises(ArgumentError, match="must be an `lp.Program`"):
+    with pytest.raises(ArgumentError, match=r"must be an `lp\.Program`"):
         lp.launch([])
-    with pytest.raises(ArgumentError, match="must be an `lp.Program`"):
+    with pytest.raises(ArgumentError, match=r"must be an `lp\.Program`"):
         lp.launch(object())  # type: ignore[arg-type]
 
 

@@ -30,15 +30,17 @@ def test_the_script_stops_its_only_program():
 
 def test_the_script_has_to_say_which_of_two_programs():
     programs = [program_of(a=lp.PyNode(lp.wait_for_stop, 20)) for _ in range(2)]
-    with lp.launch(programs[0]), lp.launch(programs[1]):
-        with pytest.raises(lp.LaunchError, match="must know which program is meant"):
-            lp.stop()
+    refused = pytest.raises(lp.LaunchError, match="must know which program is meant")
+    with lp.launch(programs[0]), lp.launch(programs[1]), refused:
+        lp.stop()
 
 
 def test_a_stopper_can_be_pickled_and_stops_the_program_that_it_is_called_in():
     stopper = pickle.loads(pickle.dumps(lp.make_program_stopper("local_mt")))
     programs = [
-        program_of(a=lp.PyNode(lp.wait_for_stop, 20), b=lp.PyNode(lp.wait_for_stop, 20)),
+        program_of(
+            a=lp.PyNode(lp.wait_for_stop, 20), b=lp.PyNode(lp.wait_for_stop, 20)
+        ),
         program_of(a=lp.PyNode(lp.wait_for_stop, 20), b=lp.PyNode(stopper)),
     ]
     with lp.launch(programs[0]) as other:
@@ -96,7 +98,9 @@ def test_a_handler_is_not_called_when_its_node_ends_before_the_stop():
     def work():
         lp.register_stop_handler(lambda: called.append(1))
 
-    with lp.launch(program_of(a=lp.PyNode(work), b=lp.PyNode(lp.wait_for_stop, 20))) as r:
+    with lp.launch(
+        program_of(a=lp.PyNode(work), b=lp.PyNode(lp.wait_for_stop, 20))
+    ) as r:
         r.wait(20, labels=["a"])
     assert called == []
 

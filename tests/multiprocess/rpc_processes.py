@@ -55,7 +55,12 @@ class Target:
 def process(*arguments):
     """Yield a process of this module that has said that it is ready."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "tests.multiprocess.rpc_processes", *map(str, arguments)],
+        [
+            sys.executable,
+            "-m",
+            "tests.multiprocess.rpc_processes",
+            *map(str, arguments),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

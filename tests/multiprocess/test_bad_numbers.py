@@ -66,13 +66,15 @@ def train(directory, batches=None, **options):
         )
     except (FloatingPointError, checkify.JaxRuntimeError) as failure:
         return f"{failure}", failure.__notes__
-    return result.step, bits(host(result.state["params"]))
+    return result.step, result.metrics, bits(host(result.state["params"]))
 
 
 def program(directory):
     root, whole = Path(directory), dataset()
+    good = whole[:BAD] + whole[BAD + 1 :]
     found = {
-        "control": train(root / "control", whole[:BAD] + whole[BAD + 1 :]),
+        "control": train(root / "control", good),
+        "run again": train(root / "control", good),
         "rolled back": train(root / "back", on_nonfinite="rollback"),
         "raised": train(root / "raised", checkpoint_every=3),
     }
@@ -96,9 +98,14 @@ def test_all_processes_come_to_the_same(found, what):
 
 @pytest.mark.parametrize("what", ["rolled back", "went on"])
 def test_training_goes_on_as_if_the_batch_had_not_been(found, what):
-    step, expected = found[0]["control"]
-    assert step == STEPS
-    assert found[0][what] == (STEPS, expected)
+    step, metrics, _ = expected = found[0]["control"]
+    assert (step, np.isfinite(metrics["loss"])) == (STEPS, True)
+    assert found[0][what] == expected
+
+
+def test_a_finished_run_ends_with_the_same_metrics_in_all_processes(found):
+    for value in found[:2]:
+        assert value["run again"] == found[0]["control"]
 
 
 def test_the_journal_of_every_process_tells_the_step_and_the_batch(found):

@@ -168,3 +168,9 @@ def print_much(path):
         tell(path, "done")
 
     return run
+
+
+def wait_in_program():
+    import replicator.launchpad_bridge as lp
+
+    lp.wait_for_stop()

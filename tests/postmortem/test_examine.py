@@ -1,10 +1,12 @@
 """Which failures are examined, and what happens when that fails, too."""
 
+import jax
 import pytest
+from jax.experimental import checkify
 
 from replicator.errors import BatchError, NonFiniteError, SpikeError
 from replicator.postmortem.bundle import read_bundle
-from replicator.postmortem.examine import Blamed, examine
+from replicator.postmortem.examine import Blamed, examine, is_met_by_all
 
 
 def failing(failure):
@@ -41,8 +43,24 @@ def reopened_badly():
     raise OSError("the disk is gone")
 
 
+@pytest.mark.parametrize(
+    ("failure", "by_all"),
+    [
+        (NonFiniteError("bad", step=3), True),
+        (SpikeError("bad", step=3), True),
+        (checkify.JaxRuntimeError("replica 1: too small"), True),
+        (jax.errors.JaxRuntimeError("the other end is gone"), False),
+        (ZeroDivisionError(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_processes_examine_together_what_all_of_them_meet(failure, by_all):
+    assert is_met_by_all(failure) is by_all
+
+
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("reopen", [reopened_badly, lambda: None])
-def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, reopen, caplog):
+def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, reopen, together):
     path = examine(
         tmp_path,
         NonFiniteError("bad", step=3, leaf="loss"),
@@ -51,6 +69,7 @@ def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, reopen, caplog)
         one_replica=lambda state, batch, key: (state, {}),
         reopen=reopen,
         about={"seed": 7},
+        together=together,
     )
     found = read_bundle(path)
     assert (found.state, found.batch, found.about) == (None, None, {"seed": 7})

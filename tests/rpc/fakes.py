@@ -1,4 +1,4 @@
-"""Connections that lose, repeat and break off what passes, between a client and a real one."""
+"""Connections that lose, repeat and break off what passes."""
 
 import collections
 import random
@@ -73,10 +73,10 @@ class FaultyConnection:
         self.inner.close()
 
 
-def faulty(address, faults):
+def faulty(address, faults, secret=SECRET):
     """Return what a client dials with."""
     return lambda left_s: FaultyConnection(
-        connect(address, secret=SECRET, timeout_s=left_s), faults
+        connect(address, secret=secret, timeout_s=left_s), faults
     )
 
 

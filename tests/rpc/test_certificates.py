@@ -4,6 +4,7 @@ import datetime
 import os
 import socket
 import ssl
+import sys
 import threading
 
 import pytest
@@ -190,3 +191,13 @@ def test_only_a_clients_role_connects():
     check_client([b"node-1", role_uri("client").encode()], peer="a client")
     with pytest.raises(AuthenticationError, match="a client must have a client's"):
         check_client([role_uri("server").encode()], peer="a client")
+
+
+def test_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+    import replicator.rpc
+
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "replicator.rpc.certificates")
+    monkeypatch.delattr(replicator.rpc, "certificates")
+    assert cli.main(["certificates", str(tmp_path / "c")]) == 2
+    assert "Install `jax-replicator[grpc]`" in capsys.readouterr().err

@@ -1,21 +1,26 @@
 """How a client finds its server, again too, and what it does about lost calls."""
 
 import concurrent.futures
+import dataclasses
 import threading
 import time
 
 import pytest
 
+import replicator.rpc.server as server_module
 from replicator.errors import (
     ArgumentError,
     AuthenticationError,
     CallTimeoutError,
     ConnectionLostError,
+    DecodeError,
     ServerStoppedError,
 )
 from replicator.rpc.client import Client, list_methods
+from replicator.rpc.registry import Registry
 from replicator.rpc.secret import Secret
 from replicator.rpc.server import Server
+from replicator.rpc.transports.connect import listen
 from tests.rpc.courier_cases import (
     LONG_S,
     Probe,
@@ -25,6 +30,7 @@ from tests.rpc.courier_cases import (
     wait_until,
 )
 from tests.rpc.fakes import Faults, faulty, nobody
+from tests.rpc.transports.ends import SECRET
 
 
 def on_socket(path, instance=None):
@@ -35,6 +41,11 @@ def on_socket(path, instance=None):
 def path(tmp_path):
     tmp_path.chmod(0o700)
     return tmp_path / "socket"
+
+
+@pytest.fixture(autouse=True)
+def cancelled_handlers_have_little_time(monkeypatch):
+    monkeypatch.setattr(server_module, "CANCEL_S", 0.05)
 
 
 def test_a_client_connects_at_its_first_call_only():
@@ -72,7 +83,7 @@ def test_a_future_waits_for_a_server_without_its_caller():
 
 def test_a_client_that_does_not_wait_says_at_once_that_nobody_is_there():
     with Client("inproc:nobody-is-here", wait_for_ready=False) as client:
-        with pytest.raises(ConnectionLostError, match="`add` of .*nobody answers"):
+        with pytest.raises(ConnectionLostError, match=r"`add` of .*nobody answers"):
             client.add(1)
         with pytest.raises(ConnectionLostError, match="Nobody listens"):
             client.futures.add(1).result(LONG_S)
@@ -169,7 +180,10 @@ def lossy(server, faults, **options):
 @pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.25}])
 def test_an_idempotent_call_has_its_effect_once_whatever_is_lost(chances):
     faults = Faults(**chances)
-    with serving("in-process", probe := Probe()) as server, lossy(server, faults) as client:
+    with (
+        serving("in-process", probe := Probe()) as server,
+        lossy(server, faults) as client,
+    ):
         results = [client.add_once() for _ in range(40)]
     assert results == list(range(1, 41))
     assert probe.runs == 40
@@ -179,7 +193,10 @@ def test_an_idempotent_call_has_its_effect_once_whatever_is_lost(chances):
 @pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.1}])
 def test_idempotent_futures_have_their_effect_once_whatever_is_lost(chances):
     faults = Faults(**chances)
-    with serving("in-process", probe := Probe()) as server, lossy(server, faults) as client:
+    with (
+        serving("in-process", probe := Probe()) as server,
+        lossy(server, faults) as client,
+    ):
         futures = [client.futures.add_once() for _ in range(60)]
         results = [future.result(LONG_S) for future in futures]
     assert sorted(results) == list(range(1, 61))
@@ -203,9 +220,13 @@ def test_another_call_is_not_sent_again_and_the_error_says_that_it_may_have_run(
     chances, why
 ):
     with serving() as server, lossy(server, Faults(**chances)) as client:
-        with pytest.raises(ConnectionLostError, match=f"`echo` of .*may have run.*{why}"):
+        with pytest.raises(
+            ConnectionLostError, match=f"`echo` of .*may have run.*{why}"
+        ):
             client.echo(1)
-        with pytest.raises(ConnectionLostError, match=f"`echo` of .*may have run.*{why}"):
+        with pytest.raises(
+            ConnectionLostError, match=f"`echo` of .*may have run.*{why}"
+        ):
             client.futures.echo(1).result(LONG_S)
 
 
@@ -223,14 +244,17 @@ def test_retries_end_with_the_deadline():
 def test_a_call_sent_again_while_it_runs_joins_it():
     """The link breaks while the handler runs; the client finds its call again."""
     faults = Faults(break_off=1.0)
-    with serving("in-process", probe := Probe()) as server, lossy(server, faults) as client:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            result = pool.submit(client.hold_once)
-            assert probe.started.acquire(timeout=LONG_S)
-            faults.break_off = 0.0
-            wait_until(lambda: faults.broken == 1)
-            probe.go_on.set()
-            assert result.result(LONG_S) == "once"
+    with (
+        serving("in-process", probe := Probe()) as server,
+        lossy(server, faults) as client,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        result = pool.submit(client.hold_once)
+        assert probe.started.acquire(timeout=LONG_S)
+        faults.break_off = 0.0
+        wait_until(lambda: faults.broken == 1)
+        probe.go_on.set()
+        assert result.result(LONG_S) == "once"
     assert probe.runs == 1
 
 
@@ -258,6 +282,24 @@ def test_a_call_in_a_server_that_gives_it_up_may_have_run_in_part():
         assert probe.started.acquire(timeout=LONG_S)
         stopping = threading.Thread(target=server.stop, args=(0.0,))
         stopping.start()
-        with pytest.raises(ServerStoppedError, match="`hold` of 'probe'.*in part"):
+        with pytest.raises(ServerStoppedError, match=r"`hold` of 'probe'.*in part"):
             future.result(LONG_S)
         stopping.join(LONG_S)
+
+
+def test_a_reply_that_cannot_be_read_here_names_its_call():
+    known, registry = Registry(), Registry()
+
+    @known.register
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    listener = listen("unix:", secret=SECRET, registry=known)
+    server = Server(listeners=[listener], registry=known)
+    server.bind("point", lambda: Point(1))
+    with server, Client(server.address, secret=SECRET, registry=registry) as client:
+        with pytest.raises(DecodeError, match=r"`point` of 'server'.*has run.*Point"):
+            client.point()
+        with pytest.raises(DecodeError, match=r"`point` of 'server'.*has run.*Point"):
+            client.futures.point().result(LONG_S)

@@ -54,7 +54,7 @@ def test_an_exception_is_raised_with_its_type_text_and_server(transport):
             client.fail("no good")
         assert isinstance(caught.value, RemoteError)
         assert client.address in str(caught.value)
-        assert 'raise ValueError(text)\nValueError: no good' in (
+        assert "raise ValueError(text)\nValueError: no good" in (
             caught.value.remote_traceback
         )
 

@@ -2,6 +2,7 @@ import logging
 import threading
 
 from replicator.rpc.crew import Crew
+from tests.rpc.courier_cases import wait_until
 
 
 def test_each_task_has_a_thread_of_its_own():
@@ -57,3 +58,27 @@ def test_a_crew_closed_by_its_own_thread_does_not_wait_for_it():
     crew.run(lambda: (ended.append(crew.close(5)), done.set()))
     assert done.wait(10)
     assert ended == [True]
+
+
+def test_few_threads_wait_for_tasks():
+    crew, met = Crew("test", max_idle=2), threading.Barrier(9)
+    for _ in range(8):
+        crew.run(lambda: met.wait(10))
+    met.wait(10)
+    wait_until(lambda: crew.num_threads <= 2)
+    assert crew.close(10)
+
+
+def test_a_task_for_which_the_system_has_no_thread_is_done_later(monkeypatch):
+    crew, hold, done = Crew("test"), threading.Event(), threading.Event()
+    crew.run(lambda: hold.wait(10))
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    crew.run(done.set)
+    assert not done.is_set()
+    hold.set()
+    assert done.wait(10)
+    assert crew.close(10)

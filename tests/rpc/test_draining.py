@@ -11,7 +11,7 @@ DRAINING = begin(until_s=10.0)
 
 
 def test_a_stop_begins_by_draining():
-    assert DRAINING == Stop(Phase.DRAINING, 10.0)
+    assert Stop(Phase.DRAINING, 10.0) == DRAINING
 
 
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.CANCELLING])

@@ -72,7 +72,15 @@ class Everything(Base):
 
 
 def test_the_declared_public_methods_are_offered_and_nothing_else():
-    declared = {"__call__", "cached", "inherited", "of_class", "plain", "read", "static"}
+    declared = {
+        "__call__",
+        "cached",
+        "inherited",
+        "of_class",
+        "plain",
+        "read",
+        "static",
+    }
     assert set(methods_of(Everything())) == declared
 
 
@@ -133,7 +141,9 @@ def test_what_declares_no_method_is_refused(instance):
         methods_of(instance)
 
 
-@pytest.mark.parametrize("name", ["", "_hidden", "a.b", "~hello", "__init__", "two words"])
+@pytest.mark.parametrize(
+    "name", ["", "_hidden", "a.b", "~hello", "__init__", "two words"]
+)
 def test_a_function_needs_a_public_name(name):
     with pytest.raises(ArgumentError, match="name"):
         method_of_function(name, print)

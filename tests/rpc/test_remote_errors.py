@@ -118,7 +118,9 @@ def test_a_name_that_hides_a_builtin_does_not_confuse_the_two():
     assert isinstance(travelled(mine("x"), registry), mine)
 
 
-@pytest.mark.parametrize("name", ["print", "__import__", "os.system", "Registry", "int"])
+@pytest.mark.parametrize(
+    "name", ["print", "__import__", "os.system", "Registry", "int"]
+)
 def test_a_name_on_the_wire_is_looked_up_among_exceptions_only(name):
     assert type(rebuilt(Told([name], "text"))) is RemoteError
 
@@ -187,7 +189,9 @@ def test_an_error_without_text_is_named():
 
 
 def test_errors_of_one_type_share_a_class():
-    assert type(rebuilt(Told(["OSError"], "a"))) is type(rebuilt(Told(["OSError"], "b")))
+    assert type(rebuilt(Told(["OSError"], "a"))) is type(
+        rebuilt(Told(["OSError"], "b"))
+    )
 
 
 def test_a_remote_error_is_an_error_of_rpc():

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import replicator.rpc.server as server_module
 from replicator.errors import (
     AddressInUseError,
     ArgumentError,
@@ -27,6 +28,11 @@ from tests.rpc.courier_cases import (
     wait_until,
 )
 from tests.rpc.transports.ends import SECRET, TRANSPORTS
+
+
+@pytest.fixture(autouse=True)
+def cancelled_handlers_have_little_time(monkeypatch):
+    monkeypatch.setattr(server_module, "CANCEL_S", 0.05)
 
 
 def test_by_default_a_server_is_in_this_process_and_at_a_private_socket():
@@ -115,7 +121,7 @@ def test_a_server_that_stops_takes_no_more_calls(transport):
         stopping = threading.Thread(target=server.stop, args=(LONG_S,))
         stopping.start()
         wait_until(lambda: server._is_stopping)
-        with pytest.raises(CallTimeoutError, match="`add_once` of .*was not called"):
+        with pytest.raises(CallTimeoutError, match=r"`add_once` of .*was not called"):
             other.add_once()
         probe.go_on.set()
         assert first.result(LONG_S) == "answered"
@@ -173,9 +179,12 @@ def test_a_handler_may_not_wait_for_its_own_end():
         def wait(self):
             server.wait()
 
-    with serving("in-process", Waiting()) as server, client_of(server) as client:
-        with pytest.raises(RuntimeError, match="waits for its end"):
-            client.wait()
+    with (
+        serving("in-process", Waiting()) as server,
+        client_of(server) as client,
+        pytest.raises(RuntimeError, match="waits for its end"),
+    ):
+        client.wait()
 
 
 def test_nothing_is_left_of_a_stopped_server(tmp_path):
@@ -222,15 +231,26 @@ def client_of_same(client):
 
 
 def test_a_flood_of_one_client_does_not_starve_another():
-    with serving("unix", probe := Probe(), pool_size=1) as server:
-        with client_of(server) as flood, client_of(server) as other:
-            futures = [flood.futures.hold(n) for n in range(50)]
-            assert probe.started.acquire(timeout=LONG_S)
-            mine = other.futures.hold("mine")
-            wait_until(lambda: server.statistics().queued == 50)
-            probe.go_on.set()
-            assert mine.result(LONG_S) == "mine"
-            concurrent.futures.wait(futures, timeout=LONG_S)
+    class Ordered(Probe):
+        def note(self, who):
+            order.append(who)
+
+    order = []
+    with (
+        serving("unix", probe := Ordered(), pool_size=1) as server,
+        client_of(server) as flood,
+        client_of(server) as other,
+    ):
+        first = flood.futures.hold()
+        assert probe.started.acquire(timeout=LONG_S)
+        waiting = [flood.futures.note("flood") for _ in range(50)]
+        wait_until(lambda: server.statistics().queued == 50)
+        waiting.append(other.futures.note("mine"))
+        wait_until(lambda: server.statistics().queued == 51)
+        probe.go_on.set()
+        concurrent.futures.wait([first, *waiting], timeout=LONG_S)
+    assert len(order) == 51
+    assert order.index("mine") <= 2
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])

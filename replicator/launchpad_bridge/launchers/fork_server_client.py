@@ -54,6 +54,7 @@ class ForkServer:
       environment: Its whole environment, which its workers inherit.
       folder: Of the run; deleted if the launcher is gone, but for `logs`.
       logs: Where its own words are kept.
+      log_name: In which file there.
 
     Raises:
       LaunchError: It cannot be started.
@@ -66,10 +67,11 @@ class ForkServer:
         environment: Mapping[str, str],
         folder: Path,
         logs: Path,
+        log_name: str = "fork-server.log",
     ) -> None:
         self.order = order
         self.is_ready = False
-        self._log = logs / "fork-server.log"
+        self._log = logs / log_name
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_SEND_S)

@@ -18,16 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from replicator.errors import DecodeError, LaunchError
-from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.control_frames import Message
 from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer
-from replicator.launchpad_bridge.launchers.worker_logs import begin_attempt
+from replicator.launchpad_bridge.launchers.worker_logs import begin_attempt, last_lines
 from replicator.launchpad_bridge.launchers.worker_reports import (
     STOP,
-    Report,
-    ReportReader,
+    Frame,
+    FrameReader,
 )
-from replicator.launchpad_bridge.protocols import Exited, StopAsked
 
 _LOG = logging.getLogger(__name__)
 _READY_S = 120.0
@@ -66,11 +64,11 @@ class StartedWorker:
     def __init__(self, spec: Spec, number: int, watch: "ProcessWatch") -> None:
         self.spec = spec
         self.number = number
-        self.log_start = begin_attempt(spec.log, spec.attempt)
+        self._log_start = begin_attempt(spec.log, spec.attempt)
         self.channel, self.theirs = socket.socketpair()
         self.channel.setblocking(False)
-        self.reader = ReportReader()
-        self.said: Report | None = None
+        self.reader = FrameReader()
+        self.said: Frame | None = None
         self.pid: int | None = None
         self._watch = watch
 
@@ -83,7 +81,7 @@ class StartedWorker:
         """End it and all that it started; returns at once."""
         self._watch.kill(self)
 
-    def read(self) -> list[Report] | None:
+    def read(self) -> list[Frame] | None:
         """Return what it has said since; None once it says no more.
 
         Raises:
@@ -95,6 +93,11 @@ class StartedWorker:
         except ConnectionError:
             return None
         return self.reader.feed(data) if data else None
+
+    def last_lines(self) -> list[str]:
+        """Return the last that it printed in this attempt, before its traceback."""
+        end = self.said.log_bytes if self.said and self.said.raised else None
+        return last_lines(self.spec.log, self._log_start, end)
 
     def close(self) -> None:
         """Close both ends."""
@@ -124,19 +127,23 @@ class ProcessWatch:
 
     Args:
       open_server: Starts fork servers.
-      report: Takes what happens; called in the watching thread.
+      on_end: Takes each worker that has ended, and what its fork server said of that;
+        called in the watching thread.
+      on_stop_asked: Takes the names of workers that ask for a stop of the run.
       forks: Whether fork servers fork at first.
     """
 
     def __init__(
         self,
         open_server: OpenServer,
-        report: Callable[[Exited | StopAsked], None],
         *,
+        on_end: Callable[[StartedWorker, Message], None],
+        on_stop_asked: Callable[[str], None],
         forks: bool,
     ) -> None:
         self._open_server = open_server
-        self._report = report
+        self._on_end = on_end
+        self._on_stop_asked = on_stop_asked
         self._forks = forks
         # Of all that follows; sockets are written to while it is held, so that a kill
         # cannot overtake the start that it is about.
@@ -269,17 +276,17 @@ class ProcessWatch:
 
     def _take(self, worker: StartedWorker) -> bool:
         try:
-            reports = worker.read()
+            frames = worker.read()
         except DecodeError as error:
             _LOG.warning("`%s` sent what is no report: %s", worker.spec.name, error)
             self.kill(worker)
             return False
-        for report in reports or ():
-            if report.kind == "asked":
-                self._report(StopAsked(by=worker.spec.name))
+        for frame in frames or ():
+            if frame.asks:
+                self._on_stop_asked(worker.spec.name)
             else:
-                worker.said = report
-        return reports is not None
+                worker.said = frame
+        return frames is not None
 
     def _listen(self, server: _Server) -> None:
         """Obey what a fork server says."""
@@ -371,13 +378,4 @@ class ProcessWatch:
                 pass
         self._unregister(worker.channel)
         worker.close()
-        self._report(
-            worker_end.exited(
-                worker.spec.name,
-                worker.spec.attempt,
-                said=worker.said,
-                heard={**heard, "pid": worker.pid},
-                log=worker.spec.log,
-                log_start=worker.log_start,
-            )
-        )
+        self._on_end(worker, {**heard, "pid": worker.pid})

@@ -20,14 +20,22 @@ from typing import Literal
 
 from replicator.errors import ArgumentError, LaunchError
 from replicator.launchpad_bridge import recipes
+from replicator.launchpad_bridge.launchers import worker_end
+from replicator.launchpad_bridge.launchers.control_frames import Message
 from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
 from replicator.launchpad_bridge.launchers.local_resources import (
+    ALLOCATION,
     look_at_machine,
     share_out,
 )
 from replicator.launchpad_bridge.launchers.log_tail import LogTail
 from replicator.launchpad_bridge.launchers.preloading import heavy_modules
-from replicator.launchpad_bridge.launchers.process_watch import Kind, ProcessWatch, Spec
+from replicator.launchpad_bridge.launchers.process_watch import (
+    Kind,
+    ProcessWatch,
+    Spec,
+    StartedWorker,
+)
 from replicator.launchpad_bridge.launchers.registered_classes import (
     WithRegisteredClasses,
 )
@@ -41,14 +49,6 @@ from replicator.launchpad_bridge.protocols import (
     Worker,
 )
 from replicator.rpc.private_files import create_private
-
-# glibc: keep large buffers instead of asking the kernel for fresh pages each time. It
-# doubled what a call of 1 MB achieves (facts: same-host transport).
-_ALLOCATION = {
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-    "MALLOC_TRIM_THRESHOLD_": "1073741824",
-    "MALLOC_TOP_PAD_": "67108864",
-}
 
 _TERMINALS = (
     "current_terminal",
@@ -131,7 +131,8 @@ class ProcessWorkers:
         self._modules = list(given) if given is not None else heavy_modules()
         self._watch = ProcessWatch(
             self._open_server,
-            report,
+            on_end=lambda worker, heard: report(_exited(worker, heard)),
+            on_stop_asked=lambda name: report(StopAsked(by=name)),
             forks=options.start == "forkserver" and sys.platform == "linux",
         )
         is_shown = options.terminal != "output_to_files"
@@ -159,6 +160,7 @@ class ProcessWorkers:
             "launch_type": "processes",
             "recipe": str(self._recipe(executable)),
             "jax_settings": {"jax_platforms": platforms} if platforms else {},
+            "book": None,
         }
         log = self._logs[executable.name]
         told = {
@@ -212,10 +214,21 @@ class ProcessWorkers:
         )
         return ForkServer(
             order,
-            environment={**_ALLOCATION, **os.environ, **own},
+            environment={**ALLOCATION, **os.environ, **own},
             folder=self._plan.folder,
             logs=self._plan.logs,
         )
+
+
+def _exited(worker: StartedWorker, heard: Message) -> Exited:
+    return worker_end.exited(
+        worker.spec.name,
+        worker.spec.attempt,
+        said=worker.said,
+        heard=heard,
+        lines=worker.last_lines(),
+        log=str(worker.spec.log),
+    )
 
 
 def _kind(executable: Executable) -> Kind:

@@ -3,36 +3,130 @@
 As soon as a node has failed and the others have stopped, `NodeFailedError` is raised
 where the test is, even if it waits for something that will never come. (In the main
 thread; elsewhere `run.wait()` and the end of `with lp.launch(...)` raise it.)
+
+With a `seed` one node runs at a time. Turns pass where a node calls another, waits for
+the stop, or ends; who is next, the seed decides: the same seed, the same order, as
+often as the test runs. `lp.wait_for_stop(60)` then takes no time where all others
+wait, too. Handlers run in the turn of their caller: they must not wait for others.
 """
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
-from replicator.launchpad_bridge.launchers.threads import Threads, ThreadWorkers
-from replicator.launchpad_bridge.protocols import Exited, Plan, StopAsked
+from replicator.launchpad_bridge.launchers.direct_calls import Exchange
+from replicator.launchpad_bridge.launchers.threads import (
+    ThreadContext,
+    Threads,
+    ThreadWorker,
+    ThreadWorkers,
+)
+from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
+from replicator.launchpad_bridge.protocols import (
+    Executable,
+    Exited,
+    Plan,
+    StopAsked,
+    Workers,
+)
+from replicator.launchpad_bridge.stop_event import StopEvent
+
+_Report = Callable[[Exited | StopAsked], None]
 
 
 @final
 class TestMode:
-    """The launcher `lp.launch(program, launch_type="test")` uses."""
+    """The launcher `lp.launch(program, launch_type="test")` uses.
+
+    Attributes:
+      seed: Decides the order in which nodes run; None: they run as threads do.
+    """
 
     name = "test"
     __test__ = False  # no test class, for pytest
 
-    def __init__(self, *, serialize: bool = True) -> None:
-        """Choose how much is checked.
+    def __init__(
+        self,
+        *,
+        serialize: bool = True,
+        seed: int | None = None,
+        longest_turn_s: float = 60.0,
+    ) -> None:
+        """Choose how much is checked, and whether the order is fixed.
 
         Args:
           serialize: Check that the nodes could run in other processes.
+          seed: Decides the order in which nodes run, one at a time; None: they run as
+            threads do.
+          longest_turn_s: How long one may run before it is said to be stuck.
         """
-        self._threads = Threads(serialize=serialize)
+        self._serialize = serialize
+        self.seed = seed
+        self._longest_turn_s = longest_turn_s
 
-    def open(
-        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
-    ) -> ThreadWorkers:
+    def open(self, plan: Plan, report: _Report) -> Workers:
         """Make ready to start threads.
 
         Raises:
           LaunchError: A node does not pickle.
         """
-        return self._threads.open(plan, report, launch_type=self.name)
+        threads = Threads(serialize=self._serialize)
+        workers = threads.open(plan, report, launch_type=self.name)
+        if self.seed is None:
+            return workers
+        names = [executable.name for executable in plan.executables]
+        turns = Turns(names, self.seed, longest_s=self._longest_turn_s)
+        return _OrderedWorkers(plan, report, turns, workers)
+
+
+@final
+class _OrderedWorkers:
+    """Threads that take turns."""
+
+    def __init__(
+        self, plan: Plan, report: _Report, turns: Turns, threads: ThreadWorkers
+    ) -> None:
+        self._plan = plan
+        self._report = report
+        self._turns = turns
+        self._threads = threads
+        self._events: list[StopEvent] = []
+        self.exchange = Exchange(turns)
+
+    def start(self, executable: Executable, attempt: int) -> ThreadWorker:
+        """Start a thread, which waits for its turn."""
+        event = TurnEvent(self._turns)
+        self._events.append(event)
+        context = ThreadContext(
+            program=self._plan.program,
+            worker=executable.name,
+            launch_type=TestMode.name,
+            report=self._stop_now,
+            stop_event=event,
+            exchange=self.exchange,
+        )
+        run = _in_turns(self._turns, executable.name)
+        return ThreadWorker(executable, attempt, context, self._tell, around=run)
+
+    def close(self) -> None:
+        """Return: threads that ended leave nothing."""
+        self._threads.close()
+
+    def _stop_now(self, event: Exited | StopAsked) -> None:
+        """Let a stop come in this turn, not whenever the run gets to it."""
+        for stop_event in self._events:
+            stop_event.set()
+        self._report(event)
+
+    def _tell(self, event: Exited | StopAsked) -> None:
+        if isinstance(event, Exited) and event.outcome in ("raised", "died"):
+            for stop_event in self._events:
+                stop_event.set()
+        self._report(event)
+
+
+def _in_turns(turns: Turns, name: str) -> Callable[[Callable[[], Any]], None]:
+    def run(work: Callable[[], Any]) -> None:
+        with turns.taken(name):
+            work()
+
+    return run

@@ -8,7 +8,7 @@ left behind, named, and ends with the process.
 import logging
 import threading
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.node_run import run_worker
@@ -27,13 +27,17 @@ class Threads:
 
     name = "threads"
 
-    def __init__(self, *, serialize: bool = False) -> None:
-        """Choose how much is checked.
+    def __init__(self, *, serialize: bool = False, by_reference: bool = False) -> None:
+        """Choose how much is checked, and how values pass.
 
         Args:
           serialize: Check that the nodes could run in other processes.
+          by_reference: Hand arguments and results over as they are, instead of copies:
+            quicker, but what one node changes in place changes in the other, unlike
+            under any other launcher.
         """
         self._serialize = serialize
+        self._by_reference = by_reference
 
     def open(
         self, plan: Plan, report: _Report, *, launch_type: str = name
@@ -51,17 +55,27 @@ class Threads:
         if self._serialize:
             for executable in plan.executables:
                 pack(executable)
-        return ThreadWorkers(plan, report, launch_type=launch_type)
+        return ThreadWorkers(
+            plan, report, launch_type=launch_type, by_reference=self._by_reference
+        )
 
 
 @final
 class ThreadWorkers:
     """The threads of one run."""
 
-    def __init__(self, plan: Plan, report: _Report, *, launch_type: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        report: _Report,
+        *,
+        launch_type: str,
+        by_reference: bool = False,
+    ) -> None:
         self._plan = plan
         self._report = report
         self._launch_type = launch_type
+        self._by_reference = by_reference
         with_env = {e.label for e in plan.executables if e.resources.env}
         if with_env:
             _LOG.warning(
@@ -76,6 +90,7 @@ class ThreadWorkers:
             worker=executable.name,
             launch_type=self._launch_type,
             report=self._report,
+            by_reference=self._by_reference,
         )
         return ThreadWorker(executable, attempt, context, self._report)
 
@@ -88,12 +103,22 @@ class ThreadContext:
     """The `NodeContext` of a node in this process."""
 
     def __init__(
-        self, *, program: str, worker: str, launch_type: str, report: _Report
+        self,
+        *,
+        program: str,
+        worker: str,
+        launch_type: str,
+        report: _Report,
+        stop_event: StopEvent | None = None,
+        exchange: Any = None,
+        by_reference: bool = False,
     ) -> None:
         self.program = program
         self.worker = worker
         self.launch_type = launch_type
-        self.stop_event = StopEvent()
+        self.stop_event = stop_event or StopEvent()
+        self.exchange = exchange
+        self.by_reference = by_reference
         self._report = report
 
     def stop_program(self) -> None:
@@ -111,11 +136,13 @@ class ThreadWorker:
         attempt: int,
         context: ThreadContext,
         report: _Report,
+        around: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
         self._executable = executable
         self._attempt = attempt
         self._context = context
         self._report = report
+        self._around = around
         self._lock = threading.Lock()
         self._is_reported = False
         # A daemon: one that is left behind must not keep the process from ending.
@@ -142,7 +169,21 @@ class ThreadWorker:
         )
 
     def _run(self) -> None:
-        self._tell(run_worker(self._executable, self._attempt, self._context))
+        try:
+            self._around(
+                lambda: self._tell(
+                    run_worker(self._executable, self._attempt, self._context)
+                )
+            )
+        except BaseException as error:  # raised around the node, or by `kill`
+            self._tell(
+                Exited(
+                    name=self._executable.name,
+                    attempt=self._attempt,
+                    outcome="raised",
+                    error=error,
+                )
+            )
 
     def _tell(self, exited: Exited) -> None:
         """Report an end, the first one that is known."""

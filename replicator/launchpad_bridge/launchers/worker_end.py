@@ -1,12 +1,16 @@
 """Turn what is known of a worker's end into what the run hears: an `Exited`."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
-from replicator.errors import NodeFailedError
+from replicator.errors import DecodeError, MessageTooLargeError, NodeFailedError
 from replicator.launchpad_bridge.launchers.control_frames import Message
 from replicator.launchpad_bridge.launchers.exit_status import describe_status
-from replicator.launchpad_bridge.launchers.worker_logs import last_lines
-from replicator.launchpad_bridge.launchers.worker_reports import Report, rebuild_error
+from replicator.launchpad_bridge.launchers.worker_reports import (
+    Frame,
+    Report,
+    read_report,
+    rebuild_error,
+)
 from replicator.launchpad_bridge.protocols import Exited
 
 _INDENT = "    "
@@ -16,10 +20,10 @@ def exited(
     name: str,
     attempt: int,
     *,
-    said: Report | None,
+    said: Frame | None,
     heard: Message,
-    log: Path,
-    log_start: int,
+    lines: Sequence[str],
+    log: str,
 ) -> Exited:
     """Return how one start of a worker ended.
 
@@ -29,30 +33,41 @@ def exited(
       said: Its own last word, if there was one.
       heard: What its fork server said: `status`, `is_killed`, `out_of_memory`, `pid`;
         or a `reason` why nobody knows.
-      log: Its output.
-      log_start: Where that of this attempt begins.
+      lines: The last that it printed, from before its traceback.
+      log: Where all are.
     """
     where = f"process {heard['pid']}" if heard.get("pid") else "no process"
     if attempt:
         where += f", attempt {attempt}"
-    if said is not None and said.kind == "raised":
-        assert said.error is not None  # of this kind
-        type_name = said.error.type_names[0].lstrip("@")
-        text = f"raised {type_name}: {said.error.text}".removesuffix(": ")
-        lines = last_lines(log, log_start, said.log_bytes)
-        error = _failure(name, text, where, lines, log)
-        error.__cause__ = rebuild_error(said.error, worker=name, where=where)
-        for note in said.notes:
-            error.add_note(note)
-        return Exited(name=name, attempt=attempt, outcome="raised", error=error)
-    if said is not None and (heard.get("is_killed") or heard.get("status") == 0):
-        outcome = "stopped" if said.kind == "stopped" else "returned"
-        return Exited(name=name, attempt=attempt, outcome=outcome, result=said.result)
+    try:
+        report = None if said is None else read_report(said)
+    except (DecodeError, MessageTooLargeError) as error:
+        report, heard = None, {**heard, "reason": f"sent what is no report: {error}"}
+    if report is not None and report.kind == "raised":
+        return _raised(name, attempt, report, where, lines, log)
+    is_well = heard.get("is_killed") or heard.get("status") == 0
+    if report is not None and is_well:
+        return Exited(
+            name=name, attempt=attempt, outcome=report.kind, result=report.result
+        )
     text = _how_it_died(heard)
-    if said is not None:
+    if report is not None:
         text = f"returned, but then {text}"
-    error = _failure(name, text, where, last_lines(log, log_start), log)
+    error = _failure(name, text, where, lines, log)
     return Exited(name=name, attempt=attempt, outcome="died", error=error)
+
+
+def _raised(
+    name: str, attempt: int, report: Report, where: str, lines: Sequence[str], log: str
+) -> Exited:
+    assert report.error is not None, "of this kind"
+    type_name = report.error.type_names[0].lstrip("@")
+    text = f"raised {type_name}: {report.error.text}".removesuffix(": ")
+    error = _failure(name, text, where, lines, log)
+    error.__cause__ = rebuild_error(report.error, worker=name, where=where)
+    for note in report.notes:
+        error.add_note(note)
+    return Exited(name=name, attempt=attempt, outcome="raised", error=error)
 
 
 def _how_it_died(heard: Message) -> str:
@@ -65,7 +80,7 @@ def _how_it_died(heard: Message) -> str:
 
 
 def _failure(
-    name: str, text: str, where: str, lines: list[str], log: Path
+    name: str, text: str, where: str, lines: Sequence[str], log: str
 ) -> NodeFailedError:
     first, *others = text.splitlines() or [""]
     parts = [f"`{name}` {first} ({where})", *others]

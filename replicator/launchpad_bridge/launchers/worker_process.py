@@ -22,6 +22,10 @@ from types import FrameType
 from typing import Any, cast
 
 from replicator.launchpad_bridge.launchers import jax_settings
+from replicator.launchpad_bridge.launchers.address_books import (
+    Book,
+    RegistryOfParent,
+)
 from replicator.launchpad_bridge.launchers.surroundings import Surroundings
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,
@@ -47,6 +51,8 @@ class Job:
       recipe: A file with the pickled function, which the launcher wrote.
       channel: The socket to the launcher, as a descriptor.
       jax_settings: Its own, which win over the launcher's.
+      book: How to find servers on other hosts: `registry`, an address in this host,
+        `folder` of the run and `host`; None if there are no others.
     """
 
     program: str
@@ -55,6 +61,7 @@ class Job:
     recipe: str
     channel: int
     jax_settings: Mapping[str, jax_settings.Setting]
+    book: Mapping[str, str] | None = None
 
 
 def main(told: Mapping[str, Any]) -> int:
@@ -131,6 +138,7 @@ class _Context:
         self.stop_event = stop_event
         self._channel = channel
         self._sending = threading.Lock()
+        self.address_book = None if job.book is None else _open_book(job.book)
 
     def stop_program(self) -> None:
         self.tell(ASK_PROGRAM_TO_STOP)
@@ -198,6 +206,11 @@ class _Listener:
         if not words:
             _end_without_launcher()
         return b"x" not in words
+
+
+def _open_book(told: Mapping[str, str]) -> Book:
+    registry = RegistryOfParent(told["registry"])
+    return Book(registry, folder=Path(told["folder"]), host=told["host"])
 
 
 def _end_without_launcher() -> None:

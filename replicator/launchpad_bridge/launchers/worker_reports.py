@@ -1,13 +1,12 @@
 """What a worker's process tells its launcher: that it returned, or what it raised.
 
-Frames on a private socket: a kind, a length, the codec's bytes. A launcher reads them
+Frames on a private socket: a kind, lengths, the codec's bytes. A launcher reads them
 like anything that another process sends: nothing is unpickled, nothing imported.
 """
 
 import dataclasses
 import struct
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from replicator.errors import (
     DecodeError,
@@ -25,15 +24,41 @@ from replicator.rpc.wire_format import lay_out
 STOP = b"s"
 """From the launcher: stop."""
 
-_HEADER = struct.Struct("!cQQ")
+_HEADER = struct.Struct("!cQQQ")
 _ASK, _RETURNED, _STOPPED, _RAISED = b"a", b"r", b"s", b"e"
 _LIMITS = MessageLimits()
+_MOST_BYTES = _LIMITS.message_bytes + _LIMITS.head_bytes
 _MOST_NOTES = 16
 _LONGEST_NOTE = 2048
-_MOST_BYTES = _LIMITS.message_bytes + _LIMITS.head_bytes
 
-ASK_PROGRAM_TO_STOP = _HEADER.pack(_ASK, 0, 0)
+ASK_PROGRAM_TO_STOP = _HEADER.pack(_ASK, 0, 0, 0)
 """From the worker: the whole run shall stop."""
+
+
+class Frame(NamedTuple):
+    """What a worker said, as it came.
+
+    Attributes:
+      kind: One byte.
+      log_bytes: How long its log was before its traceback, if it raised.
+      head: Of the value, as the codec made it.
+      body: The value's arrays.
+    """
+
+    kind: bytes
+    log_bytes: int
+    head: bytes
+    body: bytes
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for a stop of the run, and says nothing of its end."""
+        return self.kind == _ASK
+
+    @property
+    def raised(self) -> bool:
+        """Whether it tells an error."""
+        return self.kind == _RAISED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,21 +74,19 @@ class Unsendable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a worker said.
+    """What a worker said of its end.
 
     Attributes:
-      kind: "asked" for a stop of the run, "returned", "stopped" or "raised".
+      kind: "returned", "stopped" or "raised".
       result: What it returned, or an `Unsendable`.
       error: What it raised.
-      log_bytes: How long its log was before the traceback.
       notes: What was added to the error.
     """
 
-    kind: Literal["asked", "returned", "stopped", "raised"]
+    kind: Literal["returned", "stopped", "raised"]
     result: PyTree = None
     error: Told | None = None
-    log_bytes: int | None = None
-    notes: Sequence[str] = ()
+    notes: tuple[str, ...] = ()
 
 
 def pack_result(result: PyTree, *, stopped: bool) -> bytes:
@@ -79,12 +102,12 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
     """Return a frame that says what a node raised."""
     told = tell(error, registry=DEFAULT_REGISTRY)
     notes = [str(note)[:_LONGEST_NOTE] for note in getattr(error, "__notes__", ())]
-    rest = (log_bytes, notes[:_MOST_NOTES])
+    notes = notes[:_MOST_NOTES]
     try:
-        return _pack(_RAISED, encode((tuple(told), *rest)))
+        encoded = encode((tuple(told), notes))
     except (EncodeError, MessageTooLargeError):
-        bare = told._replace(attributes=None)
-        return _pack(_RAISED, encode((tuple(bare), *rest)))
+        encoded = encode((tuple(told._replace(attributes=None)), notes))
+    return _pack(_RAISED, encoded, log_bytes)
 
 
 def rebuild_error(told: Told, *, worker: str, where: str) -> RemoteError:
@@ -100,22 +123,22 @@ def rebuild_error(told: Told, *, worker: str, where: str) -> RemoteError:
     )
 
 
-class ReportReader:
+class FrameReader:
     """The frames of one worker."""
 
     def __init__(self) -> None:
         self._begun = bytearray()
 
-    def feed(self, data: bytes) -> list[Report]:
+    def feed(self, data: bytes) -> list[Frame]:
         """Take bytes as they arrive; return what is whole.
 
         Raises:
-          DecodeError: It is no report.
+          DecodeError: It is longer than a report may be.
         """
         self._begun += data
-        reports = []
+        frames = []
         while len(self._begun) >= _HEADER.size:
-            kind, head_bytes, body_bytes = _HEADER.unpack_from(self._begun)
+            kind, log_bytes, head_bytes, body_bytes = _HEADER.unpack_from(self._begun)
             start = _HEADER.size + head_bytes
             if head_bytes + body_bytes > _MOST_BYTES:
                 raise DecodeError("A report must not be longer than a message.")
@@ -125,29 +148,25 @@ class ReportReader:
                 head = bytes(view[_HEADER.size : start])
                 body = bytes(view[start : start + body_bytes])
             del self._begun[: start + body_bytes]
-            reports.append(_read(kind, head, body))
-        return reports
+            frames.append(Frame(kind, log_bytes, head, body))
+        return frames
 
 
-def _pack(kind: bytes, encoded: Encoded) -> bytes:
-    offsets, size = lay_out(encoded.buffers)
-    body = bytearray(size)
-    for offset, buffer in zip(offsets, encoded.buffers, strict=True):
-        body[offset : offset + len(buffer)] = buffer
-    return _HEADER.pack(kind, len(encoded.head), size) + encoded.head + body
+def read_report(frame: Frame) -> Report:
+    """Return what a frame says.
 
-
-def _read(kind: bytes, head: bytes, body: bytes) -> Report:
-    if kind == _ASK:
-        return Report(kind="asked")
-    value = decode(head, body, limits=_LIMITS)
+    Raises:
+      DecodeError: It is no report.
+      MessageTooLargeError: It is past a limit.
+    """
+    kind = frame.kind
+    value = decode(frame.head, frame.body, limits=_LIMITS)
     match kind, value:
-        case (b"e", (tuple() as told, int() as log_bytes, list() as notes)):
+        case (b"e", (tuple() as told, list() as notes)):
             return Report(
                 kind="raised",
                 error=_told(told),
-                log_bytes=log_bytes,
-                notes=[str(note) for note in notes],
+                notes=tuple(str(note) for note in notes),
             )
         case (b"r" | b"s", (bool() as sent, result)):
             return Report(
@@ -168,3 +187,12 @@ def _told(values: tuple[Any, ...]) -> Told:
         ) if names and all(isinstance(name, str) for name in names):
             return Told(tuple(names), text, trace, errno, attributes)
     raise DecodeError("An error must be told by its types, its text, its traceback.")
+
+
+def _pack(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:
+    offsets, size = lay_out(encoded.buffers)
+    body = bytearray(size)
+    for offset, buffer in zip(offsets, encoded.buffers, strict=True):
+        body[offset : offset + len(buffer)] = buffer
+    header = _HEADER.pack(kind, log_bytes, len(encoded.head), size)
+    return header + encoded.head + body

@@ -21,8 +21,11 @@ from replicator.launchpad_bridge.nodes.py_node import PyClassNode, Worked
 from replicator.launchpad_bridge.stopping import stop_event
 from replicator.rpc.client import DEFAULT_TIMEOUT_S, Client
 from replicator.rpc.methods import Method, idempotent, methods_of
+from replicator.rpc.protocols import Listener
 from replicator.rpc.secret import Secret
 from replicator.rpc.server import Server
+from replicator.rpc.tls import Tls
+from replicator.rpc.transports.connect import listen
 
 _HAND_OVER = "set_courier_server"
 _DRAIN_S = 10.0
@@ -65,10 +68,12 @@ class CourierHandle(Handle[Client]):
         Raises:
           LaunchError: The program was not launched, or is over.
         """
-        client = Client(
-            self._address.resolve(), **client_options_of_courier(self._kwargs)
-        )
         context = node_context.current()
+        exchange = self._address.exchange if context is None else context.exchange
+        make = Client if exchange is None else exchange.client
+        options = client_options_of_courier(self._kwargs)
+        # On several hosts a server is found when it is called, not before.
+        client = make(**{**self._address.client_options(), **options})
         if context is None:
             self._address.close_with_run(client.close)
         else:
@@ -168,20 +173,32 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         return [method for name, method in offered.items() if name != _HAND_OVER]
 
     def _make_server(self, instance: Any) -> CourierServer:
-        options = dict(self._courier_kwargs)
-        context = node_context.of_thread()
-        address, secret = self._address.listening(), None
-        if (port := options.pop("port", None)) is not None:
-            secret = _secret_beside(address)
-            address = f"{address},grpc://127.0.0.1:{port}"
-        pool_size = options.pop("thread_pool_size", options.pop("pool_size", 16))
-        name = options.pop("name", context.worker if context else self.description)
-        server = CourierServer(
-            Server(name=name, address=address, pool_size=pool_size, secret=secret)
-        )
+        context = node_context.of_thread() or loose_context()
+        server = CourierServer(lambda methods: self._serve(methods, context))
         for method in self.methods(instance):
             server.bind(method.name, _in_context(method, context))
         return server
+
+    def _serve(
+        self, methods: Mapping[str, Callable[..., Any]], context: RunningContext
+    ) -> Any:
+        """Start a server: of `rpc`, or what the launcher has in its place."""
+        options = dict(self._courier_kwargs)
+        address, here = self._address.listening(), self._address.server_options()
+        name = options.pop("name", context.worker)
+        if context.exchange is not None:
+            return context.exchange.serve(name, address, methods)
+        if (port := options.pop("port", None)) is not None:
+            here.setdefault("secret", _secret_beside(address))
+            address = f"{address},grpc://127.0.0.1:{port}"
+        server = Server(
+            name=name,
+            pool_size=options.pop("thread_pool_size", options.pop("pool_size", 16)),
+            listeners=_listen(address, by_reference=context.by_reference, **here),
+        )
+        for method, function in methods.items():
+            server.bind(method, function)
+        return server.start()
 
     def _hand_over(self, instance: Any, server: CourierServer) -> Any:
         """Let the object start and stop the server."""
@@ -212,6 +229,33 @@ def _drain_s(is_well: bool) -> float:
     return _DRAIN_WHEN_STOPPING_S if is_stopping else _DRAIN_S
 
 
+def _listen(
+    addresses: str,
+    *,
+    by_reference: bool,
+    secret: Secret | None = None,
+    tls: Tls | None = None,
+) -> list[Listener]:
+    """Listen at all of these, or at none."""
+    listeners: list[Listener] = []
+    try:
+        for address in addresses.split(","):
+            listeners.append(
+                listen(
+                    address,
+                    secret=secret,
+                    tls=tls,
+                    # Else a handler would hold the very objects of its caller.
+                    force_encoding=None if by_reference else True,
+                )
+            )
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
 def _secret_beside(address: str) -> Secret | None:
     for part in address.split(","):
         if part.startswith("unix:"):
@@ -219,10 +263,10 @@ def _secret_beside(address: str) -> Secret | None:
     return None
 
 
-def _in_context(method: Method, context: RunningContext | None) -> Callable[..., Any]:
+def _in_context(method: Method, context: RunningContext) -> Callable[..., Any]:
     """Return a method that runs, in threads of the server, as part of its node."""
     function = method.function
-    serve: Any = (context or loose_context()).applied_to(function)
+    serve: Any = context.applied_to(function)
     serve.batch_size = getattr(function, "batch_size", 1)
     return idempotent(serve) if method.is_idempotent else serve
 

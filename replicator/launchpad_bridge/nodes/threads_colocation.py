@@ -1,6 +1,7 @@
 """Several nodes in the threads of one worker: `MultiThreadingColocation`."""
 
 import collections
+import contextlib
 import itertools
 import queue
 import threading
@@ -130,6 +131,7 @@ class _Threads:
     def __init__(self, nodes: Sequence[Node[Any]], outer: RunningContext) -> None:
         self._nodes = nodes
         self._contexts = [outer.inner() for _ in nodes]
+        self._turns = None if outer.exchange is None else outer.exchange.turns
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(
@@ -140,6 +142,13 @@ class _Threads:
 
     def run(self, *, first: bool) -> list[PyTree]:
         """Run them until all, or the first, have ended; raise what one raises."""
+        if self._turns is None:
+            return self._run_all(first)
+        # Where nodes take turns, the inner ones do, and this thread does not.
+        with self._turns.outside([thread.name for thread in self._threads]):
+            return self._run_all(first)
+
+    def _run_all(self, first: bool) -> list[PyTree]:
         for thread in self._threads:
             thread.start()
         results: list[PyTree] = [None] * len(self._nodes)
@@ -169,8 +178,13 @@ class _Threads:
 
     def _run(self, index: int) -> None:
         context = self._contexts[index]
+        taken = (
+            contextlib.nullcontext()
+            if self._turns is None
+            else (self._turns.taken(self._threads[index].name))
+        )
         try:
-            with context.entered():
+            with context.entered(), taken:
                 result = self._nodes[index].function()  # type: ignore[attr-defined]
                 finish_handlers(context)
         except SystemExit as error:

@@ -214,6 +214,7 @@ class Incoming:
         self._reader: FrameReader | None = None
         self._num_bytes = 0
         self._is_open = True
+        self._discards = False
         self._ended = threading.Event()
         self.failure: Exception | None = None
 
@@ -253,26 +254,37 @@ class Incoming:
         """Tell whether `next_frame` has an answer without waiting."""
         return not self._frames.empty()
 
-    def fill_from(self, stream: Iterator[bytes]) -> None:
-        """Read the stream to its end, no further ahead than there is room."""
+    def fill_from(self, stream: Iterator[bytes]) -> bool:
+        """Read the stream to its end, no further ahead than there is room.
+
+        Returns:
+          Whether it came to its end; else `stop` was called.
+        """
         try:
             while self._wait_for_room():
                 self._add(next(stream))
+            return False
         except StopIteration:
-            return
+            return True
         except Exception as failure:  # told by who receives
             self.failure = failure.with_traceback(None)
+            return True
         finally:
             self.stop()
             self._ended.set()
 
-    def stop(self) -> None:
-        """Read no more of the stream; who waits is told."""
+    def discard(self) -> None:
+        """Keep nothing more of the stream, but read it to its end; tell who waits."""
         with self._changed:
-            self._is_open = False
+            self._discards = True
             self._changed.notify_all()
         self._chunks.put(None)
         self._frames.put(None)
+
+    def stop(self) -> None:
+        """Read no more of the stream; tell who waits."""
+        self._is_open = False
+        self.discard()
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait until the stream has ended; tell whether it has."""
@@ -287,6 +299,8 @@ class Incoming:
             return self._is_open
 
     def _has_room(self) -> bool:
+        if self._discards:
+            return True
         if self._reader is None:
             return self._wants_chunk
         # A large message is read when those before it were received.
@@ -294,6 +308,8 @@ class Incoming:
         return self._num_bytes < WAITING_BYTES and not (is_large and self._num_bytes)
 
     def _add(self, chunk: bytes) -> None:
+        if self._discards:
+            return
         if self._reader is None:
             self._wants_chunk = False
             self._chunks.put(chunk)

@@ -12,8 +12,9 @@ def start_reader(
     """Move what arrives to its queue until the stream ends; nothing leaves then."""
 
     def read() -> None:
-        incoming.fill_from(stream)
-        outgoing.abandon()
+        # If our own end stopped it, its last words may be on their way.
+        if incoming.fill_from(stream):
+            outgoing.abandon()
 
     _start("rpc-stream-read", read)
 

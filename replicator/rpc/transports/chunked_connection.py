@@ -32,7 +32,7 @@ from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 
 # What a good end may take: our last words leave, and the other end says it is done.
 _DRAIN_S = 0.5
-_END_S = 0.25
+_END_S = 1.0
 
 
 class ChunkedConnection:
@@ -126,7 +126,7 @@ class ChunkedConnection:
         if self._is_closed:
             return
         self._is_closed = True
-        self._incoming.stop()
+        self._incoming.discard()
         self._outgoing.finish()
         if self._outgoing.wait_drained(_DRAIN_S):
             self._incoming.wait_ended(_END_S)

@@ -66,8 +66,8 @@ class InProcessConnection:
             self._outgoing.put(Message(kind, call_id, payload), timeout_s)
         except TimeoutError:
             raise CallTimeoutError(
-                f"{self._peer} does not read: no room for a message within its time. "
-                "Nothing of it was sent."
+                f"{self._peer} does not read: there was no room for a message within "
+                "its time."
             ) from None
         except EOFError:
             raise self._lost() from None

@@ -83,8 +83,12 @@ class ReceiveBuffers:
 
 @functools.lru_cache(maxsize=1024)  # programs send the same sizes over and over
 def size_class(num_bytes: int) -> int:
-    """Round up so that buffers fit messages of about the same size: by 25% at most."""
-    step = 1 << max(num_bytes.bit_length() - 3, 12)
+    """Round up so that buffers fit messages of about the same size.
+
+    To a power of two up to 1 MiB; then by 25% at most.
+    """
+    bits = max(num_bytes - 1, 1).bit_length()
+    step = 1 << (bits if bits <= 20 else bits - 3)
     return -(-num_bytes // step) * step
 
 

@@ -47,17 +47,23 @@ from replicator.rpc.transports.shared_segments import (
     Slot,
 )
 
-SHARED_FROM_BYTES = 1 << 18
-"""Bodies of this size and more go by shared memory."""
-BOARD_BYTES = 1 << 14
-"""4 for each slot: as many as there are of the smallest size in 1 GiB."""
+SHARED_FROM_BYTES = 1 << 15
+"""Bodies of this size and more go by shared memory: from here on it is quicker."""
+BOARD_BYTES = 1 << 16
+"""4 for each slot."""
+_LOCK_TIMEOUT_S = 1.0
+_LONG_COPY_BYTES = 4 << 20
 _ATTACH = struct.Struct("<cIQ")
 _DETACH = struct.Struct("<cI")
 _log = logging.getLogger(__name__)
 
 
 class SharedMemory:
-    """The shared memory of one connection, both ways; any thread may call."""
+    """The shared memory of one connection, both ways.
+
+    Attributes:
+      open: Returns read-only bytes that the other end placed; see `IncomingSegments`.
+    """
 
     def __init__(
         self,
@@ -81,7 +87,9 @@ class SharedMemory:
         """
         self._channel = channel
         self._outgoing = OutgoingSegments(send_bytes, peers_board)
-        self._incoming = IncomingSegments(receive_bytes, board)
+        incoming = IncomingSegments(receive_bytes, board, fetch=self._read_channel)
+        self._incoming = incoming
+        self.open = incoming.open
         self._peer = peer
         self._has_warned = False
         self._is_closed = False
@@ -100,26 +108,22 @@ class SharedMemory:
             return None
         memory, where = slot.memory, slot.where
         for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
-            # NumPy lets other threads run meanwhile; a memoryview would not.
-            memory[offset : offset + len(buffer)] = np.frombuffer(buffer, np.uint8)
+            part = memory[offset : offset + len(buffer)]
+            if len(buffer) < _LONG_COPY_BYTES:
+                part[:] = buffer
+            else:  # NumPy, which is slower to start, lets other threads run meanwhile
+                np.copyto(
+                    np.frombuffer(part, np.uint8), np.frombuffer(buffer, np.uint8)
+                )
         return where
 
     def take_back(self, where: Where) -> None:
         """Free what `place` returned: the message was not sent."""
-        with self._lock:
-            self._outgoing.take_back(where)
-
-    def open(self, where: Where, num_bytes: int) -> memoryview:
-        """Return read-only bytes that the other end placed; their death releases them.
-
-        Only the thread that receives may call this.
-
-        Raises:
-          DecodeError: The other end broke the protocol.
-        """
-        if where.segment not in self._incoming:
-            self._read_channel()
-        return self._incoming.open(where, num_bytes)
+        if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                self._outgoing.take_back(where)
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Let go of all; what is in use stays readable. May be called twice.
@@ -136,16 +140,21 @@ class SharedMemory:
                 self._lock.release()
 
     def _slot(self, num_bytes: int) -> Slot | None:
+        # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            return None
         reason = "its bound is reached"
-        with self._lock:
-            try:
-                slot = None if self._is_closed else self._find_slot(num_bytes)
-            except OSError as error:
-                slot, reason = None, f"the system has none ({error})"
+        try:
+            slot = None
+            if not self._is_closed:
+                slot = self._outgoing.take(num_bytes) or self._make_slot(num_bytes)
+        except OSError as error:
+            slot, reason = None, f"the system has none ({error})"
+        finally:
             if self._is_closed:
                 self._close_all()
-                return None
-        if slot is None and not self._has_warned:
+            self._lock.release()
+        if slot is None and not self._has_warned and not self._is_closed:
             self._has_warned = True
             _log.warning(
                 "No shared memory for %d bytes to %s: %s. Arrays go by the socket when "
@@ -158,9 +167,9 @@ class SharedMemory:
             )
         return slot
 
-    def _find_slot(self, num_bytes: int) -> Slot | None:
+    def _make_slot(self, num_bytes: int) -> Slot | None:
         outgoing = self._outgoing
-        if slot := outgoing.take(num_bytes) or outgoing.take_new(num_bytes):
+        if slot := outgoing.take_new(num_bytes):
             return slot
         self._untold.extend(outgoing.drop_idle(num_bytes))
         while self._untold:  # told first: the other end has the same bound
@@ -171,7 +180,7 @@ class SharedMemory:
         if segment is None:
             return None
         try:
-            text = _ATTACH.pack(b"A", segment.number, segment.memory.size)
+            text = _ATTACH.pack(b"A", segment.number, len(segment.memory))
             flags = socket.MSG_DONTWAIT
             socket.send_fds(self._channel, [text], [segment.descriptor], flags)
         except OSError:

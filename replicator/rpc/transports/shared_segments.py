@@ -3,13 +3,12 @@
 No sockets and no locks here; `shared_memory.py` holds the protocol, and the lock.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import functools
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,55 +16,9 @@ import numpy as np
 from replicator.errors import DecodeError
 from replicator.rpc.transports.frames import Where
 from replicator.rpc.transports.receive_buffers import size_class
+from replicator.rpc.transports.sealed_memory import make_sealed, map_sealed
 
-IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
-# From Python 3.13 on in `fcntl`; since Linux 5.1 in the kernel.
-_F_SEAL_FUTURE_WRITE = 0x0010
-
-
-def make_sealed(size: int) -> tuple[int, mmap.mmap]:
-    """Make memory that others may map to read, and nobody can make smaller or larger.
-
-    Returns:
-      Its descriptor, and a mapping to write to.
-
-    Raises:
-      OSError: The system has no memory, or no descriptor, for it.
-    """
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    descriptor = os.memfd_create("replicator-rpc", flags)
-    try:
-        os.ftruncate(descriptor, size)
-        mapped = mmap.mmap(descriptor, size)
-        with contextlib.suppress(OSError):  # an older kernel
-            # Our own mapping is there already; nobody makes another one to write.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, mapped
-
-
-def map_sealed(descriptor: int, size: int) -> mmap.mmap:
-    """Map memory of another process to read; the descriptor stays the caller's.
-
-    Raises:
-      DecodeError: It is not of that size, or no memory file that stays as it is.
-      OSError: The system cannot map it.
-    """
-    try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:
-        raise DecodeError("Shared memory must be a memory file, got another.") from None
-    if ~seals & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
-        raise DecodeError("Shared memory must be sealed, got one that may shrink.")
-    found = os.fstat(descriptor).st_size
-    if found != size:
-        raise DecodeError(f"Shared memory must be of {size} bytes, got {found}.")
-    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -83,7 +36,7 @@ class Segment:
 
     number: int
     descriptor: int
-    memory: np.ndarray
+    memory: memoryview
     slot_bytes: int
     made: int = 0
     lent: int = 0
@@ -97,7 +50,7 @@ class Segment:
         """
         size = slot_bytes * num_slots
         descriptor, mapped = make_sealed(size)
-        return cls(number, descriptor, np.frombuffer(mapped, np.uint8), slot_bytes)
+        return cls(number, descriptor, memoryview(mapped), slot_bytes)
 
     def make_slot(self) -> int | None:
         """Take memory for one more slot; return its offset. None: it is all taken.
@@ -106,7 +59,7 @@ class Segment:
           OSError: The system has none. (Without asking, writing would kill us.)
         """
         offset = self.made * self.slot_bytes
-        if offset >= self.memory.size:
+        if offset >= len(self.memory):
             return None
         os.posix_fallocate(self.descriptor, offset, self.slot_bytes)
         self.made += 1
@@ -131,7 +84,7 @@ class Slot:
 
     segment: Segment
     offset: int
-    memory: np.ndarray
+    memory: memoryview
     number: int
     uses: int
 
@@ -165,11 +118,12 @@ class OutgoingSegments:
         self._is_lent = np.zeros(num_slots, np.bool_)
         self._uses = np.zeros(num_slots, np.uint32)
         self._unused_numbers = list(range(num_slots))[::-1]
+        self._num_numbers = 0  # past which none was ever used
 
     @property
     def num_bytes(self) -> int:
         """Return the size of all segments."""
-        return sum(segment.memory.size for segment in self._segments.values())
+        return sum(len(segment.memory) for segment in self._segments.values())
 
     @property
     def num_lent(self) -> int:
@@ -203,6 +157,7 @@ class OutgoingSegments:
                 if offset is not None:
                     memory = segment.memory[offset : offset + size]
                     number = self._unused_numbers.pop()
+                    self._num_numbers = max(self._num_numbers, number + 1)
                     uses = int(self._uses[number])
                     return self._lend(Slot(segment, offset, memory, number, uses), size)
         return None
@@ -275,7 +230,9 @@ class OutgoingSegments:
 
     def _find_released(self) -> None:
         # Of thousands that somebody keeps, a loop would take longer than the copy.
-        is_released = (self._board_array == self._uses) & self._is_lent
+        known = slice(self._num_numbers)
+        is_released = self._board_array[known] == self._uses[known]
+        is_released &= self._is_lent[known]
         for number in np.flatnonzero(is_released).tolist():
             self._set_free(self._lent[number])
 
@@ -292,26 +249,27 @@ class OutgoingSegments:
 class IncomingSegments:
     """Memory of the other end, mapped to read, within a bound."""
 
-    def __init__(self, max_bytes: int, board: mmap.mmap) -> None:
+    def __init__(
+        self, max_bytes: int, board: mmap.mmap, *, fetch: Callable[[], None]
+    ) -> None:
         """Start with none.
 
         Args:
           max_bytes: Of all segments together.
           board: Where this end writes which use of a slot it has released.
+          fetch: Attaches what the other end has made, when one is not known.
         """
         self._max_bytes = max_bytes
         self._board = memoryview(board).cast("I")
+        self._fetch = fetch
         self._segments: dict[int, _Mapped] = {}
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._segments
 
     def attach(self, number: int, size: int, descriptor: int) -> None:
         """Map a segment; the descriptor stays the caller's.
 
         Raises:
-          DecodeError: It is not what the other end says, or past the bound.
-          OSError: The system cannot map it.
+          DecodeError: It is not what the other end says, or past the bound, or the
+            system cannot map it.
         """
         mapped = sum(len(segment.memory) for segment in self._segments.values())
         if number in self._segments or not 0 < size <= self._max_bytes - mapped:
@@ -319,7 +277,10 @@ class IncomingSegments:
                 f"Shared memory must be at most {self._max_bytes} bytes in all, got "
                 f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
             )
-        self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
+        try:
+            self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
+        except OSError as error:
+            raise DecodeError(f"Shared memory cannot be mapped: {error}.") from error
 
     def detach(self, number: int) -> None:
         """Forget a segment.
@@ -336,11 +297,17 @@ class IncomingSegments:
     def open(self, where: Where, num_bytes: int) -> memoryview:
         """Return read-only bytes of a segment; their death releases the slot.
 
+        Only the thread that receives may call this.
+
         Raises:
-          DecodeError: They are not within one, or still in use.
+          DecodeError: They are not within one, or still in use; or the other end broke
+            the protocol otherwise.
         """
         number, offset, slot, uses = where
         segment = self._segments.get(number)
+        if segment is None:
+            self._fetch()
+            segment = self._segments.get(number)
         if segment is None:
             raise DecodeError(f"Shared memory {number} was named, but never came.")
         memory, loans = segment

@@ -39,15 +39,15 @@ from replicator.rpc.message_limits import MessageLimits
 from replicator.rpc.registry import Registry
 from replicator.rpc.secret import Secret
 from replicator.rpc.transports.receive_buffers import ReceiveBuffers
+from replicator.rpc.transports.sealed_memory import (
+    IS_AVAILABLE,
+    make_sealed,
+    map_sealed,
+)
 from replicator.rpc.transports.shared_memory import (
     BOARD_BYTES,
     SharedMemory,
     received_descriptors,
-)
-from replicator.rpc.transports.shared_segments import (
-    IS_AVAILABLE,
-    make_sealed,
-    map_sealed,
 )
 from replicator.rpc.transports.unix_socket import UnixConnection
 
@@ -277,17 +277,27 @@ def _take_offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
         exchange.send(_SHARING.pack(0))
         return None
     with board:
-        channel = socket.socket(fileno=exchange.descriptors.pop(0))
+        channel = _channel(exchange)
         try:
-            kind = channel.family, channel.type
-            if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-                told = f"{exchange.peer} offered another channel: {kind}."
-                raise ConnectionLostError(told)
             exchange.send(_SHARING.pack(receive_bytes), board.descriptor)
             return _shared(channel, board, receive_bytes, offered, exchange)
         except BaseException:
             channel.close()
             raise
+
+
+def _channel(exchange: _Exchange) -> socket.socket:
+    """Return the first descriptor that came as a socket."""
+    try:
+        channel = socket.socket(fileno=exchange.descriptors[0])
+    except OSError as error:
+        raise ConnectionLostError(f"{exchange.peer} offered no channel.") from error
+    exchange.descriptors.pop(0)
+    kind = channel.family, channel.type
+    if kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        return channel
+    channel.close()
+    raise ConnectionLostError(f"{exchange.peer} offered another channel: {kind}.")
 
 
 class _Board:
@@ -303,7 +313,12 @@ class _Board:
         if not IS_AVAILABLE or not receive_bytes:
             return None
         try:
-            return cls(*make_sealed(BOARD_BYTES))
+            descriptor, mapped = make_sealed(BOARD_BYTES)
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, descriptor)
+                os.posix_fallocate(descriptor, 0, BOARD_BYTES)
+                stack.pop_all()
+            return cls(descriptor, mapped)
         except OSError as error:
             _log.warning("Connections do without shared memory: %s.", error)
             return None

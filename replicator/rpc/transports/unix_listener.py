@@ -28,7 +28,7 @@ from replicator.rpc.transports.unix_socket import UnixConnection
 
 _BACKLOG = 128
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE_S = 0.1
+_PAUSE_MS = 100
 _log = logging.getLogger(__name__)
 
 
@@ -128,7 +128,9 @@ class UnixListener:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 _log.warning("%s cannot accept a client: %s.", self.address, error)
-                select.select([self._waker], [], [], _PAUSE_S)
+                pause = select.poll()
+                pause.register(self._waker, select.POLLIN)
+                pause.poll(_PAUSE_MS)
             return None  # also a client that is gone again
 
     def _meet(self, sock: socket.socket) -> UnixConnection:

@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
+from typing import NoReturn
 
 from replicator.errors import (
     CallTimeoutError,
@@ -87,8 +88,9 @@ class UnixConnection:
         self._reason = ""
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
+        open_shared = _refuse_shared if shared is None else shared.open
         self._reader = FrameReader(
-            limits, allocate=buffers.lend, open_shared=self._open_shared
+            limits, allocate=buffers.lend, open_shared=open_shared
         )
 
     @property
@@ -117,6 +119,8 @@ class UnixConnection:
             frame = self._reader.next_frame() or self._receive_frame(timeout_s)
         except (DecodeError, MessageTooLargeError) as error:
             raise self._lost(f"sent what is no message: {error}") from error
+        except MemoryError as error:
+            raise self._lost("sent more than there is memory for") from error
         finally:
             self._is_receiving = False
             if self._is_closed:
@@ -212,11 +216,6 @@ class UnixConnection:
         self._bounded_s = timeout_s
         return 0
 
-    def _open_shared(self, where: Where, num_bytes: int) -> memoryview:
-        if self._shared is None:
-            raise DecodeError("Shared memory was named where there is none.")
-        return self._shared.open(where, num_bytes)
-
     def _lost(self, what: str) -> ConnectionLostError:
         """Close; return the error that says why, or why it was closed before."""
         if not self._is_closed:
@@ -295,18 +294,25 @@ class UnixConnection:
     def _send_rest(self, parts: list[Buffer], deadline: float, is_begun: bool) -> None:
         """Send what is left of a frame, with the lock held."""
         views = deque(memoryview(part) for part in parts)
-        while views:
-            some = list(itertools.islice(views, _PARTS_AT_ONCE))
-            try:
-                sent = self._socket.sendmsg(some, (), _DO_NOT_WAIT)
-            except OSError as error:
-                sent = self._sent_nothing(error)
-                self._wait_for_room(deadline, is_begun)
-            is_begun = is_begun or sent > 0
-            while views and sent >= len(views[0]):
-                sent -= len(views.popleft())
-            if sent:
-                views[0] = views[0][sent:]
+        try:
+            while views:
+                some = list(itertools.islice(views, _PARTS_AT_ONCE))
+                try:
+                    sent = self._socket.sendmsg(some, (), _DO_NOT_WAIT)
+                except OSError as error:
+                    sent = self._sent_nothing(error)
+                    self._wait_for_room(deadline)
+                is_begun = is_begun or sent > 0
+                while views and sent >= len(views[0]):
+                    sent -= len(views.popleft())
+                if sent:
+                    views[0] = views[0][sent:]
+        except BaseException:  # also Ctrl-C
+            if is_begun and not self._is_closed:
+                # What would follow could not be read.
+                self._reason = "was sent half of a message, and took no more"
+                self.close()
+            raise
 
     def _sent_nothing(self, error: OSError) -> int:
         """Return 0 if that was for want of room; else the connection is lost."""
@@ -314,24 +320,22 @@ class UnixConnection:
             return 0
         raise self._lost(f"is gone ({error})") from error
 
-    def _wait_for_room(self, deadline: float, is_begun: bool) -> None:
+    def _wait_for_room(self, deadline: float) -> None:
+        """Wait; return also if there may still be none, but time is left."""
         remaining = deadline - time.monotonic()
-        if remaining > 0:
-            poller = select.poll()
-            poller.register(self._socket.fileno(), select.POLLOUT)
-            poller.poll(min(remaining, _LONGEST_POLL_S) * 1e3 + 1)
-            return  # and try; if there is still none, and no time, we are here again
-        if not is_begun:
+        if remaining <= 0:
             raise CallTimeoutError(
-                f"{self._peer} does not read: no room for a message within its time. "
-                "Nothing of it was sent."
+                f"{self._peer} does not read: there was no room for a message, or for "
+                "all of it, within its time."
             )
-        self._reason = "does not read, and half of a message was sent"
-        self.close()
-        raise CallTimeoutError(
-            f"{self._peer} {self._reason}; the connection is closed."
-        )
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLOUT)
+        poller.poll(min(remaining, _LONGEST_POLL_S) * 1e3 + 1)
 
 
 def _deadline(timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _refuse_shared(where: Where, num_bytes: int) -> NoReturn:
+    raise DecodeError("Shared memory was named where there is none.")

@@ -1,4 +1,4 @@
-"""One suite over all launchers: the same program, the same answers, the same failures."""
+"""One suite over all launchers: same program, same answers, same failures."""
 
 import time
 
@@ -12,10 +12,33 @@ from tests.launchpad_bridge.programs import SOON_S, counter_and, program_of
 LAUNCHERS = {
     "threads": lp.Threads,
     "test": lp.TestMode,
+    "test, in order": lambda: lp.TestMode(seed=0),
     "processes": lambda: lp.Processes(terminal="output_to_files"),
+    "ray": lambda: ray_cluster().Ray(),
 }
-SLOW = {"processes"}
+SLOW = {"processes", "ray"}
 SHARED_PROCESS = {"threads", "test"}
+
+
+def ray_cluster():
+    return pytest.importorskip("replicator.launchpad_bridge.launchers.ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """Be connected to a Ray, which the launcher then takes: starts take seconds."""
+    ray_cluster()
+    from replicator.launchpad_bridge.launchers import ray_session
+
+    session = ray_session.connect(None, {"num_cpus": 4}, insecure=False)
+    yield
+    session.close()
+
+
+def may_wait_by_other_means(launcher):
+    """Skip where every wait must be for an edge."""
+    if getattr(launcher, "seed", None) is not None:
+        pytest.skip("in a fixed order every wait must be for an edge")
 
 
 @pytest.fixture(
@@ -25,6 +48,8 @@ SHARED_PROCESS = {"threads", "test"}
     ]
 )
 def launcher(request):
+    if request.param == "ray":
+        request.getfixturevalue("one_ray")
     return LAUNCHERS[request.param]()
 
 
@@ -87,7 +112,8 @@ def test_a_failure_names_the_node_and_stops_the_others(run_program):
     error = failure_of(
         run_program,
         program_of(
-            bad=lp.PyNode(programs.fail, "oh no"), good=lp.PyNode(programs.wait_for_stop)
+            bad=lp.PyNode(programs.fail, "oh no"),
+            good=lp.PyNode(programs.wait_for_stop),
         ),
     )
     assert error.node == "bad"
@@ -188,7 +214,8 @@ def test_a_cacher_answers_with_what_it_was_told_not_long_ago(run_program):
     assert set(run_program(program).results["asker"]) == {"v1"}
 
 
-def test_calls_of_a_batched_handler_meet(run_program):
+def test_calls_of_a_batched_handler_meet(run_program, launcher):
+    may_wait_by_other_means(launcher)
     program = lp.Program("batched")
     server = program.add_node(
         lp.CourierNode(programs.Predictor, 4, courier_kwargs={"thread_pool_size": 4}),
@@ -224,7 +251,9 @@ def test_restarts_without_progress_end_and_the_first_failure_is_told(
 def test_a_node_that_never_becomes_ready_fails_its_caller_in_bounded_time(run_program):
     program = lp.Program("unready")
     silent = program.add_node(
-        lp.CourierNode(programs.wait_for_stop, courier_client_kwargs={"call_timeout": 1}),
+        lp.CourierNode(
+            programs.wait_for_stop, courier_client_kwargs={"call_timeout": 1}
+        ),
         label="silent",
     )
     program.add_node(lp.CourierNode(programs.Caller, silent), label="caller")
@@ -245,7 +274,10 @@ def test_two_constructors_that_wait_for_each_other_are_told_so(run_program):
     assert "constructors that call each other" in str(failure_of(run_program, program))
 
 
-def test_a_server_of_the_users_own_has_a_port_that_its_clients_know(run_program):
+def test_a_server_of_the_users_own_has_a_port_that_its_clients_know(
+    run_program, launcher
+):
+    may_wait_by_other_means(launcher)
     address = lp.Address("sums")
     server = lp.PyNode(programs.sum_from, address, [1, 2, 3])
     address.assign(server)

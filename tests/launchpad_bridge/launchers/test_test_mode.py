@@ -9,10 +9,12 @@ from tests.launchpad_bridge.programs import SOON_S, program_of
 
 
 def test_a_failure_is_raised_in_a_test_that_waits_for_something_else():
-    never = threading.Event()
-    with pytest.raises(lp.NodeFailedError, match="`node` raised ValueError: oh no"):
+    def launch_and_wait():
         lp.launch(program_of(lp.PyNode(programs.fail)), "test")
-        never.wait(SOON_S)
+        threading.Event().wait(SOON_S)
+
+    with pytest.raises(lp.NodeFailedError, match="`node` raised ValueError: oh no"):
+        launch_and_wait()
 
 
 def test_a_failure_after_the_test_that_launched_is_not_raised_in_another():

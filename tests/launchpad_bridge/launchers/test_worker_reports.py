@@ -6,16 +6,17 @@ import pytest
 from replicator.errors import DecodeError, RemoteError
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,
-    ReportReader,
+    FrameReader,
     Unsendable,
     pack_error,
     pack_result,
+    read_report,
     rebuild_error,
 )
 
 
 def read(*frames):
-    return ReportReader().feed(b"".join(frames))
+    return [read_report(frame) for frame in FrameReader().feed(b"".join(frames))]
 
 
 def test_results_arrive_as_they_were():
@@ -39,9 +40,10 @@ def test_a_result_that_cannot_travel_is_told_with_the_reason():
 
 def test_frames_may_arrive_in_pieces():
     frames = ASK_PROGRAM_TO_STOP + pack_result([1, 2], stopped=False)
-    reader = ReportReader()
-    reports = [report for byte in frames for report in reader.feed(bytes([byte]))]
-    assert [report.kind for report in reports] == ["asked", "returned"]
+    reader = FrameReader()
+    found = [frame for byte in frames for frame in reader.feed(bytes([byte]))]
+    assert [frame.asks for frame in found] == [True, False]
+    assert read_report(found[1]).result == [1, 2]
 
 
 def raised():
@@ -53,8 +55,10 @@ def raised():
 
 
 def test_errors_arrive_with_type_traceback_cause_and_notes():
-    [report] = read(pack_error(raised(), log_bytes=7))
-    assert (report.kind, report.log_bytes, report.notes) == ("raised", 7, ["a note"])
+    [frame] = FrameReader().feed(pack_error(raised(), log_bytes=7))
+    assert (frame.raised, frame.log_bytes) == (True, 7)
+    report = read_report(frame)
+    assert (report.kind, report.notes) == ("raised", ("a note",))
     error = rebuild_error(report.error, worker="a/1", where="process 5")
     assert isinstance(error, RemoteError)
     assert isinstance(error, KeyError)
@@ -77,17 +81,21 @@ def test_a_huge_message_is_cut():
     assert len(report.error.text) < 20_000
 
 
+def frame(kind, head, claimed=None):
+    length = len(head) if claimed is None else claimed
+    return kind + bytes(8) + length.to_bytes(8, "big") + bytes(8) + head
+
+
 @pytest.mark.parametrize(
-    "frame",
+    "data",
     [
-        b"r" + bytes(7) + b"\xff" + bytes(8),
-        b"r" + (2**62).to_bytes(8, "big") + bytes(8),
-        b"r" + (1).to_bytes(8, "big") + bytes(8) + b"\xc1",
-        b"?" + (1).to_bytes(8, "big") + bytes(8) + b"\xc0",
-        b"e" + (1).to_bytes(8, "big") + bytes(8) + b"\xc0",
-        b"r" + (1).to_bytes(8, "big") + bytes(8) + b"\xc0",
+        frame(b"r", b"", claimed=2**62),
+        frame(b"r", b"\xc1"),
+        frame(b"?", b"\xc0"),
+        frame(b"e", b"\xc0"),
+        frame(b"r", b"\xc0"),
     ],
 )
-def test_what_is_no_report_is_refused(frame):
+def test_what_is_no_report_is_refused(data):
     with pytest.raises(DecodeError):
-        read(frame, bytes(300))
+        read(data)

@@ -3,6 +3,7 @@ import threading
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator import errors as lp_errors
 from replicator.launchpad_bridge import node_context
 from replicator.rpc.server import Server
 
@@ -106,12 +107,30 @@ def test_configure_replaces_the_arguments():
     assert b.arguments == ((), {"key": handle})
 
 
-def test_clients_and_servers_take_launchpads_options():
+def test_errors_call_a_server_by_the_name_it_was_given(serve):
     options = {"thread_pool_size": 2, "name": "named"}
-    node = lp.CourierNode(Service, courier_kwargs=options)
-    lp.bind_addresses([node])
-    server = node._make_server(Service())
-    assert repr(server._server).startswith("<Server 'named'")
+    client = serve(lp.CourierNode(Service, courier_kwargs=options))
+    with pytest.raises(lp_errors.RpcError, match="'named'"):
+        client.unknown()
+
+
+def test_values_are_copied_unless_a_launcher_says_otherwise():
+    class Keeper:
+        def __init__(self):
+            self.kept = [1]
+
+        def give(self):
+            return self.kept
+
+    def is_shared(launcher):
+        program = lp.Program("p")
+        keeper = program.add_node(lp.CourierNode(Keeper), label="keeper")
+        with lp.launch(program, launcher):
+            client = keeper.dereference()
+            return client.give() is client.give()
+
+    assert not is_shared(lp.Threads())
+    assert is_shared(lp.Threads(by_reference=True))
 
 
 def test_a_handler_finds_its_node_also_where_several_run_in_one_process():

@@ -39,9 +39,7 @@ def test_each_inner_node_has_a_process_of_its_own_and_can_be_called(
 @pytest.mark.slow
 def test_a_node_that_fails_is_started_again_as_often_as_said(tmp_path):
     path = str(tmp_path / "count")
-    node = colocation(
-        lp.PyNode(programs.fail_until, path, 2), num_retries_on_failure=2
-    )
+    node = colocation(lp.PyNode(programs.fail_until, path, 2), num_retries_on_failure=2)
     run = lp.launch(program_of(node), "threads")
     run.wait(4 * SOON_S)
     assert run.results["node"] == [3]

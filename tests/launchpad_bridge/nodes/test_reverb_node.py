@@ -1,5 +1,6 @@
 import sys
 import types
+from typing import ClassVar
 
 import pytest
 
@@ -9,7 +10,7 @@ import replicator.launchpad_bridge as lp
 class FakeServer:
     """Stands for Reverb's; keeps what it was made of."""
 
-    made: list = []
+    made: ClassVar[list] = []
 
     def __init__(self, **options):
         self.options = options
@@ -31,7 +32,9 @@ def test_a_replay_buffer_listens_on_its_port_until_the_stop(reverb):
     program = lp.Program("p")
     node = lp.ReverbNode(lambda: ["table"])
     handle = program.add_node(node, label="replay")
-    program.add_node(lp.PyNode(lambda address: (lp.stop(), address)[1], handle), "reader")
+    program.add_node(
+        lp.PyNode(lambda address: (lp.stop(), address)[1], handle), "reader"
+    )
     run = lp.launch(program)
     run.wait(20)
     (server,) = FakeServer.made

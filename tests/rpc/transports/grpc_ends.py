@@ -61,7 +61,7 @@ def dial(listener, **changes):
 class Stranger:
     """A stream to a server without our client in it: it sends what it likes."""
 
-    def __init__(self, listener):
+    def __init__(self, listener, **options):
         self.port = int(listener.address.rpartition(":")[2])
         self._channel = grpc.insecure_channel(
             f"127.0.0.1:{self.port}",
@@ -72,7 +72,8 @@ class Stranger:
         )
         self._out = queue.SimpleQueue()
         self._in = queue.SimpleQueue()
-        self._call = self._channel.stream_stream(CONNECT)(iter(self._out.get, None))
+        connect = self._channel.stream_stream(CONNECT)
+        self._call = connect(iter(self._out.get, None), **options)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.code = None

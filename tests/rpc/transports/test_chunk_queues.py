@@ -244,7 +244,7 @@ def test_why_a_stream_ended_is_kept(pool):
 
     incoming = Incoming()
     incoming.start(reader())
-    incoming.fill_from(stream())
+    assert incoming.fill_from(stream())
     assert incoming.next_frame(0).call_id == 1
     assert "the wire is cut" in str(incoming.failure)
     assert incoming.failure.__traceback__ is None
@@ -260,3 +260,23 @@ def test_stopping_wakes_who_waits_for_chunks_and_for_messages(pool):
     for promise in waiting:
         with pytest.raises(ClosedError):
             promise.result(LONG_S)
+
+
+def test_a_stream_that_was_stopped_has_not_ended():
+    """So what is to leave on it still does."""
+    incoming = Incoming()
+    incoming.stop()
+    assert not incoming.fill_from(iter([b"chunk"]))
+
+
+def test_what_is_discarded_is_read_to_its_end_and_kept_nowhere(reading, pool):
+    incoming, stream = reading(*[frame_of(WAITING_BYTES)] * 3)
+    incoming.start(reader())
+    wait_until(lambda: stream.num_read and incoming._is_waiting)
+    incoming.discard()
+    stream.more.set()
+    assert incoming.wait_ended(LONG_S)
+    assert stream.num_read == 3
+    incoming.next_frame(0)
+    with pytest.raises(ClosedError):
+        incoming.next_frame(0)

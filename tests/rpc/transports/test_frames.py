@@ -244,7 +244,7 @@ def test_check_fits_counts_what_lies_between_buffers():
 def test_random_streams_end_in_frames_or_typed_errors():
     generator = random.Random(0)
     frame = framed(b"some head", [b"x" * 33]) + framed(b"", [b"y" * 17_000])
-    for _ in range(2000):
+    for _ in range(500):
         data = bytearray(frame)
         for _ in range(generator.randrange(4)):
             data[generator.randrange(len(data))] = generator.randrange(256)

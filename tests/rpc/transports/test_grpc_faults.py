@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -116,3 +117,13 @@ def test_a_process_may_end_with_connections_open(server):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, timeout=LONG_S, capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+
+
+def test_a_tcp_connection_without_a_word_is_closed():
+    with listening() as listener:
+        port = int(listener.address.rpartition(":")[2])
+        start = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), LONG_S) as silent:
+            while silent.recv(4096):
+                pass
+        assert time.monotonic() - start < 10

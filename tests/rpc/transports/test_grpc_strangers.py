@@ -164,6 +164,27 @@ def test_a_chunk_past_the_limit_is_not_taken(listener):
             assert stranger.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def test_what_is_compressed_is_not_inflated(listener):
+    """32 MB of zeros are 32 KB on the wire: less than a chunk may have."""
+    with (
+        Stranger(listener, compression=grpc.Compression.Gzip) as stranger,
+        admitting(listener) as promise,
+    ):
+        stranger.prove()
+        with contextlib.closing(promise.result(LONG_S)) as server:
+            stranger.send(bytes(32 << 20))
+            with pytest.raises(ConnectionLostError):
+                server.receive(timeout_s=LONG_S)
+            assert stranger.receive() is None
+
+
+def test_metadata_past_the_limit_is_refused(listener):
+    metadata = [("words", "x" * (64 << 10))]
+    with health_of(listener) as stub, pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=LONG_S, metadata=metadata)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 def test_an_impostor_on_another_port_cannot_pass_a_clients_proof_on(listener):
     """It has the port of a server that died, and carries bytes to one that lives."""
     with listening() as dead, Stranger(listener) as relay:

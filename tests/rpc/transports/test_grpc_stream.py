@@ -99,6 +99,7 @@ def test_what_was_sent_arrives_before_the_end(ends, closing):
     ours, theirs = ends[closing], ends[1 - closing]
     for number in range(50):
         ours.send(Kind.REPLY, number, bytes(100), timeout_s=LONG_S)
+    theirs.send(Kind.CALL, 1, bytes(WAITING_BYTES), timeout_s=LONG_S)  # unread
     ours.close()
     assert [theirs.receive(timeout_s=LONG_S).call_id for _ in range(50)] == [*range(50)]
     with pytest.raises(ConnectionLostError, match="is gone"):

@@ -22,8 +22,8 @@ from replicator.errors import ConnectionLostError, DecodeError
 from replicator.rpc.message_limits import MessageLimits
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import Where, frame_with_shared_body, lay_out
-from replicator.rpc.transports.shared_memory import SHARED_FROM_BYTES, SharedMemory
-from replicator.rpc.transports.shared_segments import IS_AVAILABLE, make_sealed
+from replicator.rpc.transports.sealed_memory import IS_AVAILABLE, make_sealed
+from replicator.rpc.transports.shared_memory import SharedMemory
 from tests.rpc.transports.ends import (
     LONG_S,
     TRANSPORTS,
@@ -37,7 +37,7 @@ from tests.rpc.transports.ends import (
 pytestmark = pytest.mark.skipif(not IS_AVAILABLE, reason="no memfd here")
 
 MIB = 1 << 20
-SIZE = SHARED_FROM_BYTES
+SIZE = 1 << 18
 
 
 class Pair:

@@ -211,13 +211,16 @@ def test_a_client_may_do_without_shared_memory(listener):
 def test_another_kind_of_channel_is_refused(listener):
     descriptor, _ = unix_handshake.make_sealed(unix_handshake.BOARD_BYTES)
     pair = socket.socketpair()
-    with stranger(listener) as (sock, handshake), pair[0], pair[1]:
-        proved(sock)
-        offer = struct.pack("<Q", 1 << 20)
-        socket.send_fds(sock, [offer], [pair[0].fileno(), descriptor])
-        os.close(descriptor)
-        error = handshake.exception(LONG_S)
-    assert isinstance(error, ConnectionLostError)
+    for channel in (pair[0].fileno(), 0, descriptor):
+        with stranger(listener) as (sock, handshake):
+            proved(sock)
+            offer = struct.pack("<Q", 1 << 20)
+            socket.send_fds(sock, [offer], [channel, descriptor])
+            error = handshake.exception(LONG_S)
+        assert isinstance(error, ConnectionLostError)
+        assert "channel" in str(error)
+    for end in (*pair, descriptor):
+        os.close(end if isinstance(end, int) else end.detach())
 
 
 @pytest.mark.skipif(not unix_handshake.IS_AVAILABLE, reason="no shared memory here")

@@ -1,0 +1,190 @@
+"""Calls between nodes of one process without threads of a server: for a fixed order.
+
+What a real server would run in a thread of its own runs here in the caller's, in its
+turn. Values pass through the codec, and errors are told and rebuilt, as between
+processes, so a program sees no difference.
+"""
+
+import concurrent.futures
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from replicator.errors import CallTimeoutError, ConnectionLostError
+from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
+from replicator.launchpad_bridge.stop_event import StopEvent
+from replicator.protocols import PyTree
+from replicator.rpc.codec import decode, encode
+from replicator.rpc.own_methods import LIST_METHODS
+from replicator.rpc.registry import DEFAULT_REGISTRY
+from replicator.rpc.remote_errors import rebuild, tell
+
+
+@final
+class Exchange:
+    """The servers of a program, by address."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.servers: dict[str, DirectServer] = {}
+
+    def serve(
+        self, name: str, address: str, methods: Mapping[str, Callable[..., Any]]
+    ) -> "DirectServer":
+        """Take calls of some methods."""
+        server = self.servers[address] = DirectServer(self, name, address, methods)
+        return server
+
+    def stop_event(self) -> StopEvent:
+        """Return an event for an inner node; to wait for it is to let others go on."""
+        return TurnEvent(self.turns)
+
+    def client(
+        self,
+        address: str,
+        *,
+        timeout_s: float | None = None,
+        wait_for_ready: bool = True,
+        **unused: Any,
+    ) -> "DirectClient":
+        """Return a client."""
+        return DirectClient(self, address, timeout_s, wait_for_ready)
+
+
+@final
+class DirectServer:
+    """Stands where `rpc.Server` stands."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        name: str,
+        address: str,
+        methods: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.methods = methods
+        self._exchange = exchange
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more calls; those there were are over."""
+        self._exchange.servers.pop(self.address, None)
+        self._exchange.turns.look_again()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return at once: nothing runs on."""
+        return True
+
+
+@final
+class DirectClient:
+    """Stands where `rpc.Client` stands."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        address: str,
+        timeout_s: float | None,
+        wait_for_ready: bool,
+    ) -> None:
+        self.address = address
+        self._exchange = exchange
+        self._timeout_s = timeout_s
+        self._wait_for_ready = wait_for_ready
+
+    @property
+    def futures(self) -> "DirectFutures":
+        """Return the same methods; each is over when its future is returned."""
+        return DirectFutures(self)
+
+    def call(
+        self,
+        method: str,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> PyTree:
+        """Call a method in this thread, in its turn."""
+        given = _by_value((list(args), dict(kwargs or {})))
+        with self._exchange.turns.guest():
+            server = self._wait_server(method, timeout_s or self._timeout_s)
+            if method == LIST_METHODS:
+                return sorted(server.methods)
+            return _by_value(self._run(server, method, given))
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"A client has no private method, got {name!r}.")
+        return lambda *args, **kwargs: self.call(name, args, kwargs)
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Call the `__call__` of the server's object."""
+        return self.call("__call__", args, kwargs)
+
+    def _wait_server(self, method: str, timeout_s: float | None) -> "DirectServer":
+        servers = self._exchange.servers
+        limit_s = math.inf if timeout_s is None else timeout_s
+        where = f"`{method}` of the server at {self.address} was not called"
+        is_there = self._exchange.turns.give_up(
+            lambda: self.address in servers, limit_s if self._wait_for_ready else 0.0
+        )
+        if is_there:
+            return servers[self.address]
+        if self._wait_for_ready:
+            raise CallTimeoutError(
+                f"{where}: no server was ready within {limit_s:.3g} s of the program's "
+                "own time. Start it, or pass its address."
+            )
+        raise ConnectionLostError(f"{where}: nobody answers there. Start the server.")
+
+    def _run(self, server: DirectServer, method: str, given: PyTree) -> PyTree:
+        args, kwargs = given
+        try:
+            if method not in server.methods:
+                raise AttributeError(f"{server.name!r} has no method {method!r}.")
+            return server.methods[method](*args, **kwargs)
+        except BaseException as error:
+            raise rebuild(
+                tell(error, registry=DEFAULT_REGISTRY),
+                method=method,
+                server=repr(server.name),
+                address=self.address,
+                registry=DEFAULT_REGISTRY,
+            ) from None
+
+
+@final
+class DirectFutures:
+    """The methods of a server, as futures."""
+
+    def __init__(self, client: DirectClient) -> None:
+        self._client = client
+
+    def call(self, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[PyTree]":
+        """Call a method; return its result or error, which there is already."""
+        future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
+        try:
+            future.set_result(self._client.call(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"A client has no private method, got {name!r}.")
+        return lambda *args, **kwargs: self.call(name, args, kwargs)
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+        """Call the `__call__` of the server's object."""
+        return self.call("__call__", args, kwargs)
+
+
+def _by_value(value: PyTree) -> PyTree:
+    """Return a value as the other end of a connection would see it."""
+    encoded = encode(value)
+    return decode(encoded.head, [memoryview(bytes(part)) for part in encoded.buffers])

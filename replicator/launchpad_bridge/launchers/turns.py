@@ -1,0 +1,202 @@
+"""One thread at a time, in an order that a seed decides.
+
+    waiting for a turn ── chosen by the seed ──> has the turn ── gives it up ──> waiting
+                                                      └── its node has ended
+
+Who waits says for what: a condition, a moment of the program's own time, or both. That
+time stands still while anybody can go on, and jumps to the next moment when nobody can:
+no test waits for it. A thread that holds its turn for very long waits for something
+that is no edge (a lock, a queue); then the order is lost, which is said.
+"""
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, final
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.stop_event import StopEvent
+
+
+class _Wait(NamedTuple):
+    number: int
+    until: Callable[[], bool]
+    due_s: float
+
+
+@final
+class Turns:
+    """Who may run; safe for all threads."""
+
+    def __init__(self, names: Iterable[str], seed: int, *, longest_s: float) -> None:
+        """Wait for all of `names` to come before the first gets its turn.
+
+        Args:
+          names: Of those who take turns.
+          seed: Decides the order.
+          longest_s: For how long a turn may be held.
+        """
+        self._condition = threading.Condition()
+        self._random = random.Random(seed)
+        self._expected = set(names)
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._waiting: dict[str, _Wait] = {}
+        self._holder: str | None = None
+        self._turn = 0
+        self._now_s = 0.0
+        self._longest_s = longest_s
+        self._lost = ""
+        self._mine = threading.local()
+        self._guests = 0
+
+    @property
+    def now_s(self) -> float:
+        """Return the program's own time."""
+        return self._now_s
+
+    def has_turn(self) -> bool:
+        """Return whether this thread takes turns, and has one."""
+        return getattr(self._mine, "name", None) is not None
+
+    @contextlib.contextmanager
+    def taken(self, name: str) -> Iterator[None]:
+        """Take part under a name, beginning with a turn; leave at the end."""
+        self._mine.name = name
+        try:
+            self.give_up()
+            yield
+        finally:
+            self._mine.name = None
+            with self._condition:
+                self._expected.discard(name)
+                if self._holder == name:
+                    self._holder = None
+                self._choose()
+
+    @contextlib.contextmanager
+    def outside(self, names: Iterable[str]) -> Iterator[None]:
+        """Give the turn up to others for a block, and have one again after it.
+
+        Args:
+          names: Of those who will come now; nobody gets a turn before they have.
+        """
+        with self._condition:
+            for name in names:
+                self._numbers.setdefault(name, len(self._numbers))
+                self._expected.add(name)
+            if self._holder == self._mine.name:
+                self._holder = None
+        name, self._mine.name = self._mine.name, None
+        try:
+            yield
+        finally:
+            self._mine.name = name
+            self.give_up()
+
+    @contextlib.contextmanager
+    def guest(self) -> Iterator[None]:
+        """Take part for a moment, in a thread that is no node's."""
+        if self.has_turn():
+            yield
+            return
+        with self._condition:
+            self._guests += 1
+            name = f"guest {self._guests}"
+            self._numbers[name] = len(self._numbers)
+        with self.taken(name):
+            yield
+
+    def give_up(
+        self, until: Callable[[], bool] = lambda: True, timeout_s: float = 0.0
+    ) -> bool:
+        """Let others go on; return at the next turn, once a condition holds.
+
+        Args:
+          until: The condition.
+          timeout_s: How long it may take, of the program's own time.
+
+        Returns:
+          Whether the condition holds.
+
+        Raises:
+          LaunchError: The order is lost; says by whom.
+        """
+        name = self._mine.name
+        with self._condition:
+            due_s = self._now_s + timeout_s
+            self._waiting[name] = _Wait(self._numbers[name], until, due_s)
+            self._expected.discard(name)
+            if self._holder == name:
+                self._holder = None
+            self._choose()
+            self._wait_turn(name)
+            if self._lost:
+                raise LaunchError(self._lost)
+            return until()
+
+    def look_again(self) -> None:
+        """Choose somebody, if nobody has the turn: a condition may hold by now."""
+        with self._condition:
+            self._choose()
+
+    def _wait_turn(self, name: str) -> None:
+        while self._holder != name and not self._lost:
+            turn, holder = self._turn, self._holder
+            is_told = self._condition.wait(self._longest_s)
+            if not is_told and holder is not None and turn == self._turn:
+                self._lose(holder)
+
+    def _lose(self, holder: str) -> None:
+        self._lost = (
+            f"In a fixed order every wait must be for an edge, got {holder!r} holding "
+            f"its turn for {self._longest_s:g} s: it waits for another node by other "
+            "means, or works long. Launch without `seed`, or raise `longest_turn_s`."
+        )
+        self._condition.notify_all()
+
+    def _choose(self) -> None:
+        """Give somebody the turn, if it is free and all have come."""
+        if self._holder is not None or self._expected or not self._waiting:
+            return
+        able = self._able()
+        if not able:
+            due_s = min(wait.due_s for wait in self._waiting.values())
+            if due_s == float("inf"):
+                return  # until something comes from outside
+            self._now_s = due_s
+            able = self._able()
+        self._holder = self._random.choice(able)
+        self._turn += 1
+        del self._waiting[self._holder]
+        self._condition.notify_all()
+
+    def _able(self) -> list[str]:
+        """List those who can go on, in the order of the program."""
+        able = [
+            (wait.number, name)
+            for name, wait in self._waiting.items()
+            if wait.due_s <= self._now_s or wait.until()
+        ]
+        return [name for _, name in sorted(able)]
+
+
+@final
+class TurnEvent(StopEvent):
+    """A stop event; to wait for it is to let others go on."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def set(self) -> None:
+        """Set it, and let go on who waits for it."""
+        super().set()
+        self._turns.look_again()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait in the program's own time, if this thread takes turns."""
+        if not self._turns.has_turn():
+            return super().wait(timeout)
+        limit_s = float("inf") if timeout is None else timeout
+        return self._turns.give_up(self.is_set, limit_s)

@@ -1,0 +1,110 @@
+"""When a client asks its server for a sign, and what it makes of the answer.
+
+A ping names the calls that wait; the pong says of each whether it runs or waits, and
+for how long. A call that was named and is not in the pong is unknown to a server that
+lives: its message or its reply was lost. (The connection keeps the order: the call was
+sent before the ping, and a reply that was sent would be here before the pong.)
+
+No thread and no connection: `link` sends and receives.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, final
+
+_log = logging.getLogger(__name__)
+
+MAX_CALLS = 256
+"""The oldest that wait; so many may be named in one ping."""
+_SILENT_AFTER = 5
+
+
+class Ping(NamedTuple):
+    """What to send.
+
+    Attributes:
+      number: Comes back with the pong.
+      call_ids: The calls that are asked after.
+    """
+
+    number: int
+    call_ids: list[int]
+
+
+class Pong(NamedTuple):
+    """What the server says.
+
+    Attributes:
+      states: What each call that it knows does, and for how long.
+      unknown: The calls that it does not know.
+    """
+
+    states: dict[int, tuple[str, float]]
+    unknown: list[int]
+
+
+@final
+class SignsOfLife:
+    """What is known of the server of one link."""
+
+    def __init__(self, peer: str, *, heartbeat_s: float) -> None:
+        """Know nothing yet.
+
+        Args:
+          peer: Who it is, for the log.
+          heartbeat_s: The time between two pings; after five of them without any
+            message the server counts as silent.
+        """
+        self._peer = peer
+        self._heartbeat_s = heartbeat_s
+        self._last = Ping(0, [])
+        self._next_s = 0.0
+        self._asked_s: float | None = None
+        self._has_been_logged = False
+
+    def hear(self) -> None:
+        """Note that the server sent a message."""
+        self._asked_s = None
+
+    def silent_s(self, now_s: float) -> float:
+        """Return for how long pings have had no answer; 0 if that is no time."""
+        if self._asked_s is None or now_s - self._asked_s < 2 * self._heartbeat_s:
+            return 0.0
+        return now_s - self._asked_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Tell whether it is time for a ping."""
+        return now_s >= self._next_s
+
+    def ping(self, now_s: float, call_ids: Sequence[int]) -> Ping:
+        """Return the next ping, which is sent now; log a long silence, once."""
+        self._next_s = now_s + self._heartbeat_s
+        if self._asked_s is None:
+            self._asked_s = now_s
+            self._has_been_logged = False
+        silent_s = now_s - self._asked_s
+        if silent_s >= _SILENT_AFTER * self._heartbeat_s and not self._has_been_logged:
+            self._has_been_logged = True
+            _log.warning(
+                "%s has given no sign of life for %.1f s; calls wait for it: %d",
+                *(self._peer, silent_s, len(call_ids)),
+            )
+        self._last = Ping(self._last.number + 1, list(call_ids[:MAX_CALLS]))
+        return self._last
+
+    def pong(self, number: int, value: Iterable[Any]) -> Pong:
+        """Read the answer to a ping.
+
+        Args:
+          number: Of the ping; one that is not the last says nothing any more.
+          value: What it holds.
+
+        Raises:
+          TypeError: It is no pong.
+          ValueError: Likewise.
+        """
+        states = {int(call_id): (str(what), float(s)) for call_id, what, s in value}
+        if number != self._last.number:
+            return Pong({}, [])
+        unknown = [call_id for call_id in self._last.call_ids if call_id not in states]
+        return Pong(states, unknown)

@@ -1,0 +1,57 @@
+"""Memory without a name that one process writes, and others may map only to read."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+
+from replicator.errors import DecodeError
+
+IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+"""Whether the system has it: Linux does."""
+# From Python 3.13 on in `fcntl`; since Linux 5.1 in the kernel.
+_F_SEAL_FUTURE_WRITE = 0x0010
+
+
+def make_sealed(size: int) -> tuple[int, mmap.mmap]:
+    """Make memory that others may map to read, and nobody can make smaller or larger.
+
+    Returns:
+      Its descriptor, and a mapping to write to.
+
+    Raises:
+      OSError: The system has no memory, or no descriptor, for it.
+    """
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    descriptor = os.memfd_create("replicator-rpc", flags)
+    try:
+        os.ftruncate(descriptor, size)
+        mapped = mmap.mmap(descriptor, size)
+        with contextlib.suppress(OSError):  # an older kernel
+            # Our own mapping is there already; nobody makes another one to write.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, mapped
+
+
+def map_sealed(descriptor: int, size: int) -> mmap.mmap:
+    """Map memory of another process to read; the descriptor stays the caller's.
+
+    Raises:
+      DecodeError: It is not of that size, or no memory file that stays as it is.
+      OSError: The system cannot map it.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        raise DecodeError("Shared memory must be a memory file, got another.") from None
+    if ~seals & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
+        raise DecodeError("Shared memory must be sealed, got one that may shrink.")
+    found = os.fstat(descriptor).st_size
+    if found != size:
+        raise DecodeError(f"Shared memory must be of {size} bytes, got {found}.")
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
