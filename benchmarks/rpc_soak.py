@@ -5,6 +5,8 @@ and 1 MiB, futures, errors, cancellations, deadlines, connections closed and ope
 anew. What the server process holds is read twice, after a warm-up and at the end. Each
 time no client calls, all have just connected anew, the server's idle threads have gone
 home, and Python's collector of cycles and the allocator have given back what they keep.
+What the allocator cannot give back goes up and down by 2 %, so each reading is the least
+of some, with calls between them.
 """
 
 import contextlib
@@ -25,11 +27,13 @@ from replicator.rpc.client import Client
 _CLIENTS = flags.DEFINE_integer("clients", 64, "Clients in all.")
 _MINUTES = flags.DEFINE_float("minutes", 1.0, "Length; a fifth of it is the warm-up.")
 _PROCESSES = flags.DEFINE_integer("client_processes", 4, "Processes of the clients.")
+_READINGS = flags.DEFINE_integer("readings", 3, "Of what the server holds, each time.")
 
 POOL_SIZE = 8
 _PAUSE_S = 180.0
 _QUIET_S = 12.0  # an idle thread of a server goes home after 10
 _LOOKS_S = 1.0
+_BETWEEN_S = 3.0
 _WARM_UP = 0.2
 
 
@@ -59,6 +63,15 @@ def held_by(pid: int) -> Held:
     )
 
 
+def least(found: Sequence[Held]) -> Held:
+    """Return the least of each."""
+    return Held(
+        memory_kb=min(held.memory_kb for held in found),
+        threads=min(held.threads for held in found),
+        descriptors=min(held.descriptors for held in found),
+    )
+
+
 def held_when_quiet(server: Child, control: Client) -> Held:
     """Read it when what was under way is over: the least within a moment."""
     time.sleep(_QUIET_S)
@@ -67,30 +80,46 @@ def held_when_quiet(server: Child, control: Client) -> Held:
         control.give_back_memory()
         found.append(held_by(server.pid))
         time.sleep(_LOOKS_S / 10)
-    return Held(
-        memory_kb=min(held.memory_kb for held in found),
-        threads=min(held.threads for held in found),
-        descriptors=min(held.descriptors for held in found),
-    )
+    return least(found)
 
 
-def soak(
-    server: Child, control: Client, crowds: Sequence[Child], *, seconds: float
-) -> tuple[Held, Held, Sequence[dict]]:
-    """Let clients call; return what the server held, and what the clients told."""
-    held, told = [], []
-    for crowd in crowds:
-        crowd.read_line()
-    for part_s in (_WARM_UP * seconds, (1 - _WARM_UP) * seconds):
+class Soak:
+    """A server, and processes full of clients.
+
+    Args:
+      server: It.
+      control: A client of our own.
+      crowds: The processes of the others.
+    """
+
+    def __init__(self, server: Child, control: Client, crowds: Sequence[Child]) -> None:
+        self._server = server
+        self._control = control
+        self._crowds = crowds
+        self.told: Sequence[dict] = []
         for crowd in crowds:
+            crowd.read_line()
+
+    def call_and_read(self, seconds: float, *, readings: int) -> Held:
+        """Call for so long; return the least that is held at the end of it.
+
+        The readings but the first come shortly one after the other, so that they do not
+        hide what grows all the time.
+        """
+        parts_s = [seconds, *[_BETWEEN_S] * (readings - 1)]
+        return least([self._call(part_s) for part_s in parts_s])
+
+    def _call(self, seconds: float) -> Held:
+        for crowd in self._crowds:
             crowd.tell("go")
-        time.sleep(part_s)
-        for crowd in crowds:
+        time.sleep(seconds)
+        for crowd in self._crowds:
             crowd.tell("pause")
-        told = [json.loads(crowd.read_line(timeout_s=_PAUSE_S)) for crowd in crowds]
-        held.append(held_when_quiet(server, control))
-        print(f"{sum(each['turns'] for each in told)} turns, server: {held[-1]}")
-    return held[0], held[1], told
+        lines = [crowd.read_line(timeout_s=_PAUSE_S) for crowd in self._crowds]
+        self.told = [json.loads(line) for line in lines]
+        held = held_when_quiet(self._server, self._control)
+        print(f"{sum(each['turns'] for each in self.told)} turns, server: {held}")
+        return held
 
 
 def result_of(before: Held, after: Held, told: Sequence[dict]) -> dict[str, float]:
@@ -121,11 +150,13 @@ def main(argv: list[str]) -> None:
             for seed, count in enumerate(share)
         ]
         control = stack.enter_context(Client(address, timeout_s=_PAUSE_S))
-        seconds = 60 * _MINUTES.value
-        before, after, told = soak(server, control, crowds, seconds=seconds)
-    for text, count in (pair for each in told for pair in each["texts"]):
+        seconds, readings = 60 * _MINUTES.value, _READINGS.value
+        soak = Soak(server, control, crowds)
+        before = soak.call_and_read(_WARM_UP * seconds, readings=readings)
+        after = soak.call_and_read((1 - _WARM_UP) * seconds, readings=readings)
+    for text, count in (pair for each in soak.told for pair in each["texts"]):
         print(f"{count} times: {text}")
-    print(json.dumps(result_of(before, after, told)))
+    print(json.dumps(result_of(before, after, soak.told)))
 
 
 if __name__ == "__main__":

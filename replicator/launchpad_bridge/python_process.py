@@ -66,6 +66,9 @@ def resources_of(label: str, wanted: Any) -> tuple[Resources, Mapping[str, Any]]
 def set_flags(args: Mapping[str, Any]) -> None:
     """Set absl flags of this process, as if they stood on its command line.
 
+    A worker does not run the script: a flag that only the script defines is defined
+    here, of the type of its value.
+
     Raises:
       ProgramError: absl is not installed.
     """
@@ -78,10 +81,26 @@ def set_flags(args: Mapping[str, Any]) -> None:
             "`PythonProcess.args` sets absl flags, and there is no absl. Install "
             "`absl-py`, or use `env`."
         ) from error
-    words = [
-        f"--{'' if on else 'no'}{name}"
-        for name, on in args.items()
-        if isinstance(on, bool)
-    ]
-    words += [f"--{n}={v}" for n, v in args.items() if not isinstance(v, bool)]
-    flags.FLAGS([sys.argv[0], *words], known_only=True)
+    for name, value in args.items():
+        if name not in flags.FLAGS:
+            _define(flags, name, value)
+    flags.FLAGS([sys.argv[0], *(_word(*arg) for arg in args.items())], known_only=True)
+
+
+def _define(flags: Any, name: str, value: Any) -> None:
+    told = "Given by `PythonProcess.args`."
+    match value:
+        case bool():
+            flags.DEFINE_boolean(name, value, told)
+        case int():
+            flags.DEFINE_integer(name, value, told)
+        case float():
+            flags.DEFINE_float(name, value, told)
+        case _:
+            flags.DEFINE_string(name, str(value), told)
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no'}{name}"
+    return f"--{name}={value}"

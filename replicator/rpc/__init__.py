@@ -9,7 +9,7 @@
 3
 """
 
-from replicator.rpc.batched_handler import batched_handler
+from replicator.rpc.batching import batched_handler
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 from replicator.rpc.client import Client, Futures, list_methods, statistics
 from replicator.rpc.message_limits import MessageLimits

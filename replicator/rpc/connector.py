@@ -83,8 +83,12 @@ class Connector:
     def _connect(self, until_s: float) -> Link | Failure:
         try:
             connection = self._dial(max(1e-3, until_s - time.monotonic()))
-        except AuthenticationError:
-            raise  # also an OSError, but trying again does not help
+        except AuthenticationError as error:
+            # Also an OSError. Trying again does not help, unless the time for this try
+            # was just too short for the server to prove anything.
+            if time.monotonic() < until_s:
+                raise
+            return Failure(Outcome.UNREACHABLE, error)
         except (ConnectionLostError, CallTimeoutError, OSError) as error:
             return Failure(Outcome.UNREACHABLE, error)
         link = Link(connection, heartbeat_s=self._heartbeat_s, say_gone=self._forget)

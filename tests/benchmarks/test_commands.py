@@ -25,7 +25,9 @@ TINY = {
     "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
-    "rpc_soak": ["--clients=8", "--minutes=0.2", "--client_processes=2"],
+    "rpc_soak": [
+        *("--clients=8", "--client_processes=2", "--minutes=0.2", "--readings=1"),
+    ],
     "launch_time": ["--rounds=1"],
     "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
     "orphans": ["--rounds=2"],

@@ -203,6 +203,14 @@ def ask_often(cacher, count):
     return answers
 
 
+def read_flag():
+    from absl import flags
+
+    if "lp_tried_there" not in flags.FLAGS:
+        flags.DEFINE_integer("lp_tried_there", 0, "Set for one group.")
+    return flags.FLAGS.lp_tried_there
+
+
 def same_objects(first, second):
     return first is second
 

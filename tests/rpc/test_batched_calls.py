@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from replicator.rpc import batched_handler as batched_handler_module
-from replicator.rpc.batched_handler import batched_handler
+from replicator.rpc import batching as batched_handler_module
+from replicator.rpc.batching import batched_handler
 from replicator.rpc.client import Client, statistics
 from replicator.rpc.served_call import current_call
 from replicator.rpc.server import Server

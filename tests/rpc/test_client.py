@@ -75,7 +75,7 @@ def test_a_future_waits_for_a_server_without_its_caller():
     with Client("inproc:nobody-is-here", timeout_s=0.3) as client:
         started_s = time.monotonic()
         future = client.futures.add(1)
-        assert time.monotonic() - started_s < 0.2
+        assert not future.done()
         with pytest.raises(CallTimeoutError, match="was not called"):
             future.result(LONG_S)
         assert time.monotonic() - started_s < 0.8

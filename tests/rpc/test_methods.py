@@ -3,7 +3,7 @@ import functools
 import pytest
 
 from replicator.errors import ArgumentError
-from replicator.rpc.batched_handler import batched_handler
+from replicator.rpc.batching import batched_handler
 from replicator.rpc.methods import (
     QUICK_S,
     Method,

@@ -14,7 +14,7 @@ from replicator.errors import (
     CallTimeoutError,
     RpcError,
 )
-from replicator.rpc.batched_handler import batched_handler
+from replicator.rpc.batching import batched_handler
 from replicator.rpc.client import Client, statistics
 from replicator.rpc.methods import idempotent
 from replicator.rpc.served_call import cancelled, current_call
@@ -145,7 +145,7 @@ def test_handlers_hear_of_the_end_when_they_take_too_long():
         client.futures.until_cancelled()
         assert probe.started.acquire(timeout=LONG_S)
         server.stop(drain_s=0.0)
-        assert probe.saw_cancelled.is_set()
+        assert probe.saw_cancelled.wait(LONG_S)
 
 
 def test_a_second_stop_shortens_the_first():
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_a_stopped_server(tmp_path):
     with courier("unix") as (client, _):
         client.echo(1)
         client.futures.echo(2).result(LONG_S)
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: threading.active_count() <= before)
 
 
 def test_outside_of_a_handler_there_is_no_call():

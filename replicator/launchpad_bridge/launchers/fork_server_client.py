@@ -21,6 +21,7 @@ from replicator.launchpad_bridge.launchers.orphans import MARK, kill_marked
 from replicator.launchpad_bridge.launchers.surroundings import Surroundings
 from replicator.launchpad_bridge.launchers.worker_logs import last_lines
 
+_SERVER = "replicator.launchpad_bridge.launchers.fork_server"
 _SEND_S = 10.0
 _END_S = 12.0
 _KILL_S = 5.0
@@ -83,6 +84,7 @@ class ForkServer:
             "folder": str(folder),
             "keep": str(logs),
             "path": list(sys.path),
+            "server": _SERVER,
         }
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         log = os.open(self._log, flags, 0o600)

@@ -22,6 +22,7 @@ Without pidfds (macOS) there is no guard: the fork server watches the lifeline i
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -47,7 +48,8 @@ def main(words: list[str]) -> int:
 
     Args:
       words: One JSON object: `lifeline`, a file descriptor; `launcher`, a process id;
-        `folder`, deleted but for `keep` if the launcher is gone; `path`, for imports.
+        `folder`, deleted but for `keep` if the launcher is gone; `path`, for imports;
+        `server`, the module of the fork server.
 
     Returns:
       0 once nothing is left.
@@ -104,10 +106,8 @@ def children() -> list[int]:
 def _be_fork_server(told: dict) -> int:
     sys.path[:] = told["path"]
     gc.disable()  # imports are faster; `preload` puts it on again
-    # Not at the top: the guard needs nothing of it.
-    from replicator.launchpad_bridge.launchers import fork_server
-
-    return fork_server.main(control=0)
+    # By name, as it stands above this file, and the guard needs nothing of it.
+    return importlib.import_module(told["server"]).main(control=0)
 
 
 def _guard(server: int, told: dict) -> int:

@@ -1,3 +1,4 @@
+import socket
 import threading
 
 import pytest
@@ -163,3 +164,14 @@ def test_an_address_that_is_taken_fails_the_node_and_is_named():
     program.add_node(lp.PyNode(lp.wait_for_stop, 20), label="other")
     with pytest.raises(lp.NodeFailedError, match="`robbed` raised AddressInUse"):
         lp.launch(program).wait(20)
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_fails_the_node_and_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        program = lp.Program("p")
+        node = lp.CourierNode(Service, courier_kwargs={"port": port})
+        program.add_node(node, label="robbed")
+        with pytest.raises(lp.NodeFailedError, match=f"`robbed` .*{port}"):
+            lp.launch(program).wait(20)

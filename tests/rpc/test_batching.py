@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from replicator.errors import ArgumentError, BatchError, CallCancelledError
-from replicator.rpc import batched_handler as batched_handler_module
-from replicator.rpc.batched_handler import BatchedHandler, batched_handler
+from replicator.rpc import batching as batched_handler_module
+from replicator.rpc.batching import BatchedHandler, batched_handler
 
 WAIT_S = 20.0
 LONG_S = 1000.0
