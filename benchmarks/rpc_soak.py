@@ -5,8 +5,8 @@ and 1 MiB, futures, errors, cancellations, deadlines, connections closed and ope
 anew. What the server process holds is read twice, after a warm-up and at the end. Each
 time no client calls, all have just connected anew, the server's idle threads have gone
 home, and Python's collector of cycles and the allocator have given back what they keep.
-What the allocator cannot give back goes up and down by 2 %, so each reading is the least
-of some, with calls between them.
+What the allocator cannot give back goes up and down by 2 %, so what counts is the least
+of some readings, with a few calls between them.
 """
 
 import contextlib
@@ -127,8 +127,8 @@ def result_of(before: Held, after: Held, told: Sequence[dict]) -> dict[str, floa
     return {
         "errors": sum(each["errors"] for each in told),
         "memory_growth": round(after.memory_kb / before.memory_kb - 1, 5),
-        "thread_growth": after.threads - before.threads,
-        "descriptor_growth": after.descriptors - before.descriptors,
+        "thread_growth": max(0, after.threads - before.threads),
+        "descriptor_growth": max(0, after.descriptors - before.descriptors),
         "turns": sum(each["turns"] for each in told),
     }
 

@@ -16,7 +16,7 @@ from replicator.rpc.message_limits import MessageLimits
 from replicator.rpc.methods import idempotent
 from replicator.rpc.registry import Registry, register
 from replicator.rpc.secret import Secret
-from replicator.rpc.served_call import current_call
+from replicator.rpc.served_call import cancelled, current_call
 from replicator.rpc.server import Server
 from replicator.rpc.tls import Tls
 
@@ -31,6 +31,7 @@ __all__ = [
     "ServerStatistics",
     "Tls",
     "batched_handler",
+    "cancelled",
     "current_call",
     "idempotent",
     "list_methods",

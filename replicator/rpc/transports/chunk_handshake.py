@@ -2,7 +2,7 @@
 
 import time
 
-from replicator.errors import AuthenticationError
+from replicator.errors import AuthenticationError, ConnectionLostError
 from replicator.rpc.authentication import (
     HANDSHAKE_TIMEOUT_S,
     ClientHandshake,
@@ -29,15 +29,16 @@ def prove_to_server(
       timeout_s: How long the server may take to answer at all; the rest is quick.
 
     Raises:
-      AuthenticationError: The server refused, did not prove it, or was silent.
+      AuthenticationError: The server refused, or did not prove it.
+      ConnectionLostError: It was silent: perhaps stopped, and to be tried again.
       ClosedError: The stream ended.
     """
     deadline = time.monotonic() + timeout_s
     outgoing.put(handshake.hello(), deadline=deadline)
-    answer = handshake.answer(_next_of(incoming, deadline, peer=peer))
+    answer = handshake.answer(_of_server(incoming, deadline, peer=peer))
     deadline = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S)
     outgoing.put(answer, deadline=deadline)
-    handshake.finish(_next_of(incoming, deadline, peer=peer))
+    handshake.finish(_of_server(incoming, deadline, peer=peer))
 
 
 def admit_client(
@@ -71,6 +72,13 @@ def admit_client(
         raise
     # It leaves alone: a first message in the same chunk would not be seen.
     outgoing.put_large(iter([welcome]), deadline=deadline)
+
+
+def _of_server(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
+    try:
+        return _next_of(incoming, deadline, peer=peer)
+    except AuthenticationError as silence:
+        raise ConnectionLostError(str(silence)) from None
 
 
 def _next_of(incoming: Incoming, deadline: float, *, peer: str) -> bytes:

@@ -110,7 +110,7 @@ def test_a_silent_server_is_given_up():
         server = grpc.server(pool, handlers=[handler])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        with pytest.raises(AuthenticationError, match="was silent at the handshake"):
+        with pytest.raises(ConnectionLostError, match="was silent at the handshake"):
             connect_grpc(f"grpc://127.0.0.1:{port}", **arguments(timeout_s=SHORT_S))
         released.set()
         server.stop(None).wait(LONG_S)
