@@ -100,7 +100,8 @@ def _after_failure(call: ServedCall, answer: Answer, error: RpcError) -> Answer:
             *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
         )
         caller.close()
-    # Else it is gone: who reads sees that too, and cleans up.
+    else:  # it is gone; who watches its socket hears nothing, as that is closed now
+        caller.close()
     return answer
 
 
