@@ -57,7 +57,7 @@ def test_waiting_for_a_server_is_bounded_by_the_deadline():
     started_s = time.monotonic()
     with (
         Client("inproc:nobody-is-here", timeout_s=0.3) as client,
-        pytest.raises(CallTimeoutError, match=r"`add` of .*was not called.*0\.3\d* s"),
+        pytest.raises(CallTimeoutError, match=r"`add` of .*was not called.*0\.\d+ s"),
     ):
         client.add(1)
     assert 0.3 <= time.monotonic() - started_s < 0.8

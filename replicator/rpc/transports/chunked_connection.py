@@ -32,7 +32,7 @@ from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 
 # What a good end may take: our last words leave, and the other end says it is done.
 _DRAIN_S = 1.0
-_END_S = 1.0
+_END_S = 3.0
 
 
 class ChunkedConnection:
