@@ -13,9 +13,9 @@ from replicator.errors import LaunchError
 from tests.multiprocess import worker_nodes as nodes
 from tests.multiprocess.processes import ROOT
 from tests.multiprocess.worker_processes import (
-    is_alive,
     of_run,
     opened,
+    wait_dead,
     wait_file,
     wait_gone,
     wait_until,
@@ -44,7 +44,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path, start):
     ]
     kill(launcher)
     assert wait_gone((tmp_path / "run_id").read_text()) == []
-    assert not any(map(is_alive, pids))
+    wait_dead(pids)
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "logs").exists()
 
@@ -82,7 +82,7 @@ def test_a_run_that_loses_its_fork_server_hears_of_it_and_leaves_nothing(
     function = nodes.have_children(tmp_path / "pids", then=nodes.sleep())
     with opened(tmp_path, a=function) as run:
         run.start("a")
-        pids = [int(pid) for pid in wait_file(tmp_path / "pids").split()]
+        pids = [int(pid) for pid in run.told(tmp_path / "pids").split()]
         guard, server = family(run.run_id)
         os.kill({"guard": guard, "server": server}[who], number)
         end = run.end("a")
@@ -90,11 +90,11 @@ def test_a_run_that_loses_its_fork_server_hears_of_it_and_leaves_nothing(
         assert "its fork server has ended" in str(end.error)
         with pytest.raises(LaunchError, match="its fork server has ended"):
             run.start("a", attempt=1)
-    assert not any(map(is_alive, pids))
+    wait_dead(pids)
 
 
 def test_a_worker_that_prints_much_waits_for_nobody_to_read_it(tmp_path):
     with opened(tmp_path, a=nodes.print_much(tmp_path / "done")) as run:
         run.start("a")
-        assert wait_file(tmp_path / "done")
+        assert run.told(tmp_path / "done")
         assert run.end("a").outcome == "returned"

@@ -16,8 +16,7 @@ from tests.multiprocess import worker_nodes as nodes
 from tests.multiprocess.worker_processes import (
     is_alive,
     opened,
-    wait_file,
-    wait_until,
+    wait_dead,
 )
 
 pytestmark = pytest.mark.slow
@@ -96,7 +95,7 @@ def test_leaving_with_another_code_is_a_failure(tmp_path):
 def test_a_death_is_noticed_within_50_ms(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_sleep(tmp_path / "pid")) as run:
         run.start("a")
-        pid = int(wait_file(tmp_path / "pid"))
+        pid = int(run.told(tmp_path / "pid"))
         started_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         assert run.end("a").outcome == "died"
@@ -106,7 +105,7 @@ def test_a_death_is_noticed_within_50_ms(tmp_path):
 def test_a_worker_that_is_asked_stops_and_still_returns(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_wait(tmp_path / "pid")) as run:
         worker = run.start("a")
-        wait_file(tmp_path / "pid")
+        run.told(tmp_path / "pid")
         worker.stop()
         worker.stop()
         assert run.end("a").outcome == "stopped"
@@ -122,14 +121,14 @@ def test_a_stop_that_is_asked_before_the_worker_runs_is_not_lost(tmp_path):
 def test_sigterm_asks_a_worker_to_stop(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_wait(tmp_path / "pid")) as run:
         run.start("a")
-        os.kill(int(wait_file(tmp_path / "pid")), signal.SIGTERM)
+        os.kill(int(run.told(tmp_path / "pid")), signal.SIGTERM)
         assert run.end("a").outcome == "stopped"
 
 
 def test_a_second_sigterm_ends_a_worker_that_does_not_stop(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_sleep(tmp_path / "pid")) as run:
         run.start("a")
-        pid = int(wait_file(tmp_path / "pid"))
+        pid = int(run.told(tmp_path / "pid"))
         os.kill(pid, signal.SIGTERM)
         time.sleep(0.2)  # two signals at once may be one
         os.kill(pid, signal.SIGTERM)
@@ -139,7 +138,7 @@ def test_a_second_sigterm_ends_a_worker_that_does_not_stop(tmp_path):
 def test_a_worker_that_heeds_nothing_can_be_killed(tmp_path):
     with opened(tmp_path, a=nodes.ignore_sigterm(tmp_path / "pid")) as run:
         worker = run.start("a")
-        wait_file(tmp_path / "pid")
+        run.told(tmp_path / "pid")
         worker.kill()
         assert run.end("a").outcome == "died"
         assert "was killed by its launcher" in str(run.end("a").error)
@@ -163,18 +162,18 @@ def test_what_a_worker_has_started_goes_with_it(tmp_path, way, launcher):
     with opened(tmp_path, launcher=launcher, a=function, b=nodes.sleep()) as run:
         worker = run.start("a")
         run.start("b")
-        pids = [int(pid) for pid in wait_file(tmp_path / "pids").split()]
+        pids = [int(pid) for pid in run.told(tmp_path / "pids").split()]
         if way == "killed":
             worker.kill()
         run.end("a")
-        wait_until(lambda: not any(map(is_alive, pids)), within_s=2)
+        wait_dead(pids)
 
 
 def test_what_a_living_worker_has_started_lives(tmp_path):
     function = nodes.have_children(tmp_path / "pids", then=nodes.wait_for_stop)
     with opened(tmp_path, a=function, b=nodes.leave_hard(1)) as run:
         run.start("a")
-        pids = [int(pid) for pid in wait_file(tmp_path / "pids").split()]
+        pids = [int(pid) for pid in run.told(tmp_path / "pids").split()]
         run.start("b")
         run.end("b")
         assert all(map(is_alive, pids))
@@ -183,8 +182,8 @@ def test_what_a_living_worker_has_started_lives(tmp_path):
 def test_closing_ends_whatever_still_runs(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_sleep(tmp_path / "pid")) as run:
         run.start("a")
-        pid = int(wait_file(tmp_path / "pid"))
-    assert not is_alive(pid)
+        pid = int(run.told(tmp_path / "pid"))
+    wait_dead([pid])
     assert run.end("a").outcome == "died"
     with pytest.raises(LaunchError, match="the run is over"):
         run.start("a", attempt=1)

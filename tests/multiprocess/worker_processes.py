@@ -67,6 +67,16 @@ class Opened:
             self._hear(until_s)
         return self.asked[0]
 
+    def told(self, path):
+        """Return what a worker has written to a file; fail if one ends before that."""
+        until_s = time.monotonic() + TIMEOUT_S
+        while not (path.exists() and path.read_text()):
+            assert not self.ends, [str(end.error) for end in self.ends.values()]
+            assert time.monotonic() < until_s, of_run(self.run_id)
+            with contextlib.suppress(queue.Empty):
+                self._hear(time.monotonic() + _POLL_S)
+        return path.read_text()
+
     def log(self, name):
         return (self.plan.logs / f"{name.replace('/', '-')}.log").read_text()
 
@@ -130,6 +140,11 @@ def wait_file(path):
     """Return what a worker has written to a file, once it is there."""
     path = Path(path)
     return wait_until(lambda: path.exists() and path.read_text())
+
+
+def wait_dead(pids, within_s=2.0):
+    """Wait until processes are gone: one that was killed takes a moment to exit."""
+    wait_until(lambda: not any(map(is_alive, pids)), within_s)
 
 
 def is_alive(pid):

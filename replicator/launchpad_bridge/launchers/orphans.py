@@ -1,15 +1,8 @@
-"""Find what a run has started, whoever its parent is now: by a mark that is inherited.
-
-Also a program of its own, with the standard library only: `orphans.py LIFELINE RUN_ID`
-waits until the launcher is gone, or wants it so, and kills what bears the mark. For
-processes that others start for us, and that therefore no guard of ours is above.
-"""
+"""Find what a run has started, whoever its parent is now: by a mark it inherits."""
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,32 +11,6 @@ MARK = "REPLICATOR_WORKER"
 
 _SWEEP_S = 5.0
 _POLL_S = 0.01
-
-
-class Sweeper:
-    """A process that ends what a run has started, when this one is gone or says so.
-
-    Args:
-      run_id: Of the run.
-    """
-
-    def __init__(self, run_id: str) -> None:
-        reading, self._lifeline = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                # -I -S: it needs nothing of the environment, and starts at once.
-                [sys.executable, "-I", "-S", __file__, str(reading), run_id],
-                pass_fds=(reading,),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        finally:
-            os.close(reading)
-
-    def close(self) -> None:
-        """Have it done now."""
-        os.close(self._lifeline)
-        self._process.wait(2 * _SWEEP_S)
 
 
 def kill_marked(run_id: str) -> None:
@@ -72,13 +39,3 @@ def _bears(pid: int, mark: bytes) -> bool:
     except OSError:  # somebody else's, or gone
         return False
     return any(each.startswith(mark) for each in environment.split(b"\0"))
-
-
-def _main(lifeline: str, run_id: str) -> None:
-    # Nothing is ever written: it ends with the launcher.
-    os.read(int(lifeline), 1)
-    kill_marked(run_id)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

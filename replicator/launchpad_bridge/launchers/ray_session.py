@@ -14,13 +14,11 @@ import ray
 from ray._private import ray_constants
 
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.orphans import MARK, Sweeper
+from replicator.launchpad_bridge.launchers.local_ray import CLUSTERS, OF_HEAD, LocalRay
 from replicator.launchpad_bridge.protocols import Executable, Resources
 
 _LOG = logging.getLogger(__name__)
 _MODE = "RAY_AUTH_MODE"
-_LOOPBACK = "127.0.0.1"
-_CLUSTERS = "ENABLE_RAY_CLUSTER"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,19 +28,19 @@ class Session:
     Attributes:
       host: This host, as Ray calls it.
       is_ours: Whether it was made here, and is to be closed.
-      sweeper: Ends all of a Ray that was started here; None for another's.
+      head: The Ray that was started here; None for another's.
     """
 
     host: str
     is_ours: bool
-    sweeper: Sweeper | None = None
+    head: "LocalRay | None" = None
 
     def close(self) -> None:
         """Disconnect, and end a Ray that was started here; another's stays."""
         if self.is_ours:
             ray.shutdown()
-        if self.sweeper is not None:
-            self.sweeper.close()
+        if self.head is not None:
+            self.head.close()
 
 
 def connect(address: str | None, init: Mapping[str, Any], *, insecure: bool) -> Session:
@@ -60,16 +58,22 @@ def connect(address: str | None, init: Mapping[str, Any], *, insecure: bool) -> 
     logging.getLogger("ray._private.worker").addFilter(_is_news)
     address = address or os.environ.get("RAY_ADDRESS")
     is_ours = not ray.is_initialized()
-    sweeper = None
+    head = None
     try:
-        if is_ours and address is not None:
-            ray.init(**{"address": address, "logging_level": logging.WARNING, **init})
-        elif is_ours:
-            sweeper = _start(init)
+        if is_ours and address is None:
+            head, init = _start(init)
+            address = head.address
+        if is_ours:
+            with _loopback(head is not None):
+                ray.init(
+                    **{"address": address, "logging_level": logging.WARNING, **init}
+                )
     except Exception as error:
+        if head is not None:
+            head.close()
         where = f"at {address}" if address else "on this host"
         raise LaunchError(f"No Ray {where} can be used: {error}") from error
-    session = Session(host=own_host(), is_ours=is_ours, sweeper=sweeper)
+    session = Session(host=own_host(), is_ours=is_ours, head=head)
     if not insecure and not _is_safe():
         session.close()
         raise LaunchError(
@@ -124,51 +128,23 @@ def _holds(host: Mapping[str, float], claims: Mapping[str, float]) -> bool:
     return all(host.get(name, 0) >= claim for name, claim in claims.items())
 
 
-def _start(init: Mapping[str, Any]) -> Sweeper:
-    """Start a Ray that only this host can reach, and that goes with this process.
-
-    Ray's own processes end with the one that started them, but its workers notice late.
-    """
+def _start(init: Mapping[str, Any]) -> tuple[LocalRay, Mapping[str, Any]]:
+    """Start a Ray; return it, and what is left of the arguments for its drivers."""
     _ask_for_tokens()
     _make_token()
-    run_id = f"ray-{secrets.token_hex(8)}"
-    sweeper = Sweeper(run_id)
-    arguments = {"include_dashboard": False, "logging_level": logging.WARNING, **init}
-    try:
-        with _marked(run_id), _of_this_host_only():
-            ray.init(_node_ip_address=_LOOPBACK, **arguments)
-    except BaseException:
-        sweeper.close()
-        raise
-    return sweeper
+    of_head = {name: value for name, value in init.items() if name in OF_HEAD}
+    return LocalRay(of_head), {k: v for k, v in init.items() if k not in OF_HEAD}
 
 
 @contextlib.contextmanager
-def _marked(run_id: str) -> Iterator[None]:
-    """Mark all that is started meanwhile as a run's."""
-    before = os.environ.get(MARK)
-    os.environ[MARK] = f"{run_id}:"
+def _loopback(is_wanted: bool) -> Iterator[None]:
+    """Have Ray reach a loopback address as such, and listen at it; see `local_ray`."""
+    before = getattr(ray_constants, CLUSTERS, True)
+    setattr(ray_constants, CLUSTERS, before and not is_wanted)
     try:
         yield
     finally:
-        del os.environ[MARK]
-        if before is not None:
-            os.environ[MARK] = before
-
-
-@contextlib.contextmanager
-def _of_this_host_only() -> Iterator[None]:
-    """Have Ray take the loopback address, as it does where it makes no clusters.
-
-    On Linux it replaces that by the host's own, and then listens at all addresses
-    (2.60). The constant is what says which systems it makes no clusters on.
-    """
-    before = getattr(ray_constants, _CLUSTERS, True)
-    setattr(ray_constants, _CLUSTERS, False)
-    try:
-        yield
-    finally:
-        setattr(ray_constants, _CLUSTERS, before)
+        setattr(ray_constants, CLUSTERS, before)
 
 
 def _ask_for_tokens() -> None:

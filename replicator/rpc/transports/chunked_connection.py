@@ -128,9 +128,12 @@ class ChunkedConnection:
         self._is_closed = True
         self._incoming.discard()
         self._outgoing.finish()
-        if self._outgoing.wait_drained(_DRAIN_S):
-            self._incoming.wait_ended(_END_S)
-        self._end()
+        if self._outgoing.wait_drained(_DRAIN_S) and self._incoming.wait_ended(_END_S):
+            # To cut it off now would take back last words that are on the wire.
+            self._incoming.stop()
+            self._outgoing.abandon()
+        else:
+            self._end()
 
     def _frame(
         self, kind: int, call_id: int, head: bytes, buffers: Sequence[memoryview]
@@ -147,7 +150,8 @@ class ChunkedConnection:
         self._cut_off()
 
     def _lost(self) -> ConnectionLostError:
-        self._end()
+        if not self._is_closed:  # else `close` lets our last words leave first
+            self._end()
         why = self._incoming.failure
         if self._is_closed:
             told = "was closed by this end"

@@ -62,6 +62,7 @@ _CONNECT = "/replicator.rpc.Connections/Connect"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _NAMES = "x509_subject_alternative_name"
 _DRAIN_S = 600.0
+_LAST_WORDS_S = 2.0
 _REFUSAL_S = 0.1
 _STOP_S = 5.0
 _buffers = ReceiveBuffers()
@@ -202,7 +203,8 @@ class GrpcListener:
             if not self._is_open:
                 return
             self._is_open = False
-            grace_s = _DRAIN_S if self._streams else 0.0
+            # A stream that has just ended may have its last words on the way.
+            grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
         with contextlib.suppress(queue.Empty):
             while arrival := self._arrivals.get_nowait():
                 arrival.cut_off()

@@ -1,0 +1,110 @@
+"""A Ray of a run's own, on this host, that nobody else reaches and that ends with it.
+
+Its processes descend from a guard (`replicator.launch.guard`), which kills all of them,
+whatever they call themselves, once this process is gone or says so. Ray's own workers
+would notice that late, and some write over the environment that could tell them.
+"""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from replicator.errors import LaunchError
+from replicator.launch import guard
+
+OF_HEAD = {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory"}
+"""The arguments of `ray.init` that say what a Ray is, not how to use it."""
+
+CLUSTERS = "ENABLE_RAY_CLUSTER"
+"""Ray's constant that says whether this system may be part of a cluster.
+
+Where it may, as on Linux, Ray 2.60 replaces the loopback address by the host's own, and
+then listens at all addresses.
+"""
+
+_HEAD = f"""
+import json, sys, threading
+import ray
+from ray._private import ray_constants
+ray_constants.{CLUSTERS} = False
+context = ray.init(**json.loads(sys.argv[1]))
+print(context.address_info["address"], flush=True)
+threading.Event().wait()
+"""
+_READY_S = 120.0
+_END_S = 15.0
+
+
+class LocalRay:
+    """A Ray that runs.
+
+    Args:
+      arguments: Of `ray.init`, those of `OF_HEAD`.
+
+    Raises:
+      LaunchError: It does not start.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        # Sockets lie deep in it, and their paths must be short.
+        parent = "/tmp" if os.path.isdir("/tmp") else None
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir=parent))
+        told = {
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(self._folder),
+            "include_dashboard": False,
+            "log_to_driver": False,
+            **arguments,
+        }
+        guarded, self._lifeline = os.pipe()
+        head = [sys.executable, "-c", _HEAD, json.dumps(told)]
+        place = [str(guarded), str(os.getpid()), str(self._folder)]
+        words = self._folder / "head.log"
+        try:
+            with words.open("wb") as log:
+                self._guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", guard.__file__, *place, *head],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    pass_fds=(guarded,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(guarded)
+        try:
+            self.address = self._read_address(words)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it, and all that it has started."""
+        if self._lifeline < 0:
+            return
+        os.close(self._lifeline)
+        self._lifeline = -1
+        try:
+            self._guard.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait(_END_S)
+        if self._guard.stdout is not None:
+            self._guard.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_address(self, words: Path) -> str:
+        assert self._guard.stdout is not None, "it is a pipe"
+        ready, _, _ = select.select([self._guard.stdout], [], [], _READY_S)
+        line = self._guard.stdout.readline().decode().strip() if ready else ""
+        if not line:
+            said = words.read_text(errors="replace")[-2000:]
+            raise LaunchError(f"Ray did not start within {_READY_S:g} s: {said}")
+        return line
