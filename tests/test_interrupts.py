@@ -59,9 +59,12 @@ class Terminal:
         return self.process.returncode is not None
 
     def wait(self, timeout_s=120):
-        code = self.process.wait(timeout_s)
+        if not self.ends_within(timeout_s):
+            self.process.send_signal(signal.SIGUSR1)  # it tells its stacks
+            self.wait_for("File ", timeout_s=5)
+            raise AssertionError(f"it did not end in {timeout_s} s:\n{self.text}")
         self._reader.join(timeout_s)
-        return code
+        return self.process.returncode
 
     def close(self):
         if self.process.poll() is None:

@@ -3,11 +3,14 @@
     python -m tests.multiprocess.learner DIRECTORY ["without locks" | "stalls"]
 
 Without locks as on a file system that has none; or its input stalls after some steps.
+SIGUSR1 shows where it is.
 """
 
 import errno
+import faulthandler
 import fcntl
 import itertools
+import signal
 import sys
 import threading
 
@@ -59,4 +62,5 @@ def main(directory, *options):
 
 if __name__ == "__main__":
     die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     main(*sys.argv[1:])

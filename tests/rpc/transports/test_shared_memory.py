@@ -416,14 +416,14 @@ def test_a_closed_end_places_and_opens_nothing(pair):
 
 
 def test_nothing_is_left_open_or_mapped():
-    assert memory_files() == []
+    before = len(memory_files())  # of servers whose threads are going home
     with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
         array = pass_on(*ends, np.ones(MIB))
         assert pass_on(*ends[::-1], np.ones(MIB)).sum() == MIB
-        assert memory_files() != []
+        assert len(memory_files()) > before
     assert array.sum() == MIB
     del array, ends
-    assert memory_files() == []
+    assert len(memory_files()) <= before
 
 
 CHILD = """
