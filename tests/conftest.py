@@ -28,6 +28,17 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(items):
+    # Together they would take a slow run past its forty minutes.
+    for item in items:
+        of_programs = "launchpad_bridge" in item.path.parts or (
+            item.path.name.startswith("test_program_")
+            and item.path.parent.name == "multiprocess"
+        )
+        if of_programs and item.get_closest_marker("slow"):
+            item.add_marker("nightly")
+
+
 def pytest_unconfigure():
     _PROGRAMS.cleanup()
 

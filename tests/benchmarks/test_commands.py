@@ -53,11 +53,18 @@ EXACT = {
     "program_overhead": {},
     "orphans": {"left": 0, "rounds": 4},
 }
+NIGHTLY = {"launch_time", "orphans", "program_overhead", "rpc_soak"}
 TIMEOUT_S = 1200  # for killing a run twenty times
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
+        for name in BENCHMARKS
+    ],
+)
 def test_benchmark_ends_with_its_numbers_as_json(name):
     command = [sys.executable, "-m", f"benchmarks.{name}", *TINY[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
