@@ -1,0 +1,202 @@
+"""Rows of the fault matrix, on programs of real processes: 1, 3, 14, 15, 20 and 25.
+
+Rows 4, 24 and 26 are in `test_program_orphans` and `test_program_scripts`; what a lost
+message does to a call (25), and a thousand lost clients (15), in `test_rpc_faults`.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+import replicator.launchpad_bridge as lp
+from tests.multiprocess import fault_nodes as nodes
+from tests.multiprocess.worker_processes import wait_file, wait_until
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 60.0
+# Each start counts as progress, so the wait before the next one does not grow.
+AGAIN = lp.Restart(attempts=3, progress_s=0.01, backoff_s=0.05)
+
+
+@contextlib.contextmanager
+def running(program, tmp_path, *, stop_grace_s=2.0):
+    launcher = lp.Processes(preload=(), terminal="output_to_files")
+    logs = tmp_path / "logs"
+    with lp.launch(program, launcher, log_dir=logs, stop_grace_s=stop_grace_s) as run:
+        yield run
+
+
+def learner_program(name="faults"):
+    program = lp.Program(name)
+    return program, program.add_node(lp.CourierNode(nodes.Learner), label="learner")
+
+
+def kill_and_wait_again(path):
+    """Kill the process that a file names; return how long until there is another."""
+    pid = wait_file(path)
+    killed_s = time.monotonic()
+    os.kill(int(pid), signal.SIGKILL)
+    wait_until(lambda: path.read_text() != pid, within_s=TIMEOUT_S)
+    return time.monotonic() - killed_s
+
+
+def acknowledged(folder):
+    """Return what actors know was inserted: (actor, number)."""
+    found = set()
+    for path in folder.glob("acked-*"):
+        numbers = path.read_text().splitlines()
+        found |= {(path.name.removeprefix("acked-"), int(number)) for number in numbers}
+    return found
+
+
+def test_row_1_killed_actors_come_back_and_no_acknowledged_insert_is_lost_or_double(
+    tmp_path,
+):
+    program, learner = learner_program()
+    with program.group("actor", restart=AGAIN):
+        for index in range(4):
+            program.add_node(lp.PyNode(nodes.act, learner, str(tmp_path), index))
+    with running(program, tmp_path) as run:
+        client = learner.dereference()
+        for index in range(4):
+            wait_file(tmp_path / f"actor-{index}")
+        away_s = [
+            kill_and_wait_again(tmp_path / f"actor-{kill % 4}") for kill in range(20)
+        ]
+        steps, pause_s, _ = client.status()
+        assert sum(run.workers[f"actor/{i}"].attempt for i in range(4)) == 20
+        acked = acknowledged(tmp_path)
+        steps_later, _, inserted_later = client.status()
+    assert sorted(away_s)[len(away_s) // 2] <= 1.2
+    assert pause_s <= 0.5
+    assert steps_later >= steps > 0
+    counts = Counter(map(tuple, inserted_later))
+    assert max(counts.values()) == 1
+    assert acked <= set(counts)
+
+
+def test_row_3_a_killed_replay_comes_back_empty_and_blocks_nobody(tmp_path):
+    program = lp.Program("replay")
+    with program.group("replay", restart=AGAIN):
+        replay = program.add_node(lp.CourierNode(nodes.Replay, 5, str(tmp_path)))
+    program.add_node(
+        lp.PyNode(nodes.insert_always, replay, str(tmp_path)), label="actor"
+    )
+    with running(program, tmp_path):
+        client = replay.dereference()
+        before = wait_until(lambda: client.sample()[1])
+        kill_and_wait_again(tmp_path / "replay")
+        size, items = client.call("sample", timeout_s=nodes.CALL_S)
+        assert size == 5
+        assert not set(items) & set(before)
+        wait_until(lambda: client.sample()[1])
+    calls = [line.split() for line in (tmp_path / "inserts").read_text().splitlines()]
+    assert max(float(taken_s) for _, taken_s in calls) <= nodes.CALL_S + 0.5
+    assert calls[0][0] == "ok"
+    assert "ok" in [how for how, _ in calls[-5:]]
+    assert {how for how, _ in calls} <= {"ok", "ConnectionLostError"}
+
+
+def fetched_between(path, begin_s, end_s):
+    times_s = [float(line) for line in path.read_text().splitlines()]
+    return sum(begin_s <= time_s < end_s for time_s in times_s)
+
+
+def test_row_14_a_client_that_does_not_read_slows_no_other(tmp_path):
+    program, learner = learner_program()
+    rate, seconds = 50, 3.0
+    for name in ("fast-1", "fast-2"):
+        node = lp.PyNode(nodes.fetch_always, learner, str(tmp_path), name, rate)
+        program.add_node(node, label=name)
+    program.add_node(
+        lp.PyNode(nodes.fetch_large, learner, str(tmp_path)), label="greedy"
+    )
+    with running(program, tmp_path):
+        for name in ("fast-1", "fast-2"):
+            wait_file(tmp_path / name)
+        greedy = int(wait_file(tmp_path / "greedy"))
+        client = learner.dereference()
+        time.sleep(1.0)  # the pools of buffers fill
+        os.kill(greedy, signal.SIGSTOP)
+        memory_before = client.memory_bytes()
+        begin_s = time.monotonic()
+        time.sleep(seconds)
+        end_s = time.monotonic()
+        memory_after = client.memory_bytes()
+        os.kill(greedy, signal.SIGCONT)
+        for name in ("fast-1", "fast-2"):
+            found = fetched_between(tmp_path / f"fetched-{name}", begin_s, end_s)
+            assert found >= 0.95 * rate * seconds
+    assert memory_after - memory_before < 64 << 20
+
+
+def test_row_15_nodes_killed_in_their_calls_leave_nothing_at_the_server(tmp_path):
+    program, learner = learner_program()
+    with program.group("holder", restart=AGAIN):
+        program.add_node(lp.PyNode(nodes.hold, learner, str(tmp_path)))
+    with running(program, tmp_path):
+        client = learner.dereference()
+        kill_and_wait_again(tmp_path / "holder")
+        time.sleep(0.5)
+        threads, descriptors = client.threads()
+        for _ in range(20):
+            kill_and_wait_again(tmp_path / "holder")
+        # Handlers' threads are kept for the next call, up to the size of the pool.
+        wait_until(lambda: client.threads()[0] <= threads + 8, within_s=5)
+        wait_until(lambda: client.threads()[1] <= descriptors + 2, within_s=5)
+
+
+def test_row_20_errors_of_all_kinds_arrive_as_what_they_are_and_the_server_lives(
+    tmp_path,
+):
+    program, learner = learner_program()
+    program.add_node(lp.PyNode(nodes.survive, learner), label="asker")
+    with running(program, tmp_path) as run:
+        run.wait(TIMEOUT_S, labels=["asker"])
+        found, lives = run.results["asker"]
+    assert lives
+    assert "ZeroDivisionError" in found["builtin"][0]
+    assert "KeyError" in found["caused"][0]
+    assert "inner" in found["caused"][2]
+    assert all("RemoteError" in kinds for kinds, _, _ in found.values())
+    assert max(length for _, length, _ in found.values()) < 17_000
+
+
+@pytest.mark.parametrize("how", nodes.ERRORS)
+def test_row_20_an_error_that_nobody_catches_fails_the_run_by_node_and_edge(
+    tmp_path, how
+):
+    program, learner = learner_program()
+    program.add_node(lp.PyNode(nodes.ask_to_fail, learner, how), label="asker")
+    with (
+        pytest.raises(lp.NodeFailedError, match="asker -> learner") as raised,
+        running(program, tmp_path) as run,
+    ):
+        run.wait(TIMEOUT_S)
+    assert raised.value.node == "asker"
+    assert len(str(raised.value)) < 40_000
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (lp.CourierNode(nodes.BrokenConstructor), "raised OSError: no such device"),
+        (lp.PyNode(nodes.break_stop_handler), "raised LookupError: broken handler"),
+    ],
+    ids=["constructor", "stop handler"],
+)
+def test_row_20_what_a_constructor_or_a_stop_handler_raises_is_not_lost(
+    tmp_path, node, words
+):
+    program = lp.Program("broken")
+    program.add_node(node, label="broken")
+    with (
+        pytest.raises(lp.NodeFailedError, match=f"`broken` {words}"),
+        running(program, tmp_path) as run,
+    ):
+        run.wait(TIMEOUT_S)
