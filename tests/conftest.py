@@ -13,9 +13,12 @@ import pytest
 
 from replicator.mesh import replica_mesh
 
-# A shell's background job ignores Ctrl-C, and all that it starts would.
+# A shell's background job ignores Ctrl-C, one under `nohup` SIGHUP, and all that it
+# starts would.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Hundreds of runs compile the same few programs: once each is enough.
 _PROGRAMS = tempfile.TemporaryDirectory(prefix="programs-")

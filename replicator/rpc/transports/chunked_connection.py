@@ -48,6 +48,7 @@ class ChunkedConnection:
         limits: MessageLimits,
         buffers: ReceiveBuffers,
         cut_off: Callable[[], None],
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
         """Join two queues to a connection.
 
@@ -59,6 +60,7 @@ class ChunkedConnection:
           limits: Of messages.
           buffers: Memory for large bodies.
           cut_off: Ends the stream at once; may be called at any time.
+          let_go: Called in its place when the stream has ended by itself.
         """
         self._peer = peer
         self._incoming = incoming
@@ -66,6 +68,7 @@ class ChunkedConnection:
         self._registry = registry
         self._limits = limits
         self._cut_off = cut_off
+        self._let_go = let_go
         self._is_closed = False
         incoming.start(
             frames.FrameReader(
@@ -132,6 +135,7 @@ class ChunkedConnection:
             # To cut it off now would take back last words that are on the wire.
             self._incoming.stop()
             self._outgoing.abandon()
+            self._let_go()
         else:
             self._end()
 

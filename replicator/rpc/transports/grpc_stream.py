@@ -123,6 +123,7 @@ def connect_grpc(
         limits=limits,
         buffers=_buffers,
         cut_off=cut_off,
+        let_go=channel.close,
     )
 
 
