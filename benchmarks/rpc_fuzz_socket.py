@@ -33,7 +33,7 @@ SLOW_S = 1.0
 _HUNG_S = 10.0
 _MOST_FRAMES = 24
 _STRANGERS_EVERY = 50
-_GROWTH_BYTES = 128 << 20  # hundreds of messages; fragments of memory grow, too
+_GROWTH_BYTES = 64 << 20  # hundreds of messages; fragments of memory grow, too
 _CALM_S = 10.0
 # Threads that wait for work hold on to the last connection that each served.
 _MOST_LEFT = 32

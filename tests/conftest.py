@@ -32,7 +32,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_collection_modifyitems(items):
-    # Together they would take a slow run past its forty minutes.
+    # They were never run together on a quiet machine: a slow run has forty minutes.
     for item in items:
         of_programs = "launchpad_bridge" in item.path.parts or (
             item.path.name.startswith("test_program_")

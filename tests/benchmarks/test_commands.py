@@ -14,7 +14,7 @@ TINY = {
     "no_hang": ["--runs=2", "--steps=20", "--devices=2", "--devices=4"],
     "import_time": ["--rounds=1"],
     "kill_resume": [
-        *("--kills=20", "--terms=2", "--starts=1"),  # over one and two processes
+        *("--kills=20", "--terms=4", "--starts=1"),  # over one and two processes
     ],
     "corruption": ["--cases=40"],
     "checkpoint_stall": [
