@@ -94,14 +94,14 @@ def _after_failure(call: ServedCall, answer: Answer, error: RpcError) -> Answer:
         caller.say(
             Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=REPLY_TIMEOUT_S
         )
-    elif isinstance(error, CallTimeoutError):
+        return answer
+    if isinstance(error, CallTimeoutError):
         _log.warning(
             "%s did not take the reply of `%s` for %.0f s: it is disconnected",
             *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
         )
-        caller.close()
-    else:  # it is gone; who watches its socket hears nothing, as that is closed now
-        caller.close()
+    # Its socket is closed by now, so who watches that would hear nothing.
+    caller.close()
     return answer
 
 
