@@ -130,11 +130,18 @@ def owner_of_port(port: int) -> int | None:
     if not sockets:
         return None
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended, or is another user's
-            for number in os.listdir(process / "fd"):
-                if os.readlink(process / "fd" / number) in sockets:
-                    return int(process.name)
+        if not sockets.isdisjoint(_open_files(process / "fd")):
+            return int(process.name)
     return None
+
+
+def _open_files(folder: Path) -> Iterator[str]:
+    numbers: list[str] = []
+    with contextlib.suppress(OSError):  # the process ended, or is another user's
+        numbers = os.listdir(folder)
+    for number in numbers:
+        with contextlib.suppress(OSError):  # closed since, as that of the listing is
+            yield os.readlink(folder / number)
 
 
 def _listening_inodes(port: int) -> Iterator[str]:

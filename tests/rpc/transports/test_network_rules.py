@@ -47,6 +47,14 @@ def test_the_owner_of_a_port_is_found():
         assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
 
 
+def test_the_owner_is_found_behind_a_file_closed_while_it_is_looked_for():
+    # The listing of open files is itself an open file, at the lowest number free.
+    lower = os.open(os.devnull, os.O_RDONLY)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.close(lower)
+        assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
+
+
 def test_a_port_that_nobody_listens_at_has_no_owner():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
