@@ -6,44 +6,17 @@ handles       each is of a node of this program
 constructors  no circle of nodes each of which is an argument of the next
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from replicator.errors import ProgramError
+from replicator.launchpad_bridge.graph import Edge, with_inner, worker_names
 from replicator.launchpad_bridge.handles import Handle, NoHandle
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.program import Program
 
 _LABEL = re.compile(r"\w[\w .:+=@,()-]{0,99}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
-    """A handle among the arguments of a node.
-
-    Attributes:
-      source: The worker that holds it, and calls.
-      target: The worker that it calls.
-      argument: Where it stands: "args[0]", "kwargs['learner']".
-    """
-
-    source: str
-    target: str
-    argument: str
-
-    def __str__(self) -> str:
-        return f"{self.source} -> {self.target}"
-
-
-def worker_names(groups: Mapping[str, list[Any]]) -> list[tuple[str, str, int, Any]]:
-    """Return (name, label, index, node) of each worker: "label", or "label/index"."""
-    return [
-        (label if len(nodes) == 1 else f"{label}/{index}", label, index, node)
-        for label, nodes in groups.items()
-        for index, node in enumerate(nodes)
-    ]
 
 
 def check_graph(program: Program) -> list[Edge]:
@@ -103,14 +76,6 @@ def _owners(
                 )
             owners[id(part)] = name
     return owners
-
-
-def with_inner(node: Any) -> Iterator[Any]:
-    """Yield a node and those that run inside of it."""
-    yield node
-    if isinstance(node, Node):
-        for inner in node.inner_nodes:
-            yield from with_inner(inner)
 
 
 class _Link(NamedTuple):

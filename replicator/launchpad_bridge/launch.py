@@ -11,7 +11,7 @@ from typing import Any
 
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.address_promises import Address
-from replicator.launchpad_bridge.graph_check import with_inner
+from replicator.launchpad_bridge.graph import with_inner
 from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
     LaunchType,

@@ -1,5 +1,6 @@
 """A checked program becomes a plan: workers, their addresses, what each runs."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +9,13 @@ from typing import Any
 
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.address_promises import Address, RpcAddress
-from replicator.launchpad_bridge.graph_check import (
+from replicator.launchpad_bridge.graph import (
     Edge,
-    check_graph,
+    vertex_of,
     with_inner,
     worker_names,
 )
+from replicator.launchpad_bridge.graph_check import check_graph
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.node_run import NodeRun, Target
 from replicator.launchpad_bridge.nodes.node import Node
@@ -232,19 +234,21 @@ def _describe(plan: Plan, edges: Iterable[Edge]) -> None:
         "run_id": plan.run_id,
         "pid": os.getpid(),
         "logs": str(plan.logs),
-        "workers": [
-            {
-                "name": executable.name,
-                "label": executable.label,
-                "index": executable.index,
-                "node": repr(getattr(executable.run, "node", "")),
-                "addresses": list(executable.addresses),
-            }
-            for executable in plan.executables
-        ],
+        "workers": [_described(executable) for executable in plan.executables],
         "edges": [
             {"source": edge.source, "target": edge.target, "argument": edge.argument}
             for edge in edges
         ],
     }
     (plan.folder / DESCRIPTION).write_text(json.dumps(described, indent=1))
+
+
+def _described(executable: Executable) -> dict[str, Any]:
+    node = getattr(executable.run, "node", None)
+    shown = vertex_of(executable.name, executable.label, node)
+    return {
+        **dataclasses.asdict(shown),
+        "index": executable.index,
+        "node": repr(node),
+        "addresses": list(executable.addresses),
+    }

@@ -1,0 +1,117 @@
+"""What a program is as a graph: its workers, and the handles between them.
+
+`graph_of` reads a program that may be half written, so it refuses nothing: what cannot
+run is refused by `graph_check`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from replicator.launchpad_bridge.handles import NoHandle
+from replicator.launchpad_bridge.nodes.node import Node
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """A handle among the arguments of a node.
+
+    Attributes:
+      source: The worker that holds it, and calls.
+      target: The worker that it calls.
+      argument: Where it stands: "args[0]", "kwargs['learner']".
+    """
+
+    source: str
+    target: str
+    argument: str
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Vertex:
+    """A worker, as it is shown.
+
+    Attributes:
+      name: "label", or "label/index" where the group has several.
+      label: Of its group.
+      kind: The type of its node: "CourierNode".
+      text: What it runs: "Learner".
+    """
+
+    name: str
+    label: str
+    kind: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Graph:
+    """A program to look at.
+
+    Attributes:
+      program: Its name.
+      vertices: Its workers, in the order they were added; a group's stand together.
+      edges: The handles between them.
+    """
+
+    program: str
+    vertices: Sequence[Vertex]
+    edges: Sequence[Edge]
+
+    def groups(self) -> dict[str, list[Vertex]]:
+        """Return the workers by label."""
+        groups: dict[str, list[Vertex]] = {}
+        for vertex in self.vertices:
+            groups.setdefault(vertex.label, []).append(vertex)
+        return groups
+
+
+class _Program(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def groups(self) -> Mapping[str, list[Any]]: ...
+
+
+def graph_of(program: _Program) -> Graph:
+    """Return the graph of a program; handles of nodes elsewhere are left out."""
+    workers = worker_names(program.groups)
+    owners = {
+        id(part): name for name, _, _, node in workers for part in with_inner(node)
+    }
+    edges = [
+        Edge(source=name, target=owners[id(handle.node)], argument=argument)
+        for name, _, _, node in workers
+        for part in with_inner(node)
+        if isinstance(part, Node)
+        for argument, handle in part.inputs()
+        if not isinstance(handle, NoHandle) and id(handle.node) in owners
+    ]
+    vertices = [vertex_of(name, label, node) for name, label, _, node in workers]
+    return Graph(program=program.name, vertices=vertices, edges=edges)
+
+
+def vertex_of(name: str, label: str, node: Any) -> Vertex:
+    """Return how a worker is shown."""
+    text = str(getattr(node, "description", ""))
+    return Vertex(name=name, label=label, kind=type(node).__name__, text=text)
+
+
+def worker_names(groups: Mapping[str, list[Any]]) -> list[tuple[str, str, int, Any]]:
+    """Return (name, label, index, node) of each worker: "label", or "label/index"."""
+    return [
+        (label if len(nodes) == 1 else f"{label}/{index}", label, index, node)
+        for label, nodes in groups.items()
+        for index, node in enumerate(nodes)
+    ]
+
+
+def with_inner(node: Any) -> Iterator[Any]:
+    """Yield a node and those that run inside of it."""
+    yield node
+    if isinstance(node, Node):
+        for inner in node.inner_nodes:
+            yield from with_inner(inner)
