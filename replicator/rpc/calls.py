@@ -80,7 +80,7 @@ class Calls:
         self._wait_for_ready = wait_for_ready
         self._ids = itertools.count(1)
         self._closed = threading.Event()
-        self._resender = Resender(self._resend)
+        self._resender = Resender()
 
     def call(
         self,
@@ -156,7 +156,12 @@ class Calls:
                 case Done():
                     return step.value
                 case Failed():
-                    raise step.error
+                    try:
+                        raise step.error
+                    finally:
+                        # Its traceback holds this frame: no circle, which would keep
+                        # the caller's arrays until the garbage collector comes.
+                        del answer, step
             self._closed.wait(step.delay_s)
             answer = None
 
@@ -207,7 +212,7 @@ class Calls:
                 future.set_result(step.value)
 
     def _put(self, future: CallFuture, delay_s: float) -> None:
-        if not self._resender.put(future, delay_s):
+        if not self._resender.put(future, delay_s, self._resend):
             _set_error(future, self._closed_error(future.request.method))
 
     def _resend(self, futures: list[CallFuture]) -> None:

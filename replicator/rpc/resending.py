@@ -9,10 +9,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import final
+from typing import TypeAlias, final
 
 from replicator.rpc.call_futures import CallFuture
 
+Send: TypeAlias = Callable[[list[CallFuture]], None]
 _IDLE_S = 5.0
 
 
@@ -20,21 +21,23 @@ _IDLE_S = 5.0
 class Resender:
     """Futures, each with the time when it is due."""
 
-    def __init__(self, send: Callable[[list[CallFuture]], None]) -> None:
-        """Make one; no thread starts yet.
-
-        Args:
-          send: Tries each of some futures once, within a second; may `put` them back.
-        """
-        self._send = send
+    def __init__(self) -> None:
+        """Make one; no thread starts yet."""
         self._due: list[tuple[float, int, CallFuture]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._is_running = False
         self._is_closed = False
 
-    def put(self, future: CallFuture, delay_s: float) -> bool:
-        """Let a future be sent after a while; return False if it is closed."""
+    def put(self, future: CallFuture, delay_s: float, send: Send) -> bool:
+        """Let a future be sent after a while; return False if it is closed.
+
+        Args:
+          future: It.
+          delay_s: The while.
+          send: Tries each of some futures once, within a second; may `put` them back.
+            The same each time; not kept here, as it leads back here, in a circle.
+        """
         with self._changed:
             if self._is_closed:
                 return False
@@ -44,7 +47,7 @@ class Resender:
             if not self._is_running:
                 self._is_running = True
                 threading.Thread(
-                    target=self._run, name="rpc resending", daemon=True
+                    target=self._run, args=[send], name="rpc resending", daemon=True
                 ).start()
         return True
 
@@ -57,11 +60,11 @@ class Resender:
             self._due.clear()
         return left
 
-    def _run(self) -> None:
+    def _run(self, send: Send) -> None:
         while futures := self._next():
             waiting = [future for future in futures if not future.done()]
             if waiting:
-                self._send(waiting)
+                send(waiting)
             del futures, waiting
 
     def _next(self) -> list[CallFuture]:

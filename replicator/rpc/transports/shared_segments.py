@@ -18,6 +18,7 @@ from replicator.rpc.transports.frames import Where
 from replicator.rpc.transports.receive_buffers import size_class
 from replicator.rpc.transports.sealed_memory import make_sealed, map_sealed
 
+_NO_BOARD = memoryview(b"").cast("I")
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
 
 
@@ -108,16 +109,15 @@ class OutgoingSegments:
         self._max_bytes = max_bytes
         self._board = memoryview(board).cast("I")
         self._board_array = np.frombuffer(board, np.uint32)
-        num_slots = len(self._board)
         self._segments: dict[int, Segment] = {}
         self._next_number = 0
         # By size: those that are free, and the one that was lent last, if any.
         self._free: dict[int, list[Slot]] = {}
         self._last: dict[int, Slot] = {}
         self._lent: dict[int, Slot] = {}
-        self._is_lent = np.zeros(num_slots, np.bool_)
-        self._uses = np.zeros(num_slots, np.uint32)
-        self._unused_numbers = list(range(num_slots))[::-1]
+        self._is_lent = np.zeros(len(self._board), np.bool_)
+        self._uses = np.zeros(len(self._board), np.uint32)
+        self._dropped_numbers: list[int] = []
         self._num_numbers = 0  # past which none was ever used
 
     @property
@@ -152,12 +152,11 @@ class OutgoingSegments:
         """
         size = size_class(num_bytes)
         for segment in self._segments.values():
-            if segment.slot_bytes == size and self._unused_numbers:
+            if segment.slot_bytes == size and self._has_number():
                 offset = segment.make_slot()
                 if offset is not None:
                     memory = segment.memory[offset : offset + size]
-                    number = self._unused_numbers.pop()
-                    self._num_numbers = max(self._num_numbers, number + 1)
+                    number = self._number()
                     uses = int(self._uses[number])
                     return self._lend(Slot(segment, offset, memory, number, uses), size)
         return None
@@ -177,7 +176,7 @@ class OutgoingSegments:
         self._find_released()
         dropped = []
         for number, segment in list(self._segments.items()):
-            if self._fits(num_bytes) and self._unused_numbers:
+            if self._fits(num_bytes) and self._has_number():
                 break
             if not segment.lent:
                 self.drop(segment)
@@ -190,7 +189,7 @@ class OutgoingSegments:
         Raises:
           OSError: The system has no memory.
         """
-        if not self._fits(num_bytes) or not self._unused_numbers:
+        if not self._fits(num_bytes) or not self._has_number():
             return None
         size = size_class(num_bytes)
         room = min(_SEGMENT_BYTES, self._max_bytes - self.num_bytes)
@@ -205,7 +204,7 @@ class OutgoingSegments:
         free = self._free.get(segment.slot_bytes, [])
         gone = [slot for slot in free if slot.segment is segment]
         free[:] = [slot for slot in free if slot.segment is not segment]
-        self._unused_numbers += [slot.number for slot in gone]
+        self._dropped_numbers += [slot.number for slot in gone]
         segment.close()
 
     def close(self) -> None:
@@ -214,9 +213,20 @@ class OutgoingSegments:
             segment.close()
         for table in (self._segments, self._free, self._last, self._lent):
             table.clear()
+        self._board, self._board_array = _NO_BOARD, np.frombuffer(_NO_BOARD, np.uint32)
 
     def _fits(self, num_bytes: int) -> bool:
         return self.num_bytes + size_class(num_bytes) <= self._max_bytes
+
+    def _has_number(self) -> bool:
+        return bool(self._dropped_numbers) or self._num_numbers < len(self._board)
+
+    def _number(self) -> int:
+        """Return a place on the board that no slot has."""
+        if self._dropped_numbers:
+            return self._dropped_numbers.pop()
+        self._num_numbers += 1
+        return self._num_numbers - 1
 
     def _lend(self, slot: Slot, size: int) -> Slot:
         number = slot.number
@@ -329,6 +339,14 @@ class IncomingSegments:
     def close(self) -> None:
         """Forget all; arrays that are in use stay mapped."""
         self._segments.clear()
+        self._board = _NO_BOARD
+        # What fetches holds this as well: the two would wait for the collector of
+        # cycles, which counts two objects and not the memory behind them.
+        self._fetch = _fetch_nothing
+
+
+def _fetch_nothing() -> None:
+    """Attach nothing: the connection is closed."""
 
 
 class _Mapped(NamedTuple):
