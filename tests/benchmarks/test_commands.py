@@ -30,6 +30,7 @@ TINY = {
     ],
     "launch_time": ["--rounds=1"],
     "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
+    "gradient_coding": ["--rounds=2", "--steps=3"],
     "orphans": ["--rounds=2"],
 }
 
@@ -51,6 +52,7 @@ EXACT = {
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
     "launch_time": {},
     "program_overhead": {},
+    "gradient_coding": {"parts_per_worker": 3},
     "orphans": {"left": 0, "rounds": 4},
 }
 NIGHTLY = {"launch_time", "orphans", "program_overhead", "rpc_soak"}
