@@ -18,6 +18,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from replicator.errors import ProgramError
+from replicator.launchpad_bridge.drawing.layout import lay_out
+from replicator.launchpad_bridge.drawing.mermaid import mermaid_of
+from replicator.launchpad_bridge.drawing.svg import svg_of
+from replicator.launchpad_bridge.graph import graph_of
 from replicator.launchpad_bridge.protocols import Resources, Restart
 
 
@@ -85,6 +89,19 @@ class Program:
     def is_running(self) -> bool:
         """Return whether it was launched, and has not ended."""
         return self._run is not None and not self._run.is_over
+
+    def to_svg(self) -> str:
+        """Return a picture: workers in the boxes of their groups, handles as arrows.
+
+        The same program gives the same text. It may be half written, and run or not.
+
+        >>> pathlib.Path("program.svg").write_text(program.to_svg())
+        """
+        return svg_of(lay_out(graph_of(self)))
+
+    def to_mermaid(self) -> str:
+        """Return the picture as Mermaid text, for READMEs and notes."""
+        return mermaid_of(graph_of(self))
 
     def runs_as(self, run: Running) -> None:
         """Know its run; `launch` tells."""
