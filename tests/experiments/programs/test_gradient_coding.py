@@ -48,7 +48,9 @@ def test_each_worker_holds_s_plus_one_parts_and_any_n_less_s_suffice(n, s):
 def test_fewer_answers_than_that_are_not_enough():
     code = cyclic_code(8, 2)
     for survivors in itertools.combinations(range(8), 5):
-        assert np.abs(decoding(code, survivors) @ code[list(survivors)] - 1).max() > 1e-3
+        assert (
+            np.abs(decoding(code, survivors) @ code[list(survivors)] - 1).max() > 1e-3
+        )
 
 
 def test_the_descent_is_that_of_one_machine(launcher):
