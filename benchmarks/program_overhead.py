@@ -18,7 +18,7 @@ from benchmarks.rpc_processes import started
 from benchmarks.rpc_service import Service
 from benchmarks.timing import ratio, time_rounds
 from replicator.protocols import PyTree
-from replicator.rpc.client import Client
+from replicator.rpc.client.client import Client
 
 _ROUNDS = flags.DEFINE_integer("overhead_rounds", 25, "Interleaved blocks of each.")
 _CALLS = flags.DEFINE_integer("overhead_calls", 500, "Calls in one block.")

@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks import rpc_faults, rpc_peers
 from benchmarks.rpc_processes import Child, started
 from benchmarks.timing import estimate, ratio, time_rounds
-from replicator.rpc.client import Client
+from replicator.rpc.client.client import Client
 
 _ROUNDS = flags.DEFINE_integer("rpc_rounds", 15, "Interleaved blocks of each work.")
 _CALLS = flags.DEFINE_integer("rpc_calls", 1000, "Small calls in one block.")

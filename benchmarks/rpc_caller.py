@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from replicator.rpc.client import Client
+from replicator.rpc.client.client import Client
 
 _TIMEOUT_S = 60.0
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.rpc_processes import Child, started
 from replicator.errors import ReplicatorError
-from replicator.rpc.authentication import MESSAGE_BYTES, ClientHandshake
-from replicator.rpc.client import Client
-from replicator.rpc.secret import FILE_VARIABLE, Secret
+from replicator.rpc.client.client import Client
+from replicator.rpc.security.authentication import MESSAGE_BYTES, ClientHandshake
+from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
 STRANGERS = 40
 SENT_BYTES = 32 << 20

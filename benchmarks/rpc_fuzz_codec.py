@@ -21,8 +21,8 @@ from benchmarks.rpc_mutations import Mutations
 from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.protocols import PyTree
-from replicator.rpc.codec import Encoded, decode, encode
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec.codec import Encoded, decode, encode
+from replicator.rpc.codec.message_limits import MessageLimits
 
 try:
     import resource

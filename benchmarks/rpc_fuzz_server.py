@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.rpc_processes import wait_until_let_go
 from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
 from replicator.protocols import PyTree
-from replicator.rpc.codec import encode
-from replicator.rpc.message_limits import MessageLimits
-from replicator.rpc.server import Server
+from replicator.rpc.codec.codec import encode
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.server.server import Server
 from replicator.rpc.transports.frames import CHECKED_BODY_BYTES
 
 LIMITS = MessageLimits(

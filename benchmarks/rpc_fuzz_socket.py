@@ -22,8 +22,8 @@ from benchmarks.rpc_processes import started
 from benchmarks.rpc_values import REGISTRY, is_same
 from replicator.errors import RpcError
 from replicator.protocols import PyTree
-from replicator.rpc.client import Client
-from replicator.rpc.codec import encode
+from replicator.rpc.client.client import Client
+from replicator.rpc.codec.codec import encode
 from replicator.rpc.protocols import Kind
 from replicator.rpc.transports import frames
 from replicator.rpc.transports.connect import connect

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgpack import packb
 
-from replicator.rpc import wire_format
+from replicator.rpc.codec import wire_format
 
 # Starts of containers, long strings and extensions; lengths that lie.
 _TELLING = bytes([0, 1, 0x7F, 0x80, 0x81, 0x90, 0x91, 0x9F, 0xA0, 0xC0, 0xC1, 0xC4])

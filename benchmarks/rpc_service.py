@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.rpc_peers import touch_pages
 from benchmarks.rpc_processes import wait_until_let_go
 from replicator.protocols import PyTree
-from replicator.rpc.message_limits import MessageLimits
-from replicator.rpc.server import Server
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.server.server import Server
 
 
 class Service:

@@ -22,7 +22,7 @@ from pathlib import Path
 from absl import app, flags
 
 from benchmarks.rpc_processes import Child, started
-from replicator.rpc.client import Client
+from replicator.rpc.client.client import Client
 
 _CLIENTS = flags.DEFINE_integer("clients", 64, "Clients in all.")
 _MINUTES = flags.DEFINE_float("minutes", 1.0, "Length; a fifth of it is the warm-up.")

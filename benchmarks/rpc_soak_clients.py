@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 
 from replicator.errors import CallTimeoutError
-from replicator.rpc.client import Client
+from replicator.rpc.client.client import Client
 
 _TIMEOUT_S = 60.0
 _TEXTS = 5

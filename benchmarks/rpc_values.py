@@ -17,7 +17,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from replicator.rpc.registry import Registry
+from replicator.rpc.codec.registry import Registry
 
 REGISTRY = Registry()
 """Holds the classes below, and no others."""

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # below; a folder is one room.
 FLOORS = {
     "ground": """
-        version errors protocols clock trees mesh fake_devices compilation_cache
+        version errors protocols clock trees flat_tree mesh fake_devices compilation_cache
         source_lines dataflow strict_json progress display writers run_record run_ahead
         phases events stacks goodput peak_flops device_memory exit_codes
         distributed launch
@@ -63,9 +63,9 @@ HEAVY = {
         "replicator/launchpad_bridge/launchers/ray_cluster.py",
         "replicator/launchpad_bridge/launchers/ray_session.py",
     },
-    "cryptography": {"replicator/rpc/certificates.py"},
-    "grpc": {"replicator/rpc/transports/grpc_stream.py"},
-    "grpc_health": {"replicator/rpc/transports/grpc_stream.py"},
+    "cryptography": {"replicator/rpc/security/certificates.py"},
+    "grpc": {"replicator/rpc/transports/between_hosts/grpc_stream.py"},
+    "grpc_health": {"replicator/rpc/transports/between_hosts/grpc_stream.py"},
     "flax": {"replicator/nnx.py"},
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/display.py", "replicator/cli/tables.py"},

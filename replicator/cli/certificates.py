@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Write the files, and say who needs which."""
     try:
-        from replicator.rpc import certificates  # `cryptography` is optional
+        from replicator.rpc.security import certificates  # `cryptography` is optional
     except ModuleNotFoundError as missing:
         raise ArgumentError(
             "`replicator certificates` must have the package `cryptography`, got "

@@ -75,8 +75,8 @@ from replicator.launchpad_bridge.stopping import (
     unregister_stop_handler,
     wait_for_stop,
 )
-from replicator.rpc.client import Client as CourierClient
-from replicator.rpc.client import list_methods
+from replicator.rpc.client.client import Client as CourierClient
+from replicator.rpc.client.client import list_methods
 
 __all__ = [
     "AbstractAddressBuilder",

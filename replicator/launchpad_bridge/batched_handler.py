@@ -4,8 +4,8 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from replicator.rpc.batching import BatchedHandler
-from replicator.rpc.batching import batched_handler as rpc_batched_handler
+from replicator.rpc.batching.batching import BatchedHandler
+from replicator.rpc.batching.batching import batched_handler as rpc_batched_handler
 
 
 def batched_handler(

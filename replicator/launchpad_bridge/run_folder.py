@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from replicator.errors import LaunchError
-from replicator.rpc.secret import Secret
+from replicator.rpc.security.secret import Secret
 
 _PREFIX = "lp-"
 _LOCK = "launcher.lock"

@@ -9,16 +9,16 @@
 3
 """
 
-from replicator.rpc.batching import batched_handler
+from replicator.rpc.batching.batching import batched_handler
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
-from replicator.rpc.client import Client, Futures, list_methods, statistics
-from replicator.rpc.message_limits import MessageLimits
-from replicator.rpc.methods import idempotent
-from replicator.rpc.registry import Registry, register
-from replicator.rpc.secret import Secret
-from replicator.rpc.served_call import cancelled, current_call
-from replicator.rpc.server import Server
-from replicator.rpc.tls import Tls
+from replicator.rpc.client.client import Client, Futures, list_methods, statistics
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry, register
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
+from replicator.rpc.server.methods import idempotent
+from replicator.rpc.server.served_call import cancelled, current_call
+from replicator.rpc.server.server import Server
 
 __all__ = [
     "Client",

@@ -24,7 +24,7 @@ from replicator.errors import (
     RemoteError,
 )
 from replicator.protocols import PyTree
-from replicator.rpc.registry import Registry
+from replicator.rpc.codec.registry import Registry
 
 MAX_TEXT_BYTES = 16 * 1024
 _MAX_TYPES = 16

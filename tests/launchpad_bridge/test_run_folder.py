@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from replicator.launchpad_bridge.run_folder import RunFolder, remove_abandoned
-from replicator.rpc.secret import Secret
+from replicator.rpc.security.secret import Secret
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import replicator.launchpad_bridge as lp
-from replicator.rpc.registry import register
+from replicator.rpc.codec.registry import register
 
 
 @register

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 
-from replicator.rpc.client import Client
-from replicator.rpc.methods import idempotent
-from replicator.rpc.server import Server
+from replicator.rpc.client.client import Client
+from replicator.rpc.server.methods import idempotent
+from replicator.rpc.server.server import Server
 
 LONG_S = 30.0
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from replicator.errors import CallTimeoutError, ConnectionLostError
-from replicator.rpc.client import Client, statistics
+from replicator.rpc.client.client import Client, statistics
 from replicator.rpc.protocols import Kind
-from replicator.rpc.server import Server
+from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import connect
 from tests.multiprocess.rpc_processes import LONG_S, process
 from tests.rpc.courier_cases import Probe, wait_until

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from replicator.errors import AuthenticationError
-from replicator.rpc.authentication import MESSAGE_BYTES, ClientHandshake
 from replicator.rpc.protocols import Kind
-from replicator.rpc.secret import DESCRIPTOR_VARIABLE, FILE_VARIABLE, Secret
+from replicator.rpc.security.authentication import MESSAGE_BYTES, ClientHandshake
+from replicator.rpc.security.secret import DESCRIPTOR_VARIABLE, FILE_VARIABLE, Secret
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import frame_without_buffers
+from tests.rpc.transports.between_hosts.grpc_ends import Stranger
 from tests.rpc.transports.ends import LONG_S
-from tests.rpc.transports.grpc_ends import Stranger
 
 ADDRESSES = "unix:,grpc://127.0.0.1:0"
 
@@ -67,7 +67,7 @@ def attacked(folder):
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "tests.rpc.secured_server", ADDRESSES],
+            [sys.executable, "-m", "tests.rpc.security.secured_server", ADDRESSES],
             env=environment,
             pass_fds=[descriptor],
             stdin=subprocess.PIPE,

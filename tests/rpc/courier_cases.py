@@ -4,10 +4,10 @@ import contextlib
 import threading
 import time
 
-from replicator.rpc import served_call
-from replicator.rpc.client import Client
-from replicator.rpc.methods import idempotent
-from replicator.rpc.server import Server
+from replicator.rpc.client.client import Client
+from replicator.rpc.server import served_call
+from replicator.rpc.server.methods import idempotent
+from replicator.rpc.server.server import Server
 from tests.rpc.transports.ends import SECRET, TRANSPORTS
 
 LONG_S = 30.0

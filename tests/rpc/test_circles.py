@@ -17,6 +17,7 @@ from tests.rpc.courier_cases import LONG_S, NAMES, Probe, client_of, serving, wa
 def without_collector():
     """Yield what returns the objects of ours that only the collector would free."""
     gc.collect()
+    gc.freeze()  # what other tests have made need not be looked through again
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -25,6 +26,7 @@ def without_collector():
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+        gc.unfreeze()
 
 
 def ours_in_circles():

@@ -13,7 +13,7 @@ from replicator.errors import (
     EncodeError,
     RemoteError,
 )
-from replicator.rpc.client import list_methods, statistics
+from replicator.rpc.client.client import list_methods, statistics
 from tests.rpc.courier_cases import (
     LONG_S,
     NAMES,

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from replicator.errors import EncodeError, RemoteError, RpcError
-from replicator.rpc.registry import Registry
+from replicator.rpc.codec.registry import Registry
 from replicator.rpc.remote_errors import MAX_TEXT_BYTES, Told, rebuild, tell
 
 EXCEPTIONS = {

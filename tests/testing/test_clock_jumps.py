@@ -19,7 +19,7 @@ FOR_PEOPLE = {
     "replicator/cli/doctor.py",
     "replicator/events.py",
     "replicator/report/page.py",
-    "replicator/rpc/certificates.py",
+    "replicator/rpc/security/certificates.py",
     "replicator/run_record.py",
     "replicator/writers/tensorboard.py",
 }

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from replicator.errors import ConnectionLostError, LaunchError
-from replicator.rpc.client import Client
+from replicator.rpc.client.client import Client
 from replicator.rpc.protocols import Connection
-from replicator.rpc.secret import Secret
-from replicator.rpc.tls import Tls
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
 from replicator.rpc.transports.connect import connect
 
 FIND_S = 60.0

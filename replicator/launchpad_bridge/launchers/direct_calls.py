@@ -14,9 +14,9 @@ from replicator.errors import CallTimeoutError, ConnectionLostError
 from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
 from replicator.launchpad_bridge.stop_event import StopEvent
 from replicator.protocols import PyTree
-from replicator.rpc.codec import decode, encode
+from replicator.rpc.codec.codec import decode, encode
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.own_methods import LIST_METHODS
-from replicator.rpc.registry import DEFAULT_REGISTRY
 from replicator.rpc.remote_errors import rebuild, tell
 
 

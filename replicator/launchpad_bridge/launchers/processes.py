@@ -48,7 +48,7 @@ from replicator.launchpad_bridge.protocols import (
     StopAsked,
     Worker,
 )
-from replicator.rpc.private_files import create_private
+from replicator.rpc.security.private_files import create_private
 
 _TERMINALS = (
     "current_terminal",

@@ -353,7 +353,7 @@ class _RegistryActor:
 def _certificates(folder: Path, hosts: set[str]) -> dict[str, bytes]:
     """Make the program's certificates; return the files, by path below the run's."""
     # Needs the extra `grpc`, as all else between hosts does.
-    from replicator.rpc.certificates import LOOPBACK_HOSTS, make_certificates
+    from replicator.rpc.security.certificates import LOOPBACK_HOSTS, make_certificates
 
     make_certificates(folder, hosts=sorted({*hosts, *LOOPBACK_HOSTS}))
     return {f"tls/{path.name}": path.read_bytes() for path in folder.iterdir()}

@@ -9,7 +9,7 @@ from typing import Any
 
 from replicator.launchpad_bridge.protocols import NodeContext
 from replicator.protocols import PyTree
-from replicator.rpc.registry import DEFAULT_REGISTRY, Entry
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Entry
 
 _SCRIPT = "__main__"
 

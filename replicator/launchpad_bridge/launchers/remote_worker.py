@@ -31,8 +31,8 @@ from replicator.launchpad_bridge.launchers.process_watch import (
 )
 from replicator.launchpad_bridge.launchers.surroundings import Surroundings
 from replicator.launchpad_bridge.launchers.worker_logs import log_paths
-from replicator.rpc.private_files import create_private
-from replicator.rpc.server import Server
+from replicator.rpc.security.private_files import create_private
+from replicator.rpc.server.server import Server
 
 Event: TypeAlias = dict[str, Any]
 """`{"asked": True}`, or `ended` with `said`, `heard`, `lines` and `log`."""

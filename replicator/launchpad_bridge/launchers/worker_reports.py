@@ -15,11 +15,11 @@ from replicator.errors import (
     RemoteError,
 )
 from replicator.protocols import PyTree
-from replicator.rpc.codec import Encoded, decode, encode
-from replicator.rpc.message_limits import MessageLimits
-from replicator.rpc.registry import DEFAULT_REGISTRY
+from replicator.rpc.codec.codec import Encoded, decode, encode
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY
+from replicator.rpc.codec.wire_format import lay_out
 from replicator.rpc.remote_errors import Told, rebuild, tell
-from replicator.rpc.wire_format import lay_out
 
 STOP = b"s"
 """From the launcher: stop."""

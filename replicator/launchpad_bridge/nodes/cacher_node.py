@@ -16,8 +16,8 @@ from replicator.launchpad_bridge.handles import Handle
 from replicator.launchpad_bridge.nodes.courier_node import CourierNode
 from replicator.launchpad_bridge.stopping import stop_event
 from replicator.protocols import PyTree
-from replicator.rpc.client import Client, list_methods
-from replicator.rpc.methods import Method, method_of_function
+from replicator.rpc.client.client import Client, list_methods
+from replicator.rpc.server.methods import Method, method_of_function
 
 MAX_CALLS = 16
 """Different calls (a method and its arguments) that one cacher remembers."""

@@ -19,12 +19,12 @@ from replicator.launchpad_bridge.node_context import RunningContext, loose_conte
 from replicator.launchpad_bridge.nodes.courier_server import CourierServer
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, Worked
 from replicator.launchpad_bridge.stopping import stop_event
-from replicator.rpc.client import DEFAULT_TIMEOUT_S, Client
-from replicator.rpc.methods import Method, idempotent, methods_of
+from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client
 from replicator.rpc.protocols import Listener
-from replicator.rpc.secret import Secret
-from replicator.rpc.server import Server
-from replicator.rpc.tls import Tls
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
+from replicator.rpc.server.methods import Method, idempotent, methods_of
+from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import listen
 
 _HAND_OVER = "set_courier_server"

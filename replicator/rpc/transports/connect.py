@@ -13,12 +13,12 @@ from replicator.errors import (
     ArgumentError,
     ConnectionLostError,
 )
-from replicator.rpc.authentication import HANDSHAKE_TIMEOUT_S
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
 from replicator.rpc.protocols import Connection, Listener
-from replicator.rpc.registry import DEFAULT_REGISTRY, Registry
-from replicator.rpc.secret import Secret
-from replicator.rpc.tls import Tls
+from replicator.rpc.security.authentication import HANDSHAKE_TIMEOUT_S
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
 from replicator.rpc.transports.addresses import (
     Address,
     GrpcAddress,
@@ -36,8 +36,8 @@ from replicator.rpc.transports.in_process import (
     is_in_process,
 )
 from replicator.rpc.transports.receive_buffers import ReceiveBuffers
-from replicator.rpc.transports.unix_handshake import meet_server
-from replicator.rpc.transports.unix_listener import UnixListener
+from replicator.rpc.transports.same_host.unix_handshake import meet_server
+from replicator.rpc.transports.same_host.unix_listener import UnixListener
 
 SECRET_NAME = "secret"
 """The file beside a socket that holds the program's secret."""
@@ -287,7 +287,7 @@ def _new_secret_beside(place: UnixAddress) -> Secret:
 def _grpc() -> Any:
     """Return the module of the transport between hosts; its packages are optional."""
     try:
-        from replicator.rpc.transports import grpc_stream
+        from replicator.rpc.transports.between_hosts import grpc_stream
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("replicator"):
             raise

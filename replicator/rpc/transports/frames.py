@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicator.errors import DecodeError, MessageTooLargeError
-from replicator.rpc import wire_format
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec import wire_format
+from replicator.rpc.codec.message_limits import MessageLimits
 
 READ_BYTES = 65_536
 """How much is read at once where it is not known what comes."""

@@ -18,10 +18,10 @@ from replicator.errors import (
     ConnectionLostError,
 )
 from replicator.protocols import PyTree
-from replicator.rpc.codec import encode
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec.codec import encode
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Message, Payload
-from replicator.rpc.registry import Registry
 from replicator.rpc.transports.frames import check_fits, lay_out
 from replicator.rpc.transports.payloads import EncodedPayload, PlainPayload
 

@@ -3,9 +3,9 @@
 from typing import final
 
 from replicator.protocols import PyTree
-from replicator.rpc.codec import decode
-from replicator.rpc.message_limits import MessageLimits
-from replicator.rpc.registry import Registry
+from replicator.rpc.codec.codec import decode
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
 
 
 @final

@@ -11,10 +11,10 @@ from replicator.launchpad_bridge.launchers.address_books import (
     Book,
     RegistryOfParent,
 )
-from replicator.rpc.certificates import make_certificates
-from replicator.rpc.client import Client
-from replicator.rpc.secret import Secret
-from replicator.rpc.server import Server
+from replicator.rpc.client.client import Client
+from replicator.rpc.security.certificates import make_certificates
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.server.server import Server
 
 ELSEWHERE = "inproc:nobody,unix:/nonexistent/0"
 

@@ -6,7 +6,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator import errors as lp_errors
 from replicator.launchpad_bridge import node_context
-from replicator.rpc.server import Server
+from replicator.rpc.server.server import Server
 
 
 class Base:

@@ -6,13 +6,13 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.protocols import Kind
-from replicator.rpc.registry import DEFAULT_REGISTRY
-from replicator.rpc.secret import Secret
+from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.connect import connect, listen
 from replicator.rpc.transports.receive_buffers import ReceiveBuffers
-from replicator.rpc.transports.unix_socket import UnixConnection
+from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 
 SECRET = Secret.generate()
 LONG_S = 30.0

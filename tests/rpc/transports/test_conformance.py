@@ -16,11 +16,11 @@ from replicator.errors import (
     EncodeError,
     MessageTooLargeError,
 )
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Kind
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import CHECKED_BODY_BYTES, READ_BYTES
-from replicator.rpc.transports.shared_memory import SHARED_FROM_BYTES
+from replicator.rpc.transports.same_host.shared_memory import SHARED_FROM_BYTES
 from tests.rpc.transports.ends import (
     LONG_S,
     SECRET,

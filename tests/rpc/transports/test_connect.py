@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from replicator.errors import ArgumentError, AuthenticationError, ConnectionLostError
-from replicator.rpc.secret import Secret
-from replicator.rpc.transports.chunked_connection import ChunkedConnection
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedConnection
 from replicator.rpc.transports.connect import connect, listen
 from replicator.rpc.transports.in_process import InProcessConnection
-from replicator.rpc.transports.unix_socket import UnixConnection
+from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 from tests.rpc.transports.ends import (
     LONG_S,
     SECRET,
@@ -99,8 +99,10 @@ def test_grpc_wants_a_secret(monkeypatch):
 
 
 def test_a_missing_package_is_told_with_its_remedy(monkeypatch):
-    monkeypatch.delitem(sys.modules, "replicator.rpc.transports.grpc_stream")
-    package = importlib.import_module("replicator.rpc.transports")
+    monkeypatch.delitem(
+        sys.modules, "replicator.rpc.transports.between_hosts.grpc_stream"
+    )
+    package = importlib.import_module("replicator.rpc.transports.between_hosts")
     monkeypatch.delattr(package, "grpc_stream")
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(ImportError, match=r"'grpc'.*jax-replicator\[grpc\]"):

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from replicator.errors import DecodeError, MessageTooLargeError
-from replicator.rpc.message_limits import MessageLimits
+from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.transports import frames
 from replicator.rpc.transports.frames import (
     CHECKED_BODY_BYTES,

@@ -1,0 +1,351 @@
+"""Run concurrent calls of one method together: `@batched_handler(batch_size=32)`.
+
+Each caller waits in its own thread, and the one that completes a batch runs it for all;
+no thread is started. So a server needs a pool of at least `batch_size` threads, or no
+batch ever fills: it then runs when its time is over, and the server says so once.
+
+    caller 1 ── joins ── waits, watches the time ───────────── row 0
+    caller 2 ── joins ── waits ─────────────────────────────── row 1
+    caller 3 ── joins: full ── merge ── function ── split ──── row 2
+
+Who runs with whom and when is decided in `batch_forming`, how values are merged and
+split in `batches`; here are the lock, the waiting and the errors.
+"""
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias, final
+
+from replicator.errors import (
+    ArgumentError,
+    CallCancelledError,
+    check_count,
+)
+from replicator.protocols import PyTree
+from replicator.rpc.batching.batch_forming import (
+    Arrived,
+    Batches,
+    BatchRules,
+    Event,
+    Finished,
+    Left,
+    Run,
+    TimePassed,
+    Watch,
+    decide,
+)
+from replicator.rpc.batching.batches import fit_of, merge, split
+from replicator.rpc.server.served_call import current_call, running_here
+
+_LOG = logging.getLogger(__name__)
+_LONGEST_WAIT_S = 60.0  # then the log names what is waited for
+_LOOK_S = 1.0  # how often a call that came by RPC looks whether anybody waits for it
+_BINDING = threading.Lock()
+
+
+def batched_handler(
+    batch_size: int,
+    *,
+    max_parallelism: int = 1,
+    timeout_s: float = 0.2,
+    pad_batch: bool = False,
+    isolate_errors: bool = True,
+) -> Callable[[Callable[..., PyTree]], "BatchedHandler"]:
+    """Let up to `batch_size` concurrent calls be one call of the function.
+
+    Use it as a decorator of a method, or on a bound one:
+    `self.predict = batched_handler(32)(self.predict)`. Positional and named arguments
+    are merged as `batches` says: arrays get a new first axis, numbers become 1-d
+    arrays, anything else a list. Calls whose structure, shapes, dtypes or types differ
+    do not meet: each kind fills batches of its own. The caller gets its row of the
+    result, whether the call came by RPC or from a thread of the same process. A call
+    whose deadline passes, or that is cancelled, leaves its batch; since a batch has
+    several callers, `current_call()` is None inside of the function.
+
+    Args:
+      batch_size: Calls in a full batch, which runs at once.
+      max_parallelism: Batches that run at the same time.
+      timeout_s: How long a batch waits, from its first call, before it runs with fewer.
+        Past that it goes on filling while `max_parallelism` others run.
+      pad_batch: Repeat the first call up to `batch_size`, so that a jitted function
+        sees one shape and compiles once; what it returns for these is dropped.
+      isolate_errors: When the function raises, call it again with each call alone,
+        so that only the bad one fails. Then it may run twice for a call: switch it
+        off, and all fail together, where that does harm.
+
+    Returns:
+      What makes a `BatchedHandler` of a function.
+
+    Raises:
+      ArgumentError: A number is out of range.
+
+    >>> class Doubler:
+    ...     @batched_handler(batch_size=8, timeout_s=0)
+    ...     def double(self, numbers):
+    ...         return 2 * numbers  # an array: one number of each call
+    >>> int(Doubler().double(21))
+    42
+    """
+    check_count("batch_size", batch_size)
+    check_count("max_parallelism", max_parallelism)
+    if not 0 <= timeout_s <= threading.TIMEOUT_MAX:
+        raise ArgumentError(
+            f"`timeout_s` must be 0 or more seconds, got {timeout_s}. Use 0.2."
+        )
+    rules = BatchRules(
+        batch_size=batch_size, max_parallelism=max_parallelism, timeout_s=timeout_s
+    )
+    options = _Options(rules, pad_batch, isolate_errors)
+    return lambda fn: BatchedHandler(fn, options)
+
+
+class _Options(NamedTuple):
+    rules: BatchRules
+    pad_batch: bool
+    isolate_errors: bool
+
+
+@final
+class BatchedHandler:
+    """A function whose concurrent calls run together; made by `batched_handler`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., PyTree],
+        options: _Options,
+        meeting: "_Meeting | None" = None,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._options = options
+        self._meeting = meeting or _Meeting(options, _name_of(fn))
+        self._key = f"{_name_of(fn)} (batched)"
+
+    @property
+    def batch_size(self) -> int:
+        """Calls in a full batch: a server needs at least as many threads."""
+        return self._options.rules.batch_size
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Wait for others, run together, return the row of this call.
+
+        Raises:
+          BatchError: The function returned what cannot be split over the calls.
+        """
+        return self._meeting.attend(self._fn, args, kwargs)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # A method and the one that it overrides must not share a batch.
+        self._key = f"{owner.__module__}.{owner.__qualname__}.{name} (batched)"
+
+    def __get__(self, instance: object, owner: type | None = None) -> "Self":
+        """Bind to an object; calls of different objects never meet."""
+        if instance is None:
+            return self
+        kept: dict[str, Any] | None = getattr(instance, "__dict__", None)
+        if kept is None:
+            raise ArgumentError(
+                f"`{_name_of(self._fn)}` must belong to a class without `__slots__`, "
+                f"got {type(instance).__name__}. Leave them out."
+            )
+        with _BINDING:
+            meeting = kept.get(self._key)
+            # A copy of an object comes with the meeting of the one it was made of.
+            if meeting is None or meeting.owner != id(instance):
+                meeting = _Meeting(self._options, _name_of(self._fn), id(instance))
+                kept[self._key] = meeting
+        return type(self)(self._fn.__get__(instance, owner), self._options, meeting)
+
+
+class _Row(NamedTuple):
+    """What a call returns."""
+
+    value: PyTree
+
+
+class _Failure(NamedTuple):
+    """What a call raises."""
+
+    error: BaseException
+
+
+_Outcome: TypeAlias = _Row | _Failure
+
+
+class _Call:
+    """One that waits, in a thread of its own; it is told things through its inbox."""
+
+    __slots__ = ("arguments", "has_left", "inbox", "served", "started_s", "warn_s")
+
+    def __init__(self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> None:
+        self.arguments = args, kwargs
+        self.has_left = False
+        self.inbox: queue.SimpleQueue[Run | Watch | _Outcome] = queue.SimpleQueue()
+        self.served = current_call()
+        self.started_s = time.monotonic()
+        self.warn_s = _LONGEST_WAIT_S
+
+    def is_wanted(self) -> bool:
+        """Tell whether anybody waits for its row."""
+        return not (self.has_left or (self.served and self.served.is_cancelled()))
+
+    def patience_s(self) -> float:
+        """Return how long it may wait without looking whether it is wanted."""
+        if self.served is None:
+            return _LONGEST_WAIT_S
+        left_s = self.served.deadline_s - time.monotonic()
+        return min(_LOOK_S, max(0.0, left_s))
+
+
+class _Meeting:
+    """Where the calls of one function, of one object, meet.
+
+    The lock guards the state and the order in which inboxes are filled from it; no
+    function of the user runs under it.
+    """
+
+    def __init__(self, options: _Options, name: str, owner: int | None = None) -> None:
+        self.owner = owner
+        self._options = options
+        self._name = name
+        self._lock = threading.Lock()
+        self._state = Batches()
+
+    def __reduce__(self) -> tuple[type, tuple[_Options, str]]:
+        # An object that is copied or pickled takes its rules along, not its callers.
+        return _Meeting, (self._options, self._name)
+
+    def attend(
+        self, fn: Callable[..., PyTree], args: tuple, kwargs: Mapping[str, PyTree]
+    ) -> PyTree:
+        """Make one call; return its row or raise its error."""
+        call = _Call(args, kwargs)
+        fit = fit_of(call.arguments)
+        try:
+            self._tell(Arrived(call, fit, call.started_s))
+            outcome = self._wait_outcome(fn, call)
+        except BaseException:
+            self._leave(call)
+            raise
+        if isinstance(outcome, _Row):
+            return outcome.value
+        try:
+            raise outcome.error
+        finally:
+            del outcome  # it would hold its own traceback, and with it the arguments
+
+    def _wait_outcome(self, fn: Callable[..., PyTree], call: _Call) -> _Outcome:
+        watch_s: float | None = None
+        while True:
+            now_s = time.monotonic()
+            if watch_s is not None and watch_s <= now_s:
+                watch_s = None
+                self._tell(TimePassed(now_s))
+            patience_s = call.patience_s()
+            if watch_s is not None:
+                patience_s = min(patience_s, watch_s - now_s)
+            try:
+                news = call.inbox.get(timeout=patience_s)
+            except queue.Empty:
+                self._raise_if_over(call)
+                continue
+            match news:
+                case Watch():
+                    watch_s = news.due_s
+                case Run():
+                    self._run(fn, news.calls)
+                case _:
+                    return news
+
+    def _run(self, fn: Callable[..., PyTree], calls: Sequence[Any]) -> None:
+        """Run a batch in this thread; put into each inbox what came of it."""
+        own, running_here.call = running_here.call, None
+        try:
+            wanted = [call for call in calls if call.is_wanted()]
+            for call, outcome in zip(wanted, self._outcomes(fn, wanted), strict=True):
+                call.inbox.put(outcome)
+        except BaseException as error:
+            # An interrupt is for this thread: the others hear of it as an error.
+            why = f"{type(error).__name__} ended `{self._name}` while it ran for others"
+            for call in calls:
+                call.inbox.put(_Failure(CallCancelledError(f"{why}. Call again.")))
+            raise
+        finally:
+            running_here.call = own
+            self._tell(Finished(time.monotonic()))
+
+    def _outcomes(
+        self, fn: Callable[..., PyTree], calls: Sequence[_Call]
+    ) -> Iterator[_Outcome]:
+        """Call the function for all; if it raises, for each alone."""
+        if not calls:
+            return
+        size = self._options.rules.batch_size if self._options.pad_batch else len(calls)
+        try:
+            args, kwargs = merge([call.arguments for call in calls], size=size)
+            result = fn(*args, **kwargs)
+        except Exception as error:
+            if len(calls) == 1 or not self._options.isolate_errors:
+                yield from [_Failure(error)] * len(calls)
+                return
+            for call in calls:
+                yield from self._outcomes(fn, [call])
+            return
+        try:
+            yield from map(
+                _Row, split(result, size=size, name=self._name)[: len(calls)]
+            )
+        except Exception as error:
+            yield from [_Failure(error)] * len(calls)
+
+    def _leave(self, call: _Call) -> None:
+        """Take a call out whose caller is gone; hand on what only it was told to do."""
+        with self._lock:
+            call.has_left = True
+            self._act(Left(call, time.monotonic()))
+            while not call.inbox.empty():
+                news = call.inbox.get_nowait()
+                if isinstance(news, Run):
+                    self._hand_on(news)
+
+    def _hand_on(self, run: Run) -> None:
+        for call in run.calls:
+            if not call.has_left:
+                call.inbox.put(run)
+                return
+        self._act(Finished(time.monotonic()))
+
+    def _tell(self, event: Event) -> None:
+        with self._lock:
+            self._act(event)
+
+    def _act(self, event: Event) -> None:
+        """Take the state on, and tell the calls what they have to do."""
+        self._state, actions = decide(self._options.rules, self._state, event)
+        for action in actions:
+            doer = action.calls[-1] if isinstance(action, Run) else action.call
+            doer.inbox.put(action)
+
+    def _raise_if_over(self, call: _Call) -> None:
+        waited_s = time.monotonic() - call.started_s
+        running, waiting = self._state.running, len(self._state.waiting)
+        text = (
+            f"a call of `{self._name}` has waited {waited_s:.3g} s: {running} batches "
+            f"of it run, {waiting} wait"
+        )
+        if call.served is not None and call.served.is_given_up:
+            raise CallCancelledError(f"Nobody waits any more: {text}.")
+        if call.patience_s() <= 0:
+            # Of a builtin type, which is caught as such in the caller's process.
+            raise TimeoutError(f"The deadline passed: {text}.")
+        if waited_s >= call.warn_s:
+            call.warn_s += _LONGEST_WAIT_S
+            _LOG.warning(text)
+
+
+def _name_of(fn: Callable[..., PyTree]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)

@@ -1,0 +1,100 @@
+"""The thread that reads a connection while futures wait on it.
+
+It starts with the first future, sleeps while no call waits, and ends when there was
+none for ten seconds, or the connection is gone. A future that is entered and a reader
+that goes to sleep cannot miss each other: the one enters, then looks at `is_asleep`;
+the other says that it sleeps, then looks at the table again.
+"""
+
+import queue
+import threading
+import time
+from typing import final
+
+from replicator.rpc.client.link import Link
+from replicator.rpc.client.reading_role import Inbox
+
+_TICK_S = 0.25
+"""How much later than its deadline a future may hear of it."""
+_IDLE_S = 10.0
+
+
+@final
+class BackgroundReader:
+    """Reads for the futures of one link.
+
+    Attributes:
+      is_asleep: Whether `wake` must be called after a future was entered.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.is_asleep = True
+        self._link = link
+        self._inbox = Inbox()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """Let it read; start it if need be."""
+        with self._lock:
+            self.is_asleep = False
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="rpc futures", daemon=True
+                )
+                self._thread.start()
+            else:
+                self._inbox.put(None)
+
+    def close(self) -> None:
+        """Let it see that the link is lost."""
+        self._inbox.put(None)
+
+    def _run(self) -> None:
+        try:
+            self._read_on()
+        finally:
+            # Also if a callback of a future ended this thread.
+            with self._lock:
+                self._thread = None
+                self.is_asleep = True
+            if self._link.waiting and self._link.lost is None:
+                self.wake()
+
+    def _read_on(self) -> None:
+        link = self._link
+        while self._has_work():
+            link.expire_calls()
+            if not link.role.try_take(False):
+                link.role.follow(self._inbox, _TICK_S)
+                continue
+            try:
+                link.role.own()
+                self._read()
+            finally:
+                link.role.leave()
+        link.role.pass_on()
+
+    def _read(self) -> None:
+        link = self._link
+        look_s = time.monotonic() + _TICK_S
+        while link.waiting and link.lost is None:
+            link.read_one(_TICK_S)
+            now_s = time.monotonic()
+            if now_s >= look_s:
+                link.expire_calls()
+                look_s = now_s + _TICK_S
+
+    def _has_work(self) -> bool:
+        """Sleep until there is some; return False to end the thread."""
+        link = self._link
+        while link.lost is None and not link.waiting:
+            link.leave_if_done()
+            self.is_asleep = True
+            if not link.waiting:
+                try:
+                    self._inbox.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    return False
+            self.is_asleep = False
+        return link.lost is None

@@ -1,0 +1,124 @@
+"""What a caller is told when a call has no result, in words that name the edge."""
+
+from typing import NamedTuple
+
+from replicator.errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    EncodeError,
+    MessageTooLargeError,
+    RpcError,
+    ServerStoppedError,
+)
+from replicator.rpc.client.link import Failure
+from replicator.rpc.client.retry import Outcome
+
+
+class Edge(NamedTuple):
+    """A call, for people: what, of whom, where."""
+
+    method: str
+    server: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"`{self.method}` of {self.server} at {self.address}"
+
+
+def late(
+    edge: Edge, failure: Failure, *, waited_s: float, attempts: int
+) -> CallTimeoutError:
+    """Return the error for a call whose deadline has passed."""
+    return CallTimeoutError(
+        f"{edge} did not answer within {waited_s:.3g} s{_tries(attempts)}. "
+        f"{_what_is_known(failure)} Give it longer with `timeout_s`, or look at it."
+    )
+
+
+def never_ready(edge: Edge, failure: Failure, *, waited_s: float) -> CallTimeoutError:
+    """Return the error for a call that found no server within its deadline."""
+    return CallTimeoutError(
+        f"{edge} was not called: no server was ready within {waited_s:.3g} s"
+        f"{_because(failure)}. Start it, or pass its address."
+    )
+
+
+def failed(edge: Edge, failure: Failure, *, attempts: int) -> RpcError:
+    """Return the error for a call that is not tried again."""
+    tries, why = _tries(attempts), _because(failure)
+    match failure.outcome:
+        case Outcome.UNREACHABLE:
+            return ConnectionLostError(
+                f"{edge} was not called: nobody answers there{why}. Start the server, "
+                "or wait for it with `wait_for_ready=True`."
+            )
+        case Outcome.REFUSED:
+            return ServerStoppedError(
+                f"{edge} was not run: the server stops{tries}{why}. Call again."
+            )
+        case Outcome.UNKNOWN:
+            return ConnectionLostError(
+                f"{edge} may have run: the server lives and knows nothing of the call, "
+                f"so it or its reply was lost{tries}. {_MARK}"
+            )
+        case _:
+            return ConnectionLostError(
+                f"{edge} may have run: the connection was lost before its reply came"
+                f"{tries}{why}. {_MARK}"
+            )
+
+
+def abandoned(edge: Edge, ran_s: float) -> ServerStoppedError:
+    """Return the error for a call that ran when its server stopped."""
+    return ServerStoppedError(
+        f"{edge} may have run in part: the server stopped {ran_s:.3g} s after it got "
+        f"the call. {_MARK}"
+    )
+
+
+def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
+    """Return the error for a call that waited too long in the server."""
+    return CallTimeoutError(
+        f"{edge} was not run: it waited {waited_s:.3g} s in the server for a free "
+        "place. Give the server a larger `pool_size`, or the call a longer `timeout_s`."
+    )
+
+
+def unsendable(
+    edge: Edge, error: EncodeError | MessageTooLargeError
+) -> EncodeError | MessageTooLargeError:
+    """Return the error for arguments that cannot be sent, with their names in it."""
+    # The body of a call is a list: its second item holds the arguments by position.
+    text = str(error).replace("`value[1]", "`args").replace("`value[2]", "`kwargs")
+    return type(error)(f"{edge} was not called. {text}")
+
+
+def unreadable(edge: Edge, error: RpcError) -> RpcError:
+    """Return the error for a reply that is no value here."""
+    return type(error)(f"{edge} has run, and its reply cannot be read. {error}")
+
+
+_MARK = "Mark it `idempotent` if it may be run again."
+
+
+def _tries(attempts: int) -> str:
+    return f", {attempts} times" if attempts > 1 else ""
+
+
+def _because(failure: Failure) -> str:
+    return f" ({str(failure.cause).rstrip('.')})" if failure.cause is not None else ""
+
+
+def _what_is_known(failure: Failure) -> str:
+    if failure.silent_s > 0:
+        return (
+            f"It has given no sign of life for {failure.silent_s:.3g} s: it is "
+            "stopped, stuck or cut off."
+        )
+    if failure.server_says is not None:
+        what, seconds = failure.server_says
+        done = "had run for" if what == "runs" else "had waited for a free place for"
+        return f"It answers pings, and said that the call {done} {seconds:.3g} s."
+    if failure.cause is not None:
+        return f"{failure.cause}"
+    return "It was not asked yet what it does."

@@ -1,0 +1,73 @@
+"""The result of a call to be: a `concurrent.futures.Future` that knows its call."""
+
+import concurrent.futures
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from replicator.rpc.client.link import Answer, Link
+from replicator.rpc.client.request import Request
+
+_CANCELLING = threading.Lock()
+
+
+@final
+class CallFuture(concurrent.futures.Future[Any]):
+    """What `client.futures.method(...)` returns.
+
+    Attributes:
+      request: What is called.
+      link: Where it waits for its answer; None while it waits to be sent.
+    """
+
+    def __init__(
+        self, request: Request, take: Callable[["CallFuture", Answer], None]
+    ) -> None:
+        super().__init__()
+        self.request = request
+        self.link: Link | None = None
+        self.call_id = request.call_id
+        self.deadline_s = request.deadline_s
+        self.is_sent = False
+        self.server_says: tuple[str, float] | None = None
+        self._take = take
+        self._is_given_up = False
+
+    def settle(self, answer: Answer) -> None:
+        """Hand an answer to who makes a result of it."""
+        self._take(self, answer)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the result; see `concurrent.futures.Future.result`."""
+        self._read_if_this_thread_reads(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the exception; see `concurrent.futures.Future.exception`."""
+        self._read_if_this_thread_reads(timeout)
+        return super().exception(timeout)
+
+    def cancel(self) -> bool:
+        """Give the call up, whether it runs or not, and tell the server.
+
+        Returns:
+          False if it has a result already.
+        """
+        if not super().cancel():
+            return False
+        with _CANCELLING:
+            is_first, self._is_given_up = not self._is_given_up, True
+        if is_first:
+            # Who waits in `concurrent.futures.wait` is woken by this alone.
+            self.set_running_or_notify_cancel()
+            if self.link is not None:
+                self.link.give_up(self)
+        return True
+
+    def _read_if_this_thread_reads(self, timeout: float | None) -> None:
+        """Go on reading where a callback, in the thread that reads, waits for us."""
+        if self.link is not None and self.link.role.is_mine():
+            until_s = math.inf if timeout is None else time.monotonic() + timeout
+            self.link.read_until(self.done, until_s)

@@ -1,0 +1,313 @@
+"""Make calls: try, and try again where that does no harm.
+
+    call ─▶ connected? ─no─▶ connect, say hello ─▶ send ─▶ answered ─▶ value, or error
+              ▲                                      │
+              └────── wait a little ◀── may be tried again? (`retry`) ──no──▶ error
+
+A call keeps its number through all tries, so that a server knows it again.
+"""
+
+import contextlib
+import itertools
+import math
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import InvalidStateError
+from typing import NamedTuple, final
+
+from replicator.errors import (
+    CallCancelledError,
+    EncodeError,
+    MessageTooLargeError,
+    RpcError,
+    ServerStoppedError,
+)
+from replicator.protocols import PyTree
+from replicator.rpc import answers
+from replicator.rpc.client import call_errors, retry
+from replicator.rpc.client.call_errors import Edge
+from replicator.rpc.client.call_futures import CallFuture
+from replicator.rpc.client.connector import Connector
+from replicator.rpc.client.link import Answer, Failure, Link
+from replicator.rpc.client.request import Request, body_of
+from replicator.rpc.client.resending import Resender
+from replicator.rpc.client.retry import Again, Outcome, OutOfTime
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.own_methods import HELLO
+from replicator.rpc.protocols import Kind, Message
+from replicator.rpc.remote_errors import Told, rebuild
+
+_REPLY = int(Kind.REPLY)
+_RESEND_TIMEOUT_S = 1.0
+
+
+class Done(NamedTuple):
+    """A call ended with a result."""
+
+    value: PyTree
+
+
+class Failed(NamedTuple):
+    """A call ended with an error."""
+
+    error: Exception
+
+
+@final
+class Calls:
+    """The calls of one client."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        address: str,
+        registry: Registry,
+        wait_for_ready: bool,
+    ) -> None:
+        """Make the machinery; it connects at the first call.
+
+        Args:
+          connector: The way to the server.
+          address: Of the server, for errors.
+          registry: Whose exceptions are known here.
+          wait_for_ready: Whether calls wait for a server that is not there.
+        """
+        self._connector = connector
+        self._address = address
+        self._registry = registry
+        self._wait_for_ready = wait_for_ready
+        self._ids = itertools.count(1)
+        self._closed = threading.Event()
+        self._resender = Resender()
+
+    def call(
+        self,
+        method: str,
+        args: Sequence[PyTree],
+        kwargs: Mapping[str, PyTree],
+        timeout_s: float | None,
+    ) -> PyTree:
+        """Make a call and wait for its result."""
+        body = [method, [*args] or None, kwargs or None, timeout_s]
+        call_id = next(self._ids)
+        started_s = time.monotonic()
+        deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+        link = self._connector.link
+        answer = None
+        if link is not None:
+            try:
+                answer = link.ask(call_id, body, timeout_s, deadline_s)
+            except (EncodeError, MessageTooLargeError) as error:
+                raise call_errors.unsendable(self._edge(method), error) from None
+            if isinstance(answer, Message) and answer.kind == _REPLY:
+                try:
+                    return answer.payload.value()
+                except RpcError as error:
+                    raise call_errors.unreadable(self._edge(method), error) from None
+        request = Request(call_id, body, started_s=started_s, deadline_s=deadline_s)
+        return self._go_on(request, answer)
+
+    def submit(
+        self,
+        method: str,
+        args: Sequence[PyTree],
+        kwargs: Mapping[str, PyTree],
+        timeout_s: float | None,
+    ) -> CallFuture:
+        """Make a call; return its result to be."""
+        started_s = time.monotonic()
+        request = Request(
+            next(self._ids),
+            body_of(method, args, kwargs, timeout_s),
+            started_s=started_s,
+            deadline_s=math.inf if timeout_s is None else started_s + timeout_s,
+        )
+        future = CallFuture(request, self._take)
+        link = self._connector.link
+        if link is None:
+            self._put(future, 0.0)
+        else:
+            self._start(future, link)
+        return future
+
+    def wait_until_ready(self, timeout_s: float | None) -> None:
+        """Wait until the server answers, also if calls do not wait for it."""
+        self.call(HELLO, [self._connector.client_id], {}, timeout_s)
+
+    def close(self) -> None:
+        """Give all calls up; take no more."""
+        self._closed.set()
+        left = self._resender.close()
+        self._connector.close()
+        for future in left:
+            _set_error(future, self._closed_error(future.request.method))
+
+    # Calls whose caller waits.
+
+    def _go_on(self, request: Request, answer: Answer | None) -> PyTree:
+        """Try until there is a result, or an error to raise."""
+        while True:
+            if answer is None:
+                answer = self._try(request)
+            step = self._step_after(request, answer)
+            match step:
+                case Done():
+                    return step.value
+                case Failed():
+                    try:
+                        raise step.error
+                    finally:
+                        # Its traceback holds this frame: no circle, which would keep
+                        # the caller's arrays until the garbage collector comes.
+                        del answer, step
+            self._closed.wait(step.delay_s)
+            answer = None
+
+    def _try(self, request: Request) -> Answer:
+        request.attempts += 1
+        link = self._connector.connect(request.remaining_s)
+        if isinstance(link, Failure):
+            return link
+        try:
+            return link.ask(
+                request.call_id, request.body(), request.timeout_s, request.deadline_s
+            )
+        except (EncodeError, MessageTooLargeError) as error:
+            raise call_errors.unsendable(self._edge(request.method), error) from None
+
+    # Calls that are futures.
+
+    def _start(self, future: CallFuture, link: Link) -> None:
+        """Send a future's call."""
+        request = future.request
+        future.link = link
+        try:
+            failure = link.start(future, request.body(), timeout_s=request.timeout_s)
+        except (EncodeError, MessageTooLargeError) as error:
+            raise call_errors.unsendable(self._edge(request.method), error) from None
+        if failure is not None:
+            self._take(future, failure)
+        elif future.cancelled():
+            link.give_up(future)
+        else:
+            reader = link.reader  # None once the link is lost
+            if reader is not None and reader.is_asleep:
+                reader.wake()
+
+    def _take(self, future: CallFuture, answer: Answer) -> None:
+        """Make a result of an answer, or try again; never waits."""
+        try:
+            step = self._step_after(future.request, answer)
+            if isinstance(step, Again):
+                self._put(future, step.delay_s)
+                return
+        except Exception as error:
+            step = Failed(error)
+        if isinstance(step, Failed):
+            _set_error(future, step.error)
+        else:
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                future.set_result(step.value)
+
+    def _put(self, future: CallFuture, delay_s: float) -> None:
+        if not self._resender.put(future, delay_s, self._resend):
+            _set_error(future, self._closed_error(future.request.method))
+
+    def _resend(self, futures: list[CallFuture]) -> None:
+        """Try futures that wait for a server, all with one attempt to connect."""
+        left_s = min(future.request.remaining_s for future in futures)
+        try:
+            link = self._connector.connect(min(left_s, _RESEND_TIMEOUT_S))
+        except Exception as error:
+            for future in futures:
+                _set_error(future, error)
+            return
+        for future in futures:
+            future.request.attempts += 1
+            future.is_sent = False
+            try:
+                if isinstance(link, Failure):
+                    self._take(future, link)
+                else:
+                    self._start(future, link)
+            except Exception as error:
+                _set_error(future, error)
+
+    # What follows a try.
+
+    def _step_after(self, request: Request, answer: Answer) -> Done | Failed | Again:
+        """Say what follows an answer, or the lack of one."""
+        if self._closed.is_set():
+            return Failed(self._closed_error(request.method))
+        try:
+            read = answer
+            if not isinstance(read, Failure):
+                read = self._read(request, read)
+        except RpcError as error:
+            return Failed(call_errors.unreadable(self._edge(request.method), error))
+        if not isinstance(read, Failure):
+            return read
+        decision = retry.decide(
+            read.outcome,
+            attempt=request.attempts,
+            remaining_s=request.remaining_s,
+            is_idempotent=self._may_repeat(request.method),
+            wait_for_ready=self._wait_for_ready or request.method == HELLO,
+            random=random.random,
+        )
+        if isinstance(decision, Again):
+            return decision
+        return Failed(self._error(request, read, isinstance(decision, OutOfTime)))
+
+    def _read(self, request: Request, message: Message) -> Done | Failed | Failure:
+        value = message.payload.value()
+        if message.kind == _REPLY:
+            return Done(value)
+        edge = self._edge(request.method)
+        why, details = answers.read_error(value)
+        if isinstance(details, Told):
+            return Failed(
+                rebuild(
+                    details,
+                    method=request.method,
+                    server=edge.server,
+                    address=edge.address,
+                    registry=self._registry,
+                )
+            )
+        if why == answers.EXPIRED:
+            return Failed(call_errors.expired(edge, details))
+        if why == answers.ABANDONED:
+            return Failure(Outcome.LOST, call_errors.abandoned(edge, details))
+        return Failure(Outcome.REFUSED)
+
+    def _error(self, request: Request, failure: Failure, is_late: bool) -> Exception:
+        edge = self._edge(request.method)
+        if isinstance(failure.cause, ServerStoppedError):
+            return failure.cause
+        if not is_late:
+            return call_errors.failed(edge, failure, attempts=request.attempts)
+        if failure.outcome in (Outcome.UNREACHABLE, Outcome.REFUSED):
+            return call_errors.never_ready(edge, failure, waited_s=request.waited_s)
+        return call_errors.late(
+            edge, failure, waited_s=request.waited_s, attempts=request.attempts
+        )
+
+    def _closed_error(self, method: str) -> CallCancelledError:
+        return CallCancelledError(
+            f"{self._edge(method)} was given up: the client was closed. Make a new one."
+        )
+
+    def _edge(self, method: str) -> Edge:
+        return Edge(method, self._connector.server, self._address)
+
+    def _may_repeat(self, method: str) -> bool:
+        return method in self._connector.retried or method.startswith("~")
+
+
+def _set_error(future: CallFuture, error: Exception) -> None:
+    with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+        future.set_exception(error)

@@ -1,0 +1,260 @@
+"""Call the methods of an object that lives in another thread, process or host.
+
+>>> with Client(address) as client:               # doctest: +SKIP
+...     client.add(3)                             # waits for the result
+...     future = client.futures.add(4)            # does not
+...     client.call("add", [5], timeout_s=None)   # spelled out: no deadline
+...     future.result()
+"""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, final
+
+from replicator.errors import ArgumentError
+from replicator.protocols import PyTree
+from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
+from replicator.rpc.client.call_futures import CallFuture
+from replicator.rpc.client.calls import Calls
+from replicator.rpc.client.connector import Connector
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
+from replicator.rpc.own_methods import LIST_METHODS, STATISTICS
+from replicator.rpc.protocols import Connection
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
+from replicator.rpc.transports.connect import connect
+
+DEFAULT_TIMEOUT_S = 60.0
+_OF_CLIENT: Final = math.nan  # this very object stands for the client's `timeout_s`
+_DEFAULT_LIMITS = MessageLimits()
+
+
+@final
+class Client:
+    """Calls a server's methods as if they were its own.
+
+    Any thread may use it. A call runs at most once, unless its method is `idempotent`;
+    it ends within its deadline with a result or an error that names method, server and
+    address; a server that was started again is found by the next call.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        secret: Secret | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        wait_for_ready: bool = True,
+        registry: Registry = DEFAULT_REGISTRY,
+        limits: MessageLimits = _DEFAULT_LIMITS,
+        tls: Tls | None = None,
+        insecure: bool = False,
+        heartbeat_s: float = 1.0,
+        dial: Callable[[float], Connection] | None = None,
+    ) -> None:
+        """Make a client; it connects at its first call.
+
+        Args:
+          address: What `Server.address` says.
+          secret: The program's; by default what lies beside a Unix socket, or where the
+            environment points to.
+          timeout_s: Deadline of each call; None: none, calls may wait for ever.
+          wait_for_ready: Whether a call waits, within its deadline, for a server that
+            is not there (yet). If not, it raises at once.
+          registry: Classes that may travel.
+          limits: Of messages.
+          tls: Files of a client, for gRPC.
+          insecure: Do without TLS, for gRPC beyond this host.
+          heartbeat_s: After so long without an answer the server is asked whether it
+            lives and what it does; after five times that it counts as silent.
+          dial: What connects within so many seconds, for transports of your own.
+
+        Raises:
+          ArgumentError: A number is out of range.
+        """
+        _checked_timeout("heartbeat_s", heartbeat_s)
+        self._address = address
+        self._timeout_s = _checked_timeout("timeout_s", timeout_s)
+        dial = dial or (
+            lambda left_s: connect(
+                address,
+                secret=secret,
+                registry=registry,
+                limits=limits,
+                timeout_s=left_s,
+                tls=tls,
+                insecure=insecure,
+            )
+        )
+        self._calls = Calls(
+            Connector(dial, address=address, heartbeat_s=heartbeat_s),
+            address=address,
+            registry=registry,
+            wait_for_ready=wait_for_ready,
+        )
+        self._futures = Futures(self._calls, timeout_s)
+
+    @property
+    def address(self) -> str:
+        """Return where the server is."""
+        return self._address
+
+    @property
+    def futures(self) -> "Futures":
+        """Return the same methods, which return a `concurrent.futures.Future` each."""
+        return self._futures
+
+    def call(
+        self,
+        method: str,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
+        *,
+        timeout_s: float | None = _OF_CLIENT,
+    ) -> PyTree:
+        """Call a method and wait for its result: `client.method(...)`, spelled out.
+
+        Args:
+          method: Its name.
+          args: Arguments by position.
+          kwargs: Arguments by name.
+          timeout_s: Deadline of this call, also for the handler; None: none. By default
+            that of the client.
+
+        Returns:
+          What the method returned; arrays are read-only.
+
+        Raises:
+          RemoteError: The method raised; also of the type that it raised.
+          EncodeError: An argument cannot be sent; says which.
+          MessageTooLargeError: The arguments are past the limit.
+          CallTimeoutError: No answer came in time; says what the server is doing.
+          ConnectionLostError: The server is gone; the call may have run.
+          ServerStoppedError: The server stopped while the call ran.
+          AuthenticationError: The server and this client are of different programs.
+          CallCancelledError: The client was closed.
+        """
+        if timeout_s is _OF_CLIENT:
+            timeout_s = self._timeout_s
+        timeout_s = _checked_timeout("timeout_s", timeout_s)
+        return self._calls.call(method, args, kwargs or {}, timeout_s)
+
+    def wait_for_ready(self, *, timeout_s: float | None = _OF_CLIENT) -> None:
+        """Wait until the server answers.
+
+        Raises:
+          CallTimeoutError: It did not within `timeout_s`, the client's by default.
+        """
+        if timeout_s is _OF_CLIENT:
+            timeout_s = self._timeout_s
+        self._calls.wait_until_ready(_checked_timeout("timeout_s", timeout_s))
+
+    def close(self) -> None:
+        """Disconnect; calls that wait raise `CallCancelledError`."""
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"A client has no private method, got {name!r}.")
+        call, timeout_s = self._calls.call, self._timeout_s
+
+        def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            return call(name, args, kwargs, timeout_s)
+
+        self.__dict__[name] = method  # the next look finds it there
+        return method
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Call the `__call__` of the server's object."""
+        return self._calls.call("__call__", args, kwargs, self._timeout_s)
+
+    def __repr__(self) -> str:
+        return f"Client({self._address!r})"
+
+
+@final
+class Futures:
+    """The methods of a server; each returns the result to be."""
+
+    def __init__(self, calls: Calls, timeout_s: float | None) -> None:
+        self._calls = calls
+        self._timeout_s = timeout_s
+
+    def call(
+        self,
+        method: str,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
+        *,
+        timeout_s: float | None = _OF_CLIENT,
+    ) -> CallFuture:
+        """Call a method; see `Client.call`.
+
+        Returns:
+          The result to be. It never waits for a server; `cancel` reaches the handler.
+          Functions given to `add_done_callback` run in the thread that reads.
+
+        Raises:
+          EncodeError: An argument cannot be sent. All other errors are in the future.
+          MessageTooLargeError: Likewise: the arguments are past the limit.
+        """
+        if timeout_s is _OF_CLIENT:
+            timeout_s = self._timeout_s
+        timeout_s = _checked_timeout("timeout_s", timeout_s)
+        return self._calls.submit(method, args, kwargs or {}, timeout_s)
+
+    def __getattr__(self, name: str) -> Callable[..., CallFuture]:
+        if name.startswith("_"):
+            raise AttributeError(f"A client has no private method, got {name!r}.")
+        submit, timeout_s = self._calls.submit, self._timeout_s
+
+        def method(*args: PyTree, **kwargs: PyTree) -> CallFuture:
+            return submit(name, args, kwargs, timeout_s)
+
+        self.__dict__[name] = method
+        return method
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> CallFuture:
+        """Call the `__call__` of the server's object."""
+        return self._calls.submit("__call__", args, kwargs, self._timeout_s)
+
+
+def list_methods(client: Client) -> list[str]:
+    """Return the names of the methods that a client's server offers.
+
+    Args:
+      client: It asks; errors are those of a call.
+    """
+    return list(client.call(LIST_METHODS))
+
+
+def statistics(client: Client) -> ServerStatistics:
+    """Return what a client's server knows of its calls; see `Server.statistics`.
+
+    Args:
+      client: It asks; errors are those of a call. The answer needs no free place in
+        the server's pool.
+    """
+    known = client.call(STATISTICS)
+    methods = known.pop("methods")
+    return ServerStatistics(
+        methods={name: MethodStatistics(**method) for name, method in methods.items()},
+        **known,
+    )
+
+
+def _checked_timeout(name: str, seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ArgumentError(
+            f"`{name}` must be more than 0 seconds, got {seconds!r}. Use 60, or None "
+            "to wait for ever."
+        )
+    return seconds

@@ -1,0 +1,128 @@
+"""The way of a client to its server: one link, made when needed, again when lost."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import final
+
+from replicator.errors import (
+    AuthenticationError,
+    CallTimeoutError,
+    ConnectionLostError,
+    DecodeError,
+    RpcError,
+)
+from replicator.rpc.client.background_reader import BackgroundReader
+from replicator.rpc.client.link import Failure, Link
+from replicator.rpc.client.request import body_of
+from replicator.rpc.client.retry import Outcome
+from replicator.rpc.own_methods import HELLO, PROTOCOL
+from replicator.rpc.protocols import Connection, Kind
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+@final
+class Connector:
+    """Holds the link.
+
+    Attributes:
+      link: The one that takes calls; None while there is none.
+      server: The label of the server that answered last.
+      retried: Its methods that are idempotent.
+      client_id: Random; the same on each link, so that a server knows a call again.
+    """
+
+    def __init__(
+        self, dial: Callable[[float], Connection], *, address: str, heartbeat_s: float
+    ) -> None:
+        """Make one that is not connected.
+
+        Args:
+          dial: Connects to the server within so many seconds.
+          address: Of the server, for errors.
+          heartbeat_s: See `Link`.
+        """
+        self.link: Link | None = None
+        self.server = "the server"
+        self.retried: frozenset[str] = frozenset()
+        self.client_id = secrets.token_bytes(16)
+        self.is_closed = False
+        self._dial = dial
+        self._address = address
+        self._heartbeat_s = heartbeat_s
+        self._lock = threading.Lock()
+
+    def connect(self, timeout_s: float) -> Link | Failure:
+        """Return the link, a new one if need be; or why there is none.
+
+        One thread connects, others wait for it.
+
+        Raises:
+          AuthenticationError: One of both ends did not prove that it belongs.
+          ArgumentError: The address is none, or there is no secret.
+        """
+        until_s = time.monotonic() + min(max(timeout_s, 0.0), _CONNECT_TIMEOUT_S)
+        if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            return Failure(Outcome.UNREACHABLE)
+        try:
+            if self.link is not None or self.is_closed:
+                return self.link or Failure(Outcome.UNREACHABLE)
+            return self._connect(until_s)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the link for good; calls that wait are told."""
+        self.is_closed = True
+        link = self.link
+        if link is not None:
+            link.lose(ConnectionLostError("The client was closed."))
+
+    def _connect(self, until_s: float) -> Link | Failure:
+        try:
+            connection = self._dial(max(1e-3, until_s - time.monotonic()))
+        except AuthenticationError as error:
+            # Also an OSError. Trying again does not help, unless the time for this try
+            # was just too short for the server to prove anything.
+            if time.monotonic() < until_s:
+                raise
+            return Failure(Outcome.UNREACHABLE, error)
+        except (ConnectionLostError, CallTimeoutError, OSError) as error:
+            return Failure(Outcome.UNREACHABLE, error)
+        link = Link(connection, heartbeat_s=self._heartbeat_s, say_gone=self._forget)
+        link.reader = BackgroundReader(link)
+        try:
+            self._say_hello(link, until_s)
+        except BaseException as error:
+            link.lose(ConnectionLostError("The server did not say hello."))
+            if not isinstance(error, RpcError):
+                raise
+            return Failure(Outcome.UNREACHABLE, error)
+        self.link = link
+        if self.is_closed or link.lost is not None:
+            link.lose(ConnectionLostError("The client was closed."))
+            return Failure(Outcome.UNREACHABLE, link.lost)
+        return link
+
+    def _say_hello(self, link: Link, until_s: float) -> None:
+        """Tell the server who calls; learn who it is."""
+        timeout_s = max(1e-3, until_s - time.monotonic())
+        body = body_of(HELLO, [self.client_id], {}, timeout_s)
+        answer = link.ask(0, body, timeout_s, until_s)
+        if isinstance(answer, Failure):
+            raise answer.cause or CallTimeoutError("It did not say hello in time.")
+        if answer.kind != Kind.REPLY:
+            raise DecodeError(f"It did not say hello: {answer.payload.value()!r:.200}")
+        try:
+            protocol, label, retried = answer.payload.value()
+            if protocol != PROTOCOL:
+                raise ValueError(f"it speaks version {protocol}, this is {PROTOCOL}")
+            self.server, self.retried = str(label), frozenset(map(str, retried))
+        except (TypeError, ValueError) as error:
+            raise DecodeError(f"Its hello is none of ours: {error}.") from error
+
+    def _forget(self, link: Link) -> None:
+        if self.link is link:
+            self.link = None

@@ -1,0 +1,393 @@
+"""One connection of a client, and the calls that wait for an answer on it.
+
+No thread reads for the client: who waits for an answer reads, also for the others
+(`reading_role`), so a call that is alone costs one send and one receive and wakes
+nobody. Only while futures wait, a thread of the link reads (`background_reader`).
+
+What no answer came to within a second is asked after with a ping, which names the calls
+that wait; the server says which of them run, which wait, and which it does not know.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias, final
+
+from replicator.errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    EncodeError,
+    MessageTooLargeError,
+    RpcError,
+)
+from replicator.protocols import PyTree
+from replicator.rpc.client.reading_role import Inbox, ReadingRole
+from replicator.rpc.client.retry import Outcome
+from replicator.rpc.protocols import Connection, Kind, Message
+from replicator.rpc.signs_of_life import SignsOfLife
+
+_CALL = int(Kind.CALL)
+_ANSWERS = (int(Kind.REPLY), int(Kind.ERROR))
+_SAY_TIMEOUT_S = 0.5
+
+
+class Failure(NamedTuple):
+    """Why a try got no answer.
+
+    Attributes:
+      outcome: What became of it.
+      cause: What the transport said.
+      server_says: What the server last said that it does with the call.
+      silent_s: For how long the server has given no sign of life.
+    """
+
+    outcome: Outcome
+    cause: Exception | None = None
+    server_says: tuple[str, float] | None = None
+    silent_s: float = 0.0
+
+
+Answer: TypeAlias = Message | Failure
+
+
+class Reader(Protocol):
+    """Who reads while futures wait; `background_reader`."""
+
+    is_asleep: bool
+
+    def wake(self) -> None:
+        """Let it read."""
+        ...
+
+    def close(self) -> None:
+        """Let it end, now that the link is lost."""
+        ...
+
+
+class WaitingCall(Protocol):
+    """A call that waits for its answer.
+
+    Attributes:
+      call_id: Its number.
+      is_sent: Whether it was sent whole; before, no server can know it.
+      server_says: What the server last said that it does with it, and for how long.
+      deadline_s: When the link settles it as late; infinite if it sees to that itself.
+    """
+
+    call_id: int
+    deadline_s: float
+    is_sent: bool
+    server_says: tuple[str, float] | None
+
+    def settle(self, answer: Answer) -> None:
+        """Take the answer; called once, by who reads."""
+        ...
+
+
+@final
+class SyncCall:
+    """A call whose caller waits in its own thread."""
+
+    __slots__ = ("answer", "call_id", "inbox", "is_sent", "server_says")
+    deadline_s = math.inf
+
+    def __init__(self, call_id: int) -> None:
+        self.call_id = call_id
+        self.is_sent = False
+        self.answer: Answer | None = None
+        self.server_says: tuple[str, float] | None = None
+        self.inbox: Inbox = Inbox()
+
+    def is_answered(self) -> bool:
+        """Tell whether the answer is there."""
+        return self.answer is not None
+
+    def settle(self, answer: Answer) -> None:
+        """Take the answer, and wake the caller."""
+        self.answer = answer
+        self.inbox.put(None)
+
+
+@final
+class Link:
+    """A connection to a server, as calls use it.
+
+    Attributes:
+      waiting: The calls that wait, by number; changed by atomic operations only.
+      role: Who reads.
+      lost: Why the connection is gone; None while it is not.
+      is_leaving: Whether the server said goodbye.
+      reader: Who reads while futures wait.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        heartbeat_s: float,
+        say_gone: Callable[["Link"], None],
+    ) -> None:
+        """Take over a connection.
+
+        Args:
+          connection: `lose` closes it.
+          heartbeat_s: After so long without an answer the server is asked for a sign.
+          say_gone: Called when the link takes no more calls.
+        """
+        self.connection = connection
+        self.waiting: dict[int, WaitingCall] = {}
+        self.role = ReadingRole()
+        self.lost: ConnectionLostError | None = None
+        self.is_leaving = False
+        self.reader: Reader | None = None
+        self._heartbeat_s = heartbeat_s
+        self._say_gone = say_gone
+        self._try_take = self.role.try_take
+        self._send = connection.send
+        self._receive = connection.receive
+        self._signs = SignsOfLife(connection.peer, heartbeat_s=heartbeat_s)
+
+    def ask(
+        self, call_id: int, body: PyTree, timeout_s: float | None, deadline_s: float
+    ) -> Answer:
+        """Send a call and wait for its answer.
+
+        Args:
+          call_id: Its number.
+          body: The value of its message.
+          timeout_s: Until the deadline; None: there is none.
+          deadline_s: When that is; infinite if there is none.
+
+        Raises:
+          EncodeError: The body cannot be sent.
+          MessageTooLargeError: It is past the limit.
+        """
+        if self.waiting or not self._try_take(False):
+            return self._ask_beside_others(call_id, body, timeout_s, deadline_s)
+        is_sent = False
+        patience_s = self._heartbeat_s
+        if timeout_s is not None and timeout_s < patience_s:
+            patience_s = timeout_s
+        try:
+            self._send(_CALL, call_id, body, timeout_s=timeout_s)
+            is_sent = True
+            message = self._receive(timeout_s=patience_s)
+            if message.call_id == call_id and message.kind in _ANSWERS:
+                return message
+            return self._ask_on(call_id, deadline_s, message)
+        except CallTimeoutError as error:
+            if not is_sent:
+                return Failure(Outcome.LATE, error)
+            return self._ask_on(call_id, deadline_s)
+        except ConnectionLostError as error:
+            self.lose(error)
+            return Failure(Outcome.LOST if is_sent else Outcome.REFUSED, error)
+        except (EncodeError, MessageTooLargeError):
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+        finally:
+            self.role.leave()
+
+    def start(
+        self, call: WaitingCall, body: PyTree, *, timeout_s: float | None
+    ) -> Failure | None:
+        """Send a call that will be told its answer; return why it was not sent.
+
+        Raises:
+          EncodeError: The body cannot be sent.
+          MessageTooLargeError: It is past the limit.
+        """
+        self.waiting[call.call_id] = call
+        try:
+            if self.lost is not None:
+                raise ConnectionLostError(str(self.lost))
+            self.connection.send(_CALL, call.call_id, body, timeout_s=timeout_s)
+        except ConnectionLostError as error:
+            # Who takes a call out of the table is the one who tells it.
+            is_untold = self.waiting.pop(call.call_id, None) is not None
+            self.lose(error)
+            return Failure(Outcome.REFUSED, error) if is_untold else None
+        except CallTimeoutError as error:
+            self.waiting.pop(call.call_id, None)
+            return Failure(Outcome.LATE, error)
+        except (EncodeError, MessageTooLargeError):
+            self.waiting.pop(call.call_id, None)
+            raise
+        except BaseException:
+            self.waiting.pop(call.call_id, None)
+            self._interrupted()
+            raise
+        call.is_sent = True
+        return None
+
+    def give_up(self, call: WaitingCall) -> bool:
+        """Forget a call, and tell the server; return whether it was still waiting."""
+        if self.waiting.pop(call.call_id, None) is None:
+            return False
+        self._say(Kind.CANCEL, call.call_id)
+        return True
+
+    def expire_calls(self) -> None:
+        """Settle the calls whose deadline has passed."""
+        now_s = time.monotonic()
+        for call in self.waiting.copy().values():
+            if call.deadline_s <= now_s and self.give_up(call):
+                call.settle(self.late(call))
+
+    def late(self, call: WaitingCall, cause: Exception | None = None) -> Failure:
+        """Return the failure of a call whose deadline has passed."""
+        silent_s = self._signs.silent_s(time.monotonic())
+        return Failure(Outcome.LATE, cause, call.server_says, silent_s)
+
+    def lose(self, error: ConnectionLostError) -> None:
+        """Close the connection, and tell every call that waits."""
+        # A new one: the other's traceback leads back here, in a circle.
+        self.lost = self.lost or ConnectionLostError(str(error))
+        self._say_gone(self)
+        self.connection.close()
+        while self.waiting:
+            try:
+                _, call = self.waiting.popitem()
+            except KeyError:
+                break
+            call.settle(Failure(Outcome.LOST, error))
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+    def leave_if_done(self) -> None:
+        """Close the connection if the server said goodbye and no call waits."""
+        if self.is_leaving and not self.waiting:
+            self.lose(ConnectionLostError(f"{self.connection.peer} said goodbye."))
+
+    def read_until(self, is_done: Callable[[], bool], until_s: float) -> None:
+        """Read until something is done, or late; the caller has the role."""
+        while not is_done():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or self.lost is not None:
+                return
+            self.read_one(min(left_s, self._heartbeat_s))
+
+    def read_one(self, patience_s: float) -> None:
+        """Take the next message to whom it is for; the caller has the role."""
+        try:
+            message = self.connection.receive(timeout_s=patience_s)
+        except CallTimeoutError:
+            pass
+        except ConnectionLostError as error:
+            self.lose(error)
+        except BaseException:
+            self._interrupted()
+            raise
+        else:
+            self._signs.hear()
+            self._deliver(message)
+        if self._signs.is_due(now_s := time.monotonic()) and self.waiting:
+            self._ping(now_s)
+
+    def _ask_beside_others(
+        self, call_id: int, body: PyTree, timeout_s: float | None, deadline_s: float
+    ) -> Answer:
+        """Send a call while others wait or send; wait with them."""
+        call = SyncCall(call_id)
+        failure = self.start(call, body, timeout_s=timeout_s)
+        if failure is not None:
+            return failure
+        try:
+            self._wait(call, deadline_s)
+        finally:
+            self.role.pass_on()
+            if call.answer is None:
+                self.give_up(call)
+        self.leave_if_done()
+        return call.answer or self.late(call)
+
+    def _ask_on(
+        self, call_id: int, deadline_s: float, message: Message | None = None
+    ) -> Answer:
+        """Wait further for the answer of a call that was alone, with the role."""
+        call = SyncCall(call_id)
+        call.is_sent = True
+        self.waiting[call_id] = call
+        self.role.own()
+        if message is not None:
+            self._deliver(message)
+        elif (now_s := time.monotonic()) < deadline_s:
+            self._ping(now_s)
+        try:
+            self.read_until(call.is_answered, deadline_s)
+        finally:
+            if call.answer is None:
+                self.give_up(call)
+        self.leave_if_done()
+        return call.answer or self.late(call)
+
+    def _wait(self, call: SyncCall, deadline_s: float) -> None:
+        """Wait until a call is answered or late; read while nobody else does."""
+        if self.role.is_mine():  # a callback of a future calls again
+            self.read_until(call.is_answered, deadline_s)
+            return
+        while call.answer is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            if not self._try_take(False):
+                self.role.follow(call.inbox, min(left_s, self._heartbeat_s))
+                continue
+            try:
+                self.role.own()
+                self.read_until(call.is_answered, deadline_s)
+            finally:
+                self.role.leave()
+
+    def _deliver(self, message: Message) -> None:
+        kind = message.kind
+        if kind in _ANSWERS:
+            call = self.waiting.pop(message.call_id, None)
+            if call is not None:  # nobody waits for one that was given up or repeated
+                call.settle(message)
+        elif kind == Kind.PONG:
+            self._take_pong(message)
+        elif kind == Kind.PING:
+            self._say(Kind.PONG, message.call_id)
+        elif kind == Kind.GOODBYE:
+            self.is_leaving = True
+            self._say_gone(self)
+
+    def _ping(self, now_s: float) -> None:
+        """Ask the server for a sign, and after the calls that it must know."""
+        calls = self.waiting.copy().values()
+        ping = self._signs.ping(now_s, [call.call_id for call in calls if call.is_sent])
+        self._say(Kind.PING, ping.number, ping.call_ids)
+
+    def _take_pong(self, message: Message) -> None:
+        """Note what the server does with calls; settle those that it does not know."""
+        try:
+            pong = self._signs.pong(message.call_id, message.payload.value())
+        except (RpcError, TypeError, ValueError) as error:
+            self.lose(ConnectionLostError(f"{self.connection.peer}: bad pong: {error}"))
+            return
+        for call_id, state in pong.states.items():
+            call = self.waiting.get(call_id)
+            if call is not None:
+                call.server_says = state
+        for call_id in pong.unknown:
+            call = self.waiting.pop(call_id, None)
+            if call is not None:
+                call.settle(Failure(Outcome.UNKNOWN))
+
+    def _say(self, kind: Kind, call_id: int, value: PyTree = None) -> None:
+        try:
+            self.connection.send(kind, call_id, value, timeout_s=_SAY_TIMEOUT_S)
+        except CallTimeoutError:
+            pass  # it does not read: so much for a sign of life
+        except ConnectionLostError as error:
+            self.lose(error)
+
+    def _interrupted(self) -> None:
+        """Close what may stand in the middle of a message."""
+        self.lose(
+            ConnectionLostError(f"A call to {self.connection.peer} was broken off.")
+        )

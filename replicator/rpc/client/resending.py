@@ -1,0 +1,87 @@
+"""Send futures when their server is there: at first, and again after a failed try.
+
+One thread of the client, which starts when a future has to wait and ends when none
+does. So `client.futures.method()` never waits for a connection.
+"""
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+from replicator.rpc.client.call_futures import CallFuture
+
+Send: TypeAlias = Callable[[list[CallFuture]], None]
+_IDLE_S = 5.0
+
+
+@final
+class Resender:
+    """Futures, each with the time when it is due."""
+
+    def __init__(self) -> None:
+        """Make one; no thread starts yet."""
+        self._due: list[tuple[float, int, CallFuture]] = []
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._is_running = False
+        self._is_closed = False
+
+    def put(self, future: CallFuture, delay_s: float, send: Send) -> bool:
+        """Let a future be sent after a while; return False if it is closed.
+
+        Args:
+          future: It.
+          delay_s: The while.
+          send: Tries each of some futures once, within a second; may `put` them back.
+            The same each time; not kept here, as it leads back here, in a circle.
+        """
+        with self._changed:
+            if self._is_closed:
+                return False
+            due_s = time.monotonic() + delay_s
+            heapq.heappush(self._due, (due_s, next(self._order), future))
+            self._changed.notify()
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(
+                    target=self._run, args=[send], name="rpc resending", daemon=True
+                ).start()
+        return True
+
+    def close(self) -> list[CallFuture]:
+        """Send no more; return what was not sent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+            left = [future for _, _, future in self._due]
+            self._due.clear()
+        return left
+
+    def _run(self, send: Send) -> None:
+        while futures := self._next():
+            waiting = [future for future in futures if not future.done()]
+            if waiting:
+                send(waiting)
+            del futures, waiting
+
+    def _next(self) -> list[CallFuture]:
+        """Wait for some that are due, return all that are; none to end the thread."""
+        idle_until_s = time.monotonic() + _IDLE_S
+        with self._changed:
+            while not self._is_closed:
+                now_s = time.monotonic()
+                until_s = self._due[0][0] if self._due else idle_until_s
+                if until_s > now_s:
+                    self._changed.wait(until_s - now_s)
+                    continue
+                due = []
+                while self._due and self._due[0][0] <= now_s:
+                    due.append(heapq.heappop(self._due)[2])
+                if not due:
+                    break  # idle for long enough
+                return due
+            self._is_running = False
+            return []

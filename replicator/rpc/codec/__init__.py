@@ -1,0 +1,1 @@
+"""Turn a value into bytes and back: pure, bounded, no sockets."""

@@ -1,0 +1,153 @@
+"""Turn a value into a head and the bytes of its arrays, and back, exactly.
+
+The head is msgpack. What msgpack has no type for is an extension, or a list that begins
+with a tag: `[tuple, 1, 2]`, `[object, "Point", "x", 1, "y", 2]`. Long arrays and long
+bytes are not in the head: they are buffers, in the order in which the head names them,
+untouched, and arrive as read-only views that keep their memory alive.
+
+    arrives as it was   None, bool, int, float, complex, str, bytes, `...`, list, tuple,
+                        dict, OrderedDict, set, frozenset, range, slice, date, datetime,
+                        timedelta; NumPy arrays, scalars and dtypes (not of objects);
+                        typed JAX keys; instances of what a `Registry` holds
+    as something else   JAX arrays as NumPy arrays; bytearray and memoryview as bytes
+    is refused          the rest, with an error that says where in the value it lies
+
+What arrives is not trusted: it is held against `MessageLimits` before memory is asked
+for; names are looked up in our own tables and nowhere else; nothing is evaluated.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgpack import unpackb
+
+from replicator.errors import DecodeError, MessageTooLargeError
+from replicator.protocols import PyTree
+from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
+from replicator.rpc.codec.unsendable import find_unsendable, told
+from replicator.rpc.codec.value_reader import ValueReader, read_dict
+from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes
+from replicator.rpc.codec.wire_format import SURROGATES, too_large
+
+_DEFAULT_LIMITS = MessageLimits()
+# A head that is so much longer than its arrays is searched for long bytes.
+_SEARCHED_BYTES = 1 << 16
+
+
+class Encoded(NamedTuple):
+    """A value as bytes.
+
+    Attributes:
+      head: msgpack.
+      buffers: One-dimensional views of bytes, none of them empty; no copies where the
+        value has them in one piece, so send them before it changes.
+      num_bytes: Of the head and the buffers.
+    """
+
+    head: bytes
+    buffers: list[memoryview]
+    num_bytes: int
+
+
+def encode(
+    value: PyTree,
+    *,
+    registry: Registry = DEFAULT_REGISTRY,
+    limits: MessageLimits = _DEFAULT_LIMITS,
+) -> Encoded:
+    """Turn a value into bytes.
+
+    Args:
+      value: What the module's docstring lists, in one another.
+      registry: Whose classes may be sent.
+      limits: What the receiver takes.
+
+    Returns:
+      The head, and buffers to be sent along with it.
+
+    Raises:
+      EncodeError: Something in the value cannot be sent; says what, and where it lies.
+      MessageTooLargeError: It is past a limit.
+    """
+    writer = ValueWriter(registry, limits)
+    try:
+        pack = writer.pack_apart if holds_long_bytes(value) else writer.pack
+        head = pack(value)
+        is_long = len(head) - writer.in_head_bytes > _SEARCHED_BYTES
+        if is_long or len(head) > limits.head_bytes:
+            # msgpack puts bytes into the head without asking: set the long ones apart.
+            check_bounds(head, limits, opaque_bytes=writer.in_head_bytes)
+            writer = ValueWriter(registry, limits)
+            head = writer.pack_apart(value)
+    except (MessageTooLargeError, MemoryError):
+        raise
+    except Exception as error:
+        raise find_unsendable(
+            value,
+            registry=registry,
+            limits=limits,
+            send=lambda leaf: ValueWriter(registry, limits).pack(leaf),
+        ) from error
+    num_bytes = len(head) + writer.buffer_bytes
+    if num_bytes > limits.message_bytes:
+        raise too_large("bytes", num_bytes, "message_bytes", limits.message_bytes)
+    if len(head) > limits.head_bytes:
+        raise _head_too_large(len(head), limits)
+    if writer.num_leaves > limits.leaves:
+        raise too_large("arrays", writer.num_leaves, "leaves", limits.leaves)
+    if len(head) - writer.in_head_bytes > limits.depth:
+        check_bounds(head, limits, opaque_bytes=writer.in_head_bytes)
+    return Encoded(head, writer.buffers, num_bytes)
+
+
+def decode(
+    head: bytes | memoryview,
+    body: bytes | memoryview | Sequence[memoryview] = (),
+    *,
+    registry: Registry = DEFAULT_REGISTRY,
+    limits: MessageLimits = _DEFAULT_LIMITS,
+) -> PyTree:
+    """Turn bytes, from anywhere, back into the value.
+
+    Args:
+      head: As `encode` returned it.
+      body: The buffers; or one piece of memory that holds them where `lay_out` puts
+        them. Long arrays in the value are views of it, each of which keeps the piece
+        alive.
+      registry: Whose classes may arrive.
+      limits: What is taken.
+
+    Raises:
+      DecodeError: It is no value of ours.
+      MessageTooLargeError: It is past a limit.
+    """
+    num_bytes = len(head)
+    if num_bytes > limits.head_bytes:
+        raise _head_too_large(num_bytes, limits)
+    if num_bytes > SHORT_HEAD_BYTES:
+        check_bounds(head, limits)
+    reader = ValueReader(body, registry, limits)
+    try:
+        value = unpackb(
+            head,
+            ext_hook=reader.read_extension,
+            list_hook=reader.read_list,
+            object_pairs_hook=read_dict,
+            strict_map_key=False,
+            unicode_errors=SURROGATES,
+        )
+    except (DecodeError, MessageTooLargeError):
+        raise
+    except Exception as error:  # also what constructors of registered classes raise
+        raise DecodeError(f"What arrived is no value: {told(error)}.") from error
+    reader.finish()
+    if limits.depth < num_bytes - reader.in_head_bytes <= SHORT_HEAD_BYTES:
+        check_bounds(head, limits, opaque_bytes=reader.in_head_bytes)
+    return value
+
+
+def _head_too_large(num_bytes: int, limits: MessageLimits) -> MessageTooLargeError:
+    what = "bytes that are not of arrays"
+    return too_large(what, num_bytes, "head_bytes", limits.head_bytes)

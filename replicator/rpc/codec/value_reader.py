@@ -1,0 +1,150 @@
+"""Read one value: what msgpack's lists, dictionaries and extensions stand for.
+
+All of it came over the wire. What is wrong raises, some of it as whatever error Python
+or NumPy have for it, which `decode` turns into one. (msgpack's own `Timestamp` needs no
+help, and passes as it was.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from replicator.errors import DecodeError
+from replicator.rpc.codec.array_headers import Header, check_contents, read_header
+from replicator.rpc.codec.head_bounds import check_hashes
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.codec.tagged_values import TAGS, TUPLE_TAG, Tag
+from replicator.rpc.codec.wire_format import (
+    ALIGNMENT,
+    ARRAY,
+    BYTES,
+    SCALAR,
+    SHORT_ARRAY,
+    TAG,
+    too_large,
+)
+
+_ONE_PIECE = (bytes, bytearray, memoryview)
+_FEW_KEYS = 64  # cannot be slow, whatever they are
+
+_ndarray = np.ndarray
+
+
+class ValueReader:
+    """One value on its way out of a head and buffers."""
+
+    in_head_bytes = 0
+    _open_tags = 0
+    _num_leaves = 0
+    _num_bytes = 0
+    _at = 0  # in the body: an index, or an offset
+    _whole: np.ndarray | None = None
+
+    def __init__(
+        self,
+        body: bytes | memoryview | Sequence[memoryview],
+        registry: Registry,
+        limits: MessageLimits,
+    ) -> None:
+        if isinstance(body, _ONE_PIECE):
+            body = memoryview(body).toreadonly()
+        self._body = body
+        self._registry = registry
+        self._limits = limits
+
+    def read_extension(self, code: int, data: bytes) -> Any:
+        """Return what an extension stands for."""
+        if code == TAG:
+            self._open_tags += 1
+            if data not in TAGS:
+                raise DecodeError(f"A tag must be one of ours, got {data!r:.80}.")
+            return TAGS[data]
+        if code == SHORT_ARRAY:
+            self._num_leaves += 1
+            return self._short_array(data)
+        if code == ARRAY:
+            self._num_leaves += 1
+            header = read_header(data)
+            if not header.num_bytes:
+                return self._array(header, b"", 0)
+            return self._array(header, *self._take(header.num_bytes))
+        if code == SCALAR:
+            return self._short_array(data)[()]
+        if code == BYTES:
+            self._num_leaves += 1
+            num_bytes = int.from_bytes(data, "little")
+            buffer, start = self._take(num_bytes)
+            return buffer[start : start + num_bytes].tobytes()
+        raise DecodeError(f"An extension must be one of ours, got code {code}.")
+
+    def read_list(self, items: list) -> Any:
+        """Return what a list stands for: itself, or what its tag makes of it."""
+        if not items or type(items[0]) is not Tag:
+            return items
+        self._open_tags -= 1
+        tag = items.pop(0)
+        return tuple(items) if tag is TUPLE_TAG else tag.build(items, self._registry)
+
+    def finish(self) -> None:
+        """Refuse tags that began no list, and buffers that nothing named."""
+        if self._open_tags:
+            raise DecodeError("A tag must be the first item of a list.")
+        if self._at != len(self._body):
+            raise DecodeError("A body must hold what the head names and no more.")
+
+    def _short_array(self, data: bytes) -> np.ndarray:
+        text = data[-1 - data[-1] :]
+        header = read_header(text)
+        if len(data) != len(text) + header.num_bytes:
+            raise DecodeError("A short array must be as long as its header says.")
+        self.in_head_bytes += len(data)
+        return self._array(header, data, 0)
+
+    def _array(self, header: Header, buffer: Any, start: int) -> np.ndarray:
+        shape, dtype, order, _, is_checked = header
+        limits = self._limits
+        if len(shape) > limits.rank:
+            raise too_large("dimensions in an array", len(shape), "rank", limits.rank)
+        if self._num_leaves > limits.leaves:
+            raise too_large("arrays", self._num_leaves, "leaves", limits.leaves)
+        array = _ndarray(shape, dtype, buffer, start, None, order)
+        if is_checked:
+            check_contents(array)
+        return array
+
+    def _take(self, num_bytes: int) -> tuple[np.ndarray, int]:
+        """Return what the next buffer lies in, and where."""
+        body, at = self._body, self._at
+        self._num_bytes += num_bytes
+        most = self._limits.message_bytes
+        if self._num_bytes > most:
+            raise too_large("bytes", self._num_bytes, "message_bytes", most)
+        if type(body) is memoryview:
+            start = -(-at // ALIGNMENT) * ALIGNMENT
+            self._at = start + num_bytes
+            if self._whole is None:
+                self._whole = _bytes_of(body)
+            if self._at <= len(self._whole):
+                return self._whole, start
+        elif at < len(body) and len(body[at]) == num_bytes:
+            self._at = at + 1
+            return _bytes_of(body[at]), 0
+        raise DecodeError("A body must hold what the head names.")
+
+
+def _bytes_of(buffer: memoryview) -> np.ndarray:
+    # `frombuffer` holds on to the view, so that its memory cannot be closed or resized,
+    # nor made writable; `ndarray` would hold what owns the memory.
+    return np.frombuffer(memoryview(buffer).toreadonly(), np.uint8)
+
+
+def read_dict(pairs: list[tuple[Any, Any]]) -> dict:
+    """Return a dictionary of keys that differ."""
+    if len(pairs) > _FEW_KEYS:
+        check_hashes([key for key, _ in pairs])
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DecodeError("A dictionary must have each key once.")
+    return found

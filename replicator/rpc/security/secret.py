@@ -1,0 +1,171 @@
+"""The secret of a program: where it lives, and how a process comes by it.
+
+32 random bytes that all processes of one program know and nobody else. They travel in a
+file that only its owner can read, or in a descriptor that a child inherits: never in
+argv, which all users of a host can read, nor in the environment, which children, crash
+reports and logs get whole. The environment may say *where* the secret is:
+`REPLICATOR_RPC_SECRET_FILE` (a path) or `REPLICATOR_RPC_SECRET_FD` (a descriptor).
+
+A `Secret` shows itself to nobody: `repr` is redacted, pickling raises, and what others
+need of it is `sign`. No frame that raises holds its bytes, for the sake of those who
+print the locals of a traceback.
+"""
+
+import hmac
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from typing import NoReturn, Self, final
+
+from replicator.errors import AuthenticationError, EncodeError
+from replicator.rpc.security.private_files import (
+    check_private,
+    create_private,
+    open_private,
+)
+
+SECRET_BYTES = 32
+FILE_VARIABLE = "REPLICATOR_RPC_SECRET_FILE"
+DESCRIPTOR_VARIABLE = "REPLICATOR_RPC_SECRET_FD"
+
+
+@final
+class Secret:
+    """32 random bytes that prove that a process belongs to the program."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        """Hold `key`; programs use `Secret.generate` and `Secret.read`.
+
+        Raises:
+          AuthenticationError: It is not of `SECRET_BYTES`.
+        """
+        num_bytes = len(key)
+        if num_bytes != SECRET_BYTES:
+            del key
+            raise AuthenticationError(
+                f"`key` must hold {SECRET_BYTES} random bytes, got {num_bytes}. "
+                "Make a secret with `Secret.generate()`."
+            )
+        self._key = bytes(key)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a new one."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the one that `write` put into a file.
+
+        Args:
+          path: A regular file of this user, mode 0600 or less; no link.
+
+        Raises:
+          AuthenticationError: It is another thing, or others may have read or made it.
+          OSError: It cannot be opened.
+        """
+        descriptor = open_private(path)
+        try:
+            return cls.from_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> Self:
+        """Return the one that a parent handed on; the descriptor stays open.
+
+        Args:
+          descriptor: From `inheritable_descriptor` of the parent, or any other of a
+            file that `read` would take.
+
+        Raises:
+          AuthenticationError: It is of something else.
+          OSError: It is not open.
+        """
+        check_private(f"of descriptor {descriptor}", os.fstat(descriptor))
+        return cls(os.pread(descriptor, SECRET_BYTES + 1, 0))
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None
+    ) -> Self | None:
+        """Return the one that the environment points to, or None.
+
+        Args:
+          environment: That of this process by default.
+
+        Raises:
+          AuthenticationError: What it points to is no secret of this user's.
+          OSError: It points to nothing.
+        """
+        environment = os.environ if environment is None else environment
+        if path := environment.get(FILE_VARIABLE):
+            return cls.read(path)
+        number = environment.get(DESCRIPTOR_VARIABLE)
+        if not number:
+            return None
+        if not (number.isascii() and number.isdecimal() and len(number) < 10):
+            num_characters = len(number)
+            del number, environment  # someone may have put the secret itself there
+            raise AuthenticationError(
+                f"`{DESCRIPTOR_VARIABLE}` must be the number of an open descriptor, "
+                f"got {num_characters} other characters. Use that of "
+                "`secret.inheritable_descriptor()` in the parent."
+            )
+        return cls.from_descriptor(int(number))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Put it into a new file that only this user can read.
+
+        Args:
+          path: Where; its directory must be one that others cannot write to.
+
+        Raises:
+          AuthenticationError: Others can write to the directory.
+          FileExistsError: Something is there.
+        """
+        descriptor = create_private(path)
+        try:
+            os.write(descriptor, self._key)
+        finally:
+            os.close(descriptor)
+
+    def inheritable_descriptor(self) -> int:
+        """Return a descriptor of a nameless file that children may inherit.
+
+        Pass it in `pass_fds` of a child, and its number in `REPLICATOR_RPC_SECRET_FD`;
+        close it when the last child was started.
+        """
+        # A file, not a pipe: each reader finds it whole, however many there are.
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("secret", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile(buffering=0) as file:
+                descriptor = os.dup(file.fileno())
+        os.fchmod(descriptor, 0o600)
+        os.write(descriptor, self._key)
+        return descriptor
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the HMAC-SHA256 of a message under this secret."""
+        return hmac.digest(self._key, message, "sha256")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._key, other._key)
+
+    def __hash__(self) -> int:
+        return hash(self.sign(b"hash"))
+
+    def __repr__(self) -> str:
+        return "Secret(<redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise EncodeError(
+            "A `Secret` must not be pickled, copied or sent. Hand it on with "
+            "`secret.write(path)` or `secret.inheritable_descriptor()`."
+        )

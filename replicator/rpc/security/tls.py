@@ -1,0 +1,83 @@
+"""Where the files lie that prove over TLS who a process is, and how they are read."""
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, Self
+
+from replicator.errors import ArgumentError, AuthenticationError
+from replicator.rpc.security.private_files import open_private
+
+Role = Literal["server", "client"]
+ROLES: tuple[Role, ...] = ("server", "client")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """Paths of PEM files: one end of mutual TLS.
+
+    Attributes:
+      ca: The authority that signed the certificates of the program.
+      certificate: This process's own, for the role that it has.
+      key: The private key to it; mode 0600.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def in_folder(cls, folder: str | os.PathLike[str], role: Role) -> Self:
+        """Return the paths that `replicator certificates` gives to the files.
+
+        Args:
+          folder: Where it wrote them.
+          role: `"server"` for what listens, `"client"` for what connects.
+
+        Raises:
+          ArgumentError: There is no such role.
+        """
+        if role not in ROLES:
+            raise ArgumentError(f"`role` must be one of {ROLES}, got {role!r}.")
+        folder = Path(folder)
+        return cls(
+            ca=folder / "ca.pem",
+            certificate=folder / f"{role}.pem",
+            key=folder / f"{role}.key",
+        )
+
+    def read_key(self) -> bytes:
+        """Return the private key.
+
+        Raises:
+          AuthenticationError: Others can read the file.
+          OSError: It cannot be opened.
+        """
+        with os.fdopen(open_private(self.key), "rb") as file:
+            return file.read()
+
+
+def role_uri(role: Role) -> str:
+    """Return what a certificate of ours bears, among its names, to say its role."""
+    return f"urn:replicator:role:{role}"
+
+
+def check_client(names: Iterable[bytes], *, peer: str) -> None:
+    """Return unless TLS let in who has a certificate of ours for another role.
+
+    Args:
+      names: What the peer's certificate bears; none without TLS. Certificates of
+        somebody else's making say no role, and are for the authority to judge.
+      peer: Who that is, for the error.
+
+    Raises:
+      AuthenticationError: It is a server's.
+    """
+    prefix = role_uri("client").removesuffix("client").encode()
+    roles = {name for name in names if name.startswith(prefix)}
+    if roles and role_uri("client").encode() not in roles:
+        raise AuthenticationError(
+            f"{peer} must have a client's certificate, got another role's. Use "
+            "`Tls.in_folder(folder, 'client')` there."
+        )

@@ -1,0 +1,215 @@
+"""One thread reads all connections of a server that the system can watch together.
+
+A thread for each would be woken for each call, and threads of Python that hand each
+other their one lock answer a third as many calls. So the front waits with `epoll` for
+whichever has something, takes one message at a time from each, and handles it; quick
+handlers run right there (see `relief` for those that are not).
+
+A connection that is alone has a thread of its own all the same, which spares a system
+call for each message; it comes here when a second one does.
+"""
+
+import collections
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from typing import Protocol, final
+
+from replicator.errors import CallTimeoutError, RpcError
+from replicator.rpc.protocols import Connection, Message
+from replicator.rpc.server.crew import Crew
+from replicator.rpc.server.relief import Reader, Relief
+
+_log = logging.getLogger(__name__)
+
+IS_AVAILABLE = hasattr(select, "epoll") and hasattr(os, "eventfd")
+_TURNS_BETWEEN_LOOKS = 16
+
+
+class Watched(Protocol):
+    """A connection, as the front knows it; `served_connection` is the one maker.
+
+    Attributes:
+      connection: What is read.
+      descriptor: By which the front watches it; -1 while it does not.
+      is_listed: Whether it is in the front's list of those that have something.
+      is_paused: Whether its client has too much in flight.
+    """
+
+    connection: Connection
+    descriptor: int
+    is_listed: bool
+    is_paused: bool
+
+    def handle(self, message: Message, received_s: float, reader: Reader) -> None:
+        """Do what a message asks for; may take long."""
+        ...
+
+    def is_alone(self) -> bool:
+        """Tell whether the server has no other connection."""
+        ...
+
+    def serve(self) -> None:
+        """Read in a thread of its own."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+@final
+class Front:
+    """Reads connections, in one thread at a time."""
+
+    def __init__(self, relief: Relief, crew: Crew) -> None:
+        self._crew = crew
+        self._relief = relief
+        self._watched: dict[int, Watched] = {}
+        self._ready: collections.deque[Watched] = collections.deque()
+        # Guards `_watched` and what the system watches, against each other.
+        self._lock = threading.Lock()
+        self._epoll: select.epoll | None = None
+        self._waker = -1
+        self._is_closed = False
+
+    def add(self, watched: Watched) -> None:
+        """Read a connection from now on."""
+        with self._lock:
+            if self._epoll is None and not self._is_closed:
+                self._open()
+            is_watched = self._epoll is not None and self._begin(self._epoll, watched)
+        if is_watched:
+            self._list(watched)  # it may have received more than was handled
+        else:
+            watched.close()
+
+    def remove(self, watched: Watched) -> None:
+        """Read a connection no more; to be called before its descriptor is closed."""
+        with self._lock:
+            if self._watched.get(watched.descriptor) is watched:
+                del self._watched[watched.descriptor]
+                with contextlib.suppress(OSError):  # closed by the other thread
+                    if self._epoll is not None:
+                        self._epoll.unregister(watched.descriptor)
+                watched.descriptor = -1
+
+    def resume(self, watched: Watched) -> None:
+        """Read a connection again that is paused no more."""
+        with self._lock:
+            self._watch(watched, select.EPOLLIN)
+        self._list(watched)
+
+    def close(self) -> None:
+        """Read nothing more."""
+        with self._lock:
+            self._is_closed = True
+            self._wake()
+
+    def _open(self) -> None:
+        self._epoll = select.epoll()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._waker, select.EPOLLIN)
+        Reader(self._relief, self._crew, self._read).start()
+
+    def _begin(self, epoll: "select.epoll", watched: Watched) -> bool:
+        """Watch a connection; return False if it is closed."""
+        descriptor = watched.connection.fileno()
+        try:
+            epoll.register(-1 if descriptor is None else descriptor, select.EPOLLIN)
+        except (OSError, ValueError):
+            return False
+        watched.descriptor = -1 if descriptor is None else descriptor
+        self._watched[watched.descriptor] = watched
+        return True
+
+    def _watch(self, watched: Watched, events: int) -> None:
+        """Change what is watched for, with the lock held."""
+        if self._epoll is not None and watched.descriptor >= 0:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self._epoll.modify(watched.descriptor, events)
+
+    def _list(self, watched: Watched) -> None:
+        watched.is_listed = True
+        self._ready.append(watched)
+        with self._lock:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waker >= 0:
+            os.eventfd_write(self._waker, 1)
+
+    def _read(self, reader: Reader) -> None:
+        """Read as the holder of the right to, until it is lost or all is closed."""
+        ready = self._ready
+        turns = 0
+        while True:
+            if not ready or turns == _TURNS_BETWEEN_LOOKS:
+                turns = 0
+                if not self._look():
+                    return
+            turns += 1
+            # Not kept in a name, which would keep it while nothing comes.
+            if ready and not self._read_one(ready.popleft(), reader):
+                return
+
+    def _look(self) -> bool:
+        """List what has received something; return False at the end."""
+        assert self._epoll is not None, "the front reads, so it was opened"
+        for descriptor, events in self._epoll.poll(0 if self._ready else None):
+            watched = self._watched.get(descriptor)
+            if watched is None:
+                if descriptor == self._waker:
+                    os.eventfd_read(self._waker)
+            elif watched.is_paused and events & (select.EPOLLHUP | select.EPOLLERR):
+                watched.close()
+            elif not watched.is_listed:
+                watched.is_listed = True
+                self._ready.append(watched)
+        if self._is_closed:
+            self._close()
+        return not self._is_closed
+
+    def _read_one(self, watched: Watched, reader: Reader) -> bool:
+        """Take one message; return whether this thread still reads."""
+        watched.is_listed = False
+        if watched.is_paused:
+            with self._lock:
+                if watched.is_paused:  # else `resume` is on its way
+                    self._watch(watched, 0)
+            return True
+        try:
+            message = watched.connection.receive(timeout_s=0)
+        except CallTimeoutError:
+            return True  # a part of a message has come
+        except RpcError as error:
+            _log.debug("%s: %s", watched.connection.peer, error)
+            watched.close()
+            return True
+        except Exception:
+            # Whatever one connection does, the others are read.
+            _log.exception("the connection with %s ends", watched.connection.peer)
+            watched.close()
+            return True
+        if watched.connection.has_received():
+            watched.is_listed = True
+            self._ready.append(watched)
+        now_s = time.monotonic()
+        reader.lay_down(now_s)
+        watched.handle(message, now_s, reader)
+        if not reader.take_up():
+            return False
+        if len(self._watched) == 1 and not watched.is_listed and watched.is_alone():
+            self.remove(watched)
+            self._crew.run(watched.serve)
+        return True
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._epoll is not None:
+                self._epoll.close()
+                os.close(self._waker)
+            self._epoll, self._waker = None, -1

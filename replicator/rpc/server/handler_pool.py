@@ -1,0 +1,84 @@
+"""At most `size` handlers at once, over all connections; the rest wait their turn.
+
+A slot is an item of the list `_free`. Who runs a handler holds one; taking and giving
+back are single operations of the list, which are atomic. A call that waits and a slot
+that is free cannot miss each other: who adds either of the two looks at the other
+afterwards, in `_dispatch`.
+"""
+
+import functools
+import threading
+from typing import final
+
+from replicator.rpc.server.crew import Crew
+from replicator.rpc.server.fair_queue import FairQueue
+from replicator.rpc.server.served_call import Caller, ServedCall
+
+
+@final
+class HandlerPool:
+    """Slots, and the calls that wait for one."""
+
+    def __init__(self, size: int, crew: Crew) -> None:
+        self.size = size
+        self._crew = crew
+        self._free = [None] * size
+        self._lock = threading.Lock()
+        self._waiting: FairQueue[Caller, ServedCall] = FairQueue(max_seats=size)
+
+    @property
+    def num_running(self) -> int:
+        """Return how many handlers run now."""
+        return self.size - len(self._free)
+
+    def waiting(self) -> list[ServedCall]:
+        """Return the calls that wait now."""
+        with self._lock:
+            return list(self._waiting)
+
+    def try_enter(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        if self._waiting.turns:
+            return False
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Give a slot back."""
+        self._free.append(None)
+        if self._waiting.turns:
+            self._dispatch()
+
+    def submit(self, call: ServedCall) -> None:
+        """Let the connection of a call run it in a thread when a slot is free."""
+        with self._lock:
+            self._waiting.put(call.caller, call)
+        self._dispatch()
+
+    def drop(self, caller: Caller) -> list[ServedCall]:
+        """Take out the calls of a connection that wait; return them."""
+        with self._lock:
+            return self._waiting.drop(caller)
+
+    def _dispatch(self) -> None:
+        """Start calls that wait, as far as there are slots."""
+        with self._lock:
+            while self._waiting.turns:
+                try:
+                    self._free.pop()
+                except IndexError:
+                    return
+                taken = self._waiting.take()
+                assert taken is not None, "somebody had a turn, under the lock"
+                self._crew.run(functools.partial(self._run, taken[1]))
+
+    def _run(self, call: ServedCall) -> None:
+        try:
+            call.caller.run(call)  # leaves the slot before it replies
+        finally:
+            with self._lock:
+                self._waiting.done(call.caller)
+            self._dispatch()

@@ -1,0 +1,132 @@
+"""See to it that somebody reads while the one who reads is busy.
+
+A quick handler runs in the thread that read its call: no other thread wakes up, which
+is most of what a call costs. Meanwhile nobody reads there. Handlers are mostly as quick
+as they were before; when one is not, or its reply is not taken, the relief gives the
+right to read to another thread after 2 ms, so that pings, cancellations and other calls
+get through. The first thread goes home when it is done.
+
+The relief sleeps as long as nobody is busy, so a quiet server uses no time.
+"""
+
+import contextlib
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import final
+
+from replicator.rpc.server.crew import Crew
+from replicator.rpc.server.served_call import ServedCall
+
+RELIEF_AFTER_S = 0.002
+_LOOKS_BEFORE_SLEEP = 50
+_LONGEST_SLEEP_S = 60.0
+
+
+@final
+class Relief:
+    """Looks every 2 ms at readers that are busy.
+
+    Attributes:
+      busy: Since when each of them is. A reader adds itself, then wakes the relief if
+        it `is_asleep`; the relief says that it sleeps, then looks at `busy` once more.
+        So one of the two sees the other.
+      is_asleep: Whether it must be woken.
+    """
+
+    def __init__(self) -> None:
+        self.busy: dict[Reader, float] = {}
+        self.is_asleep = False
+        self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_closed = False
+
+    def wake(self) -> None:
+        """Let it look again."""
+        self.is_asleep = False
+        self._alarm.put(None)
+
+    def close(self) -> None:
+        """Let `watch` return."""
+        self._is_closed = True
+        self.wake()
+
+    def watch(self) -> None:
+        """Relieve readers until closed."""
+        quiet_looks = 0
+        while not self._is_closed:
+            time.sleep(RELIEF_AFTER_S)
+            quiet_looks = 0 if self.busy else quiet_looks + 1
+            if quiet_looks > _LOOKS_BEFORE_SLEEP:
+                self._sleep()
+                quiet_looks = 0
+            now_s = time.monotonic()
+            for reader, since_s in self.busy.copy().items():
+                if now_s - since_s >= RELIEF_AFTER_S:
+                    reader.relieve(since_s)
+
+    def _sleep(self) -> None:
+        self.is_asleep = True
+        if not self.busy and not self._is_closed:
+            with contextlib.suppress(queue.Empty):
+                self._alarm.get(timeout=_LONGEST_SLEEP_S)
+        self.is_asleep = False
+
+
+@final
+class Reader:
+    """The right to read in one place; it passes from thread to thread.
+
+    Attributes:
+      call: The quick call that its holder runs.
+    """
+
+    def __init__(
+        self, relief: Relief, crew: Crew, read: Callable[["Reader"], None]
+    ) -> None:
+        """Make one that nobody holds.
+
+        Args:
+          relief: Watches it.
+          crew: Of its threads.
+          read: Reads as the holder, until the right is lost or there is no more to
+            read.
+        """
+        self.call: ServedCall | None = None
+        self._relief = relief
+        self._crew = crew
+        self._read = read
+        self._right = threading.Lock()
+        self._take = self._right.acquire
+
+    def start(self) -> None:
+        """Let a thread read."""
+        self._right.acquire()
+        self._crew.run(functools.partial(self._read, self))
+
+    def lay_down(self, now_s: float) -> None:
+        """Be busy from now on: another thread may read if it takes long."""
+        relief = self._relief
+        relief.busy[self] = now_s
+        if relief.is_asleep:
+            relief.wake()
+        self._right.release()
+
+    def take_up(self) -> bool:
+        """Be done; return whether this thread still has the right to read."""
+        if not self._take(False):
+            return False
+        self._relief.busy.pop(self, None)
+        return True
+
+    def relieve(self, since_s: float) -> None:
+        """Let another thread read if this one has been busy since then."""
+        if self._relief.busy.get(self) == since_s and self._take(False):
+            self._relief.busy.pop(self, None)
+            call = self.call
+            if call is not None and call.is_over:
+                call.caller.is_stalled = True
+            elif call is not None:
+                call.target.held_up()
+            self._crew.run(functools.partial(self._read, self))

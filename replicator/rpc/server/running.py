@@ -1,0 +1,152 @@
+"""Run the handler of one call, and send what came of it, in the thread that calls."""
+
+import logging
+import time
+
+from replicator.errors import (
+    CallTimeoutError,
+    EncodeError,
+    MessageTooLargeError,
+    RpcError,
+)
+from replicator.protocols import PyTree
+from replicator.rpc.answers import (
+    EXPIRED,
+    Answer,
+    not_run,
+    raised,
+    without_attributes,
+)
+from replicator.rpc.protocols import Kind
+from replicator.rpc.remote_errors import Told, tell
+from replicator.rpc.server.methods import QUICK_S
+from replicator.rpc.server.reply_cache import New, Running, size_of
+from replicator.rpc.server.served_call import ServedCall, running_here
+from replicator.rpc.server.service import Service
+
+_REPLY = int(Kind.REPLY)
+_ERROR = int(Kind.ERROR)
+_NONE: dict[str, PyTree] = {}
+_log = logging.getLogger(__name__)
+
+REPLY_TIMEOUT_S = 30.0
+"""Who does not take a reply for so long is disconnected."""
+
+
+def run(service: Service, call: ServedCall, started_s: float) -> None:
+    """Run a handler, which has a slot; free the slot; send what came of it."""
+    target = call.target
+    call.started_s = started_s
+    running_here.call = call
+    try:
+        value = target.function(*call.args, **call.kwargs)
+        kind = _REPLY
+    except BaseException as error:  # also one that would end a program
+        kind, value = raised(tell(error, registry=service.registry))
+    finally:
+        running_here.call = None
+        call.is_over = True
+        service.pool.leave()
+    seconds = time.monotonic() - started_s
+    # Arrays that lie in shared memory go back to their pool.
+    call.args, call.kwargs = (), _NONE
+    if seconds > QUICK_S or not target.is_quick:
+        target.took(seconds)
+    bytes_out = 0
+    if not call.is_given_up or not service.takes_calls:
+        try:
+            bytes_out = call.caller.connection.send(
+                kind, call.call_id, value, timeout_s=REPLY_TIMEOUT_S
+            )
+        except RpcError as error:
+            kind, value = _after_failure(call, Answer(kind, value), error)
+    target.records.add(seconds, call.num_bytes, bytes_out, kind == _ERROR)
+    if call.is_shared:
+        _tell_others(service, call, Answer(kind, value), bytes_out)
+    call.caller.end(call)
+
+
+def run_if_wanted(service: Service, call: ServedCall) -> None:
+    """Run a handler that waited for its slot, if somebody still waits for it."""
+    now_s = time.monotonic()
+    if call.is_given_up or now_s >= call.deadline_s:
+        service.pool.leave()
+        answer_unrun(service, call, not_run(EXPIRED, now_s - call.received_s))
+    else:
+        run(service, call, now_s)
+
+
+def send(call: ServedCall, answer: Answer) -> None:
+    """Send an answer, or why it cannot be sent."""
+    try:
+        call.caller.connection.send(
+            answer.kind, call.call_id, answer.value, timeout_s=REPLY_TIMEOUT_S
+        )
+    except RpcError as error:
+        _after_failure(call, answer, error)
+
+
+def _after_failure(call: ServedCall, answer: Answer, error: RpcError) -> Answer:
+    """Do what is left when an answer was not sent; return what was, or would be."""
+    caller = call.caller
+    if isinstance(error, EncodeError | MessageTooLargeError):
+        answer = _sendable(call, answer, error)
+        caller.say(
+            Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=REPLY_TIMEOUT_S
+        )
+        return answer
+    if isinstance(error, CallTimeoutError):
+        _log.warning(
+            "%s did not take the reply of `%s` for %.0f s: it is disconnected",
+            *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
+        )
+    # Its socket is closed by now, so who watches that would hear nothing.
+    caller.close()
+    return answer
+
+
+def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:
+    """Send why a call was not run, to all who asked for it."""
+    askers = [call]
+    if call.is_shared:
+        with service.replies_lock:
+            askers += service.replies.forget(call.key)
+    for asker in askers:
+        if not asker.is_given_up:
+            send(asker, answer)
+        asker.caller.end(asker)
+    service.count_refusal()
+
+
+def is_new(service: Service, call: ServedCall) -> bool:
+    """Tell whether an idempotent call is to be run; answer one that was seen before."""
+    with service.replies_lock:
+        seen = service.replies.begin(call.key, call)
+        if isinstance(seen, Running):
+            call.caller.calls[call.call_id] = seen.first
+    if isinstance(seen, Answer):
+        send(call, seen)
+        call.caller.end(call)
+    call.is_shared = isinstance(seen, New)
+    return call.is_shared
+
+
+def _tell_others(
+    service: Service, call: ServedCall, answer: Answer, num_bytes: int
+) -> None:
+    """Keep the answer of an idempotent call; send it to who asked meanwhile."""
+    size = num_bytes or size_of(answer.value)
+    with service.replies_lock:
+        others = service.replies.end(call.key, answer, size)
+    for other in others:
+        send(other, answer)
+        other.caller.end(other)
+
+
+def _sendable(call: ServedCall, answer: Answer, error: Exception) -> Answer:
+    """Return what to say instead of an answer that cannot be sent."""
+    if answer.kind == Kind.ERROR:
+        return without_attributes(answer)
+    names = [cls.__name__ for cls in type(error).__mro__[:-2]]
+    text = f"`{call.method}` returned what cannot be sent: {error}"
+    return raised(Told(names, text))

@@ -1,0 +1,181 @@
+"""One call in a server, and what its handler may ask about it: `current_call()`.
+
+    received ──▶ waits for a thread ──▶ runs ──▶ its reply is sent
+        └── cancelled, late, or the server stops: never run ──┘
+
+A handler is not killed when nobody waits any more: it is told, and should look.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol, final
+
+from replicator.errors import CallCancelledError
+from replicator.protocols import PyTree
+from replicator.rpc.protocols import Connection, Kind
+from replicator.rpc.server.methods import Method
+
+
+class Caller(Protocol):
+    """The client whose call it is; `served_connection` is the one maker.
+
+    Attributes:
+      connection: Where it is.
+      client_id: What it said it is.
+      calls: Its calls that have no answer yet, by number.
+      is_stalled: Whether it has not taken a reply for a while.
+    """
+
+    connection: Connection
+    client_id: bytes | None
+    calls: dict[int, "ServedCall"]
+    is_stalled: bool
+
+    def run(self, call: "ServedCall") -> None:
+        """Run a call in this thread, which has a slot for it."""
+        ...
+
+    def end(self, call: "ServedCall") -> None:
+        """Forget a call that was answered, or has nobody to answer to."""
+        ...
+
+    def say(
+        self, kind: Kind, value: PyTree = None, *, call_id: int = 0, timeout_s: float
+    ) -> None:
+        """Send a message; who does not take it is disconnected."""
+        ...
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the server takes no more calls."""
+        ...
+
+    def give_up_calls(self) -> None:
+        """Tell handlers that the server stops; refuse the calls that wait."""
+        ...
+
+    def abandon_calls(self) -> "list[ServedCall]":
+        """Answer what still runs, for good, and disconnect; return what that is."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+class _RunningHere(threading.local):
+    """The call that this thread runs."""
+
+    call: "ServedCall | None" = None
+
+
+running_here = _RunningHere()
+
+
+@final
+class ServedCall:
+    """One call, from when it was read until its reply was sent.
+
+    Handlers get it from `current_call()`; what they may use has a docstring.
+    """
+
+    # Class attributes, so that a call that runs at once need not set them.
+    started_s = 0.0
+    is_over = False  # its handler, not yet its reply
+    is_counted = False  # in the bytes that its connection may hold
+    is_shared = False  # an idempotent one, which others may have asked for as well
+    is_given_up = False
+    _event: threading.Event | None = None
+
+    def __init__(
+        self,
+        caller: Caller,
+        call_id: int,
+        target: Method,
+        args: Sequence[PyTree],
+        kwargs: Mapping[str, PyTree],
+        received_s: float,
+        deadline_s: float,
+        num_bytes: int,
+    ) -> None:
+        self.caller = caller
+        self.call_id = call_id
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+        self.received_s = received_s
+        self.deadline_s = deadline_s
+        self.num_bytes = num_bytes
+
+    @property
+    def method(self) -> str:
+        """Return the name of the method."""
+        return self.target.name
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Return who called and which call: the same for each try."""
+        return self.caller.client_id or b"", self.call_id
+
+    @property
+    def peer(self) -> str:
+        """Return who calls, for people."""
+        return self.caller.connection.peer
+
+    def remaining_s(self) -> float | None:
+        """Return the time until the caller's deadline, 0 past it; None without one."""
+        if self.deadline_s == math.inf:
+            return None
+        return max(0.0, self.deadline_s - time.monotonic())
+
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits for the result any more.
+
+        The caller gave up or is gone, its deadline passed, or the server stops and
+        has waited long enough.
+        """
+        return self.is_given_up or time.monotonic() >= self.deadline_s
+
+    def wait_cancelled(self, timeout_s: float) -> bool:
+        """Wait until `is_cancelled`, at most `timeout_s`; return whether it is."""
+        if self._event is None:
+            self._event = threading.Event()
+        if not self.is_given_up:  # looked at after the event is there for `give_up`
+            left_s = min(timeout_s, self.deadline_s - time.monotonic())
+            self._event.wait(max(0.0, left_s))
+        return self.is_cancelled()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise if nobody waits for the result any more.
+
+        Raises:
+          CallCancelledError: So it is.
+        """
+        if self.is_cancelled():
+            raise CallCancelledError(f"`{self.method}`: {self.peer} no longer waits.")
+
+    def give_up(self) -> None:
+        """Tell the handler that nobody waits for the result."""
+        self.is_given_up = True
+        if self._event is not None:
+            self._event.set()
+
+
+def current_call() -> ServedCall | None:
+    """Return the call that this thread runs; None outside of a handler.
+
+    >>> current_call() is None
+    True
+    """
+    return running_here.call
+
+
+def cancelled() -> bool:
+    """Tell a handler whether nobody waits for its result; False outside of one.
+
+    >>> cancelled()
+    False
+    """
+    call = running_here.call
+    return call is not None and call.is_cancelled()

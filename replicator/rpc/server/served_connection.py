@@ -1,0 +1,299 @@
+"""One client, seen from the server: read its calls, run them or let them wait.
+
+Any thread may send; one at a time reads: here, in a thread of the connection, or in the
+`front`, for all connections that it can watch.
+
+    read a call ─┬─ quick: lay the right to read down, run it here, reply, take it up;
+                 │         if another thread took it meanwhile (`relief`), go home
+                 └─ else:  to the pool; read on
+
+So a client that waits for each reply costs no switch of threads, and one whose call
+turns out slow is read by another thread 2 ms later.
+"""
+
+import contextlib
+import difflib
+import logging
+import math
+import queue
+import threading
+import time
+from typing import Any, final
+
+from replicator.errors import RpcError
+from replicator.protocols import PyTree
+from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
+from replicator.rpc.protocols import Connection, Kind, Message, Payload
+from replicator.rpc.remote_errors import Told
+from replicator.rpc.server.relief import Reader
+from replicator.rpc.server.running import (
+    REPLY_TIMEOUT_S,
+    answer_unrun,
+    is_new,
+    run,
+    run_if_wanted,
+)
+from replicator.rpc.server.served_call import ServedCall
+from replicator.rpc.server.service import Service
+from replicator.rpc.signs_of_life import MAX_CALLS
+
+_log = logging.getLogger(__name__)
+_LAST_WORD_S = 0.2
+_LOOK_S = 1.0
+_CALL = int(Kind.CALL)
+
+
+@final
+class ServedConnection:
+    """One client of a server.
+
+    Attributes:
+      connection: Where it is.
+      service: The server it calls.
+      calls: Its calls that wait or run, or whose reply is being sent, by number.
+      client_id: What it said it is; the same after it connects again.
+      is_stalled: Whether it has not taken a reply for a while: then its calls run in
+        the pool, where they can hold up no more threads than that has places.
+    """
+
+    def __init__(self, service: Service, connection: Connection) -> None:
+        self.connection = connection
+        self.service = service
+        self.calls: dict[int, ServedCall] = {}
+        self.client_id: bytes | None = None
+        self.is_stalled = False
+        self.descriptor = -1
+        self.is_listed = False
+        self.is_paused = False
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+        self._held_calls = 0
+        self._is_closed = False
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Read until the connection ends, in a thread of its own."""
+        # Not kept: what refers to itself in a circle outlives its last use.
+        Reader(self.service.relief, self.service.crew, self._read).start()
+
+    def is_alone(self) -> bool:
+        """Tell whether the server has no other connection."""
+        return len(self.service.connections) <= 1
+
+    def run(self, call: ServedCall) -> None:
+        """Run a call that waited, in this thread, which has a slot for it."""
+        run_if_wanted(self.service, call)
+
+    def handle(self, message: Message, received_s: float, reader: Reader) -> None:
+        """Do what a message asks for; may take long, but then others may read."""
+        kind, call_id, payload = message
+        try:
+            if kind == _CALL:
+                self._take(call_id, payload, received_s, reader)
+            elif kind == Kind.CANCEL:
+                self._cancel(call_id)
+            elif kind == Kind.PING:
+                self.say(Kind.PONG, self._states(payload.value()), call_id=call_id)
+        except Exception:
+            _log.exception("the connection with %s ends", self.connection.peer)
+            self.close()
+
+    def end(self, call: ServedCall) -> None:
+        """Forget a call that was answered, or has nobody to answer to."""
+        self.calls.pop(call.call_id, None)
+        self.is_stalled = False
+        if call.is_counted:
+            self._give_room(call)
+        if not self.service.takes_calls:
+            self.service.tell_call_ended()
+
+    def say(
+        self,
+        kind: Kind,
+        value: PyTree = None,
+        *,
+        call_id: int = 0,
+        timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> None:
+        """Send a message; who does not take it is disconnected."""
+        try:
+            self.connection.send(kind, call_id, value, timeout_s=timeout_s)
+        except RpcError:
+            self.close()
+
+    def close(self) -> None:
+        """Disconnect; give up its calls, but those that may be asked for again.
+
+        A client finds its way back, and asks for the reply of an idempotent call once
+        more: such a call runs on.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self.service.connections.discard(self)
+        if self.service.front is not None:
+            self.service.front.remove(self)
+        self.connection.close()
+        for call in self.service.pool.drop(self):
+            if call.is_shared:
+                self.service.pool.submit(call)
+            else:
+                self.end(call)
+        for call in self.calls.copy().values():
+            if not call.is_shared:
+                call.give_up()
+        self._room.put(None)
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the server takes no more calls."""
+        self.say(Kind.GOODBYE, timeout_s=_LAST_WORD_S)
+
+    def give_up_calls(self) -> None:
+        """Tell handlers that the server stops; refuse the calls that wait."""
+        for call in self.service.pool.drop(self):
+            answer_unrun(self.service, call, not_run(STOPPED))
+        for call in self.calls.copy().values():
+            call.give_up()
+
+    def abandon_calls(self) -> list[ServedCall]:
+        """Answer what still runs, for good, and disconnect; return what that is."""
+        left = list(self.calls.copy().values())
+        for call in left:
+            answer = not_run(ABANDONED, time.monotonic() - call.received_s)
+            self.say(
+                Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=_LAST_WORD_S
+            )
+        self.close()
+        return left
+
+    def _read(self, reader: Reader) -> None:
+        """Read as the holder of the right to, until it is lost, or the end."""
+        receive = self.connection.receive
+        connections = self.service.connections
+        front = self.service.front if self.connection.fileno() is not None else None
+        try:
+            while True:
+                while self.is_paused and not self._is_closed:
+                    with contextlib.suppress(queue.Empty):
+                        self._room.get(timeout=_LOOK_S)
+                if front is not None and len(connections) > 1:
+                    front.add(self)
+                    return
+                message = receive(timeout_s=None)
+                now_s = time.monotonic()
+                reader.lay_down(now_s)
+                self.handle(message, now_s, reader)
+                del message  # its arrays, while the next is long in coming
+                if not reader.take_up():
+                    return
+        except RpcError as error:
+            _log.debug("%s: %s", self.connection.peer, error)
+        self.close()
+
+    def _take(
+        self, call_id: int, payload: Payload, received_s: float, reader: Reader
+    ) -> None:
+        """Run a call, or let it wait for a thread, or say why not."""
+        service = self.service
+        try:
+            name, args, kwargs, timeout_s = payload.value()[:4]
+            target = service.methods.get(name)
+            deadline_s = math.inf if timeout_s is None else received_s + timeout_s
+        except Exception as error:
+            self._answer_unread(call_id, error)
+            return
+        if target is None:
+            self._answer_own(call_id, name, args or ())
+            return
+        if call_id in self.calls:
+            return  # it was sent twice, and the first one will be answered
+        num_bytes = payload.num_bytes
+        call = self.calls[call_id] = ServedCall(
+            self,
+            call_id,
+            target,
+            args or (),
+            kwargs or {},
+            received_s,
+            deadline_s,
+            num_bytes,
+        )
+        if self._is_closed and not target.is_idempotent:
+            call.give_up()  # `close` ran meanwhile, and may not have seen it
+        if not service.takes_calls:
+            answer_unrun(service, call, not_run(STOPPED))
+        elif target.is_idempotent and self.client_id and not is_new(service, call):
+            return
+        elif target.is_quick and not self.is_stalled and service.pool.try_enter():
+            reader.call = call
+            run(service, call, received_s)
+            reader.call = None
+        else:
+            self._submit(call)
+
+    def _submit(self, call: ServedCall) -> None:
+        """Let a call wait for a thread; read no more while the client has too many."""
+        call.is_counted = True
+        with self._lock:
+            self._held_bytes += call.num_bytes
+            self._held_calls += 1
+            self.is_paused = self._is_full()
+        self.service.pool.submit(call)
+
+    def _give_room(self, call: ServedCall) -> None:
+        """Take a call out of the count; read on if that is what was waited for."""
+        with self._lock:
+            self._held_bytes -= call.num_bytes
+            self._held_calls -= 1
+            if not self.is_paused or self._is_full():
+                return
+            self.is_paused = False
+        self._room.put(None)
+        if self.service.front is not None and self.descriptor >= 0:
+            self.service.front.resume(self)
+
+    def _is_full(self) -> bool:
+        limits = self.service.limits
+        return (
+            self._held_bytes > limits.in_flight_bytes
+            or self._held_calls >= limits.in_flight_calls
+        )
+
+    def _cancel(self, call_id: int) -> None:
+        call = self.calls.get(call_id)
+        if call is not None:
+            call.give_up()
+
+    def _states(self, call_ids: PyTree) -> list[tuple[int, str, float]]:
+        """Say what each call does, and for how long; nothing of those not known."""
+        now_s = time.monotonic()
+        states = []
+        for call_id in list(call_ids or ())[:MAX_CALLS]:
+            call = self.calls.get(call_id)
+            if call is not None and call.started_s:
+                states.append((call_id, "runs", now_s - call.started_s))
+            elif call is not None:
+                states.append((call_id, "waits", now_s - call.received_s))
+        return states
+
+    def _answer_own(self, call_id: int, name: str, args: Any) -> None:
+        """Answer what the server itself is asked; say so if there is no such method."""
+        try:
+            value = self.service.answer(name, self, args)
+        except LookupError:
+            near = difflib.get_close_matches(name, self.service.methods, n=1)
+            offered = ", ".join(sorted(self.service.methods))
+            text = f"there is no method `{name[:100]}`; " + (
+                f"did you mean `{near[0]}`?" if near else f"there are: {offered[:4096]}"
+            )
+            self._answer_unread(call_id, AttributeError(text))
+        except Exception as error:
+            self._answer_unread(call_id, error)
+        else:
+            self.say(Kind.REPLY, value, call_id=call_id)
+
+    def _answer_unread(self, call_id: int, error: Exception) -> None:
+        names = [cls.__name__ for cls in type(error).__mro__[:-2]]
+        self.say(Kind.ERROR, raised(Told(names, str(error))).value, call_id=call_id)
+        self.service.count_refusal()

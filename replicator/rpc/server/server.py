@@ -1,0 +1,360 @@
+"""Offer the methods of an object to other threads, processes and hosts.
+
+>>> class Counter:
+...     total = 0
+...     def add(self, n):
+...         self.total += n
+...         return self.total
+>>> with Server(Counter(), name="counter") as server, Client(server.address) as client:
+...     client.add(3)
+3
+"""
+
+import atexit
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
+
+from replicator.errors import (
+    ArgumentError,
+    ConnectionLostError,
+    RpcError,
+    check_count,
+)
+from replicator.rpc.call_statistics import ServerStatistics
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
+from replicator.rpc.protocols import Connection, Listener
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
+from replicator.rpc.server import draining
+from replicator.rpc.server.draining import Phase
+from replicator.rpc.server.methods import method_of_function, methods_of
+from replicator.rpc.server.served_call import ServedCall, current_call
+from replicator.rpc.server.served_connection import ServedConnection
+from replicator.rpc.server.service import Service
+from replicator.rpc.transports.addresses import parse_all
+from replicator.rpc.transports.connect import listen
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_ADDRESS = "inproc:,unix:"
+DRAIN_S = 10.0
+CANCEL_S = 1.0
+"""How long cancelled handlers have to notice it, when a server stops."""
+_MAX_HANDSHAKES = 64
+_LOOK_S = 0.05
+_DEFAULT_LIMITS = MessageLimits()
+
+
+@final
+class Server:
+    """Serves the public methods that an object declares, and functions.
+
+    A handler runs in a thread of the server, several at a time: what they share needs
+    a lock. `current_call` tells a handler until when somebody waits for it.
+    """
+
+    def __init__(
+        self,
+        instance: object = None,
+        *,
+        name: str | None = None,
+        address: str = DEFAULT_ADDRESS,
+        pool_size: int = 16,
+        secret: Secret | None = None,
+        registry: Registry = DEFAULT_REGISTRY,
+        limits: MessageLimits = _DEFAULT_LIMITS,
+        tls: Tls | None = None,
+        insecure: bool = False,
+        listeners: Sequence[Listener] | None = None,
+    ) -> None:
+        """Make a server; `start` starts it, as does `with`.
+
+        Args:
+          instance: Whose methods are offered; None: those of `bind` alone.
+          name: How errors and logs call it; by default the class's name.
+          address: Where to listen, several places joined by commas. By default in this
+            process and at a Unix socket of a fresh private directory.
+          pool_size: How many handlers may run at once.
+          secret: What clients must know; by default a file beside the Unix socket, or
+            where the environment points to.
+          registry: Classes that may travel.
+          limits: Of messages, and of what one client may have in flight.
+          tls: Files of a server, for gRPC; needed beyond loopback.
+          insecure: Do without TLS there, too.
+          listeners: Listen here instead, for transports of your own.
+
+        Raises:
+          ArgumentError: The object declares no public method; a number or address is
+            none.
+        """
+        check_count("pool_size", pool_size)
+        if listeners is None:
+            parse_all(address)
+        self._methods = {} if instance is None else methods_of(instance)
+        default_name = "server" if instance is None else type(instance).__name__
+        self._name = default_name if name is None else name
+        self._listen = functools.partial(
+            listen,
+            secret=secret,
+            registry=registry,
+            limits=limits,
+            tls=tls,
+            insecure=insecure,
+        )
+        self._address = address
+        self._listeners = listeners
+        self._service = Service(
+            self._methods,
+            label=f"{self._name!r} (process {os.getpid()})",
+            pool_size=pool_size,
+            limits=limits,
+            registry=registry,
+        )
+        self._handshakes = threading.BoundedSemaphore(_MAX_HANDSHAKES)
+        self._phase_lock = threading.Lock()
+        self._is_started = False
+        self._is_stopping = False
+        self._give_up_s = 0.0
+        self._stopped = threading.Event()
+
+    @property
+    def name(self) -> str:
+        """Return how errors and logs call it."""
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """Return what a client is given to call this server.
+
+        Raises:
+          RpcError: It was not started: a socket may have no path yet.
+        """
+        if not self._is_started or self._listeners is None:
+            raise RpcError(f"Server {self._name!r} has no address yet. `start` it.")
+        return ",".join(listener.address for listener in self._listeners)
+
+    def bind(self, name: str, function: Callable[..., Any]) -> Self:
+        """Offer a function under a name; in place of a method that has it.
+
+        Args:
+          name: A public Python name, or `__call__`.
+          function: What to call; may be marked `idempotent`.
+
+        Returns:
+          The server.
+
+        Raises:
+          ArgumentError: It is no such name; the server was started.
+        """
+        if self._is_started:
+            raise ArgumentError(
+                f"`bind` must come before `start`, got {name!r} after it. Bind it "
+                "before."
+            )
+        self._methods[name] = method_of_function(name, function)
+        return self
+
+    def start(self) -> Self:
+        """Listen, and serve whoever comes.
+
+        Returns:
+          The server.
+
+        Raises:
+          AddressInUseError: Another server listens there; names its process.
+          AuthenticationError: Others may enter the socket's directory.
+          ArgumentError: There is nothing to serve, or it was started before.
+        """
+        with self._phase_lock:
+            if self._is_started:
+                raise ArgumentError(
+                    f"`start` must be called once, got a second time for "
+                    f"{self._name!r}. Make a new `Server`."
+                )
+            if not self._methods:
+                raise ArgumentError(
+                    "A server must offer a method, got none. Pass an object, or `bind` "
+                    "a function."
+                )
+            if self._listeners is None:
+                self._listeners = _listen_at(self._address.split(","), self._listen)
+            self._is_started = True
+        _warn_of_batches(self._methods.values(), self._service.pool.size)
+        atexit.register(self.stop, 0.0)
+        self._service.crew.run(self._service.relief.watch)
+        for listener in self._listeners:
+            self._service.crew.run(functools.partial(self._accept, listener))
+        return self
+
+    def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Take no more calls, answer those there are, disconnect.
+
+        From inside a handler it returns at once, and the server stops when that handler
+        and the others are done. A second `stop` may shorten the first.
+
+        Args:
+          drain_s: How long calls may take. Then handlers are told to give up (see
+            `current_call`), and a second later their callers get
+            `ServerStoppedError`; the log names handlers that run on.
+        """
+        until_s = time.monotonic() + drain_s
+        with self._phase_lock:
+            is_first = not self._is_stopping
+            self._give_up_s = until_s if is_first else min(self._give_up_s, until_s)
+            self._is_stopping = True
+        if is_first and not self._is_own_handler():
+            self._stop()
+        elif is_first:
+            threading.Thread(target=self._stop, name="rpc stop", daemon=True).start()
+        elif not self._is_own_handler():
+            self._stopped.wait(drain_s + CANCEL_S + 5.0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the server has stopped; return whether it has.
+
+        Raises:
+          RpcError: A handler of the server waits without a bound: that never ends.
+        """
+        if timeout_s is None and self._is_own_handler():
+            raise RpcError(
+                f"A handler of {self._name!r} waits for its end, which waits for the "
+                "handler. Call `stop` and return."
+            )
+        return self._stopped.wait(timeout_s)
+
+    def statistics(self) -> ServerStatistics:
+        """Return what is known of the calls so far and of those that run now."""
+        return self._service.statistics()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Server {self._name!r} of {', '.join(sorted(self._methods))}>"
+
+    # Clients come.
+
+    def _accept(self, listener: Listener) -> None:
+        """Let clients in; each proves itself in a thread of its own."""
+        while True:
+            self._handshakes.acquire()
+            try:
+                handshake = listener.accept()
+                self._service.crew.run(functools.partial(self._meet, handshake))
+            except ConnectionLostError:
+                self._handshakes.release()
+                return
+            except Exception:
+                self._handshakes.release()
+                _log.exception("%s could not take a client", self._name)
+                if self._stopped.wait(_LOOK_S):
+                    return
+
+    def _meet(self, handshake: Callable[[], Connection]) -> None:
+        try:
+            connection = handshake()
+        except RpcError as error:
+            _log.warning("%s refused a client: %s", self._name, error)
+            return
+        finally:
+            self._handshakes.release()
+        served = ServedConnection(self._service, connection)
+        self._service.connections.add(served)
+        if self._is_stopping:  # looked at after `_stop` could see the connection
+            served.say_goodbye()
+            served.close()
+            return
+        served.serve()
+
+    # The end.
+
+    def _is_own_handler(self) -> bool:
+        call = current_call()
+        caller = None if call is None else call.caller
+        return isinstance(caller, ServedConnection) and caller.service is self._service
+
+    def _stop(self) -> None:
+        atexit.unregister(self.stop)
+        service = self._service
+        service.takes_calls = False
+        for caller in service.connections.copy():
+            caller.say_goodbye()
+        self._drain()
+        left = [
+            call
+            for caller in service.connections.copy()
+            for call in caller.abandon_calls()
+        ]
+        # Last: with some transports connections do not outlive their listener, and who
+        # comes meanwhile is turned away by `_meet`.
+        for listener in self._listeners or ():
+            listener.close()
+        if left:
+            _log.warning("%s stopped; still running: %s", self._name, _named(left))
+        service.relief.close()
+        if service.front is not None:
+            service.front.close()
+        service.crew.close(0.0 if left else CANCEL_S)
+        self._stopped.set()
+
+    def _drain(self) -> None:
+        """Wait for the calls there are, then for those that were cancelled."""
+        service = self._service
+        stop = draining.begin(until_s=self._give_up_s)
+        while stop.phase is not Phase.STOPPED:
+            with service.call_ended:
+                if service.calls_left:
+                    service.call_ended.wait(_LOOK_S)
+            if stop.phase is Phase.DRAINING:
+                stop = stop._replace(until_s=self._give_up_s)
+            before = stop.phase
+            stop = draining.decide(
+                stop,
+                now_s=time.monotonic(),
+                calls_left=service.calls_left,
+                cancel_s=CANCEL_S,
+            )
+            if stop.phase is Phase.CANCELLING and before is Phase.DRAINING:
+                for caller in service.connections.copy():
+                    caller.give_up_calls()
+
+
+def _listen_at(
+    addresses: Sequence[str], listen: Callable[[str], Listener]
+) -> list[Listener]:
+    """Listen at all addresses, or at none."""
+    listeners: list[Listener] = []
+    try:
+        for address in addresses:
+            listeners.append(listen(address.strip()))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _warn_of_batches(methods: Any, pool_size: int) -> None:
+    for method in methods:
+        if method.batch_size > pool_size:
+            _log.warning(
+                "`%s` merges %d calls, and `pool_size` is %d: no batch ever fills. "
+                "Use `pool_size=%d` or more.",
+                *(method.name, method.batch_size, pool_size, method.batch_size),
+            )
+
+
+def _named(calls: Sequence[ServedCall]) -> str:
+    now_s = time.monotonic()
+    return ", ".join(
+        f"`{call.method}` for {now_s - call.received_s:.1f} s" for call in calls
+    )

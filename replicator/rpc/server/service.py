@@ -1,0 +1,106 @@
+"""What all connections of one server share: its methods, threads, replies, its phase.
+
+`server` starts and stops it, `served_connection` works with it.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import final
+
+from replicator.protocols import PyTree
+from replicator.rpc.call_statistics import ServerStatistics
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.own_methods import HELLO, LIST_METHODS, PROTOCOL, STATISTICS
+from replicator.rpc.server import front
+from replicator.rpc.server.crew import Crew
+from replicator.rpc.server.front import Front
+from replicator.rpc.server.handler_pool import HandlerPool
+from replicator.rpc.server.methods import Method
+from replicator.rpc.server.relief import Relief
+from replicator.rpc.server.reply_cache import ReplyCache
+from replicator.rpc.server.served_call import Caller, ServedCall
+
+_MAX_ID_BYTES = 64
+
+
+@final
+class Service:
+    """The shared parts of a server."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        *,
+        label: str,
+        pool_size: int,
+        limits: MessageLimits,
+        registry: Registry,
+    ) -> None:
+        self.methods = methods
+        self.label = label
+        self.limits = limits
+        self.registry = registry
+        self.takes_calls = True
+        self.crew = Crew(f"rpc {label}")
+        self.pool = HandlerPool(pool_size, self.crew)
+        self.relief = Relief()
+        self.front = Front(self.relief, self.crew) if front.IS_AVAILABLE else None
+        # Changed by single atomic operations only.
+        self.connections: set[Caller] = set()
+        self.replies: ReplyCache[ServedCall] = ReplyCache()
+        self.replies_lock = threading.Lock()
+        self.call_ended = threading.Condition()
+        self._refused = 0
+
+    @property
+    def calls_left(self) -> int:
+        """Return how many calls run or wait."""
+        held = sum(len(caller.calls) for caller in self.connections.copy())
+        return held or self.pool.num_running  # by handlers of clients that are gone
+
+    def count_refusal(self) -> None:
+        """Count a call that was answered without running it."""
+        with self.replies_lock:
+            self._refused += 1
+
+    def tell_call_ended(self) -> None:
+        """Wake who waits in `stop` for the last call."""
+        with self.call_ended:
+            self.call_ended.notify_all()
+
+    def statistics(self) -> ServerStatistics:
+        """Return what is known now."""
+        waiting = [call.method for call in self.pool.waiting()]
+        running = [
+            call.method
+            for caller in self.connections.copy()
+            for call in caller.calls.copy().values()
+            if call.started_s
+        ]
+        return ServerStatistics(
+            methods={
+                name: method.records.summary(
+                    queued=waiting.count(name), running=running.count(name)
+                )
+                for name, method in self.methods.items()
+            },
+            connections=len(self.connections),
+            queued=len(waiting),
+            running=len(running),
+            pool_size=self.pool.size,
+            refused=self._refused,
+        )
+
+    def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
+        """Answer a call of the server's own; LookupError if there is no such."""
+        if name == HELLO:
+            caller.client_id = bytes(args[0])[:_MAX_ID_BYTES]
+            retried = [m.name for m in self.methods.values() if m.is_idempotent]
+            return PROTOCOL, self.label, retried
+        if name == LIST_METHODS:
+            return sorted(self.methods)
+        if name == STATISTICS:
+            return dataclasses.asdict(self.statistics())
+        raise LookupError(name)

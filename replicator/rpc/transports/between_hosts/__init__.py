@@ -1,0 +1,1 @@
+"""Messages of any size in chunks over gRPC."""

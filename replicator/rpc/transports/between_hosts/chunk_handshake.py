@@ -1,0 +1,91 @@
+"""The handshake in the first chunks of a stream: one message of it in each."""
+
+import time
+
+from replicator.errors import AuthenticationError, ConnectionLostError
+from replicator.rpc.security.authentication import (
+    HANDSHAKE_TIMEOUT_S,
+    ClientHandshake,
+    ServerHandshake,
+)
+from replicator.rpc.transports.between_hosts.chunk_queues import Incoming, Outgoing
+
+
+def prove_to_server(
+    handshake: ClientHandshake,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    *,
+    peer: str,
+    timeout_s: float,
+) -> None:
+    """Return when both ends have proved the secret.
+
+    Args:
+      handshake: New.
+      incoming: Of the stream.
+      outgoing: Of the stream.
+      peer: The server, for errors.
+      timeout_s: How long the server may take to answer at all; the rest is quick.
+
+    Raises:
+      AuthenticationError: The server refused, or did not prove it.
+      ConnectionLostError: It was silent: perhaps stopped, and to be tried again.
+      ClosedError: The stream ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    outgoing.put(handshake.hello(), deadline=deadline)
+    answer = handshake.answer(_of_server(incoming, deadline, peer=peer))
+    deadline = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+    outgoing.put(answer, deadline=deadline)
+    handshake.finish(_of_server(incoming, deadline, peer=peer))
+
+
+def admit_client(
+    handshake: ServerHandshake,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    *,
+    peer: str,
+    deadline: float,
+) -> None:
+    """Return when both ends have proved the secret.
+
+    Args:
+      handshake: New.
+      incoming: Of the stream.
+      outgoing: Of the stream.
+      peer: The client, for errors.
+      deadline: On the monotonic clock.
+
+    Raises:
+      AuthenticationError: The client did not prove it, or was silent; it was told.
+      ClosedError: The stream ended.
+    """
+    try:
+        challenge = handshake.challenge(_next_of(incoming, deadline, peer=peer))
+        outgoing.put(challenge, deadline=deadline)
+        welcome = handshake.verify(_next_of(incoming, deadline, peer=peer))
+    except AuthenticationError:
+        if handshake.refusal:
+            outgoing.put(handshake.refusal, deadline=deadline)
+        raise
+    # It leaves alone: a first message in the same chunk would not be seen.
+    outgoing.put_large(iter([welcome]), deadline=deadline)
+
+
+def _of_server(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
+    try:
+        return _next_of(incoming, deadline, peer=peer)
+    except AuthenticationError as silence:
+        raise ConnectionLostError(str(silence)) from None
+
+
+def _next_of(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
+    try:
+        return incoming.next_chunk(deadline)
+    except TimeoutError:
+        raise AuthenticationError(
+            f"{peer} was silent at the handshake, and was given up. Check that a "
+            "server of this program listens there, and is not stopped."
+        ) from None

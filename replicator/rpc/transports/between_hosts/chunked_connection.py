@@ -1,0 +1,195 @@
+"""A connection over anything that moves chunks of bytes in order, both ways.
+
+It frames messages as the Unix socket does and cuts the frames into chunks, so a message
+has no size that the stream must allow; small messages share chunks. Large bodies are
+put together in pooled memory. It knows no gRPC, and its tests need none.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from replicator.errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    DecodeError,
+    MessageTooLargeError,
+)
+from replicator.protocols import PyTree
+from replicator.rpc.codec.codec import encode
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.protocols import Message
+from replicator.rpc.transports import frames
+from replicator.rpc.transports.between_hosts.chunk_queues import (
+    CHUNK_BYTES,
+    ClosedError,
+    Incoming,
+    Outgoing,
+)
+from replicator.rpc.transports.payloads import EncodedPayload
+from replicator.rpc.transports.receive_buffers import ReceiveBuffers
+
+# What a good end may take: our last words leave, and the other end says it is done.
+_DRAIN_S = 1.0
+_END_S = 3.0
+
+
+class ChunkedConnection:
+    """One authenticated connection; see `protocols.Connection`."""
+
+    def __init__(
+        self,
+        peer: str,
+        *,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        registry: Registry,
+        limits: MessageLimits,
+        buffers: ReceiveBuffers,
+        cut_off: Callable[[], None],
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Join two queues to a connection.
+
+        Args:
+          peer: Who is at the other end.
+          incoming: Where the stream puts what arrives.
+          outgoing: Where the stream takes what is to leave.
+          registry: Types of messages besides the plain ones.
+          limits: Of messages.
+          buffers: Memory for large bodies.
+          cut_off: Ends the stream at once; may be called at any time.
+          let_go: Called in its place when the stream has ended by itself.
+        """
+        self._peer = peer
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._registry = registry
+        self._limits = limits
+        self._cut_off = cut_off
+        self._let_go = let_go
+        self._is_closed = False
+        incoming.start(
+            frames.FrameReader(
+                limits, allocate=buffers.lend, open_shared=_refuse_shared
+            )
+        )
+
+    @property
+    def peer(self) -> str:
+        """Name the other end for people."""
+        return self._peer
+
+    def send(
+        self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
+    ) -> int:
+        """Send one message whole; see `protocols.Connection`."""
+        head, buffers, num_bytes = encode(
+            value, registry=self._registry, limits=self._limits
+        )
+        frame = self._frame(kind, call_id, head, buffers)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            if sum(map(len, frame)) <= CHUNK_BYTES:
+                self._outgoing.put(b"".join(frame), deadline=deadline)
+            else:
+                self._outgoing.put_large(_cut(frame), deadline=deadline)
+        except ClosedError:
+            raise self._lost() from None
+        except TimeoutError:
+            raise self._nobody_reads(timeout_s) from None
+        return num_bytes
+
+    def receive(self, *, timeout_s: float | None) -> Message:
+        """Return the next message; see `protocols.Connection`."""
+        if self._is_closed:
+            raise self._lost()
+        try:
+            frame = self._incoming.next_frame(timeout_s)
+        except ClosedError:
+            raise self._lost() from None
+        except TimeoutError:
+            raise CallTimeoutError(
+                f"No message came from {self._peer} within {timeout_s} s."
+            ) from None
+        payload = EncodedPayload(frame.head, frame.body, self._registry, self._limits)
+        return Message(frame.kind, frame.call_id, payload)
+
+    def has_received(self) -> bool:
+        """Tell whether `receive` has something to work on without waiting."""
+        return self._incoming.has_some()
+
+    def fileno(self) -> int | None:
+        """Return None: there is nothing to `select` on."""
+        return None
+
+    def close(self) -> None:
+        """Close it; what was sent leaves, within a bound. See `protocols`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._incoming.discard()
+        self._outgoing.finish()
+        if self._outgoing.wait_drained(_DRAIN_S) and self._incoming.wait_ended(_END_S):
+            # To cut it off now would take back last words that are on the wire.
+            self._incoming.stop()
+            self._outgoing.abandon()
+            self._let_go()
+        else:
+            self._end()
+
+    def _frame(
+        self, kind: int, call_id: int, head: bytes, buffers: Sequence[memoryview]
+    ) -> Sequence[frames.Buffer]:
+        if not buffers:
+            return [frames.frame_without_buffers(kind, call_id, head)]
+        layout = frames.lay_out(buffers)
+        frames.check_fits(head, layout, self._limits)
+        return frames.frame_with_buffers(kind, call_id, head, layout=layout)
+
+    def _end(self) -> None:
+        self._incoming.stop()
+        self._outgoing.abandon()
+        self._cut_off()
+
+    def _lost(self) -> ConnectionLostError:
+        if not self._is_closed:  # else `close` lets our last words leave first
+            self._end()
+        why = self._incoming.failure
+        if self._is_closed:
+            told = "was closed by this end"
+        elif isinstance(why, DecodeError | MessageTooLargeError):
+            told = f"sent what is no message, and was cut off: {why}"
+        else:
+            told = f"is gone: {why or 'it closed the connection'}"
+        return ConnectionLostError(f"The connection is lost: {self._peer} {told}.")
+
+    def _nobody_reads(self, timeout_s: float | None) -> CallTimeoutError:
+        told = f"{self._peer} did not read for {timeout_s} s"
+        if self._outgoing.is_open:
+            return CallTimeoutError(f"{told}. Nothing of this message was sent.")
+        self._end()
+        return CallTimeoutError(
+            f"{told}, and has a part of a message. The connection was closed."
+        )
+
+
+def _cut(parts: Sequence[frames.Buffer]) -> Iterator[bytes]:
+    """Yield the bytes of `parts` in chunks; they are copied, once."""
+    waiting: list[memoryview] = []
+    room = CHUNK_BYTES
+    for part in parts:
+        rest = memoryview(part)
+        while len(rest) >= room:
+            yield b"".join([*waiting, rest[:room]])
+            rest, waiting, room = rest[room:], [], CHUNK_BYTES
+        if rest:
+            waiting.append(rest)
+            room -= len(rest)
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _refuse_shared(where: frames.Where, num_bytes: int) -> NoReturn:
+    raise DecodeError("A frame from another host must hold its arrays, got a segment.")

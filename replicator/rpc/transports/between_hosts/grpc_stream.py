@@ -1,0 +1,395 @@
+"""Connections between hosts: one long-lived gRPC stream for each, of chunks of bytes.
+
+gRPC is used for what it is good at: a stream over HTTP/2 with flow control and TLS that
+notices dead peers, and a health service that others know how to ask. A message is ours,
+above it. So there are no protobufs of ours, no limit of 2 GiB, and no thread of gRPC's
+pool is held by a connection: one of our own reads its stream, and one writes it.
+
+Nothing is believed before the handshake. A stranger costs a chunk of memory, for 2 s at
+most; strangers are let in a few at a time, and connections are counted.
+"""
+
+import contextlib
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from replicator.errors import (
+    AuthenticationError,
+    ConnectionLostError,
+)
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.security.authentication import (
+    HANDSHAKE_TIMEOUT_S,
+    ClientHandshake,
+    ServerHandshake,
+)
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls, check_client
+from replicator.rpc.transports.addresses import GrpcAddress
+from replicator.rpc.transports.between_hosts.chunk_handshake import (
+    admit_client,
+    prove_to_server,
+)
+from replicator.rpc.transports.between_hosts.chunk_queues import (
+    ClosedError,
+    Incoming,
+    Outgoing,
+)
+from replicator.rpc.transports.between_hosts.chunk_threads import (
+    start_reader,
+    start_writer,
+)
+from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedConnection
+from replicator.rpc.transports.between_hosts.grpc_options import (
+    CLIENT_OPTIONS,
+    MAX_CONNECTIONS,
+    MAX_STRANGERS,
+    SERVER_OPTIONS,
+)
+from replicator.rpc.transports.network_rules import (
+    check_free,
+    in_use,
+    permitted_place,
+    readable,
+    unreachable,
+)
+from replicator.rpc.transports.receive_buffers import ReceiveBuffers
+
+_CONNECT = "/replicator.rpc.Connections/Connect"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_NAMES = "x509_subject_alternative_name"
+_DRAIN_S = 600.0
+_LAST_WORDS_S = 2.0
+_REFUSAL_S = 0.1
+_STOP_S = 5.0
+_buffers = ReceiveBuffers()
+
+
+def connect_grpc(
+    address: str,
+    *,
+    secret: Secret,
+    registry: Registry,
+    limits: MessageLimits,
+    timeout_s: float,
+    tls: Tls | None = None,
+    insecure: bool = False,
+) -> ChunkedConnection:
+    """Connect to a server and prove to each other that both belong to the program.
+
+    Args:
+      address: `grpc://host:port`.
+      secret: The program's.
+      registry: Types of messages besides the plain ones.
+      limits: Of messages.
+      timeout_s: How long the server may take to answer.
+      tls: Files of a client; needed for hosts other than this one.
+      insecure: Do without TLS for those, too.
+
+    Raises:
+      ArgumentError: The address is none of gRPC, or needs `tls`.
+      AuthenticationError: The server did not prove the secret, or refused ours.
+      ConnectionLostError: There is no server.
+    """
+    place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
+    channel = _open_channel(place, tls)
+    outgoing, incoming = Outgoing(), Incoming()
+    call = channel.stream_stream(_CONNECT)(iter(outgoing.take, None))
+    start_reader(_chunks_of(call), incoming, outgoing)
+
+    def cut_off() -> None:
+        call.cancel()
+        channel.close()
+
+    peer = f"the server at {address}"
+    handshake = ClientHandshake(secret, binding=_binding(place.port, tls), peer=peer)
+    try:
+        prove_to_server(handshake, incoming, outgoing, peer=peer, timeout_s=timeout_s)
+    except BaseException as failure:
+        outgoing.abandon()
+        incoming.stop()
+        cut_off()
+        if isinstance(failure, ClosedError):
+            raise unreachable(address, incoming.failure) from None
+        raise
+    return ChunkedConnection(
+        peer,
+        incoming=incoming,
+        outgoing=outgoing,
+        registry=registry,
+        limits=limits,
+        buffers=_buffers,
+        cut_off=cut_off,
+        let_go=channel.close,
+    )
+
+
+def listen_grpc(
+    address: str,
+    *,
+    secret: Secret,
+    registry: Registry,
+    limits: MessageLimits,
+    tls: Tls | None = None,
+    insecure: bool = False,
+) -> "GrpcListener":
+    """Listen for clients that know the secret.
+
+    Args:
+      address: `grpc://host:port`; port 0 takes a free one.
+      secret: The program's.
+      registry: Types of messages besides the plain ones.
+      limits: Of messages.
+      tls: Files of a server; needed for addresses that other hosts can reach.
+      insecure: Do without TLS for those, too.
+
+    Raises:
+      ArgumentError: The address is none of gRPC, or none of this host's, or needs
+        `tls`.
+      AddressInUseError: Another process listens there.
+    """
+    place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
+    return GrpcListener(place, secret=secret, registry=registry, limits=limits, tls=tls)
+
+
+class GrpcListener:
+    """Where streams arrive; see `protocols.Listener`."""
+
+    def __init__(
+        self,
+        place: GrpcAddress,
+        *,
+        secret: Secret,
+        registry: Registry,
+        limits: MessageLimits,
+        tls: Tls | None,
+    ) -> None:
+        """Bind and listen; see `listen_grpc`."""
+        self._secret = secret
+        self._registry = registry
+        self._limits = limits
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._streams = 0
+        self._is_open = True
+        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
+        self._strangers = threading.Semaphore(MAX_STRANGERS)
+        self._server = grpc.server(
+            ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
+            handlers=[_Methods(self._arrive)],
+            options=SERVER_OPTIONS,
+        )
+        self._place = GrpcAddress(place.host, _bind(self._server, place, tls))
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        """Return what a client gives to `connect`."""
+        return str(self._place)
+
+    def accept(self) -> Callable[[], ChunkedConnection]:
+        """Wait for a peer; see `protocols.Listener`."""
+        arrival = self._arrivals.get()
+        if arrival is None:
+            self._arrivals.put(None)  # for the next who waits
+            raise ConnectionLostError(f"The listener at {self.address} was closed.")
+        return functools.partial(self._admit, arrival)
+
+    def close(self) -> None:
+        """Stop listening; connections that there are go on, for `_DRAIN_S` at most."""
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            # A stream that has just ended may have its last words on the way.
+            grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
+        with contextlib.suppress(queue.Empty):
+            while arrival := self._arrivals.get_nowait():
+                arrival.cut_off()
+        self._arrivals.put(None)
+        # gRPC leaves a thread behind that waits as long as there are connections, and a
+        # process cannot end before it does, unless a daemon thread started it.
+        stop = threading.Thread(target=self._server.stop, args=(grace_s,), daemon=True)
+        stop.start()
+        stop.join(_STOP_S)
+
+    def _arrive(self, arrival: "_Arrival") -> None:
+        """Count a new stream, and let it wait; runs in a thread of gRPC."""
+        with self._lock:
+            if not self._is_open or self._streams >= MAX_CONNECTIONS:
+                told = f"no more than {MAX_CONNECTIONS} connections"
+                arrival.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
+            if not arrival.context.add_callback(self._leave):
+                return  # it is gone
+            self._streams += 1
+        self._arrivals.put(arrival)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._streams -= 1
+
+    def _admit(self, arrival: "_Arrival") -> ChunkedConnection:
+        """Let a peer prove itself; return the connection to it."""
+        peer = f"the client at {readable(arrival.context.peer())}"
+        # Who is before it is done in half of that.
+        if not self._strangers.acquire(timeout=2 * HANDSHAKE_TIMEOUT_S):
+            arrival.cut_off()
+            raise AuthenticationError(
+                f"{peer} did not get its turn at the handshake: {MAX_STRANGERS} others "
+                "were silent. Look for what connects to this port without the secret."
+            )
+        try:
+            return self._meet(arrival, peer)
+        finally:
+            self._strangers.release()
+
+    def _meet(self, arrival: "_Arrival", peer: str) -> ChunkedConnection:
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+        incoming, outgoing = Incoming(), Outgoing()
+        handshake = ServerHandshake(
+            self._secret, binding=_binding(self._place.port, self._tls), peer=peer
+        )
+        try:
+            names: Any = arrival.context.auth_context().get(_NAMES, ())
+            check_client(names, peer=peer)
+            start_reader(_chunks_of(arrival.requests), incoming, outgoing)
+            start_writer(outgoing, arrival.send)
+            admit_client(handshake, incoming, outgoing, peer=peer, deadline=deadline)
+        except BaseException as failure:
+            incoming.stop()
+            outgoing.finish()
+            left_s = max(deadline - time.monotonic(), _REFUSAL_S)
+            if not handshake.refusal or not outgoing.wait_drained(left_s):
+                arrival.cut_off()
+            if isinstance(failure, ClosedError):
+                raise ConnectionLostError(f"{peer} left at the handshake.") from None
+            raise
+        return ChunkedConnection(
+            peer,
+            incoming=incoming,
+            outgoing=outgoing,
+            registry=self._registry,
+            limits=self._limits,
+            buffers=_buffers,
+            cut_off=arrival.cut_off,
+        )
+
+
+class _Arrival(NamedTuple):
+    """A new stream of a client that nobody knows yet."""
+
+    requests: Iterator[bytes]
+    context: grpc.ServicerContext
+    send: Callable[[bytes | None], None]
+
+    def cut_off(self) -> None:
+        self.context.cancel()
+
+
+class _Door:
+    """Hands streams on, and keeps no thread of gRPC while they last."""
+
+    # Of grpcio since 1.16; its own health service stands on it, too.
+    experimental_non_blocking = True
+
+    def __init__(self, arrive: Callable[[_Arrival], None]) -> None:
+        self._arrive = arrive
+
+    def __call__(
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        send: Callable[[bytes | None], None],
+    ) -> None:
+        self._arrive(_Arrival(requests, context, send))
+
+
+class _Health:
+    """Says that the server serves, in a thread that nothing else can keep busy.
+
+    `Watch` is not offered: what it holds per peer, strangers could ask for.
+    """
+
+    def __init__(self) -> None:
+        self.experimental_thread_pool = ThreadPoolExecutor(
+            1, thread_name_prefix="rpc-grpc-health"
+        )
+
+    def __call__(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service:
+            context.abort(grpc.StatusCode.NOT_FOUND, "ask for the service ''")
+        return health_pb2.HealthCheckResponse(status="SERVING")
+
+
+class _Methods(grpc.GenericRpcHandler):
+    """The two methods that gRPC sees; all others it refuses itself."""
+
+    def __init__(self, arrive: Callable[[_Arrival], None]) -> None:
+        self._handlers = {
+            _CONNECT: grpc.stream_stream_rpc_method_handler(_Door(arrive)),
+            _HEALTH: grpc.unary_unary_rpc_method_handler(
+                _Health(),
+                request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+            ),
+        }
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _binding(port: int, tls: Tls | None) -> str:
+    """Return what a proof is valid for besides.
+
+    Without TLS the port: who takes the port of a server that died cannot pass what a
+    client says there to a server of the same program on another.
+    """
+    return f"grpc:{port}" if tls is None else "grpc-tls"
+
+
+def _open_channel(place: GrpcAddress, tls: Tls | None) -> grpc.Channel:
+    target = str(place).removeprefix("grpc://")
+    if tls is None:
+        return grpc.insecure_channel(target, options=CLIENT_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        tls.ca.read_bytes(), tls.read_key(), tls.certificate.read_bytes()
+    )
+    return grpc.secure_channel(target, credentials, options=CLIENT_OPTIONS)
+
+
+def _bind(server: grpc.Server, place: GrpcAddress, tls: Tls | None) -> int:
+    """Bind to the address; return the port."""
+    check_free(place.host, place.port, address=str(place))
+    target = str(place).removeprefix("grpc://")
+    try:
+        if tls is None:
+            return server.add_insecure_port(target)
+        pair = (tls.read_key(), tls.certificate.read_bytes())
+        credentials = grpc.ssl_server_credentials(
+            [pair], root_certificates=tls.ca.read_bytes(), require_client_auth=True
+        )
+        return server.add_secure_port(target, credentials)
+    except RuntimeError as failure:
+        raise in_use(place.port, address=str(place)) from failure
+
+
+def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield from a gRPC stream; raise what people can read."""
+    try:
+        yield from stream
+    except grpc.RpcError as failure:
+        details = getattr(failure, "details", lambda: "")()
+        raise ConnectionLostError(details or "the stream was cut off") from None

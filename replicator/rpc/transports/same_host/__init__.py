@@ -1,0 +1,1 @@
+"""Messages by a Unix socket, large arrays by shared memory."""

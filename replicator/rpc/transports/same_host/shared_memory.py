@@ -1,0 +1,236 @@
+"""Carry large arrays between two processes of a host with one copy: into shared memory.
+
+The sender of a message owns the memory. It makes *segments* with `memfd_create`:
+without a name, so that nothing is left when both processes are killed; sealed, so that
+neither end can shrink one under the other (a SIGBUS), grow it, or, for the receiver,
+map it to write. It cuts each into *slots* of one size, copies the body of a message
+into a free slot, and sends the segment's number and the slot's place.
+
+Who may reuse a slot, and when: the sender alone, after the receiver has *released* it.
+The receiver does so when the last array, view or payload of the message has died (each
+keeps one owner object alive; a weak reference to it tells), in whatever thread that
+happens. Until then the sender does not touch the slot. A segment all of whose slots are
+free may be dropped to make room for one of another size.
+
+A release is a number that the receiver writes on its *board*, a page that the sender
+can only read: how often the slot had been used. So it takes no system call, no lock and
+nobody's time, and is seen when a slot is looked for. (Between the last look at an array
+and the writing of the number lie some thousand instructions: more than a processor may
+hold back a load for. And the sender writes to the slot only after it has read it.)
+
+Boards change hands in the handshake. Segments travel beside the messages, over a socket
+pair of their own, so that the messages' socket never has to look for descriptors:
+
+    attach number, bytes, and the descriptor        detach number
+
+A receiver trusts nothing of that: it asks the kernel for size and seals before it maps,
+maps to read only, and refuses more than its bound. Linux only; elsewhere, and past the
+bound, and where memory is short, the socket takes the arrays.
+"""
+
+import array
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections import deque
+
+import numpy as np
+
+from replicator.errors import DecodeError
+from replicator.rpc.transports.frames import Layout, Where
+from replicator.rpc.transports.same_host.shared_segments import (
+    IncomingSegments,
+    OutgoingSegments,
+    Slot,
+)
+
+SHARED_FROM_BYTES = 1 << 15
+"""Bodies of this size and more go by shared memory: from here on it is quicker."""
+BOARD_BYTES = 1 << 16
+"""4 for each slot."""
+_LOCK_TIMEOUT_S = 1.0
+_LONG_COPY_BYTES = 4 << 20
+_ATTACH = struct.Struct("<cIQ")
+_DETACH = struct.Struct("<cI")
+_log = logging.getLogger(__name__)
+
+
+class SharedMemory:
+    """The shared memory of one connection, both ways.
+
+    Attributes:
+      open: Returns read-only bytes that the other end placed; see `IncomingSegments`.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        *,
+        board: mmap.mmap,
+        peers_board: mmap.mmap,
+        send_bytes: int,
+        receive_bytes: int,
+        peer: str,
+    ) -> None:
+        """Start with none.
+
+        Args:
+          channel: One end of a pair of `SOCK_SEQPACKET`; this object closes it.
+          board: Where this end writes what it releases.
+          peers_board: Where the other end does.
+          send_bytes: How much memory this end makes at most.
+          receive_bytes: How much of the other end's it maps at most.
+          peer: The other end, for the log.
+        """
+        self._channel = channel
+        self._outgoing = OutgoingSegments(send_bytes, peers_board)
+        incoming = IncomingSegments(receive_bytes, board, fetch=self._read_channel)
+        self._incoming = incoming
+        self.open = incoming.open
+        self._peer = peer
+        self._has_warned = False
+        self._is_closed = False
+        # Guards what is sent; what is received has one thread.
+        self._lock = threading.Lock()
+        self._untold: deque[int] = deque()
+
+    def place(self, layout: Layout) -> Where | None:
+        """Copy the body of a message into shared memory.
+
+        Returns:
+          Where it is; None: there is no room, and the socket must take it.
+        """
+        slot = self._slot(layout.num_bytes)
+        if slot is None:
+            return None
+        memory, where = slot.memory, slot.where
+        for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
+            part = memory[offset : offset + len(buffer)]
+            if len(buffer) < _LONG_COPY_BYTES:
+                part[:] = buffer
+            else:  # NumPy, which is slower to start, lets other threads run meanwhile
+                np.copyto(
+                    np.frombuffer(part, np.uint8), np.frombuffer(buffer, np.uint8)
+                )
+        return where
+
+    def take_back(self, where: Where) -> None:
+        """Free what `place` returned: the message was not sent."""
+        if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                self._outgoing.take_back(where)
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Let go of all; what is in use stays readable. May be called twice.
+
+        Not while a thread is inside of `open`.
+        """
+        self._is_closed = True
+        # Never waits: the garbage collector may call this inside of the lock, and who
+        # has it looks at `_is_closed` afterwards.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close_all()
+            finally:
+                self._lock.release()
+
+    def _slot(self, num_bytes: int) -> Slot | None:
+        # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            return None
+        reason = "its bound is reached"
+        try:
+            slot = None
+            if not self._is_closed:
+                slot = self._outgoing.take(num_bytes) or self._make_slot(num_bytes)
+        except OSError as error:
+            slot, reason = None, f"the system has none ({error})"
+        finally:
+            if self._is_closed:
+                self._close_all()
+            self._lock.release()
+        if slot is None and not self._has_warned and not self._is_closed:
+            self._has_warned = True
+            _log.warning(
+                "No shared memory for %d bytes to %s: %s. Arrays go by the socket when "
+                "it is so, which is slower; this is said once. Drop received arrays "
+                "sooner (`.copy()` what you keep), or raise "
+                "`MessageLimits.shared_bytes`.",
+                num_bytes,
+                self._peer,
+                reason,
+            )
+        return slot
+
+    def _make_slot(self, num_bytes: int) -> Slot | None:
+        outgoing = self._outgoing
+        if slot := outgoing.take_new(num_bytes):
+            return slot
+        self._untold.extend(outgoing.drop_idle(num_bytes))
+        while self._untold:  # told first: the other end has the same bound
+            text = _DETACH.pack(b"D", self._untold[0])
+            self._channel.send(text, socket.MSG_DONTWAIT)
+            self._untold.popleft()
+        segment = outgoing.add(num_bytes)
+        if segment is None:
+            return None
+        try:
+            text = _ATTACH.pack(b"A", segment.number, len(segment.memory))
+            flags = socket.MSG_DONTWAIT
+            socket.send_fds(self._channel, [text], [segment.descriptor], flags)
+        except OSError:
+            outgoing.drop(segment)
+            raise
+        return outgoing.take_new(num_bytes)
+
+    def _read_channel(self) -> None:
+        """Take note of the segments that the other end has made and dropped."""
+        room = socket.CMSG_SPACE(array.array("i").itemsize)
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        while not self._is_closed:
+            try:
+                received = self._channel.recvmsg(_ATTACH.size + 1, room, flags)
+            except OSError:
+                return  # no more of it, or the other end is gone
+            text, descriptors = received[0], received_descriptors(received[1])
+            try:
+                if not text:
+                    return
+                self._take_note(text, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _take_note(self, text: bytes, descriptors: list[int]) -> None:
+        match text[:1], len(text), len(descriptors):
+            case b"A", _ATTACH.size, 1:
+                _, number, num_bytes = _ATTACH.unpack(text)
+                self._incoming.attach(number, num_bytes, descriptors[0])
+            case b"A", _ATTACH.size, 0:
+                raise DecodeError(
+                    "Shared memory came without its descriptor. Raise the limit of "
+                    "open files (`ulimit -n`), or open fewer connections."
+                )
+            case b"D", _DETACH.size, 0:
+                self._incoming.detach(_DETACH.unpack(text)[1])
+            case _:
+                raise DecodeError("What came beside the messages is none of ours.")
+
+    def _close_all(self) -> None:
+        self._outgoing.close()
+        self._incoming.close()
+        self._channel.close()
+
+
+def received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that `recvmsg` put into its second result."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)

@@ -1,0 +1,371 @@
+"""Memory that two processes share: made and cut into slots by one, mapped by the other.
+
+No sockets and no locks here; `shared_memory.py` holds the protocol, and the lock.
+"""
+
+import dataclasses
+import functools
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from replicator.errors import DecodeError
+from replicator.rpc.transports.frames import Where
+from replicator.rpc.transports.receive_buffers import size_class
+from replicator.rpc.transports.same_host.sealed_memory import make_sealed, map_sealed
+
+_NO_BOARD = memoryview(b"").cast("I")
+_SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Segment:
+    """Memory of this process, cut into slots of one size.
+
+    Attributes:
+      number: Its name for the receiver; never used again.
+      descriptor: Of the memory file.
+      memory: All of it, to write to.
+      slot_bytes: How large a slot is.
+      made: How many slots the system was asked for so far.
+      lent: How many of them hold a message that the receiver has not released.
+    """
+
+    number: int
+    descriptor: int
+    memory: memoryview
+    slot_bytes: int
+    made: int = 0
+    lent: int = 0
+
+    @classmethod
+    def make(cls, number: int, *, slot_bytes: int, num_slots: int) -> "Segment":
+        """Make a sealed one; its memory is taken slot by slot.
+
+        Raises:
+          OSError: The system has no memory, or no descriptor, for it.
+        """
+        size = slot_bytes * num_slots
+        descriptor, mapped = make_sealed(size)
+        return cls(number, descriptor, memoryview(mapped), slot_bytes)
+
+    def make_slot(self) -> int | None:
+        """Take memory for one more slot; return its offset. None: it is all taken.
+
+        Raises:
+          OSError: The system has none. (Without asking, writing would kill us.)
+        """
+        offset = self.made * self.slot_bytes
+        if offset >= len(self.memory):
+            return None
+        os.posix_fallocate(self.descriptor, offset, self.slot_bytes)
+        self.made += 1
+        return offset
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with its last user."""
+        os.close(self.descriptor)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Slot:
+    """Room for the body of one message.
+
+    Attributes:
+      segment: Where it lies.
+      offset: Where in that.
+      memory: Its bytes, to write to.
+      number: Its place on the receiver's board.
+      uses: How often that place has been used; modulo 2^32.
+    """
+
+    segment: Segment
+    offset: int
+    memory: memoryview
+    number: int
+    uses: int
+
+    @property
+    def where(self) -> Where:
+        """Return what a frame says of it."""
+        place = (self.segment.number, self.offset, self.number, self.uses)
+        return tuple.__new__(Where, place)
+
+
+class OutgoingSegments:
+    """The slots of one sender, within a bound."""
+
+    def __init__(self, max_bytes: int, board: mmap.mmap) -> None:
+        """Start with none.
+
+        Args:
+          max_bytes: Of all segments together.
+          board: Where the receiver writes which use of a slot it has released.
+        """
+        self._max_bytes = max_bytes
+        self._board = memoryview(board).cast("I")
+        self._board_array = np.frombuffer(board, np.uint32)
+        self._segments: dict[int, Segment] = {}
+        self._next_number = 0
+        # By size: those that are free, and the one that was lent last, if any.
+        self._free: dict[int, list[Slot]] = {}
+        self._last: dict[int, Slot] = {}
+        self._lent: dict[int, Slot] = {}
+        self._is_lent = np.zeros(len(self._board), np.bool_)
+        self._uses = np.zeros(len(self._board), np.uint32)
+        self._dropped_numbers: list[int] = []
+        self._num_numbers = 0  # past which none was ever used
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all segments."""
+        return sum(len(segment.memory) for segment in self._segments.values())
+
+    @property
+    def num_lent(self) -> int:
+        """Return how many slots hold a message that was not seen to be released."""
+        return len(self._lent)
+
+    def take(self, num_bytes: int) -> Slot | None:
+        """Return a free slot: the last one if it is, as it may be in a cache."""
+        size = size_class(num_bytes)
+        last = self._last.get(size)
+        if last is None or self._board[last.number] != last.uses:
+            free = self._free.get(size)
+            if not free:
+                self._find_released()
+                free = self._free.get(size)
+            if not free:
+                return None
+            last = free.pop()
+        return self._lend(last, size)
+
+    def take_new(self, num_bytes: int) -> Slot | None:
+        """Return a slot of a segment that has room for one more; None: there is none.
+
+        Raises:
+          OSError: The system has no memory.
+        """
+        size = size_class(num_bytes)
+        for segment in self._segments.values():
+            if segment.slot_bytes == size and self._has_number():
+                offset = segment.make_slot()
+                if offset is not None:
+                    memory = segment.memory[offset : offset + size]
+                    number = self._number()
+                    uses = int(self._uses[number])
+                    return self._lend(Slot(segment, offset, memory, number, uses), size)
+        return None
+
+    def take_back(self, where: Where) -> None:
+        """Free a slot whose message was not sent."""
+        slot = self._lent.get(where.slot)
+        if slot is not None and slot.uses == where.uses:
+            self._set_free(slot)
+
+    def drop_idle(self, num_bytes: int) -> list[int]:
+        """Drop free segments, the oldest first, until a new one fits.
+
+        Returns:
+          Their numbers.
+        """
+        self._find_released()
+        dropped = []
+        for number, segment in list(self._segments.items()):
+            if self._fits(num_bytes) and self._has_number():
+                break
+            if not segment.lent:
+                self.drop(segment)
+                dropped.append(number)
+        return dropped
+
+    def add(self, num_bytes: int) -> Segment | None:
+        """Make a segment of slots for `num_bytes`; None: it is past the bound.
+
+        Raises:
+          OSError: The system has no memory.
+        """
+        if not self._fits(num_bytes) or not self._has_number():
+            return None
+        size = size_class(num_bytes)
+        room = min(_SEGMENT_BYTES, self._max_bytes - self.num_bytes)
+        number, self._next_number = self._next_number, self._next_number + 1
+        segment = Segment.make(number, slot_bytes=size, num_slots=max(1, room // size))
+        self._segments[number] = segment
+        return segment
+
+    def drop(self, segment: Segment) -> None:
+        """Give up a segment none of whose slots is lent."""
+        del self._segments[segment.number]
+        free = self._free.get(segment.slot_bytes, [])
+        gone = [slot for slot in free if slot.segment is segment]
+        free[:] = [slot for slot in free if slot.segment is not segment]
+        self._dropped_numbers += [slot.number for slot in gone]
+        segment.close()
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        for segment in self._segments.values():
+            segment.close()
+        for table in (self._segments, self._free, self._last, self._lent):
+            table.clear()
+        self._board, self._board_array = _NO_BOARD, np.frombuffer(_NO_BOARD, np.uint32)
+
+    def _fits(self, num_bytes: int) -> bool:
+        return self.num_bytes + size_class(num_bytes) <= self._max_bytes
+
+    def _has_number(self) -> bool:
+        return bool(self._dropped_numbers) or self._num_numbers < len(self._board)
+
+    def _number(self) -> int:
+        """Return a place on the board that no slot has."""
+        if self._dropped_numbers:
+            return self._dropped_numbers.pop()
+        self._num_numbers += 1
+        return self._num_numbers - 1
+
+    def _lend(self, slot: Slot, size: int) -> Slot:
+        number = slot.number
+        slot.uses = self._uses[number] = (slot.uses + 1) & 0xFFFFFFFF
+        if number not in self._lent:
+            slot.segment.lent += 1
+            self._lent[number] = slot
+            self._is_lent[number] = True
+        self._last[size] = slot
+        return slot
+
+    def _find_released(self) -> None:
+        # Of thousands that somebody keeps, a loop would take longer than the copy.
+        known = slice(self._num_numbers)
+        is_released = self._board_array[known] == self._uses[known]
+        is_released &= self._is_lent[known]
+        for number in np.flatnonzero(is_released).tolist():
+            self._set_free(self._lent[number])
+
+    def _set_free(self, slot: Slot) -> None:
+        size = slot.segment.slot_bytes
+        del self._lent[slot.number]
+        self._is_lent[slot.number] = False
+        slot.segment.lent -= 1
+        self._free.setdefault(size, []).append(slot)
+        if self._last.get(size) is slot:
+            del self._last[size]
+
+
+class IncomingSegments:
+    """Memory of the other end, mapped to read, within a bound."""
+
+    def __init__(
+        self, max_bytes: int, board: mmap.mmap, *, fetch: Callable[[], None]
+    ) -> None:
+        """Start with none.
+
+        Args:
+          max_bytes: Of all segments together.
+          board: Where this end writes which use of a slot it has released.
+          fetch: Attaches what the other end has made, when one is not known.
+        """
+        self._max_bytes = max_bytes
+        self._board = memoryview(board).cast("I")
+        self._fetch = fetch
+        self._segments: dict[int, _Mapped] = {}
+
+    def attach(self, number: int, size: int, descriptor: int) -> None:
+        """Map a segment; the descriptor stays the caller's.
+
+        Raises:
+          DecodeError: It is not what the other end says, or past the bound, or the
+            system cannot map it.
+        """
+        mapped = sum(len(segment.memory) for segment in self._segments.values())
+        if number in self._segments or not 0 < size <= self._max_bytes - mapped:
+            raise DecodeError(
+                f"Shared memory must be at most {self._max_bytes} bytes in all, got "
+                f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
+            )
+        try:
+            self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
+        except OSError as error:
+            raise DecodeError(f"Shared memory cannot be mapped: {error}.") from error
+
+    def detach(self, number: int) -> None:
+        """Forget a segment.
+
+        Raises:
+          DecodeError: There is none of that number, or it is in use.
+        """
+        segment = self._segments.pop(number, None)
+        if segment is None or segment.loans:
+            raise DecodeError(
+                f"Shared memory {number} was taken away that is in use, or never came."
+            )
+
+    def open(self, where: Where, num_bytes: int) -> memoryview:
+        """Return read-only bytes of a segment; their death releases the slot.
+
+        Only the thread that receives may call this.
+
+        Raises:
+          DecodeError: They are not within one, or still in use; or the other end broke
+            the protocol otherwise.
+        """
+        number, offset, slot, uses = where
+        segment = self._segments.get(number)
+        if segment is None:
+            self._fetch()
+            segment = self._segments.get(number)
+        if segment is None:
+            raise DecodeError(f"Shared memory {number} was named, but never came.")
+        memory, loans = segment
+        # Checked by subtraction: both numbers are the other end's.
+        if offset % mmap.PAGESIZE or num_bytes > len(memory) - offset:
+            raise DecodeError(
+                f"A message must lie within its shared memory of {len(memory)} bytes, "
+                f"got {num_bytes} at {offset}."
+            )
+        board = self._board
+        if slot in loans or slot >= len(board):
+            raise DecodeError("Shared memory was sent again that is still in use.")
+        owner = np.frombuffer(memory, np.uint8, num_bytes, offset)
+        # Bound to what it needs, as it may run when the interpreter is ending.
+        release = functools.partial(_release, loans, board, slot, uses)
+        loans[slot] = weakref.ref(owner, release)
+        return owner.data
+
+    def close(self) -> None:
+        """Forget all; arrays that are in use stay mapped."""
+        self._segments.clear()
+        self._board = _NO_BOARD
+        # What fetches holds this as well: the two would wait for the collector of
+        # cycles, which counts two objects and not the memory behind them.
+        self._fetch = _fetch_nothing
+
+
+def _fetch_nothing() -> None:
+    """Attach nothing: the connection is closed."""
+
+
+class _Mapped(NamedTuple):
+    """A segment of the other end, and the owners of what is in use of it, by slot."""
+
+    memory: mmap.mmap
+    loans: dict[int, weakref.ref[np.ndarray]]
+
+
+def _release(
+    loans: dict[int, weakref.ref[np.ndarray]],
+    board: memoryview,
+    slot: int,
+    uses: int,
+    _: weakref.ref[np.ndarray],
+) -> None:
+    """Release what nobody sees any more; called wherever the last view died.
+
+    That may be inside of any other line: no lock may be taken.
+    """
+    loans.pop(slot, None)  # first: the sender may use the slot again at once
+    board[slot] = uses

@@ -1,0 +1,372 @@
+"""Make a connection of a socket: who is there, who knows the secret, what is shared.
+
+All of it happens within `HANDSHAKE_TIMEOUT_S`, in messages of fixed size.
+
+    client                                        server
+      (both ask the kernel for the other's user: it must be their own)
+      hello, answer         ->  <-      challenge, welcome     `authentication.py`
+      bytes to share, end of a pair, board  ->
+                                 <-     bytes to share, board   0: none
+"""
+
+import array
+import contextlib
+import logging
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Self
+
+from replicator.errors import (
+    AuthenticationError,
+    ConnectionLostError,
+    DecodeError,
+    RpcError,
+)
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.security.authentication import (
+    ANSWER_BYTES,
+    CHALLENGE_BYTES,
+    HANDSHAKE_TIMEOUT_S,
+    HELLO_BYTES,
+    WELCOME_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+)
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.receive_buffers import ReceiveBuffers
+from replicator.rpc.transports.same_host.sealed_memory import (
+    IS_AVAILABLE,
+    make_sealed,
+    map_sealed,
+)
+from replicator.rpc.transports.same_host.shared_memory import (
+    BOARD_BYTES,
+    SharedMemory,
+    received_descriptors,
+)
+from replicator.rpc.transports.same_host.unix_socket import UnixConnection
+
+_log = logging.getLogger(__name__)
+_BINDING = "unix"
+_SHARING = struct.Struct("<Q")
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_PEER_CREDENTIALS = struct.Struct("3i")
+# More than the default keeps a sender of a large message from waiting at each part.
+_SEND_BUFFER_BYTES = 1 << 20
+
+
+def meet_client(
+    sock: socket.socket,
+    *,
+    address: str,
+    secret: Secret,
+    registry: Registry,
+    limits: MessageLimits,
+    buffers: ReceiveBuffers,
+) -> UnixConnection:
+    """Let a client prove itself, and prove ourselves; return the connection.
+
+    Args:
+      sock: As it was accepted; closed if this fails.
+      address: Of the listener.
+      secret: The program's.
+      registry: Classes that may travel.
+      limits: Of messages.
+      buffers: For what is received.
+
+    Raises:
+      AuthenticationError: The client did not prove in time that it belongs here.
+      ConnectionLostError: It went away.
+    """
+    try:
+        peer = f"a client of {address}{_process(sock)}"
+        _check_same_user(sock, peer)
+        handshake = ServerHandshake(secret, binding=_BINDING, peer=peer)
+        late = AuthenticationError
+        with _Exchange(sock, peer, HANDSHAKE_TIMEOUT_S, late) as exchange:
+            try:
+                exchange.send(handshake.challenge(exchange.receive(HELLO_BYTES)))
+                exchange.send(handshake.verify(exchange.receive(ANSWER_BYTES)))
+            except AuthenticationError:
+                if handshake.refusal:
+                    with contextlib.suppress(RpcError):  # it need not wait for it
+                        exchange.send(handshake.refusal)
+                raise
+            shared = _take_offer(exchange, limits.shared_bytes)
+        return _connection(sock, peer, registry, limits, buffers, shared)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def meet_server(
+    sock: socket.socket,
+    *,
+    address: str,
+    secret: Secret,
+    registry: Registry,
+    limits: MessageLimits,
+    buffers: ReceiveBuffers,
+    timeout_s: float,
+) -> UnixConnection:
+    """Prove ourselves to a server, and let it prove itself; return the connection.
+
+    Args:
+      sock: Connected; closed if this fails.
+      address: Of the server.
+      secret: The program's.
+      registry: Classes that may travel.
+      limits: Of messages.
+      buffers: For what is received.
+      timeout_s: How long all of it may take; `HANDSHAKE_TIMEOUT_S` at most.
+
+    Raises:
+      AuthenticationError: One of both has another secret, or another user.
+      ConnectionLostError: The server went away, or did not answer in time.
+    """
+    try:
+        peer = f"{address}{_process(sock)}"
+        _check_same_user(sock, peer)
+        handshake = ClientHandshake(secret, binding=_BINDING, peer=peer)
+        bound_s = min(timeout_s, HANDSHAKE_TIMEOUT_S)
+        with _Exchange(sock, peer, bound_s, ConnectionLostError) as exchange:
+            exchange.send(handshake.hello())
+            exchange.send(handshake.answer(exchange.receive(CHALLENGE_BYTES)))
+            handshake.finish(exchange.receive(WELCOME_BYTES))
+            shared = _offer(exchange, limits.shared_bytes)
+        return _connection(sock, peer, registry, limits, buffers, shared)
+    except BaseException:
+        sock.close()
+        raise
+
+
+class _Exchange:
+    """Messages of fixed size, within one time for all of them.
+
+    Attributes:
+      peer: The other end, for errors.
+      descriptors: What came with the messages, and is still this object's to close.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        timeout_s: float,
+        late_error: type[AuthenticationError | ConnectionLostError],
+    ) -> None:
+        self.peer = peer
+        self.descriptors: list[int] = []
+        self._socket = sock
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._late_error = late_error
+
+    def send(self, message: bytes, *descriptors: int) -> None:
+        """Send a message; the socket's buffer is empty, and larger than all of them.
+
+        Descriptors that go with it stay the caller's as well.
+        """
+        with self._in_time():
+            if descriptors:
+                socket.send_fds(self._socket, [message], list(descriptors))
+            else:
+                self._socket.sendall(message)
+
+    def receive(self, num_bytes: int, *, most_descriptors: int = 0) -> bytes:
+        """Return the next message; what comes with it is put into `descriptors`."""
+        received = b""
+        room = 0  # the kernel closes what comes nevertheless
+        if most_descriptors:
+            room = socket.CMSG_SPACE(most_descriptors * array.array("i").itemsize)
+        while len(received) < num_bytes:
+            missing = num_bytes - len(received)
+            with self._in_time():
+                text, ancillary, *_ = self._socket.recvmsg(
+                    missing, room, _CLOSE_ON_EXEC
+                )
+            self.descriptors += received_descriptors(ancillary)
+            if not text:
+                raise ConnectionLostError(f"{self.peer} left during the handshake.")
+            received += text
+        return received
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        remaining = self._deadline - time.monotonic()
+        try:
+            if remaining <= 0:
+                raise TimeoutError
+            self._socket.settimeout(remaining)
+            yield
+        except TimeoutError:
+            raise self._late_error(
+                f"{self.peer} did not complete the handshake within "
+                f"{self._timeout_s:g} s."
+            ) from None
+        except OSError as error:
+            raise ConnectionLostError(f"{self.peer} is gone ({error}).") from error
+
+
+def _process(sock: socket.socket) -> str:
+    credentials = _credentials(sock)
+    return "" if credentials is None else f" (process {credentials[0]})"
+
+
+def _check_same_user(sock: socket.socket, peer: str) -> None:
+    credentials = _credentials(sock)
+    if credentials is not None and credentials[1] != os.geteuid():
+        raise AuthenticationError(
+            f"{peer} must run as this user ({os.geteuid()}), got user {credentials[1]}."
+        )
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int] | None:
+    """Return process and user at the other end, where the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    size = _PEER_CREDENTIALS.size
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    process, user, _ = _PEER_CREDENTIALS.unpack(found)
+    return process, user
+
+
+def _offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
+    """Offer a channel for shared memory, and our board, to the server."""
+    board = _Board.make(receive_bytes)
+    if board is None:
+        exchange.send(_SHARING.pack(0))
+        exchange.receive(_SHARING.size)
+        return None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with board, theirs:
+            message = _SHARING.pack(receive_bytes)
+            exchange.send(message, theirs.fileno(), board.descriptor)
+        message = exchange.receive(_SHARING.size, most_descriptors=1)
+        accepted = _SHARING.unpack(message)[0]
+        if not accepted or len(exchange.descriptors) != 1:
+            ours.close()
+            return None
+        return _shared(ours, board, receive_bytes, accepted, exchange)
+    except BaseException:
+        ours.close()
+        raise
+
+
+def _take_offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
+    """Take the channel that a client offers, and tell it our board."""
+    message = exchange.receive(_SHARING.size, most_descriptors=2)
+    offered = _SHARING.unpack(message)[0]
+    board = None
+    if offered and len(exchange.descriptors) == 2:
+        board = _Board.make(receive_bytes)
+    if board is None:
+        exchange.send(_SHARING.pack(0))
+        return None
+    with board:
+        channel = _channel(exchange)
+        try:
+            exchange.send(_SHARING.pack(receive_bytes), board.descriptor)
+            return _shared(channel, board, receive_bytes, offered, exchange)
+        except BaseException:
+            channel.close()
+            raise
+
+
+def _channel(exchange: _Exchange) -> socket.socket:
+    """Return the first descriptor that came as a socket."""
+    try:
+        channel = socket.socket(fileno=exchange.descriptors[0])
+    except OSError as error:
+        raise ConnectionLostError(f"{exchange.peer} offered no channel.") from error
+    exchange.descriptors.pop(0)
+    kind = channel.family, channel.type
+    if kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        return channel
+    channel.close()
+    raise ConnectionLostError(f"{exchange.peer} offered another channel: {kind}.")
+
+
+class _Board:
+    """Where this end will tell what it releases; the descriptor is for the other."""
+
+    def __init__(self, descriptor: int, mapped: mmap.mmap) -> None:
+        self.descriptor = descriptor
+        self.mapped = mapped
+
+    @classmethod
+    def make(cls, receive_bytes: int) -> Self | None:
+        """Make one; None: there is to be, or can be, no shared memory."""
+        if not IS_AVAILABLE or not receive_bytes:
+            return None
+        try:
+            descriptor, mapped = make_sealed(BOARD_BYTES)
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, descriptor)
+                os.posix_fallocate(descriptor, 0, BOARD_BYTES)
+                stack.pop_all()
+            return cls(descriptor, mapped)
+        except OSError as error:
+            _log.warning("Connections do without shared memory: %s.", error)
+            return None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+def _shared(
+    channel: socket.socket,
+    board: _Board,
+    receive_bytes: int,
+    peers_bytes: int,
+    exchange: _Exchange,
+) -> SharedMemory:
+    channel.setblocking(True)  # each call says for itself that it does not wait
+    try:
+        peers_board = map_sealed(exchange.descriptors[0], BOARD_BYTES)
+    except (DecodeError, OSError) as error:
+        raise ConnectionLostError(f"{exchange.peer} cannot share: {error}") from error
+    return SharedMemory(
+        channel,
+        board=board.mapped,
+        peers_board=peers_board,
+        send_bytes=min(receive_bytes, peers_bytes),
+        receive_bytes=receive_bytes,
+        peer=exchange.peer,
+    )
+
+
+def _connection(
+    sock: socket.socket,
+    peer: str,
+    registry: Registry,
+    limits: MessageLimits,
+    buffers: ReceiveBuffers,
+    shared: SharedMemory | None,
+) -> UnixConnection:
+    sock.settimeout(None)  # a timeout would cost a `poll` for each call
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    return UnixConnection(
+        sock,
+        peer=peer,
+        registry=registry,
+        limits=limits,
+        buffers=buffers,
+        shared=shared,
+    )

@@ -1,0 +1,210 @@
+"""Listen on a Unix socket whose path one server has at a time.
+
+Beside the socket lies a lock file with the owner's process id. The system gives the
+lock back when its owner dies, however it dies: a socket whose lock is free is a dead
+server's, and is replaced; one whose lock is held is refused, with the owner's name.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import select
+import selectors
+import shutil
+import socket
+import stat
+import threading
+from collections.abc import Callable
+
+from replicator.errors import AddressInUseError, ConnectionLostError
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.receive_buffers import ReceiveBuffers
+from replicator.rpc.transports.same_host.unix_handshake import meet_client
+from replicator.rpc.transports.same_host.unix_socket import UnixConnection
+
+_BACKLOG = 128
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_MS = 100
+_log = logging.getLogger(__name__)
+
+
+class UnixListener:
+    """Where clients of this host arrive; see `Listener`."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        secret: Secret,
+        registry: Registry,
+        limits: MessageLimits,
+        owns_directory: bool = False,
+    ) -> None:
+        """Listen.
+
+        Args:
+          path: Of the socket, in a directory that only this user can enter.
+          secret: What clients must know.
+          registry: Classes that may travel.
+          limits: Of messages.
+          owns_directory: Whether `close` removes the directory.
+
+        Raises:
+          AddressInUseError: Another server listens there, or there is no socket but
+            something else.
+        """
+        self._path = path
+        self._secret = secret
+        self._registry = registry
+        self._limits = limits
+        self._owns_directory = owns_directory
+        self._buffers = ReceiveBuffers()
+        self._is_closed = False
+        self._lock = _PathLock(path)
+        try:
+            _remove_stale_socket(path)
+            self._socket = _bound_socket(path)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._waker, self._wake = socket.socketpair()
+        self._accept_lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        for watched in (self._socket, self._waker):
+            self._selector.register(watched, selectors.EVENT_READ)
+
+    @property
+    def address(self) -> str:
+        """Return what a client gives to `connect`."""
+        return f"unix:{self._path}"
+
+    def accept(self) -> Callable[[], UnixConnection]:
+        """Wait for a client; return what lets it prove itself. See `Listener`."""
+        if not self._accept_lock.acquire(blocking=False):
+            raise RuntimeError(f"Two threads accept at {self.address}. Let one do it.")
+        try:
+            while not self._is_closed:
+                self._selector.select()
+                if not self._is_closed and (sock := self._accept_one()):
+                    return lambda: self._meet(sock)
+            raise ConnectionLostError(f"{self.address} is closed.")
+        finally:
+            self._accept_lock.release()
+            if self._is_closed:
+                self._close_when_idle()
+
+    def close(self) -> None:
+        """Stop listening, and remove the socket. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # refuses who is on the way
+        self._wake.close()  # `accept` sees the end of the pair
+        self._lock.release()
+        if self._owns_directory:
+            shutil.rmtree(os.path.dirname(self._path), ignore_errors=True)
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        """Give the descriptors back, unless `accept` watches them: then it will."""
+        if self._accept_lock.acquire(blocking=False):
+            try:
+                self._selector.close()
+                self._socket.close()
+                self._waker.close()
+            finally:
+                self._accept_lock.release()
+
+    def _accept_one(self) -> socket.socket | None:
+        try:
+            return self._socket.accept()[0]
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                _log.warning("%s cannot accept a client: %s.", self.address, error)
+                pause = select.poll()
+                pause.register(self._waker, select.POLLIN)
+                pause.poll(_PAUSE_MS)
+            return None  # also a client that is gone again
+
+    def _meet(self, sock: socket.socket) -> UnixConnection:
+        return meet_client(
+            sock,
+            address=self.address,
+            secret=self._secret,
+            registry=self._registry,
+            limits=self._limits,
+            buffers=self._buffers,
+        )
+
+
+class _PathLock:
+    """The right to listen at a path."""
+
+    def __init__(self, path: str) -> None:
+        """Take it, or raise `AddressInUseError` at once."""
+        self._path = f"{path}.lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.read(descriptor, 32).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise AddressInUseError(
+                    f"`address` must be free, got unix:{path}, where process "
+                    f"{owner or 'unknown'} listens. Stop it, or choose another path."
+                ) from None
+            if _is_same_file(descriptor, self._path):
+                break
+            os.close(descriptor)  # its owner removed it between the two calls
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give it up; the file goes first, so that nobody locks one without a name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        os.close(self._descriptor)
+
+
+def _is_same_file(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove what a dead server left; its lock is ours now."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise AddressInUseError(
+            f"`address` must be free, got unix:{path}, where there is a file "
+            f"({stat.filemode(mode)}). Choose another path."
+        )
+    os.unlink(path)
+
+
+def _bound_socket(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)  # a client may be gone between `select` and `accept`
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,344 @@
+"""Move messages over a Unix socket, and large arrays beside it through shared memory.
+
+A small message costs one system call to send and one to receive. Senders try without
+waiting, and wait with `poll` only if the socket is full. The receiver waits inside of
+`recv`, with the socket's own timeout: that is set anew only when the caller's leaves
+the range of one to two times what is set, so nearly never.
+"""
+
+import contextlib
+import itertools
+import math
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import NoReturn
+
+from replicator.errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    DecodeError,
+    MessageTooLargeError,
+)
+from replicator.protocols import PyTree
+from replicator.rpc.codec.codec import encode
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.protocols import Message
+from replicator.rpc.transports.frames import (
+    READ_BYTES,
+    Buffer,
+    Frame,
+    FrameReader,
+    Where,
+    check_fits,
+    frame_with_buffers,
+    frame_with_shared_body,
+    frame_without_buffers,
+    lay_out,
+)
+from replicator.rpc.transports.payloads import EncodedPayload
+from replicator.rpc.transports.receive_buffers import ReceiveBuffers
+from replicator.rpc.transports.same_host.shared_memory import (
+    SHARED_FROM_BYTES,
+    SharedMemory,
+)
+
+_DO_NOT_WAIT = socket.MSG_DONTWAIT
+_PARTS_AT_ONCE = 512  # below the system's IOV_MAX
+_LONGEST_WAIT = 20  # as a power of two, in seconds
+_SHORTEST_WAIT = -9
+_LONGEST_POLL_S = 3600.0
+_new_tuple = tuple.__new__  # a named one at half the price
+
+
+class UnixConnection:
+    """One end of an authenticated connection; see `Connection`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        peer: str,
+        registry: Registry,
+        limits: MessageLimits,
+        buffers: ReceiveBuffers,
+        shared: SharedMemory | None,
+    ) -> None:
+        """Take over a socket whose handshake is done.
+
+        Args:
+          sock: Blocking; this object closes it.
+          peer: The other end, for people.
+          registry: Classes that may travel.
+          limits: Of messages.
+          buffers: Where large messages are received that do not come by `shared`.
+          shared: The connection's shared memory; None: there is none.
+        """
+        self._socket = sock
+        self._peer = peer
+        self._registry = registry
+        self._limits = limits
+        self._shared = shared
+        self._send_lock = threading.Lock()
+        self._send = sock.send
+        self._receive = sock.recv
+        self._is_receiving = False
+        self._is_closed = False
+        self._reason = ""
+        self._wait: int | None = None  # what the socket has, as a power of two
+        self._bounded_s: float | None = None  # what it was set for
+        open_shared = _refuse_shared if shared is None else shared.open
+        self._reader = FrameReader(
+            limits, allocate=buffers.lend, open_shared=open_shared
+        )
+
+    @property
+    def peer(self) -> str:
+        """Name the other end: the socket's path, and a process id where known."""
+        return self._peer
+
+    def send(
+        self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
+    ) -> int:
+        """Send one message whole; return its bytes. See `Connection`."""
+        head, buffers, num_bytes = encode(
+            value, registry=self._registry, limits=self._limits
+        )
+        if buffers:
+            self._send_with_buffers(kind, call_id, head, buffers, timeout_s)
+        else:
+            self._send_bytes(frame_without_buffers(kind, call_id, head), timeout_s)
+        return num_bytes
+
+    def receive(self, *, timeout_s: float | None) -> Message:
+        """Return the next message. See `Connection`."""
+        # In this order, as `close` looks at them in the other one.
+        self._is_receiving = True
+        try:
+            frame = self._reader.next_frame() or self._receive_frame(timeout_s)
+        except (DecodeError, MessageTooLargeError) as error:
+            raise self._lost(f"sent what is no message: {error}") from error
+        except MemoryError as error:
+            raise self._lost("sent more than there is memory for") from error
+        finally:
+            self._is_receiving = False
+            if self._is_closed:
+                self._close_when_idle()
+        kind, call_id, head, body = frame
+        payload = EncodedPayload(head, body, self._registry, self._limits)
+        return _new_tuple(Message, (kind, call_id, payload))
+
+    def has_received(self) -> bool:
+        """Tell whether `receive` has a message, or an error, without waiting."""
+        return self._reader.has_frame()
+
+    def fileno(self) -> int | None:
+        """Return the socket's descriptor; -1 once it is closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close it; a `receive` or `send` that waits raises. May be called twice."""
+        self._reason = self._reason or "was closed by this end"
+        self._is_closed = True
+        with contextlib.suppress(OSError):  # the other end was quicker
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        """Give descriptors back, unless a thread is inside of a call with them.
+
+        That one wakes up, and comes here again.
+        """
+        if not self._is_receiving and self._send_lock.acquire(False):
+            try:
+                self._socket.close()
+                if self._shared is not None:
+                    self._shared.close()
+            finally:
+                self._send_lock.release()
+
+    # Receiving.
+
+    def _receive_frame(self, timeout_s: float | None) -> Frame:
+        reader = self._reader
+        remaining_s = timeout_s
+        started_s = time.monotonic()
+        while not self._is_closed:
+            flags = 0
+            if remaining_s != self._bounded_s:
+                flags = self._wait_at_most(remaining_s)
+            target = reader.target
+            try:
+                if target is None:
+                    data = self._receive(READ_BYTES, flags)
+                    num_bytes = len(data)
+                else:
+                    data = b""
+                    num_bytes = self._socket.recv_into(target, 0, flags)
+            except (BlockingIOError, InterruptedError):
+                frame = None
+            except OSError as error:
+                raise self._lost(f"is gone ({error})") from error
+            else:
+                if not num_bytes:
+                    raise self._ended()
+                frame = reader.read(data) if data else reader.filled(num_bytes)
+            if frame is not None:
+                return frame
+            if timeout_s is not None:
+                remaining_s = started_s + timeout_s - time.monotonic()
+                if remaining_s <= 0:
+                    raise CallTimeoutError(
+                        f"{self._peer} sent no message within {timeout_s:g} s."
+                    )
+        raise self._lost("was closed")
+
+    def _ended(self) -> ConnectionLostError:
+        if self._reader.is_between_frames:
+            return self._lost("closed the connection")
+        return self._lost("closed the connection in the middle of a message")
+
+    def _wait_at_most(self, timeout_s: float | None) -> int:
+        """Bound the next `recv` by `timeout_s`, or half of it; return its flags."""
+        if timeout_s is None:
+            wait = None
+        elif timeout_s <= 0:
+            return _DO_NOT_WAIT
+        else:
+            wait = math.frexp(timeout_s)[1] - 1
+            wait = min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT)
+        if wait != self._wait:
+            seconds, fraction = divmod(0.0 if wait is None else 2.0**wait, 1)
+            option = struct.pack("ll", int(seconds), int(fraction * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, option)
+            self._wait = wait
+        self._bounded_s = timeout_s
+        return 0
+
+    def _lost(self, what: str) -> ConnectionLostError:
+        """Close; return the error that says why, or why it was closed before."""
+        if not self._is_closed:
+            self._reason = what
+            self.close()
+        return ConnectionLostError(
+            f"The connection is lost: {self._peer} {self._reason}."
+        )
+
+    # Sending.
+
+    def _send_with_buffers(
+        self,
+        kind: int,
+        call_id: int,
+        head: bytes,
+        buffers: list[memoryview],
+        timeout_s: float | None,
+    ) -> None:
+        layout = lay_out(buffers)
+        check_fits(head, layout, self._limits)
+        shared, num_bytes = self._shared, layout.num_bytes
+        if shared is not None and num_bytes >= SHARED_FROM_BYTES:
+            where = shared.place(layout)
+            if where is not None:
+                frame = frame_with_shared_body(
+                    kind, call_id, head, num_bytes=num_bytes, where=where
+                )
+                try:
+                    self._send_bytes(frame, timeout_s)
+                except BaseException:
+                    shared.take_back(where)
+                    raise
+                return
+        parts = frame_with_buffers(kind, call_id, head, layout=layout)
+        if len(parts) == 1:
+            self._send_bytes(parts[0], timeout_s)
+        else:
+            self._send_parts(parts, timeout_s)
+
+    def _send_bytes(self, frame: Buffer, timeout_s: float | None) -> None:
+        """Send a frame: nearly always with one call that does not wait."""
+        lock = self._send_lock
+        if not lock.acquire(False):
+            self._send_parts([frame], timeout_s)
+            return
+        try:
+            try:
+                sent = self._send(frame, _DO_NOT_WAIT)
+            except OSError as error:
+                sent = self._sent_nothing(error)
+            if sent != len(frame):
+                rest = memoryview(frame)[sent:]
+                self._send_rest([rest], _deadline(timeout_s), sent > 0)
+        finally:
+            lock.release()
+            if self._is_closed:
+                self._close_when_idle()
+
+    def _send_parts(self, parts: list[Buffer], timeout_s: float | None) -> None:
+        """Send a frame after those of other threads; wait while the socket is full."""
+        deadline = _deadline(timeout_s)
+        patience_s = -1 if timeout_s is None else max(timeout_s, 0)
+        if not self._send_lock.acquire(timeout=patience_s):
+            raise CallTimeoutError(
+                f"Others were sending to {self._peer} for {timeout_s:g} s, and it does "
+                "not read. Nothing of this message was sent."
+            )
+        try:
+            self._send_rest(parts, deadline, False)
+        finally:
+            self._send_lock.release()
+            if self._is_closed:
+                self._close_when_idle()
+
+    def _send_rest(self, parts: list[Buffer], deadline: float, is_begun: bool) -> None:
+        """Send what is left of a frame, with the lock held."""
+        views = deque(memoryview(part) for part in parts)
+        try:
+            while views:
+                some = list(itertools.islice(views, _PARTS_AT_ONCE))
+                try:
+                    sent = self._socket.sendmsg(some, (), _DO_NOT_WAIT)
+                except OSError as error:
+                    sent = self._sent_nothing(error)
+                    self._wait_for_room(deadline)
+                is_begun = is_begun or sent > 0
+                while views and sent >= len(views[0]):
+                    sent -= len(views.popleft())
+                if sent:
+                    views[0] = views[0][sent:]
+        except BaseException:  # also Ctrl-C
+            if is_begun and not self._is_closed:
+                # What would follow could not be read.
+                self._reason = "was sent half of a message, and took no more"
+                self.close()
+            raise
+
+    def _sent_nothing(self, error: OSError) -> int:
+        """Return 0 if that was for want of room; else the connection is lost."""
+        if isinstance(error, BlockingIOError):
+            return 0
+        raise self._lost(f"is gone ({error})") from error
+
+    def _wait_for_room(self, deadline: float) -> None:
+        """Wait; return also if there may still be none, but time is left."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise CallTimeoutError(
+                f"{self._peer} does not read: there was no room for a message, or for "
+                "all of it, within its time."
+            )
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLOUT)
+        poller.poll(min(remaining, _LONGEST_POLL_S) * 1e3 + 1)
+
+
+def _deadline(timeout_s: float | None) -> float:
+    return math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _refuse_shared(where: Where, num_bytes: int) -> NoReturn:
+    raise DecodeError("Shared memory was named where there is none.")

@@ -1,0 +1,305 @@
+"""How a client finds its server, again too, and what it does about lost calls."""
+
+import concurrent.futures
+import dataclasses
+import threading
+import time
+
+import pytest
+
+import replicator.rpc.server.server as server_module
+from replicator.errors import (
+    ArgumentError,
+    AuthenticationError,
+    CallTimeoutError,
+    ConnectionLostError,
+    DecodeError,
+    ServerStoppedError,
+)
+from replicator.rpc.client.client import Client, list_methods
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.server.server import Server
+from replicator.rpc.transports.connect import listen
+from tests.rpc.courier_cases import (
+    LONG_S,
+    Probe,
+    client_of,
+    courier,
+    serving,
+    wait_until,
+)
+from tests.rpc.fakes import Faults, faulty, nobody
+from tests.rpc.transports.ends import SECRET
+
+
+def on_socket(path, instance=None):
+    return Server(instance or Probe(), name="probe", address=f"unix:{path}")
+
+
+@pytest.fixture
+def path(tmp_path):
+    tmp_path.chmod(0o700)
+    return tmp_path / "socket"
+
+
+@pytest.fixture(autouse=True)
+def cancelled_handlers_have_little_time(monkeypatch):
+    monkeypatch.setattr(server_module, "CANCEL_S", 0.05)
+
+
+def test_a_client_connects_at_its_first_call_only():
+    with Client("inproc:nobody-is-here") as client:
+        assert client.address == "inproc:nobody-is-here"
+
+
+def test_waiting_for_a_server_is_bounded_by_the_deadline():
+    started_s = time.monotonic()
+    with (
+        Client("inproc:nobody-is-here", timeout_s=0.3) as client,
+        pytest.raises(CallTimeoutError, match=r"`add` of .*was not called.*0\.\d+ s"),
+    ):
+        client.add(1)
+    assert 0.3 <= time.monotonic() - started_s < 0.8
+
+
+def test_wait_for_ready_is_bounded_by_its_own_deadline():
+    with (
+        Client("inproc:nobody-is-here", wait_for_ready=False) as client,
+        pytest.raises(CallTimeoutError, match="no server was ready"),
+    ):
+        client.wait_for_ready(timeout_s=0.1)
+
+
+def test_a_future_waits_for_a_server_without_its_caller():
+    with Client("inproc:nobody-is-here", timeout_s=0.3) as client:
+        started_s = time.monotonic()
+        future = client.futures.add(1)
+        assert not future.done()
+        with pytest.raises(CallTimeoutError, match="was not called"):
+            future.result(LONG_S)
+        assert time.monotonic() - started_s < 0.8
+
+
+def test_a_client_that_does_not_wait_says_at_once_that_nobody_is_there():
+    with Client("inproc:nobody-is-here", wait_for_ready=False) as client:
+        with pytest.raises(ConnectionLostError, match=r"`add` of .*nobody answers"):
+            client.add(1)
+        with pytest.raises(ConnectionLostError, match="Nobody listens"):
+            client.futures.add(1).result(LONG_S)
+
+
+def test_calls_wait_for_a_server_that_starts_later(path):
+    with Client(f"unix:{path}", timeout_s=LONG_S) as client:
+        futures = [client.futures.echo(n) for n in range(3)]
+        with on_socket(path):
+            assert client.echo("late") == "late"
+            assert [future.result(LONG_S) for future in futures] == [0, 1, 2]
+
+
+def test_a_server_that_was_started_again_is_found_by_the_next_call(path):
+    with Client(f"unix:{path}", timeout_s=LONG_S) as client:
+        for number in range(3):
+            with on_socket(path):
+                assert client.echo(number) == number
+                assert client.futures.echo(number).result(LONG_S) == number
+
+
+@pytest.mark.parametrize("wait_for_ready", [True, False])
+def test_a_dead_link_is_made_again_without_an_error(path, wait_for_ready):
+    with Client(f"unix:{path}", wait_for_ready=wait_for_ready) as client:
+        with on_socket(path):
+            client.echo(1)
+        with on_socket(path):
+            assert client.echo(2) == 2
+
+
+def test_another_programs_server_is_refused_at_once(path):
+    with (
+        on_socket(path) as server,
+        Client(server.address, secret=Secret.generate()) as client,
+    ):
+        with pytest.raises(AuthenticationError):
+            client.echo(1)
+        with pytest.raises(AuthenticationError):
+            client.futures.echo(1).result(LONG_S)
+
+
+def test_private_names_are_not_methods():
+    with Client("inproc:x") as client:
+        for owner in (client, client.futures):
+            with pytest.raises(AttributeError):
+                owner._private  # noqa: B018
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+def test_a_deadline_that_is_none_is_refused(seconds):
+    with pytest.raises(ArgumentError, match="timeout_s"):
+        Client("inproc:x", timeout_s=seconds)
+    with courier() as (client, _), pytest.raises(ArgumentError, match="timeout_s"):
+        client.call("echo", timeout_s=seconds)
+
+
+def test_a_call_without_deadline_must_be_written_so():
+    with courier() as (client, probe):
+        future = client.futures.call("until_cancelled", timeout_s=None)
+        assert probe.started.acquire(timeout=LONG_S)
+        assert probe.remaining_s is None
+        future.cancel()
+
+
+def test_the_object_itself_may_be_called():
+    class Adder:
+        def __call__(self, a, b=0):
+            return a + b
+
+    with courier(instance=Adder()) as (client, _):
+        assert client(1, b=2) == 3
+        assert client.futures(4).result(LONG_S) == 4
+
+
+def test_a_method_with_a_name_of_the_client_is_called_by_its_name():
+    class Odd:
+        def call(self, x):
+            return f"call {x}"
+
+        def close(self):
+            return "closed"
+
+    with courier(instance=Odd()) as (client, _):
+        assert client.call("call", [1]) == "call 1"
+        assert client.futures.call("close").result(LONG_S) == "closed"
+        assert list_methods(client) == ["call", "close"]
+
+
+def lossy(server, faults, **options):
+    options = {"timeout_s": LONG_S, "heartbeat_s": 0.02} | options
+    return Client(server.address, dial=faulty(server.address, faults), **options)
+
+
+@pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.25}])
+def test_an_idempotent_call_has_its_effect_once_whatever_is_lost(chances):
+    faults = Faults(**chances)
+    with (
+        serving("in-process", probe := Probe()) as server,
+        lossy(server, faults) as client,
+    ):
+        results = [client.add_once() for _ in range(40)]
+    assert results == list(range(1, 41))
+    assert probe.runs == 40
+    assert faults.lost + faults.broken > 5
+
+
+@pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.1}])
+def test_idempotent_futures_have_their_effect_once_whatever_is_lost(chances):
+    faults = Faults(**chances)
+    with (
+        serving("in-process", probe := Probe()) as server,
+        lossy(server, faults) as client,
+    ):
+        futures = [client.futures.add_once() for _ in range(60)]
+        results = [future.result(LONG_S) for future in futures]
+    assert sorted(results) == list(range(1, 61))
+    assert probe.runs == 60
+
+
+def test_a_reply_that_comes_twice_is_taken_once():
+    faults = Faults(repeat=1.0)
+    with serving() as server, lossy(server, faults) as client:
+        assert [client.echo(n) for n in range(20)] == list(range(20))
+        futures = [client.futures.echo(n) for n in range(20)]
+        assert [future.result(LONG_S) for future in futures] == list(range(20))
+    assert faults.repeated == 40
+
+
+@pytest.mark.parametrize(
+    ("chances", "why"),
+    [({"lose": 1.0}, "knows nothing of the call"), ({"break_off": 1.0}, "was lost")],
+)
+def test_another_call_is_not_sent_again_and_the_error_says_that_it_may_have_run(
+    chances, why
+):
+    with serving() as server, lossy(server, Faults(**chances)) as client:
+        with pytest.raises(
+            ConnectionLostError, match=f"`echo` of .*may have run.*{why}"
+        ):
+            client.echo(1)
+        with pytest.raises(
+            ConnectionLostError, match=f"`echo` of .*may have run.*{why}"
+        ):
+            client.futures.echo(1).result(LONG_S)
+
+
+def test_retries_end_with_the_deadline():
+    started_s = time.monotonic()
+    with (
+        serving() as server,
+        lossy(server, Faults(lose=1.0), timeout_s=0.3) as client,
+        pytest.raises(CallTimeoutError, match="`add_once` of 'probe'"),
+    ):
+        client.add_once()
+    assert time.monotonic() - started_s < 0.8
+
+
+def test_a_call_sent_again_while_it_runs_joins_it():
+    """The link breaks while the handler runs; the client finds its call again."""
+    faults = Faults(break_off=1.0)
+    with (
+        serving("in-process", probe := Probe()) as server,
+        lossy(server, faults) as client,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        result = pool.submit(client.hold_once)
+        assert probe.started.acquire(timeout=LONG_S)
+        faults.break_off = 0.0
+        wait_until(lambda: faults.broken == 1)
+        probe.go_on.set()
+        assert result.result(LONG_S) == "once"
+    assert probe.runs == 1
+
+
+def test_a_silent_server_is_told_in_the_log_and_in_the_error(caplog):
+    faults = Faults()
+    with serving() as server, lossy(server, faults, timeout_s=0.4) as client:
+        client.echo(1)
+        faults.is_silent = True
+        with pytest.raises(CallTimeoutError, match="no sign of life for"):
+            client.hold()
+    assert "has given no sign of life" in caplog.text
+
+
+def test_a_client_can_dial_in_its_own_way():
+    with (
+        Client("nowhere", dial=nobody, timeout_s=0.1) as client,
+        pytest.raises(CallTimeoutError, match="Nobody listens"),
+    ):
+        client.echo()
+
+
+def test_a_call_in_a_server_that_gives_it_up_may_have_run_in_part():
+    with serving("in-process", probe := Probe()) as server, client_of(server) as client:
+        future = client.futures.hold()
+        assert probe.started.acquire(timeout=LONG_S)
+        stopping = threading.Thread(target=server.stop, args=(0.0,))
+        stopping.start()
+        with pytest.raises(ServerStoppedError, match=r"`hold` of 'probe'.*in part"):
+            future.result(LONG_S)
+        stopping.join(LONG_S)
+
+
+def test_a_reply_that_cannot_be_read_here_names_its_call():
+    known, registry = Registry(), Registry()
+
+    @known.register
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    listener = listen("unix:", secret=SECRET, registry=known)
+    server = Server(listeners=[listener], registry=known)
+    server.bind("point", lambda: Point(1))
+    with server, Client(server.address, secret=SECRET, registry=registry) as client:
+        with pytest.raises(DecodeError, match=r"`point` of 'server'.*has run.*Point"):
+            client.point()
+        with pytest.raises(DecodeError, match=r"`point` of 'server'.*has run.*Point"):
+            client.futures.point().result(LONG_S)

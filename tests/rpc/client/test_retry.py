@@ -1,0 +1,74 @@
+import math
+
+import pytest
+
+from replicator.rpc.client.retry import (
+    Again,
+    GiveUp,
+    Outcome,
+    OutOfTime,
+    decide,
+    delay_s,
+)
+
+
+def decision(outcome, **changes):
+    asked = {
+        "attempt": 1,
+        "remaining_s": 10.0,
+        "is_idempotent": False,
+        "wait_for_ready": True,
+        "random": lambda: 1.0,
+    }
+    return decide(outcome, **(asked | changes))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED])
+def test_a_call_that_did_not_run_is_tried_again_while_it_may_wait(outcome):
+    assert isinstance(decision(outcome), Again)
+    assert isinstance(decision(outcome, wait_for_ready=False), GiveUp)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.UNKNOWN])
+@pytest.mark.parametrize("wait_for_ready", [True, False])
+def test_a_call_that_may_have_run_is_tried_again_only_if_idempotent(
+    outcome, wait_for_ready
+):
+    asked = {"wait_for_ready": wait_for_ready}
+    assert isinstance(decision(outcome, **asked), GiveUp)
+    assert isinstance(decision(outcome, is_idempotent=True, **asked), Again)
+
+
+def test_a_link_that_was_dead_unnoticed_is_made_again_once_without_waiting_for_ready():
+    asked = {"wait_for_ready": False}
+    assert isinstance(decision(Outcome.REFUSED, attempt=0, **asked), Again)
+    assert isinstance(decision(Outcome.REFUSED, attempt=1, **asked), GiveUp)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_nothing_is_tried_after_the_deadline(outcome):
+    after = decision(outcome, remaining_s=0.0, is_idempotent=True)
+    assert isinstance(after, OutOfTime)
+
+
+def test_a_late_call_is_never_tried_again():
+    assert isinstance(decision(Outcome.LATE, is_idempotent=True), OutOfTime)
+
+
+def test_delays_double_up_to_a_second():
+    delays = [delay_s(attempt, lambda: 1.0) for attempt in range(9)]
+    assert delays[:3] == [0.01, 0.02, 0.04]
+    assert delays[7:] == [1.0, 1.0]
+    assert delay_s(10_000, lambda: 1.0) == 1.0
+
+
+def test_jitter_takes_up_to_half_of_a_delay():
+    assert delay_s(0, lambda: 0.0) == 0.005
+
+
+def test_no_delay_goes_past_the_deadline():
+    assert decision(Outcome.UNREACHABLE, attempt=9, remaining_s=0.1) == Again(0.1)
+
+
+def test_without_a_deadline_it_goes_on():
+    assert isinstance(decision(Outcome.UNREACHABLE, remaining_s=math.inf), Again)

@@ -1,0 +1,84 @@
+import logging
+import threading
+
+from replicator.rpc.server.crew import Crew
+from tests.rpc.courier_cases import wait_until
+
+
+def test_each_task_has_a_thread_of_its_own():
+    crew, met = Crew("test"), threading.Barrier(9)
+    for _ in range(8):
+        crew.run(lambda: met.wait(10))
+    met.wait(10)
+    assert crew.close(10)
+
+
+def test_a_thread_is_used_again():
+    crew, seen = Crew("test"), []
+    for _ in range(20):
+        done = threading.Event()
+        crew.run(lambda done=done: (seen.append(threading.get_ident()), done.set()))
+        assert done.wait(10)
+    assert len(set(seen)) < 20
+    assert crew.close(10)
+
+
+def test_a_thread_without_tasks_ends():
+    crew, ended = Crew("test", idle_s=0.01), threading.Event()
+    crew.run(lambda: None)
+    for _ in range(1000):
+        if not crew.num_threads:
+            break
+        ended.wait(0.01)
+    assert crew.num_threads == 0
+
+
+def test_a_task_that_raises_is_told_and_its_thread_goes_on(caplog):
+    crew, done = Crew("test"), threading.Event()
+    with caplog.at_level(logging.ERROR):
+        crew.run(lambda: 1 / 0)
+        crew.run(done.set)
+        assert done.wait(10)
+        assert crew.close(10)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_closing_says_whether_all_have_ended():
+    crew, hold = Crew("test"), threading.Event()
+    crew.run(lambda: hold.wait(10))
+    assert not crew.close(0.01)
+    hold.set()
+    assert crew.close(10)
+    assert crew.num_threads == 0
+
+
+def test_a_crew_closed_by_its_own_thread_does_not_wait_for_it():
+    crew, ended = Crew("test"), []
+    done = threading.Event()
+    crew.run(lambda: (ended.append(crew.close(5)), done.set()))
+    assert done.wait(10)
+    assert ended == [True]
+
+
+def test_few_threads_wait_for_tasks():
+    crew, met = Crew("test", max_idle=2), threading.Barrier(9)
+    for _ in range(8):
+        crew.run(lambda: met.wait(10))
+    met.wait(10)
+    wait_until(lambda: crew.num_threads <= 2)
+    assert crew.close(10)
+
+
+def test_a_task_for_which_the_system_has_no_thread_is_done_later(monkeypatch):
+    crew, hold, done = Crew("test"), threading.Event(), threading.Event()
+    crew.run(lambda: hold.wait(10))
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    crew.run(done.set)
+    assert not done.is_set()
+    hold.set()
+    assert done.wait(10)
+    assert crew.close(10)

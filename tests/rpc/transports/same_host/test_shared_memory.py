@@ -1,0 +1,470 @@
+"""Shared memory is reused when nobody sees it, bounded, sealed, and leaks nothing."""
+
+import contextlib
+import fcntl
+import gc
+import logging
+import mmap
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from replicator.errors import ConnectionLostError, DecodeError
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.transports.connect import connect
+from replicator.rpc.transports.frames import Where, frame_with_shared_body, lay_out
+from replicator.rpc.transports.same_host.sealed_memory import IS_AVAILABLE, make_sealed
+from replicator.rpc.transports.same_host.shared_memory import SharedMemory
+from tests.rpc.transports.ends import (
+    LONG_S,
+    TRANSPORTS,
+    connected,
+    listening,
+    pass_on,
+    raw_peer,
+    wait_until,
+)
+
+pytestmark = pytest.mark.skipif(not IS_AVAILABLE, reason="no memfd here")
+
+MIB = 1 << 20
+SIZE = 1 << 18
+
+
+class Pair:
+    """Two ends that share memory."""
+
+    def __init__(self, *, bound=64 * MIB, receive_bound=None, board_bytes=1 << 12):
+        self.channels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        boards = []
+        for _ in range(2):
+            descriptor, board = make_sealed(board_bytes)
+            os.close(descriptor)
+            boards.append(board)
+        self.sender, self.receiver = (
+            SharedMemory(
+                self.channels[index],
+                board=boards[index],
+                peers_board=boards[1 - index],
+                send_bytes=bound,
+                receive_bytes=receive_bound or bound,
+                peer=f"end {index}",
+            )
+            for index in range(2)
+        )
+
+    def place(self, value, size=SIZE):
+        return self.sender.place(lay_out([memoryview(bytes([value]) * size)]))
+
+    def pass_on(self, value, size=SIZE):
+        where = self.place(value, size)
+        return None if where is None else self.receiver.open(where, size)
+
+    @property
+    def num_bytes(self):
+        return self.sender._outgoing.num_bytes
+
+    def close(self):
+        self.sender.close()
+        self.receiver.close()
+
+
+@contextlib.contextmanager
+def sharing(**bounds):
+    pair = Pair(**bounds)
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+@pytest.fixture
+def pair():
+    with sharing() as pair:
+        yield pair
+
+
+def memory_files():
+    """List what of ours is open or mapped in this process."""
+    gc.collect()
+    opened = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            opened.append(os.readlink(f"/proc/self/fd/{name}"))
+    with open("/proc/self/maps") as file:
+        opened += file.read().splitlines()
+    return [name for name in opened if "memfd:replicator-rpc" in name]
+
+
+# Who may reuse a slot, and when.
+
+
+def test_a_body_arrives_read_only(pair):
+    view = pair.pass_on(7)
+    assert view.readonly
+    assert bytes(view) == b"\7" * SIZE
+
+
+def test_a_slot_is_not_reused_while_anything_of_it_is_seen(pair):
+    keepers = [
+        lambda view: view,
+        lambda view: view[5:6],
+        lambda view: np.frombuffer(view, np.uint8),
+        lambda view: np.frombuffer(view, np.uint8)[3:9].reshape(2, 3).T,
+        lambda view: np.frombuffer(view, np.float32).view(np.uint8),
+        lambda view: {"deep": [memoryview(np.frombuffer(view, np.uint8))]},
+    ]
+    kept = [keep(pair.pass_on(number)) for number, keep in enumerate(keepers)]
+    for _ in range(20):
+        pair.pass_on(255)
+    for number, each in enumerate(kept):
+        seen = each["deep"][0] if isinstance(each, dict) else each
+        assert (np.asarray(seen) == number).all()
+
+
+def test_a_slot_is_reused_as_soon_as_nobody_sees_it(pair):
+    first = pair.place(1)
+    view = pair.receiver.open(first, SIZE)
+    second = pair.place(2)
+    assert second.offset != first.offset
+    array = np.frombuffer(view, np.uint8)[10:20]
+    del view
+    assert pair.place(3).offset not in (first.offset, second.offset)
+    del array
+    again = pair.place(4)
+    assert again[:3] == first[:3]
+    assert again.uses == first.uses + 1
+
+
+def test_a_message_that_nobody_looked_at_is_released():
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        client, server = ends
+        for _ in range(300):
+            client.send(1, 1, bytes(MIB), timeout_s=LONG_S)
+            server.receive(timeout_s=LONG_S)
+        assert client._shared._outgoing.num_bytes == 16 * MIB
+        assert len(client._shared._outgoing._lent) == 1
+
+
+def test_the_garbage_collector_releases_too(pair):
+    view = pair.pass_on(1)
+    cycle = [view]
+    cycle.append(cycle)
+    assert pair.sender._outgoing.take(SIZE) is None
+    del view, cycle
+    gc.collect()
+    assert pair.sender._outgoing.take(SIZE) is not None
+
+
+def test_views_may_die_in_any_thread(pair):
+    def hold(_):
+        for number in range(200):
+            with lock:
+                view = pair.pass_on(number % 251)
+            assert bytes(view[::65_536]) == bytes([number % 251]) * 4
+
+    lock = threading.Lock()  # one thread at a time opens
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(hold, range(4)))
+    assert pair.num_bytes == 16 * MIB
+
+
+def test_many_threads_place_at_once(pair):
+    def place(number):
+        return [pair.place(number, MIB) for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        places = list(pool.map(place, range(4)))
+    for number, wheres in enumerate(places):
+        for where in wheres:
+            assert bytes(pair.receiver.open(where, MIB)) == bytes([number]) * MIB
+
+
+def test_what_was_not_sent_is_free_again(pair):
+    first = pair.place(1)
+    pair.sender.take_back(first)
+    assert pair.place(2)[:3] == first[:3]
+    pair.sender.take_back(first)  # of an earlier use: not the present one's
+    assert pair.place(3)[:3] != first[:3]
+
+
+def test_both_ways_are_independent(pair):
+    there = pair.pass_on(1)
+    where = pair.receiver.place(lay_out([memoryview(b"\2" * SIZE)]))
+    back = pair.sender.open(where, SIZE)
+    assert (there[0], back[0]) == (1, 2)
+
+
+# Bounds.
+
+
+def test_past_the_bound_there_is_no_room_and_it_is_said_once(caplog):
+    with sharing(bound=3 * MIB) as pair, caplog.at_level(logging.WARNING):
+        kept = [pair.pass_on(number, MIB) for number in range(6)]
+        assert [view is None for view in kept] == [False] * 3 + [True] * 3
+        assert pair.num_bytes <= 3 * MIB
+        assert len(caplog.records) == 1
+        assert "end 1" not in caplog.text
+        assert "end 0" in caplog.text
+        assert "shared_bytes" in caplog.text
+        kept.clear()
+        assert pair.pass_on(9, MIB)[0] == 9
+
+
+def test_free_segments_make_room_for_other_sizes():
+    with sharing(bound=24 * MIB) as pair:
+        for _ in range(3):
+            for size in (SIZE, MIB, 9 * MIB, 20 * MIB, 3 * MIB):
+                view = pair.pass_on(5, size)
+                assert bytes(view[-3:]) == b"\5" * 3
+                del view
+                assert pair.num_bytes <= 24 * MIB
+        mapped = pair.receiver._incoming._segments.values()
+        assert sum(len(segment.memory) for segment in mapped) <= 24 * MIB
+
+
+def test_segments_in_use_are_not_dropped():
+    with sharing(bound=24 * MIB) as pair:
+        kept = pair.pass_on(5, 9 * MIB)
+        assert pair.pass_on(6, 20 * MIB) is None
+        assert bytes(kept[::MIB]) == b"\5" * 9
+
+
+def test_there_are_no_more_slots_than_the_board_has_places():
+    with sharing(board_bytes=16) as pair:
+        kept = [pair.pass_on(number) for number in range(6)]
+        assert [view is None for view in kept] == [False] * 4 + [True] * 2
+        del kept[1]
+        assert pair.pass_on(7)[0] == 7
+
+
+def test_little_memory_falls_back_to_the_socket_and_says_so_once(caplog):
+    value = np.arange(200_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, hard))
+        try:
+            for _ in range(3):
+                np.testing.assert_array_equal(pass_on(*ends, value), value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caplog.text.count("No shared memory") == 1
+        assert ends[0]._shared._outgoing.num_bytes == 0
+        np.testing.assert_array_equal(pass_on(*ends, value), value)
+        assert ends[0]._shared._outgoing.num_bytes > 0
+
+
+def test_messages_past_the_bound_still_arrive(caplog):
+    limits = MessageLimits(shared_bytes=2 * MIB)
+    row = TRANSPORTS["unix"]
+    with (
+        listening(row, shared_bytes=2 * MIB) as listener,
+        connected(listener, limits) as ends,
+    ):
+        kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(8)]
+        assert [int(array.max()) for array in kept] == [*range(8)]
+    assert caplog.text.count("No shared memory") == 1
+
+
+def test_the_smaller_bound_of_both_ends_holds():
+    with (
+        listening(TRANSPORTS["unix"], shared_bytes=2 * MIB) as listener,
+        connected(listener, MessageLimits()) as ends,
+    ):
+        kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(4)]
+        assert len(kept) == 4
+        assert ends[0]._shared._outgoing.num_bytes <= 2 * MIB
+
+
+# Lies.
+
+
+def sealed(size, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if IS_AVAILABLE else 0):
+    descriptor = os.memfd_create("lie", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def attach(number, size):
+    return struct.pack("<cIQ", b"A", number, size)
+
+
+def refused(pair, *, where=Where(0, 0, 0, 1), size=SIZE):  # noqa: B008
+    with pytest.raises(DecodeError) as caught:
+        pair.receiver.open(where, size)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "told", "reason"),
+    [
+        (lambda: sealed(MIB), 2 * MIB, "must be of"),
+        (lambda: sealed(2 * MIB), MIB, "must be of"),
+        (lambda: sealed(MIB), 2**64 - 1, "at most"),
+        (lambda: sealed(MIB), 65 * MIB, "at most"),
+        (lambda: sealed(0), 0, "at most"),
+        (lambda: sealed(MIB, fcntl.F_SEAL_GROW), MIB, "sealed"),
+        (lambda: sealed(MIB, fcntl.F_SEAL_SHRINK), MIB, "sealed"),
+        (lambda: sealed(MIB, 0), MIB, "sealed"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), MIB, "memory file"),
+        (lambda: os.open(__file__, os.O_RDONLY), MIB, "memory file"),
+    ],
+)
+def test_segments_that_are_not_as_told_are_refused(pair, make, told, reason):
+    descriptor = make()
+    socket.send_fds(pair.channels[0], [attach(0, told)], [descriptor])
+    os.close(descriptor)
+    assert reason in refused(pair)
+
+
+@pytest.mark.parametrize(
+    "text", [b"junk", b"D\0\0\0\0", b"D\0", attach(0, 9), b"A" + bytes(40)]
+)
+def test_what_is_no_word_of_the_protocol_is_refused(pair, text):
+    pair.channels[0].send(text)
+    refused(pair)
+
+
+def test_a_segment_comes_once(pair):
+    for _ in range(2):
+        descriptor = sealed(MIB)
+        socket.send_fds(pair.channels[0], [attach(0, MIB)], [descriptor])
+        os.close(descriptor)
+    refused(pair)
+
+
+def test_a_segment_in_use_cannot_be_taken_away(pair):
+    view = pair.pass_on(3)
+    pair.channels[0].send(struct.pack("<cI", b"D", 0))
+    assert "in use" in refused(pair, where=Where(9, 0, 9, 1))
+    assert view[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "size"),
+    [
+        (Where(0, 0, 1, 1), 16 * MIB + 1),
+        (Where(0, 0, 1, 1), 2**64 - 1),
+        (Where(0, 16 * MIB, 1, 1), 1),
+        (Where(0, 2**64 - mmap.PAGESIZE, 1, 1), 2 * mmap.PAGESIZE),
+        (Where(0, 1, 1, 1), 1),
+        (Where(0, 0, 1 << 10, 1), 1),
+        (Where(0, 0, 2**32 - 1, 1), 1),
+        (Where(1, 0, 1, 1), 1),
+    ],
+)
+def test_places_outside_of_a_segment_are_refused(pair, where, size):
+    pair.pass_on(1)
+    refused(pair, where=where, size=size)
+
+
+def test_a_slot_in_use_cannot_be_sent_again(pair):
+    where = pair.place(1)
+    view = pair.receiver.open(where, SIZE)
+    assert "still in use" in refused(pair, where=where)
+    assert view[0] == 1
+
+
+def test_a_broken_protocol_closes_the_connection():
+    with sharing() as pair, raw_peer(shared=pair.receiver) as (connection, peer):
+        pair.channels[0].send(b"junk")
+        where = Where(0, 0, 0, 1)
+        peer.sendall(frame_with_shared_body(1, 1, b"\xc0", num_bytes=9, where=where))
+        with pytest.raises(ConnectionLostError, match="the other end sent what is no"):
+            connection.receive(timeout_s=LONG_S)
+
+
+def test_nobody_can_shrink_grow_or_overwrite_a_segment(pair):
+    where = pair.place(1)
+    segment = pair.sender._outgoing._segments[where.segment]
+    for size in (0, 32 * MIB):
+        with pytest.raises(PermissionError):
+            os.ftruncate(segment.descriptor, size)
+    with pytest.raises(PermissionError):
+        mmap.mmap(segment.descriptor, MIB)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(segment.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+# Ends.
+
+
+def test_views_outlive_both_ends():
+    with sharing() as pair:
+        array = np.frombuffer(pair.pass_on(7), np.uint8)
+    del pair
+    gc.collect()
+    assert (array == 7).all()
+
+
+def test_a_closed_end_places_and_opens_nothing(pair):
+    where = pair.place(1)
+    pair.close()
+    assert pair.place(1) is None
+    refused(pair, where=where)
+    pair.sender.take_back(where)
+
+
+def test_nothing_is_left_open_or_mapped():
+    before = len(memory_files())  # of servers whose threads are going home
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        array = pass_on(*ends, np.ones(MIB))
+        assert pass_on(*ends[::-1], np.ones(MIB)).sum() == MIB
+        assert len(memory_files()) > before
+    assert array.sum() == MIB
+    del array, ends
+    assert len(memory_files()) <= before
+
+
+CHILD = """
+import sys
+import numpy as np
+from replicator.rpc.transports.connect import listen
+listener = listen(sys.argv[1])
+print("listening", flush=True)
+connection = listener.accept()()
+kept = []
+while True:
+    kept.append(connection.receive(timeout_s=60).payload.value())
+    connection.send(2, 1, kept[-1], timeout_s=60)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_peer_leaves_nothing_behind(tmp_path):
+    tmp_path.chmod(0o700)
+    assert memory_files() == []
+    in_shm = sorted(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", CHILD, f"unix:{tmp_path}/socket"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "listening\n"
+        connection = connect(f"unix:{tmp_path}/socket", timeout_s=LONG_S)
+        kept = []
+        for number in range(5):
+            connection.send(1, 1, np.full(MIB, number), timeout_s=LONG_S)
+            kept.append(connection.receive(timeout_s=LONG_S).payload.value())
+        child.send_signal(signal.SIGKILL)
+        child.wait(LONG_S)
+    with pytest.raises(ConnectionLostError):
+        connection.receive(timeout_s=LONG_S)
+    assert [int(array[-1]) for array in kept] == [*range(5)]
+    connection.close()
+    del connection, kept
+    wait_until(lambda: memory_files() == [])
+    assert sorted(os.listdir("/dev/shm")) == in_shm
+
+
+def test_who_asks_for_a_slot_after_close_gets_the_socket():
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        ends[0]._shared.close()
+        assert pass_on(*ends, np.ones(MIB)).sum() == MIB
