@@ -11,6 +11,8 @@ from typing import final
 
 _FOLD_AT = 256
 _KEPT_TIMES = 1_024
+_MOST_CALLERS = 256
+"""Who says another name at each connection fills no memory: the rest have no name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,28 @@ class MethodStatistics:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CallerStatistics:
+    """What clients of one name have called, since the server started.
+
+    Attributes:
+      calls: Calls that ran and ended.
+      bytes_in: Bytes of their messages; 0 where nothing was encoded.
+      bytes_out: Bytes of the replies.
+    """
+
+    calls: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def __add__(self, other: "CallerStatistics") -> "CallerStatistics":
+        return CallerStatistics(
+            calls=self.calls + other.calls,
+            bytes_in=self.bytes_in + other.bytes_in,
+            bytes_out=self.bytes_out + other.bytes_out,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStatistics:
     """A server and all of its methods.
 
@@ -49,6 +73,7 @@ class ServerStatistics:
       running: Calls that run now.
       pool_size: How many may run at once.
       refused: Calls answered without running them: late, cancelled, unknown, stopping.
+      callers: What was called by whom, for clients that say a name.
     """
 
     methods: dict[str, MethodStatistics]
@@ -57,25 +82,43 @@ class ServerStatistics:
     running: int
     pool_size: int
     refused: int
+    callers: dict[str, CallerStatistics] = dataclasses.field(default_factory=dict)
 
 
 @final
 class CallRecords:
     """The records of one method; `add` from any thread."""
 
-    __slots__ = ("_bytes_in", "_bytes_out", "_calls", "_errors", "_lock", "_new", "_s")
+    __slots__ = (
+        "_bytes_in",
+        "_bytes_out",
+        "_callers",
+        "_calls",
+        "_errors",
+        "_lock",
+        "_new",
+        "_s",
+    )
 
     def __init__(self) -> None:
-        self._new: collections.deque[tuple[float, int, int, bool]] = collections.deque()
+        self._new: collections.deque[tuple[float, int, int, bool, str]] = (
+            collections.deque()
+        )
+        self._callers: dict[str, list[int]] = {}
         self._s: collections.deque[float] = collections.deque(maxlen=_KEPT_TIMES)
         self._lock = threading.Lock()
         self._calls = self._errors = self._bytes_in = self._bytes_out = 0
 
     def add(
-        self, seconds: float, bytes_in: int, bytes_out: int, is_error: bool
+        self,
+        seconds: float,
+        bytes_in: int,
+        bytes_out: int,
+        is_error: bool,
+        caller: str = "",
     ) -> None:
         """Remember one call that ended."""
-        self._new.append((seconds, bytes_in, bytes_out, is_error))
+        self._new.append((seconds, bytes_in, bytes_out, is_error, caller))
         if len(self._new) >= _FOLD_AT:
             self._fold()
 
@@ -95,15 +138,38 @@ class CallRecords:
                 running=running,
             )
 
+    def callers(self) -> dict[str, CallerStatistics]:
+        """Return what was called by whom, for clients that said a name."""
+        self._fold()
+        with self._lock:
+            return {
+                name: CallerStatistics(
+                    calls=calls, bytes_in=bytes_in, bytes_out=bytes_out
+                )
+                for name, (calls, bytes_in, bytes_out) in self._callers.items()
+            }
+
     def _fold(self) -> None:
         with self._lock:
             while self._new:
-                seconds, bytes_in, bytes_out, is_error = self._new.popleft()
+                seconds, bytes_in, bytes_out, is_error, caller = self._new.popleft()
+                if caller:
+                    self._fold_caller(caller, bytes_in, bytes_out)
                 self._s.append(seconds)
                 self._calls += 1
                 self._errors += is_error
                 self._bytes_in += bytes_in
                 self._bytes_out += bytes_out
+
+    def _fold_caller(self, name: str, bytes_in: int, bytes_out: int) -> None:
+        counts = self._callers.get(name)
+        if counts is None:
+            if len(self._callers) >= _MOST_CALLERS:
+                return
+            counts = self._callers[name] = [0, 0, 0]
+        counts[0] += 1
+        counts[1] += bytes_in
+        counts[2] += bytes_out
 
 
 def _percentile(ordered: list[float], fraction: float) -> float:

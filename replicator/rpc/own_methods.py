@@ -4,7 +4,7 @@ No method's name can begin with `~`, so these never hide one of the user's.
 """
 
 HELLO = "~hello"
-"""The client says its random id; gets `PROTOCOL`, the label, the idempotent methods."""
+"""The client says its id and name; gets `PROTOCOL`, label and idempotent methods."""
 LIST_METHODS = "~methods"
 """Gets the names of the methods."""
 STATISTICS = "~statistics"

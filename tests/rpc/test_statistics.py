@@ -1,6 +1,12 @@
+import dataclasses
 import threading
 
+import pytest
+
 from replicator.rpc.call_statistics import CallRecords
+from replicator.rpc.client.client import Client, statistics
+from replicator.rpc.server.server import Server
+from tests.rpc.courier_cases import wait_until
 
 
 def summary_of(calls, **now):
@@ -54,3 +60,40 @@ def test_no_record_is_lost_between_threads():
     for thread in threads:
         thread.join(10)
     assert records.summary().calls == records.summary().bytes_in == 12_000
+
+
+def test_calls_are_counted_by_who_said_its_name():
+    records = CallRecords()
+    for caller, size in (("actor/0", 1), ("", 2), ("actor/1", 3), ("actor/0", 4)):
+        records.add(0.0, size, 10 * size, False, caller)
+    counted = {name: dataclasses.astuple(c) for name, c in records.callers().items()}
+    assert counted == {"actor/0": (2, 5, 50), "actor/1": (1, 3, 30)}
+    assert records.summary().calls == 4
+
+
+def test_new_names_without_end_take_no_memory_without_end():
+    records = CallRecords()
+    for number in range(5000):
+        records.add(0.0, 0, 0, False, f"stranger {number}")
+    assert len(records.callers()) == 256
+    assert records.summary().calls == 5000
+
+
+class Counter:
+    def add(self, number):
+        return number
+
+
+@pytest.mark.parametrize("address", ["inproc:", "unix:"])
+def test_a_server_tells_what_each_client_called(address):
+    with Server(Counter(), address=address) as server:
+        with Client(server.address, name="actor/3") as named:
+            named.wait_for_ready(timeout_s=20.0)
+            for number in range(3):
+                named.add(number)
+        with Client(server.address) as nameless:
+            nameless.add(1)
+            # A call is counted once its reply was sent: soon after that was read.
+            wait_until(lambda: statistics(nameless).methods["add"].calls == 4)
+            known = statistics(nameless)
+    assert {name: c.calls for name, c in known.callers.items()} == {"actor/3": 3}

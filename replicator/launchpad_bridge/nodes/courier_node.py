@@ -72,6 +72,8 @@ class CourierHandle(Handle[Client]):
         exchange = self._address.exchange if context is None else context.exchange
         make = Client if exchange is None else exchange.client
         options = client_options_of_courier(self._kwargs)
+        if exchange is None and context is not None:
+            options["name"] = context.worker  # for the statistics of edges
         # On several hosts a server is found when it is called, not before.
         client = make(**{**self._address.client_options(), **options})
         if context is None:

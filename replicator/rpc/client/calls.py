@@ -135,7 +135,7 @@ class Calls:
 
     def wait_until_ready(self, timeout_s: float | None) -> None:
         """Wait until the server answers, also if calls do not wait for it."""
-        self.call(HELLO, [self._connector.client_id], {}, timeout_s)
+        self.call(HELLO, self._connector.hello, {}, timeout_s)
 
     def close(self) -> None:
         """Give all calls up; take no more."""

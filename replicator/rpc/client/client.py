@@ -14,7 +14,11 @@ from typing import Any, Final, Self, final
 
 from replicator.errors import ArgumentError
 from replicator.protocols import PyTree
-from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
+from replicator.rpc.call_statistics import (
+    CallerStatistics,
+    MethodStatistics,
+    ServerStatistics,
+)
 from replicator.rpc.client.call_futures import CallFuture
 from replicator.rpc.client.calls import Calls
 from replicator.rpc.client.connector import Connector
@@ -53,6 +57,7 @@ class Client:
         insecure: bool = False,
         heartbeat_s: float = 1.0,
         dial: Callable[[float], Connection] | None = None,
+        name: str = "",
     ) -> None:
         """Make a client; it connects at its first call.
 
@@ -70,6 +75,7 @@ class Client:
           heartbeat_s: After so long without an answer the server is asked whether it
             lives and what it does; after five times that it counts as silent.
           dial: What connects within so many seconds, for transports of your own.
+          name: Under which the server counts this client's calls in its statistics.
 
         Raises:
           ArgumentError: A number is out of range.
@@ -89,7 +95,7 @@ class Client:
             )
         )
         self._calls = Calls(
-            Connector(dial, address=address, heartbeat_s=heartbeat_s),
+            Connector(dial, address=address, heartbeat_s=heartbeat_s, name=name),
             address=address,
             registry=registry,
             wait_for_ready=wait_for_ready,
@@ -245,8 +251,10 @@ def statistics(client: Client) -> ServerStatistics:
     """
     known = client.call(STATISTICS)
     methods = known.pop("methods")
+    callers = known.pop("callers")
     return ServerStatistics(
         methods={name: MethodStatistics(**method) for name, method in methods.items()},
+        callers={name: CallerStatistics(**caller) for name, caller in callers.items()},
         **known,
     )
 

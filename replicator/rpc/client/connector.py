@@ -35,7 +35,12 @@ class Connector:
     """
 
     def __init__(
-        self, dial: Callable[[float], Connection], *, address: str, heartbeat_s: float
+        self,
+        dial: Callable[[float], Connection],
+        *,
+        address: str,
+        heartbeat_s: float,
+        name: str = "",
     ) -> None:
         """Make one that is not connected.
 
@@ -43,11 +48,13 @@ class Connector:
           dial: Connects to the server within so many seconds.
           address: Of the server, for errors.
           heartbeat_s: See `Link`.
+          name: Of the client, in the server's statistics.
         """
         self.link: Link | None = None
         self.server = "the server"
         self.retried: frozenset[str] = frozenset()
         self.client_id = secrets.token_bytes(16)
+        self.name = name
         self.is_closed = False
         self._dial = dial
         self._address = address
@@ -72,6 +79,11 @@ class Connector:
             return self._connect(until_s)
         finally:
             self._lock.release()
+
+    @property
+    def hello(self) -> list[bytes | str]:
+        """Return what a server is told of this client."""
+        return [self.client_id, self.name]
 
     def close(self) -> None:
         """Close the link for good; calls that wait are told."""
@@ -109,7 +121,7 @@ class Connector:
     def _say_hello(self, link: Link, until_s: float) -> None:
         """Tell the server who calls; learn who it is."""
         timeout_s = max(1e-3, until_s - time.monotonic())
-        body = body_of(HELLO, [self.client_id], {}, timeout_s)
+        body = body_of(HELLO, self.hello, {}, timeout_s)
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
             raise answer.cause or CallTimeoutError("It did not say hello in time.")

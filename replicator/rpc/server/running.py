@@ -60,7 +60,9 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
             )
         except RpcError as error:
             kind, value = _after_failure(call, Answer(kind, value), error)
-    target.records.add(seconds, call.num_bytes, bytes_out, kind == _ERROR)
+    target.records.add(
+        seconds, call.num_bytes, bytes_out, kind == _ERROR, call.caller.name
+    )
     if call.is_shared:
         _tell_others(service, call, Answer(kind, value), bytes_out)
     call.caller.end(call)

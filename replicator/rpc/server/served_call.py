@@ -24,12 +24,14 @@ class Caller(Protocol):
     Attributes:
       connection: Where it is.
       client_id: What it said it is.
+      name: How it calls itself in statistics; "" for nothing.
       calls: Its calls that have no answer yet, by number.
       is_stalled: Whether it has not taken a reply for a while.
     """
 
     connection: Connection
     client_id: bytes | None
+    name: str
     calls: dict[int, "ServedCall"]
     is_stalled: bool
 

@@ -52,6 +52,7 @@ class ServedConnection:
       service: The server it calls.
       calls: Its calls that wait or run, or whose reply is being sent, by number.
       client_id: What it said it is; the same after it connects again.
+      name: How it calls itself in statistics; "" for nothing.
       is_stalled: Whether it has not taken a reply for a while: then its calls run in
         the pool, where they can hold up no more threads than that has places.
     """
@@ -61,6 +62,7 @@ class ServedConnection:
         self.service = service
         self.calls: dict[int, ServedCall] = {}
         self.client_id: bytes | None = None
+        self.name = ""
         self.is_stalled = False
         self.descriptor = -1
         self.is_listed = False

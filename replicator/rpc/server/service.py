@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import final
 
 from replicator.protocols import PyTree
-from replicator.rpc.call_statistics import ServerStatistics
+from replicator.rpc.call_statistics import CallerStatistics, ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, LIST_METHODS, PROTOCOL, STATISTICS
@@ -23,6 +23,7 @@ from replicator.rpc.server.reply_cache import ReplyCache
 from replicator.rpc.server.served_call import Caller, ServedCall
 
 _MAX_ID_BYTES = 64
+_MAX_NAME = 128
 
 
 @final
@@ -91,12 +92,21 @@ class Service:
             running=len(running),
             pool_size=self.pool.size,
             refused=self._refused,
+            callers=self._callers(),
         )
+
+    def _callers(self) -> dict[str, CallerStatistics]:
+        callers: dict[str, CallerStatistics] = {}
+        for method in self.methods.values():
+            for name, called in method.records.callers().items():
+                callers[name] = callers.get(name, CallerStatistics()) + called
+        return callers
 
     def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
         """Answer a call of the server's own; LookupError if there is no such."""
         if name == HELLO:
             caller.client_id = bytes(args[0])[:_MAX_ID_BYTES]
+            caller.name = str(args[1])[:_MAX_NAME] if len(args) > 1 else ""
             retried = [m.name for m in self.methods.values() if m.is_idempotent]
             return PROTOCOL, self.label, retried
         if name == LIST_METHODS:
