@@ -51,6 +51,12 @@ FLOOR_OF = {
 FORBIDDEN = [
     ("replicator.collectives", "replicator.inputs"),
     ("replicator.inputs", "replicator.collectives"),
+    ("replicator.rpc.client", "replicator.rpc.server"),
+    ("replicator.rpc.server", "replicator.rpc.client"),
+    ("replicator.rpc.codec", "replicator.rpc.transports"),
+    ("replicator.rpc.codec", "replicator.rpc.security"),
+    ("replicator.rpc.transports", "replicator.rpc.client"),
+    ("replicator.rpc.transports", "replicator.rpc.server"),
     ("models", "replicator.replicator"),
     ("replicator", "models"),
     ("replicator", "experiments"),
