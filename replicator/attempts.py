@@ -23,6 +23,7 @@ from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep
 from replicator.evaluate_every import EvaluateEvery
 from replicator.events import EventLog
+from replicator.flat_tree import FlatTree
 from replicator.guards import guarded
 from replicator.hooks import Every, Hook, StateEvent
 from replicator.inputs.feed import open_input
@@ -183,7 +184,7 @@ class Attempts:
         opened.clear()
         result = run_loop(
             self._step,
-            resumed.state,
+            _handed_on(of.step, resumed.state),
             batches,
             plan=plan,
             hooks=[
@@ -344,10 +345,19 @@ class _ForUser(Hook):
         return self.inner.should_stop
 
     def on_state(self, event: StateEvent) -> None:
-        self.inner.on_state(dataclasses.replace(event, state=event.state.user))
+        self.inner.on_state(_for_user(event))
 
     def on_end(self, event: StateEvent) -> None:
-        self.inner.on_end(dataclasses.replace(event, state=event.state.user))
+        self.inner.on_end(_for_user(event))
+
+
+def _for_user(event: StateEvent) -> StateEvent:
+    return dataclasses.replace(event, read_state=lambda: event.state.user)
+
+
+def _handed_on(step: Step, state: PyTree) -> PyTree:
+    """Return the state as a loop hands it to `step`: debugging shows it as it is."""
+    return FlatTree.of(state) if isinstance(step, CompiledStep) else state
 
 
 def teller(events: EventLog | None) -> Callable[..., None]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from replicator import dataflow, proof
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
+from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import Placed, place
 from replicator.inputs.remainder import MASK
 from replicator.memory_errors import (
@@ -104,7 +105,8 @@ class CompiledStep:
         """Make one update (or `steps_per_call`) from one global batch.
 
         Args:
-          state: From `rep.init` or the call before; donated.
+          state: From `rep.init` or the call before; donated. A `FlatTree` comes back as
+            one: that is what a loop hands on.
           batch: Leaves [global_batch, ...]; with `steps_per_call=n` [n, global_batch,
             ...]; or a `Placed` batch.
           key: A random key if `step_fn` takes one; n keys with `steps_per_call=n`.
@@ -144,23 +146,24 @@ class CompiledStep:
         self, state: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[PyTree, PyTree]:
         value = self._value(batch)
-        state = _donatable(state)
+        flat = _donatable(FlatTree.of(state))
         program = self._by_batch.get(_signature(value))
         if program is None:
-            program, state = self._prepare(state, value, key)
+            program, flat = self._prepare(flat, value, key)
         if isinstance(batch, Placed) and batch.padded and not program.reads_mask:
             _refuse_padding(batch)
         try:
-            outputs = program.run(state, value, key)
+            outputs = program.run(flat, value, key)
         except (TypeError, ValueError):
             # Before anything ran: state or key are not what the program is for, or lie
             # elsewhere.
-            program, state = self._prepare(state, value, key)
-            outputs = program.run(state, value, key)
+            program, flat = self._prepare(flat, value, key)
+            outputs = program.run(flat, value, key)
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
             raise_error(outputs.error, self._mesh.size)
-        return outputs.state, joined_metrics(outputs)
+        after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
+        return after, joined_metrics(outputs)
 
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
         """Trace, prove and lower the step, and compile nothing.
@@ -189,10 +192,10 @@ class CompiledStep:
         return batch.value
 
     def _prepare(
-        self, state: PyTree, batch: PyTree, key: Key | None
-    ) -> tuple[_Executable, PyTree]:
+        self, flat: FlatTree, batch: PyTree, key: Key | None
+    ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state on the mesh."""
-        state = jax.tree.map(jnp.asarray, state)
+        state = jax.tree.map(jnp.asarray, flat.tree)
         _check_declared(state, self._mesh.size)
         _check_key(key, self._options.steps_per_call)
         state = put(state, state_shardings(state, self._mesh))
@@ -203,7 +206,7 @@ class CompiledStep:
                 program = self._compile(state, batch, key)
             self._programs[signature] = program
         self._by_batch[_signature(batch)] = program
-        return program, state
+        return program, FlatTree.of(state)
 
     def _compile(self, state: PyTree, batch: PyTree, key: Key | None) -> _Executable:
         clock = self._phases.clock
@@ -224,7 +227,7 @@ class CompiledStep:
 
     def _prove(self, state: PyTree, batch: PyTree, key: Key | None):
         _check_optimizers(state, self._options)
-        traced = self._program.trace(state, batch, key)
+        traced = self._program.trace(FlatTree.of(state), batch, key)
         inside = _shard_map_body(traced.jaxpr.jaxpr)
         if self._options.reduction == "ordered":
             refuse_other_collectives(inside)
@@ -287,26 +290,26 @@ def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
             )
 
 
-def _donatable(state: PyTree) -> PyTree:
-    """Copy an array that stands in `state` twice: a buffer can be donated once.
+def _donatable(flat: FlatTree) -> FlatTree:
+    """Copy an array that is in the state twice: a buffer can be donated once.
 
     Raises:
       ArgumentError: A leaf was donated before: to run with it crashes the process
         (jaxlib 0.10, several CPU devices).
     """
-    leaves, treedef = jax.tree.flatten(state)
-    for kind in set(map(type, leaves)):
+    for kind in set(map(type, flat.leaves)):
         # No loop of Python's over the leaves: there are hundreds, at every step.
-        same = [each for each in leaves if type(each) is kind]
+        same = [each for each in flat.leaves if type(each) is kind]
         if issubclass(kind, jax.Array) and any(map(kind.is_deleted, same)):
-            _refuse_donated(state)
-    if len(set(map(id, leaves))) == len(leaves):
-        return state
-    seen = set()
-    for position, leaf in enumerate(leaves):
-        leaves[position] = jnp.copy(leaf) if id(leaf) in seen else leaf
+            _refuse_donated(flat.tree)
+    if len(set(map(id, flat.leaves))) == len(flat.leaves):
+        return flat
+    seen: set[int] = set()
+    leaves = []
+    for leaf in flat.leaves:
+        leaves.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
         seen.add(id(leaf))
-    return treedef.unflatten(leaves)
+    return FlatTree(leaves, flat.structure)
 
 
 def _refuse_donated(state: PyTree) -> None:

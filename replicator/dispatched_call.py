@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from replicator.flat_tree import whole
 from replicator.hooks import MetricsEvent, StateEvent
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
@@ -70,7 +71,7 @@ class DispatchedCall:
             advanced=self.steps,
             examples=self.examples_before + self.examples,
             progress=self.progress,
-            state=state,
+            read_state=partial(whole, state),
             position=self.position,
             in_flight=None if shown else late,
             require_finite=look,

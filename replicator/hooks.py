@@ -42,18 +42,27 @@ class StateEvent(StepEvent):
     """A step was dispatched and its state is there.
 
     Attributes:
-      state: The state after the step. It is donated to the next step: what a hook
-        keeps of it after it returned must be a copy.
+      read_state: Returns the state, which is put together when somebody asks.
       position: Where the input is after the step's batch, if it says so.
       in_flight: The metrics that no hook has been shown yet; None at the end.
       require_finite: Waits for the metrics of all steps so far, and raises, or goes
         back, if one is bad: call it before the state is kept for good.
     """
 
-    state: PyTree
+    read_state: Callable[[], PyTree]
     position: Any = None
     in_flight: InFlight | None = None
     require_finite: Callable[[], None] = lambda: None
+
+    @property
+    def state(self) -> PyTree:
+        """The state after the step.
+
+        It is donated to the next step: what a hook keeps of it after it returned must
+        be a copy. It is to be read: what a hook changes in it does not come to the next
+        step.
+        """
+        return self.read_state()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ from replicator.closing import closed_at_the_end
 from replicator.dispatched_call import DispatchedCall
 from replicator.errors import ArgumentError, BatchError
 from replicator.finite_check import FiniteCheck
+from replicator.flat_tree import whole
 from replicator.hooks import Hook
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
@@ -172,7 +173,8 @@ def run_loop(
 
     Args:
       step: Makes `batch.steps` updates.
-      state: The first state; donated.
+      state: The first state; donated. A `FlatTree` for a step that returns one: hooks
+        and the result see the tree.
       batches: What to train on; owned by the loop from now on.
       plan: How long, and how.
       hooks: What happens besides, in this order at each moment.
@@ -230,7 +232,9 @@ class _Run:
         self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
         if in_flight is not None:
-            now_s = self._agreed(phases.clock.now_s())
+            now_s = phases.clock.now_s()
+            if agreed_time is not None:
+                now_s = agreed_time.at(plan.start_step, now_s)
             self._newest = DispatchedCall(
                 last_step=plan.start_step,
                 steps=in_flight.steps,
@@ -297,13 +301,11 @@ class _Run:
         numbers = self._progress.update(
             step=self.step, examples=self._examples, stall_s=stall_s
         )
-        return dataclasses.replace(numbers, time_s=self._agreed(numbers.time_s))
-
-    def _agreed(self, time_s: float) -> float:
-        """Return the time that all processes go by after this step."""
         if self._agreed_time is None:
-            return time_s
-        return self._agreed_time.at(self.step, time_s)
+            return numbers
+        # The time that all processes go by after this step.
+        agreed_s = self._agreed_time.at(self.step, numbers.time_s)
+        return dataclasses.replace(numbers, time_s=agreed_s)
 
     def _show_metrics(self) -> None:
         if (call := self._newest) is None:
@@ -348,7 +350,7 @@ class _Run:
 
     def _result(self, metrics: PyTree, progress: ProgressNumbers | None) -> LoopResult:
         return LoopResult(
-            state=self.state,
+            state=whole(self.state),
             step=self.step,
             examples=self._examples,
             metrics=metrics,

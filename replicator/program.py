@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from replicator.collecting import KeyedStep
 from replicator.errors import check_count
+from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import batch_spec
 from replicator.mesh import readable, replica_spec
 from replicator.optimizer_state import Reduction
@@ -69,7 +70,8 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
       options: How it is lifted.
 
     Returns:
-      A jitted `program(state, batch, key) -> Outputs` of global arrays.
+      A jitted `program(state, batch, key) -> Outputs` of global arrays; it takes and
+      returns the state as a `FlatTree`.
     """
     metric_axis = 1 if options.steps_per_call > 1 else 0
 
@@ -89,7 +91,8 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
             token=jnp.zeros((), jnp.uint8),
         )
 
-    def program(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
+    def program(flat: FlatTree, batch: PyTree, key: Key | None) -> Outputs:
+        state = flat.tree
         specs = per_replica_specs(state)
         cut = batch_spec(options.accumulate, options.steps_per_call)
         outputs = jax.shard_map(
@@ -108,7 +111,9 @@ def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
             check_vma=False,
         )(state, batch, key)
         return outputs._replace(
-            own=readable(outputs.own, mesh), error=readable(outputs.error, mesh)
+            state=FlatTree.of(outputs.state),
+            own=readable(outputs.own, mesh),
+            error=readable(outputs.error, mesh),
         )
 
     return jax.jit(program, donate_argnums=0)

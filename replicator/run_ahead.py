@@ -62,7 +62,8 @@ class RunAhead:
 
     def _wait_until_at_most(self, count: int) -> None:
         while len(self._in_flight) > count:
-            jax.block_until_ready(self._in_flight.popleft())
+            for array in self._in_flight.popleft():
+                array.block_until_ready()
 
 
 def _arrays(tree: PyTree) -> list[jax.Array]:

@@ -161,7 +161,9 @@ def test_a_weeks_notes_are_added_up_quickly():
 
 def state_event(clock, step):
     numbers = Progress(clock, steps=None).update(step=step, examples=0, stall_s=0.0)
-    return StateEvent(step=step, advanced=1, examples=0, progress=numbers, state={})
+    return StateEvent(
+        step=step, advanced=1, examples=0, progress=numbers, read_state=dict
+    )
 
 
 def test_a_journal_of_a_run_tells_its_goodput(tmp_path):
@@ -210,7 +212,7 @@ while True:
     step += 1
     numbers = first_numbers(step, None, phases.clock.now_s())
     hook.on_state(
-        StateEvent(step=step, advanced=1, examples=0, progress=numbers, state={})
+        StateEvent(step=step, advanced=1, examples=0, progress=numbers, read_state=dict)
     )
     print(step, flush=True)
 """

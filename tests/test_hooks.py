@@ -62,7 +62,7 @@ def state_event(step, *, advanced=1, state=None):
         advanced=advanced,
         examples=32 * step,
         progress=numbers(step, 0.0),
-        state=state,
+        read_state=lambda: state,
     )
 
 

@@ -80,7 +80,11 @@ def run(hook, *, steps, first=1, and_end=True):
     for step in range(first, first + steps):
         state = square(state)
         event = StateEvent(
-            step=step, advanced=1, examples=0, progress=NUMBERS, state=state
+            step=step,
+            advanced=1,
+            examples=0,
+            progress=NUMBERS,
+            read_state=lambda: state,
         )
         hook.on_state(event)
     if and_end:

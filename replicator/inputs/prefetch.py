@@ -182,6 +182,8 @@ class _Channel(Generic[T]):
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until `take` has an answer; return whether it has."""
+        if self._items:  # only the consumer takes, so there it stays
+            return True
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._ended or bool(self._items), timeout_s

@@ -12,7 +12,7 @@ def make_run(name, done, *, steps):
             numbers = first_numbers(step, steps, 0.0)
             hook.on_state(
                 StateEvent(
-                    step=step, advanced=1, examples=0, progress=numbers, state={}
+                    step=step, advanced=1, examples=0, progress=numbers, read_state=dict
                 )
             )
         hook.close()

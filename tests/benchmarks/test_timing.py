@@ -93,7 +93,7 @@ def event():
         progress = Progress(WorkClock(), steps=None)
         numbers = progress.update(step=step, examples=step, stall_s=0.0)
         return StateEvent(
-            step=step, advanced=1, examples=step, progress=numbers, state=()
+            step=step, advanced=1, examples=step, progress=numbers, read_state=tuple
         )
 
     return make

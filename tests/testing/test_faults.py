@@ -84,7 +84,11 @@ def test_what_is_no_fault_is_refused(text, message):
 def event(step, advanced=1):
     progress = types.SimpleNamespace(time_s=0.0)
     return StateEvent(
-        step=step, advanced=advanced, examples=0, progress=progress, state=None
+        step=step,
+        advanced=advanced,
+        examples=0,
+        progress=progress,
+        read_state=lambda: None,
     )
 
 
