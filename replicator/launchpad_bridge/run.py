@@ -115,6 +115,21 @@ class Run:
         """Return what nodes returned, so far, by worker: "learner", "actors/3"."""
         return dict(self._driver.results)
 
+    def results_of(self, label: str) -> list[PyTree]:
+        """Return what each node of one group returned, in the order of their numbers.
+
+        Args:
+          label: The group's; it may have one node or many.
+
+        Returns:
+          One value per worker; None, so far, of one that runs.
+
+        Raises:
+          LaunchError: The label does not exist.
+        """
+        results = self.results
+        return [results.get(name) for name in self._wanted([label])]
+
     @property
     def workers(self) -> dict[str, WorkerState]:
         """Return how each worker is: its phase, its attempt, its last end."""

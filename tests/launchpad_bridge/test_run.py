@@ -74,6 +74,21 @@ def test_a_run_can_be_launched_from_any_thread():
     assert results == [{"a": 3}]
 
 
+def test_the_results_of_a_group_are_a_list_of_any_length():
+    program = program_of(lp.PyNode(int, 1), lp.PyNode(int, 2), a=lp.PyNode(int, 3))
+    with lp.launch(program) as run:
+        run.wait(20)
+        assert run.results_of("node") == [1, 2]
+        assert run.results_of("a") == [3]
+        with pytest.raises(lp.LaunchError, match="must be a list of groups"):
+            run.results_of("b")
+
+
+def test_a_node_that_runs_has_no_result_yet():
+    with lp.launch(program_of(a=waiting())) as run:
+        assert run.results_of("a") == [None]
+
+
 def test_waiting_for_some_groups_leaves_the_others_running():
     with lp.launch(program_of(a=waiting(), b=lp.PyNode(int, 4))) as run:
         run.wait(20, labels=["b"])
