@@ -24,7 +24,7 @@ class FlatTree:
 
     __slots__ = ("_tree", "leaves", "structure")
 
-    def __init__(self, leaves: list[Any], structure: jax.tree_util.PyTreeDef) -> None:
+    def __init__(self, leaves: list[Any], structure: Any) -> None:
         self.leaves = leaves
         self.structure = structure
         self._tree: PyTree = None
@@ -41,14 +41,12 @@ class FlatTree:
             self._tree = self.structure.unflatten(self.leaves)
         return self._tree
 
-    def tree_flatten(self) -> tuple[list[Any], jax.tree_util.PyTreeDef]:
+    def tree_flatten(self) -> tuple[list[Any], Any]:
         """Return the leaves and what else there is, for JAX."""
         return self.leaves, self.structure
 
     @classmethod
-    def tree_unflatten(
-        cls, structure: jax.tree_util.PyTreeDef, leaves: Any
-    ) -> "FlatTree":
+    def tree_unflatten(cls, structure: Any, leaves: Any) -> "FlatTree":
         """Build one from what `tree_flatten` returned, for JAX."""
         return cls(list(leaves), structure)
 
