@@ -18,6 +18,7 @@ from replicator.rpc.transports.frames import Where
 from replicator.rpc.transports.receive_buffers import size_class
 from replicator.rpc.transports.same_host.sealed_memory import make_sealed, map_sealed
 
+_FEWEST_NUMBERS = 64
 _NO_BOARD = memoryview(b"").cast("I")
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
 
@@ -115,8 +116,9 @@ class OutgoingSegments:
         self._free: dict[int, list[Slot]] = {}
         self._last: dict[int, Slot] = {}
         self._lent: dict[int, Slot] = {}
-        self._is_lent = np.zeros(len(self._board), np.bool_)
-        self._uses = np.zeros(len(self._board), np.uint32)
+        # By number, and no longer than that: most connections use few of thousands.
+        self._is_lent = np.zeros(0, np.bool_)
+        self._uses = np.zeros(0, np.uint32)
         self._dropped_numbers: list[int] = []
         self._num_numbers = 0  # past which none was ever used
 
@@ -225,8 +227,12 @@ class OutgoingSegments:
         """Return a place on the board that no slot has."""
         if self._dropped_numbers:
             return self._dropped_numbers.pop()
-        self._num_numbers += 1
-        return self._num_numbers - 1
+        number, self._num_numbers = self._num_numbers, self._num_numbers + 1
+        if number == len(self._uses):
+            more = max(_FEWEST_NUMBERS, number)
+            self._is_lent = np.append(self._is_lent, np.zeros(more, np.bool_))
+            self._uses = np.append(self._uses, np.zeros(more, np.uint32))
+        return number
 
     def _lend(self, slot: Slot, size: int) -> Slot:
         number = slot.number
