@@ -118,6 +118,23 @@ def build_digits(root: Path) -> None:
         shutil.rmtree(scratch)
 
 
+def digits_arrays(
+    split: Literal["train", "test"], *, data_dir: str | os.PathLike | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return all examples of one split at once, for programs that need no pipeline.
+
+    Args:
+      split: "train" (1,437 examples) or "test" (360).
+      data_dir: As of `digits_source`.
+
+    Returns:
+      Images, float32 [n, 64] in 0..1, and labels, int32 [n].
+    """
+    examples = [_to_arrays(each) for each in digits_source(split, data_dir=data_dir)]
+    images = np.stack([example["image"].ravel() for example in examples])
+    return images, np.stack([example["label"] for example in examples])
+
+
 def train_input_fn(
     context: InputContext,
     *,

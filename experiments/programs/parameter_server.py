@@ -148,7 +148,7 @@ def learn(
     with lp.launch(program, launch_type) as run:
         run.wait(labels=["workers"])
         report = server.dereference().report()  # also the script may call nodes
-        pulled = sum(run.results[f"workers/{seed}"] for seed in range(workers))
+        pulled = sum(run.results_of("workers"))
         distance = np.linalg.norm(report["weights"] - true_weights(features))
         return {**report, "pulled": pulled, "distance": float(distance)}
 

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.digits import (
     build_digits,
+    digits_arrays,
     digits_source,
     eval_input_fn,
     train_input_fn,
@@ -86,6 +87,15 @@ def test_batches_have_the_promised_form(data_dir):
     assert batch["image"].shape == (64, 8, 8, 1)
     assert (batch["image"].dtype, batch["label"].dtype) == (np.float32, np.int32)
     assert (batch["image"].min(), batch["image"].max()) == (0.0, 1.0)
+
+
+def test_the_arrays_of_a_split_are_its_examples_in_order(data_dir):
+    images, labels = digits_arrays("test", data_dir=data_dir)
+    source = digits_source("test", data_dir=data_dir)
+
+    assert (images.shape, images.dtype) == ((360, 64), np.float32)
+    assert labels.tolist() == [example["label"] for example in source]
+    np.testing.assert_array_equal(16 * images[7], source[7]["image"].ravel())
 
 
 def test_each_epoch_is_every_example_in_another_order(data_dir):
