@@ -35,9 +35,11 @@ class RunningContext:
         run_id: str,
         launch_config: Resources | None = None,
         targets: Mapping[str, Any] | None = None,
+        launch_type: LaunchType | str | None = None,
         parent: "RunningContext | None" = None,
     ) -> None:
         self._of = of
+        self._launch_type = launch_type
         self.run_id = run_id
         self.launch_config = launch_config or Resources()
         self.targets = targets or {}
@@ -67,6 +69,8 @@ class RunningContext:
     @property
     def launch_type(self) -> LaunchType | str:
         """Return upstream's launch type; the launcher's name where there is none."""
+        if self._launch_type is not None:
+            return self._launch_type  # two of upstream's names are one launcher
         with contextlib.suppress(ValueError):
             return LaunchType(self.launcher)
         return self.launcher
@@ -109,6 +113,7 @@ class RunningContext:
             run_id=self.run_id,
             launch_config=self.launch_config,
             targets=self.targets,
+            launch_type=self._launch_type,
             parent=self,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicator.errors import NodeFailedError, RemoteError, RpcError
+from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.node_context import RunningContext
 from replicator.launchpad_bridge.protocols import (
     Executable,
@@ -45,6 +46,7 @@ class NodeRun:
       run_id: Of the run.
       resources: Of the group.
       targets: Who is called, by planned address.
+      launch_type: How the program was launched; None: as the launcher is called.
       flags: absl flags to set first, where the worker has a process of its own.
     """
 
@@ -54,6 +56,7 @@ class NodeRun:
     run_id: str
     resources: Resources
     targets: Mapping[str, Target]
+    launch_type: LaunchType | str | None = None
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, context: NodeContext) -> PyTree:
@@ -63,6 +66,7 @@ class NodeRun:
             run_id=self.run_id,
             launch_config=self.resources,
             targets=self.targets,
+            launch_type=self.launch_type,
         )
         set_flags(self.flags)
         # A worker that is started again begins with a new object.

@@ -61,6 +61,7 @@ def make_plan(
         _executable(
             (name, label, index, node),
             run_id=run_id,
+            launch_type=launch_type,
             addresses=addresses[name],
             targets=targets.get(name, {}),
             # Threads share the flags of the process that launched them.
@@ -183,6 +184,7 @@ def _executable(
     worker: tuple[str, str, int, Any],
     *,
     run_id: str,
+    launch_type: LaunchType | str,
     addresses: Sequence[str],
     targets: Mapping[str, Target],
     wanted: tuple[Resources, Mapping[str, Any]],
@@ -197,6 +199,7 @@ def _executable(
         run_id=run_id,
         resources=resources,
         targets=targets,
+        launch_type=launch_type,
         flags=flags,
     )
     return Executable(

@@ -84,7 +84,8 @@ def set_flags(args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         if name not in flags.FLAGS:
             _define(flags, name, value)
-    flags.FLAGS([sys.argv[0], *(_word(*arg) for arg in args.items())], known_only=True)
+    given = [_word(name, value) for name, value in args.items() if value is not None]
+    flags.FLAGS([sys.argv[0], *given], known_only=True)
 
 
 def _define(flags: Any, name: str, value: Any) -> None:
@@ -96,6 +97,10 @@ def _define(flags: Any, name: str, value: Any) -> None:
             flags.DEFINE_integer(name, value, told)
         case float():
             flags.DEFINE_float(name, value, told)
+        case list():
+            flags.DEFINE_list(name, value, told)
+        case None:
+            flags.DEFINE_string(name, None, told)
         case _:
             flags.DEFINE_string(name, str(value), told)
 
@@ -103,4 +108,6 @@ def _define(flags: Any, name: str, value: Any) -> None:
 def _word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{'' if value else 'no'}{name}"
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
     return f"--{name}={value}"

@@ -27,6 +27,7 @@ from replicator.launchpad_bridge.supervisor_states import (
     WorkerState,
 )
 from replicator.launchpad_bridge.symptoms import is_symptom
+from replicator.launchpad_bridge.watching.journal import RunJournal
 from replicator.protocols import PyTree
 
 _TEST_PATIENCE_S = 1.0
@@ -68,6 +69,7 @@ class Run:
         self._over = threading.Event()
         self._stopping = threading.Event()
         self._signum: int | None = None
+        self._journal = RunJournal(plan.folder)
         self._driver = Driver(plan, launcher, patience=patience, tell=self._take_note)
         self._unregister: Callable[[], None] = lambda: None
 
@@ -218,9 +220,12 @@ class Run:
         return self._stopping.wait(timeout_secs)
 
     def cleanup_after_test(self, test_case: Any = None) -> None:
-        """Stop what still runs; raise where a node failed: `addCleanup` of a test."""
+        """Stop what still runs; raise where a node failed: `addCleanup` of a test.
+
+        A failure that the test has been told already is not raised once more.
+        """
         self.stop()
-        self.wait()
+        self.wait(raise_error=not self._is_seen)
 
     def interrupt(self, signum: int) -> None:
         """Take note of a signal; called in a signal handler."""
@@ -265,6 +270,7 @@ class Run:
     def _take_note(self) -> None:
         """See what an event has changed; in the driver's thread."""
         state, finish = self._driver.state, self._driver.finish
+        self._journal.note(state, finish)
         if (
             state is not None
             and state.phase != "running"

@@ -65,13 +65,16 @@ class Friend:
     def __init__(self, friend, name):
         self._friend = friend
         self._name = name
+        self._is_asked = threading.Event()
 
     def name(self):
+        self._is_asked.set()
         return self._name
 
     def run(self):
         name = self._friend.name()
-        lp.wait_for_stop(0.2)  # so that the other can ask, too
+        while not self._is_asked.is_set() and not lp.wait_for_stop(0.02):
+            pass  # the other one, which may have started much later, asks as well
         return name
 
 

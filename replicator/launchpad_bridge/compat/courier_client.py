@@ -1,0 +1,105 @@
+"""`courier.Client`, and where a server at a port of this host is found.
+
+Launchpad's courier serves anybody who can reach a port. Here a port stands for a socket
+in a folder that only this user can enter, with the secret that both ends must know.
+"""
+
+import contextlib
+import datetime
+import os
+import secrets
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.nodes.courier_node import client_options_of_courier
+from replicator.rpc.client.client import Client as RpcClient
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.connect import SECRET_NAME
+
+_OURS = ("unix:", "inproc:", "grpc:")
+
+
+class _MadeByCall(type):
+    """Lets a class stand for another one: `courier.Client(...)`, `isinstance`."""
+
+    def __call__(
+        cls,
+        server_address: str,
+        compress: bool = False,
+        call_timeout: float | datetime.timedelta | None = None,
+        wait_for_ready: bool = True,
+        chunk_tensors: bool = False,
+        **kwargs: Any,
+    ) -> RpcClient:
+        options = {"wait_for_ready": wait_for_ready, **kwargs}
+        if call_timeout is not None:
+            options["call_timeout"] = call_timeout
+        return RpcClient(
+            address_of(str(server_address)), **client_options_of_courier(options)
+        )
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, RpcClient)
+
+
+class Client(metaclass=_MadeByCall):
+    """Calls the methods of a server: `Client("localhost:1234").method(...)`.
+
+    It makes a client of `rpc`. A call without `call_timeout` has a deadline of 60 s.
+    """
+
+
+def address_of(server_address: str) -> str:
+    """Return the address that `rpc` has for one of courier: "localhost:1234".
+
+    Raises:
+      ArgumentError: It is none, or of another host.
+    """
+    if server_address.startswith(_OURS):
+        return server_address
+    host, _, port = server_address.rpartition(":")
+    if not port.isdigit() or not _is_here(host.strip("[]")):
+        raise ArgumentError(
+            "`server_address` must be a port of this host, got "
+            f"{server_address!r}. Use nodes of a program between hosts, which find and "
+            "trust each other, or an `rpc.Server` at grpc://host:port."
+        )
+    return socket_of(int(port))
+
+
+def socket_of(port: int) -> str:
+    """Return the address of what stands for a port of this host."""
+    folder = Path(tempfile.gettempdir()) / f"courier-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not (folder / SECRET_NAME).exists():
+        _put_secret(folder)
+    return f"unix:{folder}/{port}"
+
+
+def _put_secret(folder: Path) -> None:
+    """Let the folder have a secret, whole or not at all, whoever comes first."""
+    draft = folder / f"{SECRET_NAME}.{secrets.token_hex(8)}"
+    Secret.generate().write(draft)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, folder / SECRET_NAME)
+    finally:
+        draft.unlink()
+
+
+def _is_here(host: str) -> bool:
+    if host in ("", "localhost", "::", "::1", "0.0.0.0"):
+        return True
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, place = found[0]
+        # Only an address of this host can be bound.
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True

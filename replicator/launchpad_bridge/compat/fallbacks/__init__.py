@@ -1,0 +1,1 @@
+"""What stands last on the path of a Launchpad program: modules that it may lack."""

@@ -1,0 +1,1 @@
+"""Where Launchpad's errors came from; only the type that programs catch is here."""

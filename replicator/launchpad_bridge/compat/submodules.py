@@ -1,0 +1,179 @@
+"""The modules of `launchpad` and `courier`: which names each has, and what they are.
+
+Real programs import from deep inside (`launchpad.nodes.python.local_multi_processing`).
+All of these modules are made here, from one table, when the package is imported.
+"""
+
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import replicator.launchpad_bridge as lp
+from replicator.errors import LaunchError, RpcError
+from replicator.launchpad_bridge.compat import launch_flags
+from replicator.launchpad_bridge.compat.courier_client import Client
+from replicator.launchpad_bridge.compat.courier_server import Server
+from replicator.launchpad_bridge.compat.launch_flags import FLAGS, LAUNCH_TYPE, launch
+from replicator.launchpad_bridge.launch_types import LaunchType
+from replicator.launchpad_bridge.node_context import LaunchContext, get_context
+from replicator.launchpad_bridge.nodes.reverb_node import ReverbHandle
+from replicator.launchpad_bridge.recipes import is_picklable
+
+
+def _check_nodes_are_serializable(label: str, nodes: Any) -> None:
+    for node in nodes:
+        if not is_picklable(node):
+            raise LaunchError(
+                f"The nodes associated to {label!r} were not serializable using "
+                f"cloudpickle, got {node!r}. Use `lp.Deferred`, or "
+                "`serialize_py_nodes=False`."
+            )
+
+
+def _launch_as(launch_type: LaunchType) -> types.ModuleType:
+    """Return a module whose `launch` launches in one way."""
+    return _module(
+        "launch", {"launch": functools.partial(launch, launch_type=launch_type)}
+    )
+
+
+def _top(*names: str) -> dict[str, Any]:
+    return {name: getattr(lp, name) for name in names}
+
+
+def _module(name: str, names: Mapping[str, Any]) -> types.ModuleType:
+    module = types.ModuleType(name, "Names of Launchpad, and what they are here.")
+    vars(module).update(names)
+    vars(module)["__getattr__"] = _missing(name)
+    return module
+
+
+def _missing(module: str) -> Callable[[str], NoReturn]:
+    def __getattr__(name: str) -> NoReturn:
+        raise AttributeError(
+            f"`{module}` has no `{name}` here. Look for its like in "
+            "`replicator.launchpad_bridge`, or tell us that a program needs it."
+        )
+
+    return __getattr__
+
+
+_STOPS = _top("register_stop_handler", "unregister_stop_handler")
+_STOPS |= _top("stop_event", "wait_for_stop")
+_LAUNCH_TYPES = _top("LaunchType", "is_local_launch", "is_local_launch_or_test")
+_ADDRESSES = _top("Address", "AbstractAddressBuilder", "SimpleLocalAddressBuilder")
+_ADDRESSES |= _top("get_port_from_address")
+_EXAMPLES = "launchpad.examples"
+_TESTS = "launchpad.launch.test_multi"
+_LOCAL = "launchpad.launch.local_multi"
+
+MODULES: Mapping[str, Mapping[str, Any]] = {
+    "launchpad.address": _ADDRESSES,
+    "launchpad.context": {
+        **_LAUNCH_TYPES,
+        "LaunchContext": LaunchContext,
+        "get_context": get_context,
+    },
+    _EXAMPLES: {},
+    "launchpad.flags": {"FLAGS": FLAGS, "LAUNCH_TYPE": LAUNCH_TYPE},
+    "launchpad.program": _top("Program", "make_program"),
+    "launchpad.launch": {},
+    "launchpad.launch.launch": {"FLAGS": FLAGS, "launch": launch},
+    "launchpad.launch.serialization": {
+        "check_nodes_are_serializable": _check_nodes_are_serializable
+    },
+    "launchpad.launch.worker_manager": _STOPS,
+    f"{_TESTS}_threading": {"launch": _launch_as(LaunchType.TEST_MULTI_THREADING)},
+    f"{_TESTS}_threading.address_builder": _top("bind_addresses"),
+    f"{_TESTS}_processing": {"launch": _launch_as(LaunchType.TEST_MULTI_PROCESSING)},
+    f"{_LOCAL}_threading": {"launch": _launch_as(LaunchType.LOCAL_MULTI_THREADING)},
+    f"{_LOCAL}_processing": {"launch": _launch_as(LaunchType.LOCAL_MULTI_PROCESSING)},
+    "launchpad.nodes": {},
+    "launchpad.nodes.base": _top("Handle", "Node", "extract_handles"),
+    "launchpad.nodes.cacher": {},
+    "launchpad.nodes.cacher.node": _top("CacherNode"),
+    "launchpad.nodes.courier": {},
+    "launchpad.nodes.courier.courier_utils": _top("batched_handler"),
+    "launchpad.nodes.courier.node": {
+        **_top("CourierClient", "CourierHandle", "CourierNode"),
+        "COURIER_PORT_NAME": "courier",
+    },
+    "launchpad.nodes.dereference": _top(
+        "Deferred", "Dereferenceable", "maybe_dereference"
+    ),
+    "launchpad.nodes.multi_processing_colocation": {},
+    "launchpad.nodes.multi_processing_colocation.node": _top(
+        "MultiProcessingColocation"
+    ),
+    "launchpad.nodes.multi_threading_colocation": {},
+    "launchpad.nodes.multi_threading_colocation.node": _top("MultiThreadingColocation"),
+    "launchpad.nodes.python": {},
+    "launchpad.nodes.python.local_multi_processing": _top("PythonProcess"),
+    "launchpad.nodes.python.node": _top("PyClassNode", "PyNode"),
+    "launchpad.nodes.python.xm_docker": _top("DockerConfig"),
+    "launchpad.nodes.reverb": {},
+    "launchpad.nodes.reverb.node": {
+        **_top("ReverbNode"),
+        "ReverbHandle": ReverbHandle,
+        "REVERB_PORT_NAME": "reverb",
+    },
+    "launchpad.program_stopper": {},
+    "launchpad.program_stopper.program_stopper": _top("make_program_stopper"),
+    "launchpad.stop_program": {},
+    "launchpad.stop_program.stop": _top("stop"),
+    "courier.python": {},
+    "courier.python.client": {
+        "Client": Client,
+        "list_methods": lp.list_methods,
+        "StatusNotOk": RpcError,
+    },
+    "courier.python.py_server": {"Server": Server},
+}
+"""Every module below the two packages, with its names."""
+
+PACKAGES: Mapping[str, Mapping[str, Any]] = {
+    "launchpad": {
+        **{name: getattr(lp, name) for name in lp.__all__},
+        "LAUNCH_TYPE": LAUNCH_TYPE,
+        "flags": launch_flags.flags,
+        "launch": launch,
+    },
+    "courier": {"Client": Client, "Server": Server, "list_methods": lp.list_methods},
+}
+"""What the packages themselves have."""
+
+
+def fill(package: str) -> dict[str, Any]:
+    """Make the modules of a package; return the names of the package itself.
+
+    Args:
+      package: "launchpad" or "courier".
+    """
+    made = {
+        name: _module(name, names)
+        for name, names in MODULES.items()
+        if name.startswith(f"{package}.")
+    }
+    for name, module in made.items():
+        above, _, last = name.rpartition(".")
+        module.__package__ = name
+        # Packages all, as far as `import` is concerned; of the examples also in fact.
+        module.__path__ = _example_folders() if name == _EXAMPLES else []
+        sys.modules[name] = module
+        if above in made:
+            vars(made[above])[last] = module
+    below: dict[str, Any] = {
+        name.removeprefix(f"{package}."): module
+        for name, module in made.items()
+        if name.count(".") == 1
+    }
+    return {**below, **PACKAGES[package]}
+
+
+def _example_folders() -> list[str]:
+    """Return where a copy of Launchpad has its examples: programs, like others."""
+    folders = [os.path.join(path, *_EXAMPLES.split(".")) for path in sys.path]
+    return [folder for folder in folders if os.path.isdir(folder)]

@@ -1,0 +1,105 @@
+"""A script runs under the drop-in as it does under Python."""
+
+from tests.launchpad_bridge.compat.scripts import run
+
+PROGRAM = """
+import sys
+import launchpad as lp
+
+class Adder:
+    def add(self, a, b):
+        return a + b
+
+class Caller:
+    def __init__(self, adder):
+        self._adder = adder
+
+    def run(self):
+        print("sum", self._adder.add(1, 2))
+        lp.stop()
+
+def make_program():
+    program = lp.Program("sum")
+    adder = program.add_node(lp.CourierNode(Adder), label="adder")
+    program.add_node(lp.CourierNode(Caller, adder), label="caller")
+    return program
+"""
+
+
+def test_a_program_that_nobody_waits_for_runs_to_its_end(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(f"{PROGRAM}\nlp.launch(make_program())\nprint('launched')")
+    status, out = run([script], folder=tmp_path)
+    assert status == 0, out
+    assert "launched" in out
+    assert "sum 3" in out
+
+
+def test_a_script_finds_its_name_its_arguments_and_its_neighbours(tmp_path):
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("import launchpad\nNAME = launchpad.__name__")
+    script = folder / "script.py"
+    script.write_text(
+        "import sys, neighbour\n"
+        "import __main__\n"
+        "print(__name__, __main__.__file__ == __file__, sys.argv, neighbour.NAME)\n"
+    )
+    status, out = run(["inner/script.py", "--a", "b"], folder=tmp_path)
+    assert status == 0, out
+    assert "__main__ True ['inner/script.py', '--a', 'b'] launchpad" in out
+
+
+def test_a_module_runs_with_its_package(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("WORD = 'word'")
+    (package / "__main__.py").write_text(
+        "import launchpad, sys\nfrom . import WORD\nprint(__name__, WORD, sys.argv[1:])"
+    )
+    status, out = run(["-m", "package", "x"], folder=tmp_path)
+    assert status == 0, out
+    assert "__main__ word ['x']" in out
+
+
+def test_a_copy_of_launchpad_beside_the_script_is_not_taken(tmp_path):
+    (tmp_path / "launchpad").mkdir()
+    (tmp_path / "launchpad" / "__init__.py").write_text("raise ImportError('upstream')")
+    script = tmp_path / "script.py"
+    script.write_text("import launchpad\nprint(launchpad.Program)")
+    status, out = run([script], folder=tmp_path)
+    assert status == 0, out
+    assert "replicator.launchpad_bridge.program.Program" in out
+
+
+def test_a_node_that_fails_fails_the_script_and_is_named(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(
+        f"{PROGRAM}\nprogram = lp.Program('p')\n"
+        "program.add_node(lp.PyNode(int, 'x'), label='bad')\nlp.launch(program)"
+    )
+    status, out = run([script], folder=tmp_path)
+    assert status == 1
+    assert "`bad` raised ValueError: invalid literal" in out
+
+
+def test_a_script_that_ends_with_a_status_has_it(tmp_path):
+    script = tmp_path / "status.py"
+    script.write_text("import sys\nsys.exit(7)")
+    assert run([script], folder=tmp_path)[0] == 7
+
+
+def test_what_is_no_script_is_refused_by_name(tmp_path):
+    status, out = run(["nothing.py"], folder=tmp_path)
+    assert status == 1
+    assert "`path` must be a script that can be read, got 'nothing.py'" in out
+    status, out = run(["-m", "nothing.at_all"], folder=tmp_path)
+    assert status == 1
+    assert "`name` must be a module that can be run, got 'nothing.at_all'" in out
+
+
+def test_the_command_says_how_it_is_used(tmp_path):
+    status, out = run([], folder=tmp_path)
+    assert status == 2
+    assert "--lp_launch_type=TYPE" in out
+    assert run(["--help"], folder=tmp_path) == (0, out)
