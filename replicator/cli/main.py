@@ -25,6 +25,7 @@ from replicator.version import __version__
 COMMANDS: Mapping[str, str] = {
     "demo": "replicator.cli.demo",
     "launch": "replicator.cli.launch",
+    "program": "replicator.cli.program",
     "report": "replicator.cli.report",
     "replay": "replicator.cli.replay",
     "devices": "replicator.cli.devices",

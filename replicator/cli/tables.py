@@ -3,18 +3,32 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Self, final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH = 100
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_STYLES = {
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+    "running": "green",
+    "waiting": "yellow",
+    "raised": "bold red",
+    "died": "bold red",
+}
 
 
 def print_table(
-    header: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = ""
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    right: Iterable[str] = (),
 ) -> None:
     """Print rows below a header.
 
@@ -23,13 +37,69 @@ def print_table(
       rows: A cell a column. What is in them is shown as it is; `ok`, `warn` and `fail`
         get a colour where the terminal has colours.
       title: A line above the table.
+      right: Columns of numbers, which end below each other.
     """
+    make_console().print(_table(header, rows, title=title, right=right))
+
+
+@final
+class LiveTable:
+    """A table that is drawn anew in its place; the last one stays."""
+
+    def __init__(self) -> None:
+        """Take the place below the cursor, at the first `show`."""
+        self._live = Live(console=make_console(), auto_refresh=False)
+
+    @property
+    def room(self) -> int:
+        """Return how many lines the terminal has."""
+        return self._live.console.height
+
+    def show(
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        above: str = "",
+        below: str = "",
+        right: Iterable[str] = (),
+    ) -> None:
+        """Draw it.
+
+        Args:
+          header: The columns.
+          rows: A cell a column, shown as it is.
+          above: A line before it.
+          below: A line after it; "" for none.
+          right: Columns of numbers, which end below each other.
+        """
+        table = _table(header, rows, right=right)
+        parts = [Text(above), table, *([Text(below)] if below else [])]
+        self._live.update(Group(*parts), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+def _table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    right: Iterable[str] = (),
+) -> Table:
     table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left")
+    ends_below = set(right)
     for name in header:
-        table.add_column(name, overflow="fold")
+        justify = "right" if name in ends_below else "left"
+        table.add_column(name, overflow="fold", justify=justify)
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
-    make_console().print(table)
+    return table
 
 
 def make_console() -> Console:

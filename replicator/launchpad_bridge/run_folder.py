@@ -68,6 +68,21 @@ def remove_abandoned(parent: str) -> None:
                 lock.close()
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether the launcher of a run's folder lives.
+
+    Raises:
+      OSError: It has no lock: it is no run's folder, or not yet, or not any more.
+    """
+    with (folder / _LOCK).open("rb") as file:
+        try:
+            # Shared: others may look at the same time.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
 def _parent() -> str:
     for folder in (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(folder)) <= _LONGEST_FOLDER_BYTES and os.path.isdir(folder):

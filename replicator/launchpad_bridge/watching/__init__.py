@@ -1,0 +1,1 @@
+"""Looking at a program that runs: found, proved one's own, sampled; never slowed."""

@@ -1,0 +1,115 @@
+"""Find the programs of this user that run on this host, by the folders of their runs.
+
+A run's folder is its owner's alone (0700) and locked by who launched it, so what is
+found here runs, and belongs to who looks.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.planning import DESCRIPTION
+from replicator.launchpad_bridge.run_folder import is_held
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FoundRun:
+    """A program that runs.
+
+    Attributes:
+      folder: Of the run.
+      program: Its name.
+      run_id: What tells this run from others.
+      pid: Of the process that launched it.
+      workers: How many there are.
+      started_s: When, in seconds since 1970.
+    """
+
+    folder: Path
+    program: str
+    run_id: str
+    pid: int
+    workers: int
+    started_s: float
+
+
+def running_programs(parents: Iterable[str | Path] | None = None) -> list[FoundRun]:
+    """Return the programs of this user that run, the oldest first.
+
+    Args:
+      parents: Where to look for folders; by default where runs make them.
+    """
+    if parents is None:
+        parents = dict.fromkeys((tempfile.gettempdir(), "/tmp"))
+    found = []
+    for parent in parents:
+        for folder in Path(parent).glob("lp-*"):
+            with contextlib.suppress(LaunchError):
+                found.append(run_in(folder))
+    return sorted(found, key=lambda run: (run.started_s, run.run_id))
+
+
+def run_in(folder: Path) -> FoundRun:
+    """Return the program whose run has a folder.
+
+    Raises:
+      LaunchError: It is no folder of a run of this user, or its run has ended.
+    """
+    try:
+        status = folder.lstat()
+        if status.st_uid != os.geteuid():
+            raise LaunchError(
+                f"`folder` must belong to this user, got {str(folder)!r}, of user "
+                f"{status.st_uid}. Look at it as who launched the program."
+            )
+        if folder.is_symlink() or not is_held(folder):
+            raise LaunchError(
+                f"`folder` must be that of a program that runs, got {str(folder)!r}, "
+                "which nobody holds any more. Launch the program again."
+            )
+        described = describe_run(folder)
+        return FoundRun(
+            folder=folder,
+            program=described["program"],
+            run_id=described["run_id"],
+            pid=described["pid"],
+            workers=len(described["workers"]),
+            started_s=(folder / DESCRIPTION).stat().st_mtime,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, LaunchError):
+            raise
+        raise LaunchError(
+            f"`folder` must be that of a program that runs, got {str(folder)!r} "
+            f"({error}). `replicator program` lists those that run."
+        ) from error
+
+
+def matching(runs: Iterable[FoundRun], words: str) -> list[FoundRun]:
+    """Return those whose name, run or process is meant.
+
+    Args:
+      runs: Programs that run.
+      words: The name, the beginning of the run's id, or the launcher's process id.
+    """
+    return [
+        run
+        for run in runs
+        if words in (run.program, str(run.pid)) or run.run_id.startswith(words)
+    ]
+
+
+def describe_run(folder: Path) -> dict[str, Any]:
+    """Return what a run's folder says of its program.
+
+    Raises:
+      OSError: It says nothing.
+      ValueError: Something else.
+    """
+    return json.loads((folder / DESCRIPTION).read_text())
