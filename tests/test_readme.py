@@ -1,7 +1,10 @@
 """What README and the pages of `docs` say is so: their code runs, their links lead."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -40,7 +43,8 @@ def line_of(examples):
 
 
 def shortened(code):
-    """Return code that trains for ten steps: thousands prove no more."""
+    """Return code that trains for ten steps, on threads: thousands prove no more."""
+    code = code.replace('["threads", "processes", "ray"]', '["threads"]')
     return re.sub(r"steps=\d000\b", "steps=10", code)
 
 
@@ -61,6 +65,25 @@ def test_every_python_block_runs(tmp_path, monkeypatch):
         for block in BLOCKS:
             exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
+
+
+@pytest.mark.slow
+def test_the_program_prints_what_readme_says_on_threads_processes_and_ray(tmp_path):
+    pytest.importorskip("ray")
+    found = re.search(
+        r"```python\n(import replicator\.launchpad.*?)```\n\n```text\n(.*?)```",
+        README.read_text(),
+        re.DOTALL,
+    )
+    assert found is not None
+    script = tmp_path / "squares.py"
+    script.write_text(found[1])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.stdout == found[2], done.stderr
 
 
 def test_the_ten_lines_are_those_of_the_design():
