@@ -84,6 +84,15 @@ def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
     )
 
 
+def inherited(address: str) -> RpcError:
+    """Return the error for a client that was made before this process was forked."""
+    return RpcError(
+        f"The client of {address} belongs to the process that this one was forked "
+        "from: both would write to one connection. Make a new `Client` here, or start "
+        'processes with "spawn".'
+    )
+
+
 def unsendable(
     edge: Edge, error: EncodeError | MessageTooLargeError
 ) -> EncodeError | MessageTooLargeError:

@@ -20,6 +20,8 @@ class CallFuture(concurrent.futures.Future[Any]):
     Attributes:
       request: What is called.
       link: Where it waits for its answer; None while it waits to be sent.
+      inherited: What asking for the result raises in a forked child, where nobody
+        reads it.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         super().__init__()
         self.request = request
         self.link: Link | None = None
+        self.inherited: Exception | None = None
         self.call_id = request.call_id
         self.deadline_s = request.deadline_s
         self.is_sent = False
@@ -68,6 +71,8 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def _read_if_this_thread_reads(self, timeout: float | None) -> None:
         """Go on reading where a callback, in the thread that reads, waits for us."""
+        if self.inherited is not None:
+            raise self.inherited
         if self.link is not None and self.link.role.is_mine():
             until_s = math.inf if timeout is None else time.monotonic() + timeout
             self.link.read_until(self.done, until_s)

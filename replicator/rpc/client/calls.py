@@ -35,6 +35,7 @@ from replicator.rpc.client.request import Request, body_of
 from replicator.rpc.client.resending import Resender
 from replicator.rpc.client.retry import Again, Outcome, OutOfTime
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.own_methods import HELLO
 from replicator.rpc.protocols import Kind, Message
 from replicator.rpc.remote_errors import Told, rebuild
@@ -82,6 +83,15 @@ class Calls:
         self._ids = itertools.count(1)
         self._closed = threading.Event()
         self._resender = Resender()
+        let_go_in_child(self)
+
+    def let_go(self) -> None:
+        """Call no more: this is a forked child. Its parent's calls go on there."""
+        waiting = [*self._connector.let_go(), *self._resender.waiting()]
+        self._closed, self._resender = threading.Event(), Resender()
+        for future in waiting:
+            if isinstance(future, CallFuture):
+                future.inherited = call_errors.inherited(self._address)
 
     def call(
         self,

@@ -14,7 +14,8 @@ from replicator.errors import (
     RpcError,
 )
 from replicator.rpc.client.background_reader import BackgroundReader
-from replicator.rpc.client.link import Failure, Link
+from replicator.rpc.client.call_errors import inherited
+from replicator.rpc.client.link import Failure, Link, WaitingCall
 from replicator.rpc.client.request import body_of
 from replicator.rpc.client.retry import Outcome
 from replicator.rpc.own_methods import HELLO, PROTOCOL
@@ -56,10 +57,19 @@ class Connector:
         self.client_id = secrets.token_bytes(16)
         self.name = name
         self.is_closed = False
+        self._is_inherited = False
         self._dial = dial
         self._address = address
         self._heartbeat_s = heartbeat_s
         self._lock = threading.Lock()
+        self._left: Link | None = None
+
+    def let_go(self) -> list[WaitingCall]:
+        """Connect no more: this is a forked child. Return the calls that waited."""
+        # The link is kept: to take it down is its parent's business.
+        self._left, self.link = self.link, None
+        self._is_inherited, self._lock = True, threading.Lock()
+        return [] if self._left is None else list(self._left.waiting.values())
 
     def connect(self, timeout_s: float) -> Link | Failure:
         """Return the link, a new one if need be; or why there is none.
@@ -67,9 +77,12 @@ class Connector:
         One thread connects, others wait for it.
 
         Raises:
+          RpcError: The client belongs to the process that this one was forked from.
           AuthenticationError: One of both ends did not prove that it belongs.
           ArgumentError: The address is none, or there is no secret.
         """
+        if self._is_inherited:
+            raise inherited(self._address)
         until_s = time.monotonic() + min(max(timeout_s, 0.0), _CONNECT_TIMEOUT_S)
         if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
             return Failure(Outcome.UNREACHABLE)

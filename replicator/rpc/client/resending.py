@@ -51,12 +51,16 @@ class Resender:
                 ).start()
         return True
 
+    def waiting(self) -> list[CallFuture]:
+        """Return what is not sent yet."""
+        return [future for _, _, future in self._due]
+
     def close(self) -> list[CallFuture]:
         """Send no more; return what was not sent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-            left = [future for _, _, future in self._due]
+            left = self.waiting()
             self._due.clear()
         return left
 

@@ -28,6 +28,7 @@ from replicator.errors import (
 from replicator.rpc.call_statistics import ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
+from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Connection, Listener
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -120,6 +121,7 @@ class Server:
         self._phase_lock = threading.Lock()
         self._is_started = False
         self._is_stopping = False
+        self._is_inherited = False
         self._give_up_s = 0.0
         self._stopped = threading.Event()
 
@@ -187,6 +189,7 @@ class Server:
             self._is_started = True
         _warn_of_batches(self._methods.values(), self._service.pool.size)
         atexit.register(self.stop, 0.0)
+        let_go_in_child(self)
         self._service.crew.run(self._service.relief.watch)
         for listener in self._listeners:
             self._service.crew.run(functools.partial(self._accept, listener))
@@ -203,6 +206,8 @@ class Server:
             `current_call`), and a second later their callers get
             `ServerStoppedError`; the log names handlers that run on.
         """
+        if self._is_inherited:
+            return
         until_s = time.monotonic() + drain_s
         with self._phase_lock:
             is_first = not self._is_stopping
@@ -227,6 +232,13 @@ class Server:
                 "handler. Call `stop` and return."
             )
         return self._stopped.wait(timeout_s)
+
+    def let_go(self) -> None:
+        """Have stopped: this is a forked child, and its parent serves. See `forks`."""
+        self._is_inherited = True
+        atexit.unregister(self.stop)
+        self._stopped = threading.Event()
+        self._stopped.set()
 
     def statistics(self) -> ServerStatistics:
         """Return what is known of the calls so far and of those that run now."""

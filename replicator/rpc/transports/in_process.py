@@ -21,6 +21,7 @@ from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message, Payload
 from replicator.rpc.transports.frames import check_fits, lay_out
 from replicator.rpc.transports.payloads import EncodedPayload, PlainPayload
@@ -145,6 +146,7 @@ class InProcessListener:
                 f"`address` must be free, got {self.address}, where this process "
                 f"({os.getpid()}) listens already. Choose another name."
             )
+        let_go_in_child(self)
 
     @property
     def address(self) -> str:
@@ -166,6 +168,10 @@ class InProcessListener:
         self._arrivals.end()
         while self._arrivals:
             self._arrivals.take(0).close()  # came too late to be accepted
+
+    def let_go(self) -> None:
+        """Leave the table of a forked child, where nobody accepts; see `forks`."""
+        _LISTENERS.pop(self._name, None)
 
     def connect(self, timeout_s: float) -> InProcessConnection:
         """Return a client's end of a new connection.

@@ -139,6 +139,12 @@ class SharedMemory:
             finally:
                 self._lock.release()
 
+    def let_go(self) -> None:
+        """Close a forked child's descriptors, and release nothing; see `forks`."""
+        self._is_closed = True
+        self._incoming.let_go()
+        self._close_all()
+
     def _slot(self, num_bytes: int) -> Slot | None:
         # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):

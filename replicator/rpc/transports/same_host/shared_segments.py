@@ -342,6 +342,11 @@ class IncomingSegments:
         loans[slot] = weakref.ref(owner, release)
         return owner.data
 
+    def let_go(self) -> None:
+        """Release nothing from a forked child: its parent may still see what dies."""
+        for segment in self._segments.values():
+            segment.loans.clear()  # and with the weak references what they call
+
     def close(self) -> None:
         """Forget all; arrays that are in use stay mapped."""
         self._segments.clear()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from replicator.errors import AddressInUseError, ConnectionLostError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.unix_handshake import meet_client
@@ -76,6 +77,7 @@ class UnixListener:
         self._selector = selectors.DefaultSelector()
         for watched in (self._socket, self._waker):
             self._selector.register(watched, selectors.EVENT_READ)
+        let_go_in_child(self)
 
     @property
     def address(self) -> str:
@@ -111,6 +113,17 @@ class UnixListener:
         if self._owns_directory:
             shutil.rmtree(os.path.dirname(self._path), ignore_errors=True)
         self._close_when_idle()
+
+    def let_go(self) -> None:
+        """Close a forked child's descriptors; the socket stays its parent's.
+
+        A child that kept them would hold the path after its parent's death.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._lock.let_go()
+            for inherited in (self._selector, self._socket, self._waker, self._wake):
+                inherited.close()
 
     def _close_when_idle(self) -> None:
         """Give the descriptors back, unless `accept` watches them: then it will."""
@@ -173,6 +186,10 @@ class _PathLock:
         """Give it up; the file goes first, so that nobody locks one without a name."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
+        os.close(self._descriptor)
+
+    def let_go(self) -> None:
+        """Close a forked child's descriptor; its parent's holds the lock."""
         os.close(self._descriptor)
 
 

@@ -27,6 +27,7 @@ from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports.frames import (
     READ_BYTES,
@@ -95,6 +96,7 @@ class UnixConnection:
         self._reader = FrameReader(
             limits, allocate=buffers.lend, open_shared=open_shared
         )
+        let_go_in_child(self)
 
     @property
     def peer(self) -> str:
@@ -147,6 +149,14 @@ class UnixConnection:
         with contextlib.suppress(OSError):  # the other end was quicker
             self._socket.shutdown(socket.SHUT_RDWR)
         self._close_when_idle()
+
+    def let_go(self) -> None:
+        """Close a forked child's descriptors; its parent goes on. See `forks`."""
+        self._reason = self._reason or "is for the process that this was forked from"
+        self._is_closed = True
+        self._socket.close()  # no `shutdown`, which would be for both
+        if self._shared is not None:
+            self._shared.let_go()
 
     def _close_when_idle(self) -> None:
         """Give descriptors back, unless a thread is inside of a call with them.

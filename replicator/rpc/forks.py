@@ -1,0 +1,41 @@
+"""What a forked child has of its parent's connections, it lets go of at once.
+
+A child has all objects and descriptors of its parent and none of its threads. Two
+processes that write to one socket mix their messages; a child that keeps the socket of
+a server which is killed hides that from its clients; one that drops an array of shared
+memory would tell the sender that its parent has. So whatever is not for two enters
+itself here, and is told in the child before anything else runs there.
+"""
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Inherited(Protocol):
+    """What belongs to the process that made it."""
+
+    def let_go(self) -> None:
+        """Be of no use in this process, which is a child of the one that made it.
+
+        Takes no lock, as who held one is not in this process; tells no other process.
+        """
+        ...
+
+
+_inherited: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
+
+
+def let_go_in_child(owner: Inherited) -> None:
+    """Let `owner` know when it finds itself in a forked child."""
+    _inherited.add(owner)
+
+
+def _let_go_of_all() -> None:
+    for owner in list(_inherited):
+        owner.let_go()
+    _inherited.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_of_all)
