@@ -77,6 +77,7 @@ HEAVY = {
     "rich": {"replicator/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
     "sklearn": {"replicator/cli/demo_training.py"},
+    "uvicorn": {"replicator/launchpad_bridge/dashboard/serving.py"},
     "tensorboardX": {"replicator/writers/tensorboard.py"},
     "wandb": {"replicator/writers/weights_and_biases.py"},
 }

@@ -47,7 +47,9 @@ def test_the_wheel_holds_the_package_alone(wheel):
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"replicator"}
     assert "replicator/py.typed" in names
-    assert {"replicator/report/page.css", "replicator/report/page.js"} <= set(names)
+    pages = "report", "launchpad_bridge/dashboard"
+    assets = {f"replicator/{p}/page.{kind}" for p in pages for kind in ("css", "js")}
+    assert assets <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -20,8 +20,8 @@ HEADER = (
     "p50",
     "p99",
     "bytes/s",
-    "waiting",
-    "running",
+    "queue",
+    "busy",
 )
 RIGHT = HEADER[2:]
 _NOTHING = "-"

@@ -11,6 +11,7 @@ from typing import Any
 
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.address_promises import Address
+from replicator.launchpad_bridge.dashboard.serving import Dashboard
 from replicator.launchpad_bridge.graph import with_inner
 from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
@@ -48,6 +49,7 @@ def launch(
     resources: Mapping[str, Any] | None = None,
     log_dir: str | Path | None = None,
     stop_grace_s: float = 10.0,
+    dashboard: bool = False,
 ) -> Run:
     """Check a program and start it; return the run, which may be waited for.
 
@@ -70,6 +72,8 @@ def launch(
       resources: What groups need, by label, in place of what the program says.
       log_dir: Where the output of nodes is kept; a temporary folder by default.
       stop_grace_s: How long nodes may take to stop before they are killed.
+      dashboard: Whether to serve a page on this host that shows the program, with its
+        traffic, while it runs; its link is printed. Needs the extra `dashboard`.
 
     Returns:
       The run.
@@ -77,7 +81,8 @@ def launch(
     Raises:
       ProgramError: The program cannot run; nothing was started.
       ArgumentError: An argument breaks its rule.
-      LaunchError: The launcher cannot be opened, or a node does not pickle.
+      LaunchError: The launcher cannot be opened, a node does not pickle, or there is no
+        server for the dashboard.
     """
     program = _the_program(programs)
     launcher, kind = _launcher(launch_type, terminal, serialize_py_nodes)
@@ -98,6 +103,7 @@ def launch(
             launch_type=kind or launcher.name,
             resources={**known, **(resources or {})},
         )
+        page = Dashboard(folder.path) if dashboard else None
     except BaseException:
         folder.close()
         raise
@@ -107,11 +113,13 @@ def launch(
         plan,
         launcher,
         patience=Patience(stop_grace_s=stop_grace_s),
-        close=lambda: _close(folder, addresses),
+        close=lambda: _close(folder, addresses, page),
         test_frame=_test_frame() if kind is not None and is_test(kind) else None,
     )
     program.runs_as(run)
     run.start()
+    if page is not None:
+        page.start()
     for address in addresses:
         address.look_up_in(run.made_by_launcher)
     if test_case is not None:
@@ -210,7 +218,11 @@ def _ray() -> Launcher:
     return Ray()
 
 
-def _close(folder: RunFolder, addresses: Sequence[Address]) -> None:
+def _close(
+    folder: RunFolder, addresses: Sequence[Address], page: Dashboard | None
+) -> None:
+    if page is not None:
+        page.close()
     for address in addresses:
         address.retire()
     folder.close()

@@ -83,9 +83,10 @@ def _ends(
 
 
 def _curve(points: Sequence[Point]) -> Curve:
+    # Between two columns: beside a passage there are boxes.
+    gap = (len(points) - 2) // 4 * 2
     return Curve(
-        path=" ".join(_pieces(points)),
-        middle=_middle(points[len(points) // 2 - 1], points[len(points) // 2]),
+        path=" ".join(_pieces(points)), middle=_middle(points[gap], points[gap + 1])
     )
 
 

@@ -20,7 +20,8 @@ _TITLE = 22.0
 _MARGIN = 16.0
 _GAP = 10.0
 _LINE = 15.0
-_INNER = Spaces(columns=44.0, boxes=_GAP, links=8.0)
+_TRAFFIC = 132.0
+"""Columns stand so far apart where arrows bear words: about as wide as these are."""
 _WIDEST_ALONE = 760.0
 """Groups without arrows fill rows as wide as this, or as the picture."""
 _LOWEST_GRID = 1.8
@@ -85,7 +86,8 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
 
     Args:
       graph: Of a program.
-      note_lines: Lines to leave free in each worker's box.
+      note_lines: Lines to leave free in each worker's box; then arrows have room for
+        words, too.
     """
     arrows = arrows_of(graph)
     groups = {
@@ -99,7 +101,9 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
         (number[arrow.source.label], number[arrow.target.label]) for arrow in across
     )
     origins, passages, width, height = _origins(
-        [groups[label].size for label in labels], links
+        [groups[label].size for label in labels],
+        links,
+        Spaces(columns=_TRAFFIC) if note_lines else Spaces(),
     )
     workers: list[DrawnWorker] = []
     frames: list[DrawnGroup] = []
@@ -170,7 +174,9 @@ def _group(
     ]
     sizes = [_size(lines, note_lines) for lines in lines_of]
     size = max(w for w, _ in sizes), max(h for _, h in sizes)
-    corners, ways, (width, height) = _inside(label, vertices, arrows, size)
+    corners, ways, (width, height) = _inside(
+        label, vertices, arrows, size, _TRAFFIC if note_lines else 44.0
+    )
     what = f" {next(iter(texts))}" if is_alike and any(texts) else ""
     title = shown(f"{label} · {len(vertices)} \N{MULTIPLICATION SIGN}{what}")
     widest = max(width, width_of(title))
@@ -190,7 +196,11 @@ def _group(
 
 
 def _inside(
-    label: str, vertices: Sequence[Vertex], arrows: Sequence[Arrow], size: Point
+    label: str,
+    vertices: Sequence[Vertex],
+    arrows: Sequence[Arrow],
+    size: Point,
+    columns: float,
 ) -> tuple[Sequence[Point], dict[tuple[str, str], Sequence[Point]], Point]:
     """Return the corners of a group's workers, ways between them, the size of all."""
     number = {vertex.name: i for i, vertex in enumerate(vertices)}
@@ -203,7 +213,11 @@ def _inside(
         and target.name is not None
     )
     if inner:
-        placed = place([size] * len(vertices), inner, _INNER)
+        placed = place(
+            [size] * len(vertices),
+            inner,
+            Spaces(columns=columns, boxes=_GAP, links=8.0),
+        )
         ways = {
             (vertices[source].name, vertices[target].name): points
             for (source, target), points in zip(inner, placed.passages, strict=True)
@@ -229,7 +243,7 @@ def _inside(
 
 
 def _origins(
-    sizes: Sequence[Point], links: Sequence[Link]
+    sizes: Sequence[Point], links: Sequence[Link], spaces: Spaces
 ) -> tuple[list[Point], Sequence[Sequence[Point]], float, float]:
     """Return the corner of each group, the passages of links, width and height."""
     linked = sorted({end for link in links for end in link})
@@ -237,6 +251,7 @@ def _origins(
     placed = place(
         [sizes[group] for group in linked],
         [(number[source], number[target]) for source, target in links],
+        spaces,
     )
     origins: dict[int, Point] = dict(zip(linked, placed.corners, strict=True))
     widest = max(_WIDEST_ALONE, placed.width)

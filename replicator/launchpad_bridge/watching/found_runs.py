@@ -17,6 +17,9 @@ from replicator.errors import LaunchError
 from replicator.launchpad_bridge.planning import DESCRIPTION
 from replicator.launchpad_bridge.run_folder import is_held
 
+LINK = "dashboard.url"
+"""In the run's folder: the page of a program that was launched with one."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FoundRun:
