@@ -38,6 +38,7 @@ from replicator.launchpad_bridge.launch_types import (
     is_local_launch,
     is_local_launch_or_test,
 )
+from replicator.launchpad_bridge.launchers.piped_worker import PipedWorker
 from replicator.launchpad_bridge.launchers.processes import Processes
 from replicator.launchpad_bridge.launchers.test_mode import TestMode
 from replicator.launchpad_bridge.launchers.threads import Threads
@@ -100,6 +101,7 @@ __all__ = [
     "Node",
     "NodeContext",
     "NodeFailedError",
+    "PipedWorker",
     "Plan",
     "Processes",
     "Program",

@@ -6,6 +6,7 @@ They lie in a module, as a user's do: workers of other processes import it.
 import os
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -126,6 +127,21 @@ def wait_for_stop():
     return lp.wait_for_stop(SOON_S)
 
 
+def wait_until(is_so, within_s=SOON_S):
+    """Wait for something that no event tells of."""
+    until_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until_s, "it did not come"
+        threading.Event().wait(0.02)
+
+
+def tell_process_and_wait(path):
+    """Leave a file with the process's id; end with the program."""
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    lp.wait_for_stop(SOON_S)
+
+
 def describe_context():
     context = lp.context.get_context()
     return [context.program, context.worker, context.launcher]
@@ -179,7 +195,6 @@ def sum_from(address, numbers):
 
 def read_from(address):
     import socket
-    import time
 
     host, port = address.resolve().split(":")
     until_s = time.monotonic() + SOON_S

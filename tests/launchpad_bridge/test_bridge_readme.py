@@ -1,18 +1,20 @@
 """What the README of the wing shows runs, and what it names is there."""
 
 import re
-from pathlib import Path
 
 import replicator.launchpad_bridge as lp
-
-README = Path(lp.__file__).with_name("README.md").read_text()
+from tests.launchpad_bridge.readme import BLOCKS, README, block_with, names_of
 
 
 def test_its_first_program_runs_and_prints_what_an_actor_returned(capsys):
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    names_of(BLOCKS[0])
     numbers = eval(capsys.readouterr().out)
     assert len(numbers) == 10
+
+
+def test_its_launcher_for_slurm_has_at_most_forty_lines():
+    lines = [line for line in block_with("class Slurm").splitlines() if line.strip()]
+    assert len(lines) <= 40
 
 
 def test_each_name_that_it_uses_exists():

@@ -1,6 +1,12 @@
-"""One suite over all launchers: same program, same answers, same failures."""
+"""One suite over all launchers: same program, same answers, same failures.
 
+That of the README starts workers with `srun`: SLURM's in an allocation, elsewhere a
+stand-in (`bin/srun`), which truly starts them, on this host.
+"""
+
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +14,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from tests.launchpad_bridge import programs
 from tests.launchpad_bridge.programs import SOON_S, counter_and, program_of
+from tests.launchpad_bridge.readme import block_with, names_of
 
 LAUNCHERS = {
     "threads": lp.Threads,
@@ -15,8 +22,9 @@ LAUNCHERS = {
     "test, in order": lambda: lp.TestMode(seed=0),
     "processes": lambda: lp.Processes(terminal="output_to_files"),
     "ray": lambda: ray_cluster().Ray(),
+    "slurm": lambda: names_of(block_with("class Slurm"))["Slurm"](),
 }
-SLOW = {"processes", "ray"}
+SLOW = {"processes", "ray", "slurm"}
 SHARED_PROCESS = {"threads", "test"}
 
 
@@ -35,6 +43,14 @@ def one_ray():
     session.close()
 
 
+@pytest.fixture
+def srun(monkeypatch):
+    """Let an `srun` be found: outside of an allocation the stand-in."""
+    if "SLURM_JOB_ID" not in os.environ:
+        folder = Path(__file__).with_name("bin")
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 def may_wait_by_other_means(launcher):
     """Skip where every wait must be for an edge."""
     if getattr(launcher, "seed", None) is not None:
@@ -50,6 +66,8 @@ def may_wait_by_other_means(launcher):
 def launcher(request):
     if request.param == "ray":
         request.getfixturevalue("one_ray")
+    if request.param == "slurm":
+        request.getfixturevalue("srun")
     return LAUNCHERS[request.param]()
 
 
