@@ -1,19 +1,9 @@
-"""Where the example programs are tried: threads at once, processes as slow tests."""
+"""Where the example programs are tried: threads at once, all else as slow tests."""
 
 import pytest
 
 import replicator.launchpad_bridge as lp
 from experiments.digits import digits_arrays
-
-LAUNCHERS = {
-    "threads": lp.Threads,
-    "processes": lambda: lp.Processes(terminal="output_to_files"),
-}
-
-
-@pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def launcher(request):
-    return LAUNCHERS[request.param]()
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +11,31 @@ def digits(tmp_path_factory):
     """Return images and labels, by split."""
     data_dir = tmp_path_factory.mktemp("datasets")
     return {s: digits_arrays(s, data_dir=data_dir) for s in ("train", "test")}
+
+
+@pytest.fixture(scope="session")
+def one_ray():
+    """Be connected to a Ray, which the launcher then takes: starts take seconds."""
+    pytest.importorskip("ray")
+    from replicator.launchpad_bridge.launchers import ray_session
+
+    session = ray_session.connect(None, {"num_cpus": 4}, insecure=False)
+    yield
+    session.close()
+
+
+@pytest.fixture(
+    params=[
+        "threads",
+        pytest.param("processes", marks=pytest.mark.slow),
+        pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.nightly]),
+    ]
+)
+def launcher(request):
+    """Return the launcher, or the name of one, on which a program is run."""
+    match request.param:
+        case "processes":
+            return lp.Processes(terminal="output_to_files")
+        case "ray":
+            request.getfixturevalue("one_ray")
+    return request.param
