@@ -110,13 +110,8 @@ class Worker:
         """Return Σ B[i, j] · gradient of part j; None if nobody waits any more."""
         if self._straggles(step):
             return None
-        return sum(
-            (
-                self._row[j] * gradient(weights, *part)
-                for j, part in self._parts.items()
-            ),
-            np.zeros_like(weights),
-        )
+        mixed = [self._row[j] * gradient(weights, *p) for j, p in self._parts.items()]
+        return np.sum(mixed, axis=0)
 
     def plain_gradient(self, weights: np.ndarray, step: int) -> np.ndarray | None:
         """Return the gradient of its own part, without any code: for comparison."""
