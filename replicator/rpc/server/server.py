@@ -35,6 +35,7 @@ from replicator.rpc.security.tls import Tls
 from replicator.rpc.server import draining
 from replicator.rpc.server.draining import Phase
 from replicator.rpc.server.methods import method_of_function, methods_of
+from replicator.rpc.server.refusal_log import RefusalLog
 from replicator.rpc.server.served_call import ServedCall, current_call
 from replicator.rpc.server.served_connection import ServedConnection
 from replicator.rpc.server.service import Service
@@ -117,7 +118,7 @@ class Server:
             limits=limits,
             registry=registry,
         )
-        self._handshakes = threading.BoundedSemaphore(_MAX_HANDSHAKES)
+        self._refusals = RefusalLog(self._name, _log)
         self._phase_lock = threading.Lock()
         self._is_started = False
         self._is_stopping = False
@@ -257,28 +258,34 @@ class Server:
 
     def _accept(self, listener: Listener) -> None:
         """Let clients in; each proves itself in a thread of its own."""
+        # For each listener its own: who fills those of a port keeps out no other.
+        places = threading.BoundedSemaphore(_MAX_HANDSHAKES)
         while True:
-            self._handshakes.acquire()
+            places.acquire()
             try:
                 handshake = listener.accept()
-                self._service.crew.run(functools.partial(self._meet, handshake))
+                self._service.crew.run(
+                    functools.partial(self._meet, handshake, places.release)
+                )
             except ConnectionLostError:
-                self._handshakes.release()
+                places.release()
                 return
             except Exception:
-                self._handshakes.release()
+                places.release()
                 _log.exception("%s could not take a client", self._name)
                 if self._stopped.wait(_LOOK_S):
                     return
 
-    def _meet(self, handshake: Callable[[], Connection]) -> None:
+    def _meet(
+        self, handshake: Callable[[], Connection], leave_place: Callable[[], None]
+    ) -> None:
         try:
             connection = handshake()
         except RpcError as error:
-            _log.warning("%s refused a client: %s", self._name, error)
+            self._refusals.tell(error)
             return
         finally:
-            self._handshakes.release()
+            leave_place()
         served = ServedConnection(self._service, connection)
         self._service.connections.add(served)
         if self._is_stopping:  # looked at after `_stop` could see the connection

@@ -1,6 +1,7 @@
 """The handshake in the first chunks of a stream: one message of it in each."""
 
 import time
+from collections.abc import Callable
 
 from replicator.errors import AuthenticationError, ConnectionLostError
 from replicator.rpc.security.authentication import (
@@ -9,6 +10,10 @@ from replicator.rpc.security.authentication import (
     ServerHandshake,
 )
 from replicator.rpc.transports.between_hosts.chunk_queues import Incoming, Outgoing
+
+PRESSED_S = 0.25
+"""How long a handshake may take while others wait for theirs."""
+_LOOK_S = 0.1
 
 
 def prove_to_server(
@@ -48,6 +53,7 @@ def admit_client(
     *,
     peer: str,
     deadline: float,
+    do_others_wait: Callable[[], bool] = lambda: False,
 ) -> None:
     """Return when both ends have proved the secret.
 
@@ -57,15 +63,22 @@ def admit_client(
       outgoing: Of the stream.
       peer: The client, for errors.
       deadline: On the monotonic clock.
+      do_others_wait: Whether this one has less time, `PRESSED_S`: it may be one of many
+        strangers, and those who wait need not be.
 
     Raises:
       AuthenticationError: The client did not prove it, or was silent; it was told.
       ClosedError: The stream ended.
     """
+    pressed = min(deadline, time.monotonic() + PRESSED_S)
+
+    def until() -> float:
+        return pressed if do_others_wait() else deadline
+
     try:
-        challenge = handshake.challenge(_next_of(incoming, deadline, peer=peer))
+        challenge = handshake.challenge(_next_of(incoming, until, peer=peer))
         outgoing.put(challenge, deadline=deadline)
-        welcome = handshake.verify(_next_of(incoming, deadline, peer=peer))
+        welcome = handshake.verify(_next_of(incoming, until, peer=peer))
     except AuthenticationError:
         if handshake.refusal:
             outgoing.put(handshake.refusal, deadline=deadline)
@@ -76,16 +89,19 @@ def admit_client(
 
 def _of_server(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
     try:
-        return _next_of(incoming, deadline, peer=peer)
+        return _next_of(incoming, lambda: deadline, peer=peer)
     except AuthenticationError as silence:
         raise ConnectionLostError(str(silence)) from None
 
 
-def _next_of(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
-    try:
-        return incoming.next_chunk(deadline)
-    except TimeoutError:
-        raise AuthenticationError(
-            f"{peer} was silent at the handshake, and was given up. Check that a "
-            "server of this program listens there, and is not stopped."
-        ) from None
+def _next_of(incoming: Incoming, until: Callable[[], float], *, peer: str) -> bytes:
+    while True:
+        try:
+            return incoming.next_chunk(min(until(), time.monotonic() + _LOOK_S))
+        except TimeoutError:
+            if time.monotonic() < until():
+                continue
+            raise AuthenticationError(
+                f"{peer} was silent at the handshake, and was given up. Check that a "
+                "server of this program listens there, and is not stopped."
+            ) from None

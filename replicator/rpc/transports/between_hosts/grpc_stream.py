@@ -6,7 +6,7 @@ above it. So there are no protobufs of ours, no limit of 2 GiB, and no thread of
 pool is held by a connection: one of our own reads its stream, and one writes it.
 
 Nothing is believed before the handshake. A stranger costs a chunk of memory, for 2 s at
-most; strangers are let in a few at a time, and connections are counted.
+most (less while others wait); strangers are let in a few at a time, and counted.
 """
 
 import contextlib
@@ -21,10 +21,7 @@ from typing import Any, NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2
 
-from replicator.errors import (
-    AuthenticationError,
-    ConnectionLostError,
-)
+from replicator.errors import AuthenticationError, ConnectionLostError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.security.authentication import (
@@ -55,6 +52,7 @@ from replicator.rpc.transports.between_hosts.grpc_options import (
     MAX_STRANGERS,
     SERVER_OPTIONS,
 )
+from replicator.rpc.transports.between_hosts.turns import Turns
 from replicator.rpc.transports.network_rules import (
     check_free,
     in_use,
@@ -182,7 +180,7 @@ class GrpcListener:
         self._streams = 0
         self._is_open = True
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
-        self._strangers = threading.Semaphore(MAX_STRANGERS)
+        self._turns = Turns(MAX_STRANGERS)
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
             handlers=[_Methods(self._arrive)],
@@ -231,6 +229,7 @@ class GrpcListener:
             if not arrival.context.add_callback(self._leave):
                 return  # it is gone
             self._streams += 1
+        self._turns.arrive()
         self._arrivals.put(arrival)
 
     def _leave(self) -> None:
@@ -241,7 +240,7 @@ class GrpcListener:
         """Let a peer prove itself; return the connection to it."""
         peer = f"the client at {readable(arrival.context.peer())}"
         # Who is before it is done in half of that.
-        if not self._strangers.acquire(timeout=2 * HANDSHAKE_TIMEOUT_S):
+        if not self._turns.take(timeout_s=2 * HANDSHAKE_TIMEOUT_S):
             arrival.cut_off()
             raise AuthenticationError(
                 f"{peer} did not get its turn at the handshake: {MAX_STRANGERS} others "
@@ -250,7 +249,7 @@ class GrpcListener:
         try:
             return self._meet(arrival, peer)
         finally:
-            self._strangers.release()
+            self._turns.leave()
 
     def _meet(self, arrival: "_Arrival", peer: str) -> ChunkedConnection:
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
@@ -263,7 +262,12 @@ class GrpcListener:
             check_client(names, peer=peer)
             start_reader(_chunks_of(arrival.requests), incoming, outgoing)
             start_writer(outgoing, arrival.send)
-            admit_client(handshake, incoming, outgoing, peer=peer, deadline=deadline)
+            admit_client(
+                *(handshake, incoming, outgoing),
+                peer=peer,
+                deadline=deadline,
+                do_others_wait=self._turns.do_others_wait,
+            )
         except BaseException as failure:
             incoming.stop()
             outgoing.finish()

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -15,10 +16,12 @@ from replicator.errors import (
     AuthenticationError,
     ConnectionLostError,
 )
+from replicator.rpc.security.authentication import HANDSHAKE_TIMEOUT_S, ClientHandshake
 from replicator.rpc.security.certificates import make_certificates
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
 from replicator.rpc.transports.between_hosts import grpc_stream
+from replicator.rpc.transports.between_hosts.chunk_handshake import PRESSED_S
 from replicator.rpc.transports.between_hosts.chunk_queues import CHUNK_BYTES
 from replicator.rpc.transports.between_hosts.grpc_stream import connect_grpc
 from tests.rpc.transports.between_hosts.grpc_ends import (
@@ -30,7 +33,7 @@ from tests.rpc.transports.between_hosts.grpc_ends import (
     dial,
     listening,
 )
-from tests.rpc.transports.ends import LONG_S, SHORT_S, pass_on
+from tests.rpc.transports.ends import LONG_S, SECRET, SHORT_S, pass_on, wait_until
 
 GARBAGE = {
     "noise": bytes(range(100, 164)),
@@ -126,6 +129,30 @@ def test_silent_strangers_do_not_keep_others_out(monkeypatch, briefly):
         client = dial(listener)
         stack.callback(client.close)
         assert pass_on(client, admitted.get(timeout=LONG_S), 1) == 1
+
+
+def test_silent_strangers_have_less_time_while_others_wait(monkeypatch):
+    """With the full patience for each, the six would take three times that."""
+    monkeypatch.setattr(grpc_stream, "MAX_STRANGERS", 2)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listening())
+        strangers = [stack.enter_context(Stranger(listener)) for _ in range(6)]
+        hello = ClientHandshake(SECRET, binding="grpc:1").hello()
+        strangers[0].send(hello)  # needs no secret
+        wait_until(lambda: listener._turns.num_waiting == 6)
+        admitted = stack.enter_context(accepting(listener))
+        started_s = time.monotonic()
+        stack.callback(dial(listener).close)
+        stack.callback(admitted.get(timeout=LONG_S).close)
+        assert time.monotonic() - started_s < 2 * HANDSHAKE_TIMEOUT_S
+
+
+def test_who_is_slow_has_all_its_time_while_nobody_waits(listener):
+    with Stranger(listener) as slow, admitting(listener) as promise:
+        with contextlib.suppress(TimeoutError):
+            promise.result(2 * PRESSED_S)
+        slow.prove()
+        promise.result(LONG_S).close()
 
 
 def test_connections_are_counted(listener, monkeypatch):
