@@ -29,6 +29,7 @@
     ├── ProgramError (ValueError)           a graph of nodes that cannot run
     ├── LaunchError (RuntimeError)          a program cannot be started
     ├── NodeFailedError (RuntimeError)      a node of a running program failed
+    ├── RunTimeoutError (TimeoutError)      a program did not end in time
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
     Preempted (SystemExit)      no error: the run was asked to stop, and is saved
@@ -200,6 +201,10 @@ class NodeFailedError(ReplicatorError, RuntimeError):
     def __init__(self, message: str, *, node: str = "") -> None:
         super().__init__(message)
         self.node = node
+
+
+class RunTimeoutError(ReplicatorError, TimeoutError):
+    """A program, or the nodes that were waited for, did not end in time."""
 
 
 class DistributedError(ReplicatorError, RuntimeError):

@@ -18,6 +18,7 @@ import pytest
 from jax import lax
 
 import replicator
+import replicator.launchpad_bridge as lp
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.errors import (
     ArgumentError,
@@ -25,10 +26,15 @@ from replicator.errors import (
     CheckpointError,
     CheckpointMismatchError,
     InvarianceError,
+    LaunchError,
+    NodeFailedError,
     NonFiniteError,
+    ProgramError,
     ReplicationError,
+    RunTimeoutError,
     StateError,
     TooLateError,
+    check_count,
 )
 from replicator.hooks import Hook
 from replicator.postmortem.bundle import read_bundle
@@ -211,6 +217,25 @@ def own_leaf_without_axis():
     return replicas(8).compile(lambda state, batch: (state, {}))(
         own, regression_batch()
     )
+
+
+def program_of(function, *args, name="training"):
+    """Return a program of one node, its learner."""
+    program = lp.Program(name)
+    program.add_node(lp.PyNode(function, *args), label="learner")
+    return program
+
+
+def launched_twice():
+    program = program_of(lp.wait_for_stop)
+    with lp.launch(program):
+        lp.launch(program)
+
+
+def waited_for(*args, **options):
+    """Wait for a program that ends only when it is asked to."""
+    with lp.launch(program_of(lp.wait_for_stop)) as run:
+        run.wait(*args, **options)
 
 
 ROWS = [
@@ -715,6 +740,54 @@ ROWS = [
         "`directory` must be a post-mortem bundle, got runs/a without `about.json`. "
         "Look into `postmortem/` of the run's directory.",
     ),
+    Row(
+        "Resources for a group that a program has not",
+        lambda: lp.launch(program_of(int), resources={"actor": lp.Resources(cpus=1)}),
+        ProgramError,
+        "`resources` must name groups of 'training' (learner), got actor. Use these.",
+    ),
+    Row(
+        "A program that runs already",
+        launched_twice,
+        ProgramError,
+        "`program` must not be running, got 'training', which is. Wait for its run, "
+        "or make the program again.",
+    ),
+    Row(
+        "Answers of a cacher that would be too old",
+        lambda: lp.CacherNode(lp.CourierNode(object).create_handle(), 4000, 2000),
+        ProgramError,
+        "`refresh_interval_ms` must be more than 0 and at most `stale_after_ms`, got "
+        "4000 and 2000. Use 2000 and 4000.",
+    ),
+    Row(
+        "A stop where no program runs",
+        lp.stop,
+        LaunchError,
+        "`lp.stop()` must be called while a program runs in this process, got none. "
+        "Call it in a node, or `run.stop()` on what `lp.launch` returned.",
+    ),
+    Row(
+        "A wait for a group that a program has not",
+        lambda: waited_for(labels=["actor"]),
+        LaunchError,
+        "`labels` must be a list of groups (learner), got ['actor']. Use labels of "
+        "'training'.",
+    ),
+    Row(
+        "A program that does not end in time",
+        lambda: waited_for(0.01),
+        RunTimeoutError,
+        "`training` must end within 0.01 s, got learner still running. Give it longer, "
+        "or `run.stop()`.",
+    ),
+    Row(
+        "A node that fails, here by an argument",
+        lambda: lp.launch(program_of(check_count, "batch_size", 0)).wait(20),
+        NodeFailedError,
+        "`learner` raised ArgumentError: `batch_size` must be at least 1, got 0. Use "
+        "1.\nIt is a node of the program 'training'.",
+    ),
 ]
 
 
@@ -774,7 +847,8 @@ def document():
     for row in ROWS:
         builtin = row.kind.__mro__[2].__name__
         lines.append(
-            f"| {row.name} | `{row.kind.__name__}` ({builtin}) | {row.message} |"
+            f"| {row.name} | `{row.kind.__name__}` ({builtin}) | "
+            f"{' '.join(row.message.splitlines())} |"
         )
     return "\n".join(lines) + "\n"
 

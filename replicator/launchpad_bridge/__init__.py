@@ -10,7 +10,12 @@
 The names are Launchpad's, and what it promises holds here.
 """
 
-from replicator.errors import LaunchError, NodeFailedError, ProgramError
+from replicator.errors import (
+    LaunchError,
+    NodeFailedError,
+    ProgramError,
+    RunTimeoutError,
+)
 from replicator.launchpad_bridge import address_promises as address
 from replicator.launchpad_bridge import node_context as context
 from replicator.launchpad_bridge import recipes
@@ -113,6 +118,7 @@ __all__ = [
     "Restart",
     "ReverbNode",
     "Run",
+    "RunTimeoutError",
     "SimpleLocalAddressBuilder",
     "StopAsked",
     "TestMode",

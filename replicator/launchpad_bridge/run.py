@@ -10,15 +10,16 @@ with a status that is not 0 (`exit_status`); a signal stops the run (`interrupts
 
 import signal
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self, final
 
-from replicator.errors import LaunchError, NodeFailedError
+from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
 from replicator.launchpad_bridge import exit_status, interrupts, node_context
 from replicator.launchpad_bridge.driver import Driver
 from replicator.launchpad_bridge.node_run import edge_of
 from replicator.launchpad_bridge.protocols import Exited, Launcher, Plan, StopAsked
+from replicator.launchpad_bridge.results import Results
 from replicator.launchpad_bridge.stopping import call_process_handlers
 from replicator.launchpad_bridge.supervisor import describe
 from replicator.launchpad_bridge.supervisor_states import (
@@ -113,9 +114,12 @@ class Run:
         return self._over.is_set()
 
     @property
-    def results(self) -> dict[str, PyTree]:
-        """Return what nodes returned, so far, by worker: "learner", "actors/3"."""
-        return dict(self._driver.results)
+    def results(self) -> Mapping[str, PyTree]:
+        """Return what nodes returned, so far, by worker: "learner", "actors/3".
+
+        To ask for one that could not be sent raises `EncodeError`.
+        """
+        return Results(self._driver.results)
 
     def results_of(self, label: str) -> list[PyTree]:
         """Return what each node of one group returned, in the order of their numbers.
@@ -177,7 +181,7 @@ class Run:
 
         Raises:
           NodeFailedError: A node failed; names it, and is raised from its error.
-          TimeoutError: They have not ended in time; names those that run.
+          RunTimeoutError: They have not ended in time; names those that run.
           KeyboardInterrupt: Ctrl-C stopped the run, and this is the main thread.
           LaunchError: A node waits for its own run, or a label does not exist.
         """
@@ -192,8 +196,8 @@ class Run:
             )
         if not ended:
             running = ", ".join(name for name in wanted if self._runs(name))
-            raise TimeoutError(
-                f"{self.program!r} must end within {timeout_s:g} s, got {running} "
+            raise RunTimeoutError(
+                f"`{self.program}` must end within {timeout_s:g} s, got {running} "
                 "still running. Give it longer, or `run.stop()`."
             )
         self._raise_signal()
@@ -318,7 +322,7 @@ class Run:
         lines = [str(error) if is_told else describe(exited)]
         if error is not None and (edge := edge_of(error)):
             lines.append(edge)
-        lines.append(f"(in the program {self.program!r})")
+        lines.append(f"It is a node of the program {self.program!r}.")
         failure = NodeFailedError("\n".join(lines), node=exited.name)
         failure.__cause__ = error.__cause__ if is_told else error
         return failure

@@ -2,7 +2,9 @@
 
 It is made where only this user can enter (0700), with a path short enough for sockets,
 and goes away with the run. A launcher that was killed cannot do that: so the next one
-looks for folders whose lock nobody holds any more, and removes those.
+looks for folders whose lock nobody holds any more, and removes those. The lock is the
+last to go: who is killed while it removes a folder leaves one that others remove. And
+one that has no lock after a minute was never finished.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +21,8 @@ from replicator.rpc.security.secret import Secret
 
 _PREFIX = "lp-"
 _LOCK = "launcher.lock"
+_UNFINISHED_LOCK = "launcher.new"
+_UNFINISHED_S = 60.0
 # A socket's path has 103 bytes on macOS; its name here takes at most ten.
 _LONGEST_FOLDER_BYTES = 80
 
@@ -50,7 +55,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Remove it and all in it; may be called twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -62,10 +67,32 @@ def remove_abandoned(parent: str) -> None:
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
                 continue
+            if _was_never_finished(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
             lock = _locked(folder / _LOCK)
             if lock is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
                 lock.close()
+
+
+def _was_never_finished(folder: Path) -> bool:
+    """Return whether its launcher died before the lock was there, or just after."""
+    if not set(os.listdir(folder)) <= {_UNFINISHED_LOCK}:
+        return False
+    return time.time() - folder.stat().st_mtime > _UNFINISHED_S
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder and all in it, the lock last."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_held(folder: Path) -> bool:
@@ -95,7 +122,7 @@ def _parent() -> str:
 
 def _lock_made(path: Path) -> IO[bytes]:
     """Return the open file of a lock that nobody saw before it was ours."""
-    hidden = path.with_suffix(".new")
+    hidden = path.with_name(_UNFINISHED_LOCK)
     file = hidden.open("wb")
     fcntl.flock(file, fcntl.LOCK_EX)
     hidden.rename(path)

@@ -4,8 +4,9 @@ import time
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, EncodeError
 from replicator.launchpad_bridge.launchers.threads import ThreadWorkers
+from replicator.launchpad_bridge.results import Results, Unsendable
 from tests.launchpad_bridge.programs import program_of
 
 
@@ -45,8 +46,31 @@ def test_a_failure_is_raised_each_time_and_kept():
 def test_wait_gives_up_after_its_time_and_says_who_runs():
     with lp.launch(program_of(a=waiting(), b=lp.PyNode(int))) as run:
         run.wait(20, labels=["b"])
-        with pytest.raises(TimeoutError, match="got a still running"):
+        with pytest.raises(lp.RunTimeoutError, match="got a still running"):
             run.wait(0.01)
+
+
+def test_a_result_that_cannot_be_sent_says_so_when_it_is_asked_for():
+    found = {"a": 1, "b": Unsendable(reason="`x` is a thread. Send its name.")}
+    results = Results(found)
+    assert results["a"] == 1
+    assert set(results) == {"a", "b"}
+    with pytest.raises(EncodeError, match=r"`b` must return .* `x` is a thread\."):
+        results["b"]
+    with pytest.raises(EncodeError):
+        dict(results)
+    with pytest.raises(KeyError):
+        results["c"]
+
+
+@pytest.mark.slow
+def test_a_process_whose_result_cannot_be_sent_has_done_its_work():
+    program = program_of(a=lp.PyNode(threading.Thread), b=lp.PyNode(int))
+    run = lp.launch(program, lp.Processes(terminal="output_to_files"))
+    run.wait(60)
+    assert run.results["b"] == 0
+    with pytest.raises(EncodeError, match=r"`a` must return .*got a threading\.Thread"):
+        run.results["a"]
 
 
 def test_a_run_can_be_waited_for_from_any_thread_and_by_many():

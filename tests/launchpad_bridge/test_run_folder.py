@@ -1,5 +1,8 @@
 import os
+import shutil
 import stat
+import time
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +41,36 @@ def test_one_whose_launcher_is_gone_is_removed(tmp_path):
     (gone / "socket").touch()
     remove_abandoned(str(tmp_path))
     assert not gone.exists()
+
+
+def test_one_whose_launcher_died_before_it_had_a_lock_is_removed_later(tmp_path):
+    names = ["lp-empty", "lp-begun", "lp-new"]
+    folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir(mode=0o700)
+    (tmp_path / "lp-begun" / "launcher.new").touch()
+    long_ago_s = time.time() - 3600
+    for folder in folders[:2]:
+        os.utime(folder, (long_ago_s, long_ago_s))
+    remove_abandoned(str(tmp_path))
+    assert [folder.exists() for folder in folders] == [False, False, True]
+
+
+def test_its_lock_is_the_last_to_go(folder, monkeypatch):
+    (folder.path / "tls").mkdir()
+    (folder.path / "tls" / "key").touch()
+    seen = []
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(
+        shutil,
+        "rmtree",
+        lambda path, **options: (
+            seen.append((Path(path).name, sorted(os.listdir(path)))),
+            rmtree(path, **options),
+        ),
+    )
+    folder.close()
+    assert seen == [("tls", ["key"]), (folder.path.name, ["launcher.lock"])]
 
 
 def test_what_is_no_folder_of_a_run_is_left_alone(tmp_path):

@@ -20,6 +20,8 @@ from pathlib import Path
 # Tools around a program, of no use to its workers.
 _LEFT_OUT = {"_pytest", "pytest", "pluggy", "xdist", "coverage", "pip", "setuptools"}
 _LEFT_OUT |= {"IPython", "ipykernel", "debugpy", "pydevd", "_distutils_hack"}
+# Of use to the launcher, large, and bound to the process that it was started in.
+_LEFT_OUT |= {"ray"}
 _OWN = "replicator"
 
 

@@ -14,6 +14,7 @@ from replicator.errors import (
     MessageTooLargeError,
     RemoteError,
 )
+from replicator.launchpad_bridge.results import Unsendable
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
@@ -59,17 +60,6 @@ class Frame(NamedTuple):
     def raised(self) -> bool:
         """Whether it tells an error."""
         return self.kind == _RAISED
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Unsendable:
-    """In place of a result that cannot travel.
-
-    Attributes:
-      reason: What in it cannot, and why.
-    """
-
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

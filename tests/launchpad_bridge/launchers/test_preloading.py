@@ -20,3 +20,9 @@ def test_the_standard_library_and_tools_are_not():
 def test_modules_of_the_script_are_not():
     assert __name__ in sys.modules
     assert not [name for name in heavy_modules() if name.startswith("tests")]
+
+
+def test_ray_which_only_the_launcher_uses_is_not(monkeypatch):
+    for name in ("ray", "ray.actor", "rays"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["numpy"])
+    assert {"ray", "ray.actor", "rays"} & set(heavy_modules()) == {"rays"}

@@ -7,12 +7,12 @@ from replicator.errors import DecodeError, RemoteError
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,
     FrameReader,
-    Unsendable,
     pack_error,
     pack_result,
     read_report,
     rebuild_error,
 )
+from replicator.launchpad_bridge.results import Unsendable
 
 
 def read(*frames):
