@@ -1,5 +1,7 @@
 """Where the example programs are tried: threads at once, all else as slow tests."""
 
+import tempfile
+
 import pytest
 
 import replicator.launchpad_bridge as lp
@@ -31,11 +33,14 @@ def one_ray():
         pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.nightly]),
     ]
 )
-def launcher(request):
-    """Return the launcher, or the name of one, on which a program is run."""
-    match request.param:
-        case "processes":
-            return lp.Processes(terminal="output_to_files")
-        case "ray":
-            request.getfixturevalue("one_ray")
-    return request.param
+def launcher(request, monkeypatch):
+    """Be the launcher, or the name of one, on which a program is run."""
+    if request.param == "ray":
+        request.getfixturevalue("one_ray")
+    is_processes = request.param == "processes"
+    with tempfile.TemporaryDirectory(prefix="programs-") as folder:
+        # Logs are kept beside the run's own folder, which is in the one for such.
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield (
+            lp.Processes(terminal="output_to_files") if is_processes else request.param
+        )
