@@ -86,6 +86,26 @@ class Impatient:
         other.anything()
 
 
+class Tangled:
+    """Answers by asking another one, which answers by asking this one."""
+
+    def __init__(self, other, *, begins):
+        self._other = other
+        self._begins = begins
+
+    def is_ready(self):
+        return True
+
+    def ask(self):
+        return self._other.ask()
+
+    def run(self):
+        if self._begins:
+            self._other.call("is_ready", timeout_s=SOON_S)
+            self._other.ask()
+        lp.wait_for_stop(SOON_S)
+
+
 class Predictor:
     """Answers in batches."""
 

@@ -107,17 +107,21 @@ def fetched_between(path, begin_s, end_s):
     return sum(begin_s <= time_s < end_s for time_s in times_s)
 
 
-def test_row_14_a_client_that_does_not_read_slows_no_other(tmp_path):
+def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_slows_another(
+    tmp_path,
+):
     program, learner = learner_program()
     rate, seconds = 50, 3.0
     for name in ("fast-1", "fast-2"):
         node = lp.PyNode(nodes.fetch_always, learner, str(tmp_path), name, rate)
         program.add_node(node, label=name)
+    slow = lp.PyNode(nodes.fetch_always, learner, str(tmp_path), "slow", rate / 10)
+    program.add_node(slow, label="slow")
     program.add_node(
         lp.PyNode(nodes.fetch_large, learner, str(tmp_path)), label="greedy"
     )
     with running(program, tmp_path):
-        for name in ("fast-1", "fast-2"):
+        for name in ("fast-1", "fast-2", "slow"):
             wait_file(tmp_path / name)
         greedy = int(wait_file(tmp_path / "greedy"))
         client = learner.dereference()

@@ -5,6 +5,7 @@ stand-in (`bin/srun`), which truly starts them, on this host.
 """
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.errors import CallTimeoutError, RemoteError
 from tests.launchpad_bridge import programs
 from tests.launchpad_bridge.programs import SOON_S, counter_and, program_of
 from tests.launchpad_bridge.readme import block_with, names_of
@@ -290,6 +292,40 @@ def test_two_constructors_that_wait_for_each_other_are_told_so(run_program):
     program.add_node(a, label="a")
     program.add_node(b, label="b")
     assert "constructors that call each other" in str(failure_of(run_program, program))
+
+
+def test_two_handlers_that_wait_for_each_other_end_in_bounded_time(
+    run_program, launcher
+):
+    may_wait_by_other_means(launcher)
+    program = lp.Program("tangle")
+    options = {
+        "courier_kwargs": {"thread_pool_size": 1},
+        "courier_client_kwargs": {"call_timeout": 1},
+    }
+    a, b = (lp.CourierNode(programs.Tangled, **options) for _ in "ab")
+    a.configure(b.create_handle(), begins=True)
+    b.configure(a.create_handle(), begins=False)
+    program.add_node(a, label="a")
+    program.add_node(b, label="b")
+    error = failure_of(run_program, program)
+    assert error.node == "a"
+    assert "a -> b" in str(error)
+    assert isinstance(error.__cause__, CallTimeoutError | RemoteError)
+
+
+def test_a_port_that_is_taken_fails_its_node_by_name(run_program, launcher):
+    pytest.importorskip("grpc")
+    may_wait_by_other_means(launcher)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        program = program_of(
+            robbed=lp.CourierNode(programs.Counter, courier_kwargs={"port": port}),
+            other=lp.PyNode(programs.wait_for_stop),
+        )
+        error = failure_of(run_program, program)
+    assert error.node == "robbed"
+    assert f"127.0.0.1:{port}" in str(error)
 
 
 def test_a_server_of_the_users_own_has_a_port_that_its_clients_know(
