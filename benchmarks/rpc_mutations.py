@@ -79,6 +79,8 @@ class Mutations:
         assert header is not None  # the packer is one that returns what it packed
         data = rng.randbytes(rng.randrange(20)) + header + bytes([len(header)])
         code = rng.randrange(wire_format.BYTES + 2)
+        if rng.random() < 0.2:
+            return bytes([wire_format.LONE, code]) + data
         return bytes([0xC7, self._nearly(len(data), 255), code]) + data
 
     def _nearly(self, number: int, most: int = 15) -> int:

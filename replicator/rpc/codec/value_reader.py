@@ -29,6 +29,9 @@ from replicator.rpc.codec.wire_format import (
 _ONE_PIECE = (bytes, bytearray, memoryview)
 _FEW_KEYS = 64  # cannot be slow, whatever they are
 
+_LONE_BYTES = 2  # the mark, and what it marks
+_LONE_CODES = (ARRAY, SHORT_ARRAY)
+
 _ndarray = np.ndarray
 
 
@@ -78,6 +81,13 @@ class ValueReader:
             buffer, start = self._take(num_bytes)
             return buffer[start : start + num_bytes].tobytes()
         raise DecodeError(f"An extension must be one of ours, got code {code}.")
+
+    def read_lone(self, head: bytes | memoryview) -> Any:
+        """Return the array that a head without msgpack stands for."""
+        if len(head) < _LONE_BYTES or head[1] not in _LONE_CODES:
+            raise DecodeError("A head must name an array after its mark.")
+        # A copy: there the elements are aligned.
+        return self.read_extension(head[1], bytes(head[_LONE_BYTES:]))
 
     def read_list(self, items: list) -> Any:
         """Return what a list stands for: itself, or what its tag makes of it."""

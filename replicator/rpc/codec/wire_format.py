@@ -15,6 +15,10 @@ SCALAR = 3
 BYTES = 4
 """A length in 8 bytes, little-endian; the bytes are the next buffer."""
 
+LONE = 0xC1
+"""Begins a head that is one extension and nothing else, without msgpack's part of it:
+its code and its data follow. msgpack itself never writes this byte."""
+
 SURROGATES = "surrogatepass"
 """How strings are encoded: Python's may hold halves of pairs."""
 

@@ -28,7 +28,7 @@ from benchmarks.rpc_values import (
 )
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.codec.wire_format import ALIGNMENT, lay_out
+from replicator.rpc.codec.wire_format import ALIGNMENT, LONE, lay_out
 
 DAY = datetime.date(2026, 2, 28)
 NOON = datetime.datetime(2026, 2, 28, 12, 0, 1, 5, fold=1)
@@ -349,3 +349,15 @@ def test_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize("size", [0, 3, 500, 5000])
+@pytest.mark.parametrize("as_head", [bytes, lambda head: memoryview(b" " + head)[1:]])
+def test_an_array_that_is_all_arrives_aligned_and_without_msgpack(size, as_head):
+    array = np.arange(size, dtype=np.float64)
+    encoded = encode(array)
+    assert encoded.head[0] == LONE
+    got = decode(as_head(encoded.head), encoded.buffers)
+    assert np.array_equal(got, array)
+    assert got.flags.aligned
+    assert not got.flags.writeable

@@ -44,6 +44,14 @@ def array(description, *shape, order=0, data=b"", code=wire_format.SHORT_ARRAY):
     return packb(ExtType(code, data + header + bytes([len(header) % 256])))
 
 
+LONE = bytes([wire_format.LONE])
+
+
+def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY):
+    header = packb([description, 0, *shape])
+    return LONE + bytes([code]) + data + header + bytes([len(header)])
+
+
 class Canary:
     """Writes a file when it is unpickled."""
 
@@ -255,6 +263,15 @@ WRONG = {
     "truth of 2 in a field": body_of([1, ["a", None, 0, "|b1"]], b"\x02"),
     "text past Unicode": body_of("<U1", b"\x00\x00\x11\x00"),
     "text past Unicode, swapped": body_of(">U1", b"\x00\x11\x00\x00"),
+    "lone mark": LONE,
+    "lone array of no bytes": LONE + bytes([wire_format.SHORT_ARRAY]),
+    "lone array of too few bytes": lone("<f4", 2, data=bytes(4)),
+    "lone array in no body": lone("<f4", 2, code=wire_format.ARRAY),
+    "lone scalar": lone("<f4", data=bytes(4), code=wire_format.SCALAR),
+    "lone code of none": lone("<f4", 1, data=bytes(4), code=99),
+    "lone truth of 2": lone("|b1", 1, data=b"\x02"),
+    "lone array in a list": b"\x91" + lone("<f4", 1, data=bytes(4)),
+    "lone array, and more": lone("<f4", 1, data=bytes(4)) + b"\xc0",
     "text past Unicode in fields": body_of([4, ["a", None, 0, "<U1"]], b"\xff" * 4),
 }
 
