@@ -15,6 +15,8 @@ ABANDONED = "abandoned"
 """The server stopped while the call ran."""
 EXPIRED = "expired"
 """Its deadline passed before it ran. Then seconds."""
+OVERRAN = "overran"
+"""Its deadline passed while it ran, and the handler gave up. Then seconds."""
 
 
 class Answer(NamedTuple):

@@ -84,6 +84,14 @@ def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
     )
 
 
+def overran(edge: Edge, ran_s: float) -> CallTimeoutError:
+    """Return the error for a call whose handler gave up when its deadline passed."""
+    return CallTimeoutError(
+        f"{edge} did not answer in time: its handler gave up after {ran_s:.3g} s, when "
+        "the deadline had passed. Give it longer with `timeout_s`."
+    )
+
+
 def inherited(address: str) -> RpcError:
     """Return the error for a client that was made before this process was forked."""
     return RpcError(

@@ -290,6 +290,8 @@ class Calls:
             )
         if why == answers.EXPIRED:
             return Failed(call_errors.expired(edge, details))
+        if why == answers.OVERRAN:
+            return Failed(call_errors.overran(edge, details))
         if why == answers.ABANDONED:
             return Failure(Outcome.LOST, call_errors.abandoned(edge, details))
         return Failure(Outcome.REFUSED)

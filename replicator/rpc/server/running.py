@@ -4,6 +4,7 @@ import logging
 import time
 
 from replicator.errors import (
+    CallCancelledError,
     CallTimeoutError,
     EncodeError,
     MessageTooLargeError,
@@ -12,6 +13,7 @@ from replicator.errors import (
 from replicator.protocols import PyTree
 from replicator.rpc.answers import (
     EXPIRED,
+    OVERRAN,
     Answer,
     not_run,
     raised,
@@ -26,6 +28,8 @@ from replicator.rpc.server.service import Service
 
 _REPLY = int(Kind.REPLY)
 _ERROR = int(Kind.ERROR)
+# What a handler raises that heeds its deadline, or passes it on to what it calls.
+_GAVE_UP = (TimeoutError, CallCancelledError)
 _NONE: dict[str, PyTree] = {}
 _log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
         value = target.function(*call.args, **call.kwargs)
         kind = _REPLY
     except BaseException as error:  # also one that would end a program
-        kind, value = raised(tell(error, registry=service.registry))
+        kind, value = _answer_to(error, service, call)
     finally:
         running_here.call = None
         call.is_over = True
@@ -66,6 +70,14 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     if call.is_shared:
         _tell_others(service, call, Answer(kind, value), bytes_out)
     call.caller.end(call)
+
+
+def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answer:
+    """Return what to say of a handler that raised."""
+    now_s = time.monotonic()
+    if isinstance(error, _GAVE_UP) and now_s >= call.deadline_s:
+        return not_run(OVERRAN, now_s - call.received_s)
+    return raised(tell(error, registry=service.registry))
 
 
 def run_if_wanted(service: Service, call: ServedCall) -> None:

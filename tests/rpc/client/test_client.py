@@ -11,16 +11,20 @@ import replicator.rpc.server.server as server_module
 from replicator.errors import (
     ArgumentError,
     AuthenticationError,
+    CallCancelledError,
     CallTimeoutError,
     ConnectionLostError,
     DecodeError,
+    RemoteError,
     ServerStoppedError,
 )
 from replicator.rpc.client.client import Client, list_methods
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.protocols import Kind
 from replicator.rpc.security.secret import Secret
+from replicator.rpc.server import served_call
 from replicator.rpc.server.server import Server
-from replicator.rpc.transports.connect import listen
+from replicator.rpc.transports.connect import connect, listen
 from tests.rpc.courier_cases import (
     LONG_S,
     Probe,
@@ -29,7 +33,7 @@ from tests.rpc.courier_cases import (
     serving,
     wait_until,
 )
-from tests.rpc.fakes import Faults, faulty, nobody
+from tests.rpc.fakes import Faults, FaultyConnection, faulty, nobody
 from tests.rpc.transports.ends import SECRET
 
 
@@ -303,3 +307,36 @@ def test_a_reply_that_cannot_be_read_here_names_its_call():
             client.point()
         with pytest.raises(DecodeError, match=r"`point` of 'server'.*has run.*Point"):
             client.futures.point().result(LONG_S)
+
+
+class HastyConnection(FaultyConnection):
+    """Tells the server a shorter deadline than the caller's."""
+
+    def send(self, kind, call_id, value, *, timeout_s):
+        if kind == Kind.CALL and not value[0].startswith("~"):
+            value = [*value[:3], 0.05]
+        return self.inner.send(kind, call_id, value, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("error", [TimeoutError, CallCancelledError])
+def test_a_handler_that_gives_up_at_the_deadline_has_overrun_it(error):
+    class Patient:
+        def give_up(self):
+            served_call.current_call().wait_cancelled(LONG_S)
+            raise error("too late")
+
+        def fail_early(self):
+            raise error("too early")
+
+    def dial(left_s):
+        inner = connect(server.address, secret=SECRET, timeout_s=left_s)
+        return HastyConnection(inner, Faults())
+
+    with (
+        serving("unix", Patient()) as server,
+        client_of(server, dial=dial) as client,
+    ):
+        with pytest.raises(CallTimeoutError, match=r"its handler gave up after 0\."):
+            client.give_up()
+        with pytest.raises(RemoteError, match="too early"):
+            client.fail_early()
