@@ -16,6 +16,7 @@ HEADER = (
     "node",
     "state",
     "restarts",
+    "made/s",
     "calls/s",
     "p50",
     "p99",
@@ -116,7 +117,8 @@ def _row(worker: WorkerSample) -> Row:
     state = (
         worker.outcome if worker.state == "ended" and worker.outcome else worker.state
     )
-    counts = (worker.name, state, str(worker.restarts))
+    made = rate(worker.made_per_s) if worker.made_per_s else _NOTHING
+    counts = (worker.name, state, str(worker.restarts), made)
     if not worker.methods:
         silent = worker.answers is False and worker.state == "running"
         return (*counts, "no answer" if silent else _NOTHING, *[_NOTHING] * 5)
@@ -127,7 +129,9 @@ def _method_rows(worker: WorkerSample) -> list[Row]:
     called = {name: method for name, method in worker.methods.items() if method.calls}
     if len(called) < 2:
         return []
-    return [(f"  {name}", "", "", *_numbers(method)) for name, method in called.items()]
+    return [
+        (f"  {name}", "", "", "", *_numbers(method)) for name, method in called.items()
+    ]
 
 
 def _numbers(of: WorkerSample | MethodSample) -> Row:
@@ -149,6 +153,7 @@ def _group_row(label: str, group: Sequence[WorkerSample]) -> Row:
         f"{label} ({len(group)} nodes)",
         _states(group),
         str(sum(worker.restarts for worker in group)),
+        rate(sum(worker.made_per_s for worker in group)),
     )
     if not serving:
         return (*counts, *[_NOTHING] * 6)

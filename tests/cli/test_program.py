@@ -49,7 +49,7 @@ def test_the_one_that_runs_is_shown(running, monkeypatch, capsys):
     assert main(["program"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("shown: running, 2 nodes, ")
-    assert re.search(r"counter +running +0 +\d", out)
+    assert re.search(r"counter +running +0 +- +\d", out)
     assert re.search(r"waiter +running +0 +-", out)
 
 

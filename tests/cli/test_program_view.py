@@ -41,6 +41,7 @@ def worker(name="learner", *, methods=None, **changes):
         "since_s": 100.0,
         "error": "",
         "answers": None if methods is None else True,
+        "made_per_s": 0.0,
         "calls_per_s": sum(m.calls_per_s for m in (methods or {}).values()),
         "bytes_per_s": 2e6,
         "p50_s": 2e-5,
@@ -67,7 +68,7 @@ def snapshot(*workers, **changes):
 def test_a_row_tells_state_calls_times_traffic_and_queue():
     (row,) = rows_of(snapshot(worker(methods={"push": method(1234.0)}, restarts=3)))
     assert len(row) == len(HEADER)
-    assert " ".join(row) == "learner running 3 1,234 20 µs 3.00 ms 2.00 MB 1 2"
+    assert " ".join(row) == "learner running 3 - 1,234 20 µs 3.00 ms 2.00 MB 1 2"
 
 
 def test_several_methods_have_a_row_each_below_their_worker():
@@ -78,12 +79,12 @@ def test_several_methods_have_a_row_each_below_their_worker():
 
 def test_a_worker_without_a_server_has_no_numbers():
     (row,) = rows_of(snapshot(worker()))
-    assert row == ("learner", "running", "0", "-", "-", "-", "-", "-", "-")
+    assert row == ("learner", "running", "0", *["-"] * 7)
 
 
 def test_a_server_that_is_silent_is_said_to_be():
     (row,) = rows_of(snapshot(worker(answers=False)))
-    assert row[3] == "no answer"
+    assert row[4] == "no answer"
 
 
 def test_who_has_ended_says_how():
@@ -101,13 +102,14 @@ def test_what_does_not_fit_is_told_by_worker_then_by_group():
     shown = snapshot(worker(), *actors)
     assert [len(rows_of(shown, room)) for room in (10, 9, 4, 3, 1)] == [10, 4, 4, 2, 2]
     row = rows_of(shown, 3)[1]
-    assert row[:4] == ("actors (3 nodes)", "2 running, 1 waiting", "0", "9.00")
+    assert row[:5] == ("actors (3 nodes)", "2 running, 1 waiting", "0", "0", "9.00")
 
 
 def test_a_group_without_servers_has_no_numbers():
-    row = rows_of(snapshot(worker("a/0"), worker("a/1")), 1)[0]
-    assert row[:3] == ("a (2 nodes)", "running", "0")
-    assert set(row[3:]) == {"-"}
+    callers = worker("a/0", made_per_s=10.0), worker("a/1", made_per_s=15.0)
+    row = rows_of(snapshot(*callers), 1)[0]
+    assert row[:4] == ("a (2 nodes)", "running", "0", "25.0")
+    assert set(row[4:]) == {"-"}
 
 
 def test_which_program_it_is_stands_above():

@@ -37,7 +37,8 @@ function showWorker(worker) {
   first.textContent =
     worker.restarts ? `${state}, restart ${worker.restarts}` : state;
   const serves = Object.keys(worker.methods).length > 0;
-  second.textContent = serves ? `${rate(worker.calls_per_s)} calls/s` : "";
+  second.textContent = serves ? `${rate(worker.calls_per_s)} calls/s`
+    : worker.made_per_s ? `makes ${rate(worker.made_per_s)}/s` : "";
 }
 
 function showArrow(arrow, index) {
@@ -48,7 +49,8 @@ function showArrow(arrow, index) {
   const width = busy ? Math.min(5.5, 1.4 + Math.log10(1 + arrow.calls_per_s)) : 1.4;
   g.querySelector("path").setAttribute("stroke-width", width.toFixed(2));
   g.querySelector(".traffic").textContent =
-    busy ? `${rate(arrow.calls_per_s)}/s · ${size(arrow.bytes_per_s)}/s` : "";
+    !busy ? "" : !arrow.bytes_per_s ? `${rate(arrow.calls_per_s)}/s`
+      : `${rate(arrow.calls_per_s)}/s · ${size(arrow.bytes_per_s)}/s`;
 }
 
 function row(cells, name) {
@@ -66,16 +68,18 @@ const numbers = (of) => [
 
 function rowsOf(worker) {
   const methods = Object.entries(worker.methods);
-  const counts = [worker.name, worker.text, stateOf(worker), worker.restarts];
+  const counts = [worker.name, worker.text, stateOf(worker), worker.restarts,
+    worker.made_per_s ? rate(worker.made_per_s) : "-"];
   const silent = worker.answers === false && worker.state === "running";
   const main = row([...counts, ...(methods.length ? numbers(worker)
     : [silent ? "no answer" : "-", "-", "-", "-", "-", "-"])]);
   main.dataset.state = stateOf(worker);
+  main.dataset.row = worker.name;
   main.children[2].className = "state";
   if (worker.error) main.title = worker.error;
   const called = methods.filter(([, method]) => method.calls);
   return [main, ...(called.length < 2 ? [] : called.map(([name, method]) =>
-    row([name, "", "", "", ...numbers(method)], "method")))];
+    row([name, "", "", "", "", ...numbers(method)], "method")))];
 }
 
 function say(text) {
@@ -93,7 +97,13 @@ function show(said) {
   const waiting = said.workers.filter((w) => w.state === "waiting" && w.error);
   say(said.failure || waiting.map((w) => w.error).join("\n"));
   said.workers.forEach(showWorker);
-  if (said.phase === "ended") return; // what servers said last stays to be read
+  if (said.phase === "ended") { // what servers said last stays to be read
+    const ends = new Map(said.workers.map((worker) => [worker.name, stateOf(worker)]));
+    for (const tr of document.querySelectorAll("[data-row]")) {
+      tr.dataset.state = tr.cells[2].textContent = ends.get(tr.dataset.row);
+    }
+    return;
+  }
   said.arrows.forEach(showArrow);
   byId("workers").tBodies[0].replaceChildren(...said.workers.flatMap(rowsOf));
 }

@@ -16,6 +16,7 @@ COLUMNS = (
     "runs",
     "state",
     "restarts",
+    "made/s",
     "calls/s",
     "p50",
     "p99",

@@ -291,7 +291,7 @@ def _unique(links: Iterable[Link]) -> list[Link]:
 
 def _size(lines: Sequence[str], note_lines: int) -> Point:
     width = max(width_of(shown(line)) for line in lines)
-    least = 96.0 if note_lines else 40.0
+    least = 112.0 if note_lines else 40.0
     return max(width + 24.0, least), _LINE * (len(lines) + note_lines) + 14.0
 
 

@@ -56,6 +56,7 @@ class WorkerSample:
       since_s: When this start was, in seconds since 1970.
       error: What it ended with last; "" for nothing.
       answers: Whether its server answered; None for a worker that has none.
+      made_per_s: Calls that it made along its edges, since the last look.
       calls_per_s: That it served, since the last look.
       bytes_per_s: Of arguments and results of these.
       p50_s: Of the method with most calls since the last look (before: since ever).
@@ -75,6 +76,7 @@ class WorkerSample:
     since_s: float
     error: str
     answers: bool | None
+    made_per_s: float
     calls_per_s: float
     bytes_per_s: float
     p50_s: float
@@ -162,7 +164,13 @@ def workers_of(
       before: Of the look before; None at the first.
       now: Of this look.
     """
-    return [_worker(vertex, note, before, now) for vertex in graph.vertices]
+    made: dict[str, float] = {}
+    for edge in edges_of(graph, before, now):
+        made[edge.source] = made.get(edge.source, 0.0) + edge.calls_per_s
+    return [
+        _worker(vertex, note, before, now, made.get(vertex.name, 0.0))
+        for vertex in graph.vertices
+    ]
 
 
 def edges_of(graph: Graph, before: Counts | None, now: Counts) -> list[EdgeSample]:
@@ -186,7 +194,11 @@ def graph_of_description(described: Mapping[str, Any]) -> Graph:
 
 
 def _worker(
-    vertex: Vertex, note: RunNote, before: Counts | None, now: Counts
+    vertex: Vertex,
+    note: RunNote,
+    before: Counts | None,
+    now: Counts,
+    made_per_s: float,
 ) -> WorkerSample:
     noted = note.workers.get(vertex.name, NOT_STARTED)
     servers = now.servers.get(vertex.name, ())
@@ -210,6 +222,7 @@ def _worker(
         since_s=noted.since_s,
         error=noted.error,
         answers=None if not servers else all(s is not None for s in servers),
+        made_per_s=made_per_s,
         calls_per_s=sum(method.calls_per_s for method in methods.values()),
         bytes_per_s=sum(method.bytes_per_s for method in methods.values()),
         p50_s=0.0 if busiest is None else busiest.p50_s,

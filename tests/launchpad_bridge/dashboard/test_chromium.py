@@ -6,6 +6,7 @@ import pytest
 
 import replicator.launchpad_bridge as lp
 from tests.browser import BROWSER, MISSING, Page
+from tests.launchpad_bridge.dashboard import picture
 from tests.launchpad_bridge.programs import SOON_S, Counter
 
 pytestmark = [
@@ -94,7 +95,7 @@ def test_the_graph_is_drawn_with_states_and_traffic(page):
 
 
 def test_the_table_goes_on(page):
-    calls = "document.querySelector('#workers tbody td:nth-child(5)').textContent"
+    calls = "document.querySelector('#workers tbody td:nth-child(6)').textContent"
     assert float(page.evaluate(calls).replace(",", "")) > 0
     seen = page.evaluate("Number(document.body.dataset.updates)")
     page.wait_for(f"Number(document.body.dataset.updates) > {seen + 1}")
@@ -118,6 +119,13 @@ def test_how_it_failed_is_its_last_word(program, page):
     (message,) = texts(page, "#message")
     assert message == f"`weak` raised ValueError: {HOSTILE}"
     assert len(texts(page, "#workers tbody tr")) == 6, "what was last said stays"
+    states = texts(page, "#workers tbody td.state")
+    assert states == ["stopped"] * 5 + ["raised"]
+
+
+def test_the_picture_of_readme_can_be_made(tmp_path):
+    picture.main(tmp_path / "dashboard.png")
+    assert (tmp_path / "dashboard.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_program_that_is_stopped_says_by_whom(program, page):

@@ -125,6 +125,8 @@ def test_the_traffic_of_an_edge_is_what_its_source_called():
         return counts(at_s, {"actor": called, "stranger": stranger}, add=method(calls))
 
     (edge,) = edges_of(GRAPH, seen(1.0, 100), seen(3.0, 300))
+    workers = workers_of(GRAPH, NOTE, seen(1.0, 100), seen(3.0, 300))
+    assert [worker.made_per_s for worker in workers] == [0.0, 100.0]
     assert (edge.source, edge.target, edge.calls) == ("actor", "server", 300)
     assert (edge.calls_per_s, edge.bytes_per_s) == (100.0, 1100.0)
 
