@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import final
 
 from replicator.errors import LaunchError
+from replicator.launchpad_bridge import supervisor_states as states
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
@@ -22,18 +23,6 @@ from replicator.launchpad_bridge.protocols import (
     Workers,
 )
 from replicator.launchpad_bridge.supervisor import begin, decide, next_deadline_s
-from replicator.launchpad_bridge.supervisor_states import (
-    Action,
-    Event,
-    Finish,
-    Kill,
-    Patience,
-    Say,
-    Start,
-    State,
-    Stop,
-    TimeUp,
-)
 from replicator.protocols import PyTree
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
@@ -55,7 +44,7 @@ class Driver:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: Patience,
+        patience: states.Patience,
         tell: Callable[[], None],
     ) -> None:
         """Make ready; nothing starts before `open`.
@@ -66,9 +55,9 @@ class Driver:
           patience: How long to wait for what.
           tell: Called after each event, in the driver's thread.
         """
-        self.state: State | None = None
+        self.state: states.State | None = None
         self.results: dict[str, PyTree] = {}
-        self.finish: Finish | None = None
+        self.finish: states.Finish | None = None
         self._plan = plan
         self._launcher = launcher
         self._patience = patience
@@ -122,10 +111,10 @@ class Driver:
         except BaseException as error:  # a launcher that breaks its promises
             _LOG.exception("%s: the run broke down", self._plan.program)
             broken = Exited(name=_LAUNCHER, attempt=0, outcome="raised", error=error)
-            finish = Finish(failure=broken)
+            finish = states.Finish(failure=broken)
         self._close(finish)
 
-    def _run(self) -> Finish:
+    def _run(self) -> states.Finish:
         workers = {name: e.restart for name, e in self._executables.items()}
         state, actions = begin(workers, time.monotonic(), patience=self._patience)
         while True:
@@ -139,35 +128,37 @@ class Driver:
                 self.results[event.name] = event.result
             state, actions = decide(state, event, time.monotonic())
 
-    def _next_event(self, state: State) -> Event:
+    def _next_event(self, state: states.State) -> states.Event:
         due_s = next_deadline_s(state)
         if due_s is None:
             return self._events.get()
         left_s = due_s - time.monotonic()
         if left_s <= 0:
-            return TimeUp()
+            return states.TimeUp()
         try:
             return self._events.get(timeout=min(left_s, threading.TIMEOUT_MAX))
         except queue.Empty:
-            return TimeUp()
+            return states.TimeUp()
 
-    def _perform(self, state: State, actions: list[Action]) -> Finish | None:
+    def _perform(
+        self, state: states.State, actions: list[states.Action]
+    ) -> states.Finish | None:
         for action in actions:
             match action:
-                case Start():
+                case states.Start():
                     self._start(action)
-                case Stop():
+                case states.Stop():
                     self._try("stop", action.name)
-                case Kill():
+                case states.Kill():
                     self._try("kill", action.name)
-                case Say():
+                case states.Say():
                     level = logging.INFO if _is_going_well(state) else logging.WARNING
                     _LOG.log(level, "%s: %s", self._plan.program, action.message)
-                case Finish():
+                case states.Finish():
                     return action
         return None
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: states.Start) -> None:
         assert self._workers is not None, "opened before the first start"
         try:
             executable = self._executables[start.name]
@@ -193,7 +184,7 @@ class Driver:
         except Exception:
             _LOG.exception("%s: could not %s `%s`", self._plan.program, what, name)
 
-    def _close(self, finish: Finish) -> None:
+    def _close(self, finish: states.Finish) -> None:
         assert self._workers is not None, "closed after it was opened"
         try:
             self._workers.close()
@@ -203,12 +194,12 @@ class Driver:
                 broken = Exited(
                     name=_LAUNCHER, attempt=0, outcome="raised", error=error
                 )
-                finish = Finish(failure=broken, left=finish.left)
+                finish = states.Finish(failure=broken, left=finish.left)
         self.finish = finish
         self._tell()
 
 
-def _is_going_well(state: State) -> bool:
+def _is_going_well(state: states.State) -> bool:
     """Return whether a run only does what it was asked to do: stop."""
     return (
         state.phase in ("stopping", "ended")

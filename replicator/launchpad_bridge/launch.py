@@ -92,18 +92,44 @@ def launch(
         )
     _check_idle(program)
     known = {k: v for k, v in (local_resources or {}).items() if k in program.groups}
+    run = _started(
+        program,
+        launcher,
+        resources={**known, **(resources or {})},
+        launch_type=kind or launcher.name,
+        log_dir=log_dir,
+        patience=Patience(stop_grace_s=stop_grace_s),
+        test_frame=_test_frame() if kind is not None and is_test(kind) else None,
+        has_dashboard=dashboard,
+    )
+    if test_case is not None:
+        test_case.addCleanup(run.cleanup_after_test, test_case)
+    return run
+
+
+def _started(
+    program: Program,
+    launcher: Launcher,
+    *,
+    resources: Mapping[str, Any],
+    launch_type: LaunchType | str,
+    log_dir: str | Path | None,
+    patience: Patience,
+    test_frame: FrameType | None,
+    has_dashboard: bool,
+) -> Run:
+    """Plan a run in a folder of its own, and start it; or leave nothing of it."""
     folder = RunFolder()
     try:
-        run_id = uuid.uuid4().hex[:12]
         plan = make_plan(
             program,
-            run_id=run_id,
+            run_id=uuid.uuid4().hex[:12],
             folder=folder.path,
-            logs=_logs(program, folder, log_dir, run_id),
-            launch_type=kind or launcher.name,
-            resources={**known, **(resources or {})},
+            logs=_logs(folder, log_dir),
+            launch_type=launch_type,
+            resources=resources,
         )
-        page = Dashboard(folder.path) if dashboard else None
+        page = Dashboard(folder.path) if has_dashboard else None
     except BaseException:
         folder.close()
         raise
@@ -112,9 +138,9 @@ def launch(
     run = Run(
         plan,
         launcher,
-        patience=Patience(stop_grace_s=stop_grace_s),
+        patience=patience,
         close=lambda: _close(folder, addresses, page),
-        test_frame=_test_frame() if kind is not None and is_test(kind) else None,
+        test_frame=test_frame,
     )
     program.runs_as(run)
     run.start()
@@ -122,8 +148,6 @@ def launch(
         page.start()
     for address in addresses:
         address.look_up_in(run.made_by_launcher)
-    if test_case is not None:
-        test_case.addCleanup(run.cleanup_after_test, test_case)
     return run
 
 
@@ -182,9 +206,7 @@ def _check_idle(program: Program) -> None:
         )
 
 
-def _logs(
-    program: Program, folder: RunFolder, log_dir: str | Path | None, run_id: str
-) -> Path:
+def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
     """Return where logs go; the launcher makes it when it has something to write."""
     if log_dir is not None:
         return Path(log_dir)

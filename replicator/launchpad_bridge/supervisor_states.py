@@ -1,9 +1,13 @@
-"""The words between a program's decisions and its run: state, events, actions."""
+"""The words between a program's decisions and its run: state, events, actions.
+
+Two are those of a launched group as well: that time is up, and what to tell the user.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
+from replicator.launch.states import Say, TimeUp
 from replicator.launchpad_bridge.protocols import Exited, Restart, StopAsked
 
 Phase: TypeAlias = Literal["running", "stopping", "killing", "ended"]
@@ -76,11 +80,6 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TimeUp:
-    """A deadline may have come."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
     """Start a worker."""
 
@@ -100,13 +99,6 @@ class Kill:
     """End a worker that did not stop."""
 
     name: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Say:
-    """Tell the user."""
-
-    message: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
