@@ -14,8 +14,6 @@ from tests.launchpad_bridge.compat.wheel import fetched, sources
 
 pytestmark = pytest.mark.slow
 
-MODES = ["threads", "local_mt", "test_mt", "processes", "local_mp"]
-
 
 @pytest.fixture(scope="module")
 def examples(request, tmp_path_factory):
@@ -82,8 +80,17 @@ def test_a_module_runs_as_with_python(examples, tmp_path):
     assert out.count("Results: [0, 1]") == 10
 
 
-def test_the_test_that_comes_with_an_example_passes(examples, tmp_path):
-    script = examples / "launchpad/examples/consumer_producers/launch_test.py"
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("launchpad/examples/consumer_producers/launch_test.py", 1),
+        ("launchpad/nodes/courier/node_test.py", 3),
+        ("launchpad/program_test.py", 9),
+    ],
+)
+def test_tests_of_launchpad_itself_pass(request, examples, tmp_path, name, count):
+    script = tmp_path / "upstream_test.py"
+    script.write_text(sources(fetched(request.config.cache))[name])
     status, out = run([script], folder=tmp_path, path=[examples])
     assert status == 0, out
-    assert "OK" in out
+    assert re.search(rf"Ran {count} tests? in .*\n\nOK", out)

@@ -1,5 +1,7 @@
 """A script runs under the drop-in as it does under Python."""
 
+import pytest
+
 from tests.launchpad_bridge.compat.scripts import run
 
 PROGRAM = """
@@ -33,6 +35,92 @@ def test_a_program_that_nobody_waits_for_runs_to_its_end(tmp_path):
     assert status == 0, out
     assert "launched" in out
     assert "sum 3" in out
+
+
+LEARNING = """
+import threading
+from absl import app
+import courier
+import launchpad as lp
+import numpy as np
+from launchpad.nodes.dereference import Deferred
+from launchpad.nodes.python.local_multi_processing import PythonProcess
+
+class Parameters:
+    def __init__(self, size):
+        self._values = np.zeros(size)
+        self._lock = threading.Lock()
+
+    def set_courier_server(self, server):
+        self._server = server
+
+    def get(self, names=()):
+        return {"values": self._values}
+
+    def push(self, gradient):
+        with self._lock:
+            self._values = self._values - gradient
+
+    def run(self):
+        self._server.Start()
+        lp.wait_for_stop()
+        self._server.Stop()
+        self._server.Join()
+
+class Actor:
+    def __init__(self, parameters, steps, environment):
+        self._parameters = parameters["server"]
+        self._steps = steps
+        assert isinstance(self._parameters, (lp.CourierClient, courier.Client))
+        assert environment == [1, 2]
+
+    def run(self):
+        for _ in range(self._steps):
+            self._parameters.push(np.ones(3))
+
+class Judge:
+    def __init__(self, cached, counter):
+        self._cached, self._counter = cached, counter
+
+    def run(self):
+        while self._cached.get()["values"][0] > -6:
+            assert not lp.wait_for_stop(0.01)
+        print("learned", self._counter.futures.get().result()["values"])
+        lp.stop()
+
+def main(argv):
+    program = lp.Program("learning")
+    parameters = program.add_node(
+        lp.CourierNode(Parameters, 3, courier_kwargs={"thread_pool_size": 4}),
+        label="parameters")
+    cached = program.add_node(
+        lp.CacherNode(parameters, refresh_interval_ms=10, stale_after_ms=1000),
+        label="cacher")
+    with program.group("actors"):
+        nodes = [
+            lp.PyClassNode(Actor, {"server": parameters}, 3, Deferred(list, (1, 2)))
+            for _ in range(2)]
+        program.add_node(lp.MultiThreadingColocation(nodes))
+    program.add_node(lp.CourierNode(Judge, cached, counter=parameters), label="judge")
+    controller = lp.launch(
+        program, terminal="current_terminal",
+        local_resources={"parameters": PythonProcess(env={"CUDA_VISIBLE_DEVICES": ""})})
+    controller.wait()
+
+if __name__ == "__main__":
+    app.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["local_mt", pytest.param("local_mp", marks=pytest.mark.slow)]
+)
+def test_a_parameter_server_with_a_cacher_and_colocated_actors(tmp_path, kind):
+    script = tmp_path / "learning.py"
+    script.write_text(LEARNING)
+    status, out = run([script, f"--lp_launch_type={kind}"], folder=tmp_path)
+    assert status == 0, out
+    assert "learned [-6. -6. -6.]" in out
 
 
 def test_a_script_finds_its_name_its_arguments_and_its_neighbours(tmp_path):
