@@ -28,7 +28,7 @@ from replicator.launchpad_bridge.watching.watcher import Watcher
 
 SUMMARY = "Show a running program: its nodes, their states, calls and traffic"
 _FAILED = 1
-_LINES_AROUND = 6
+_LINES_AROUND = 8
 _SHORT_S = 0.5
 _EPILOG = """\
 Looks at programs of this user on this host, which `lp.launch` started. On a terminal it
@@ -75,12 +75,14 @@ def main(arguments: argparse.Namespace) -> int:
             "`--interval` must be 0.05 to 3600 seconds, got "
             f"{arguments.interval:g}. Use 1."
         )
-    with Watcher(_chosen(arguments.program).folder) as watcher:
+    run = _chosen(arguments.program)
+    link = f"\npage: {run.link}" if run.link else ""
+    with Watcher(run.folder) as watcher:
         if arguments.json or arguments.once or not sys.stdout.isatty():
             snapshot = _once(watcher, min(arguments.interval, _SHORT_S))
-            _print(snapshot, as_json=arguments.json)
+            _print(snapshot, link, as_json=arguments.json)
         else:
-            snapshot = _live(watcher, arguments.interval)
+            snapshot = _live(watcher, arguments.interval, link)
     return _FAILED if snapshot.failure else 0
 
 
@@ -128,25 +130,27 @@ def _once(watcher: Watcher, interval_s: float) -> Snapshot:
     return watcher.sample()
 
 
-def _print(snapshot: Snapshot, *, as_json: bool) -> None:
+def _print(snapshot: Snapshot, link: str, *, as_json: bool) -> None:
     if as_json:
         print(snapshot.to_json())
         return
     console = make_console()
-    console.print(told_above(snapshot), markup=False, highlight=False)
+    console.print(
+        told_above(snapshot) + link, soft_wrap=True, markup=False, highlight=False
+    )
     print_table(HEADER, rows_of(snapshot), right=RIGHT)
     if below := told_below(snapshot):
         console.print(below, markup=False, highlight=False)
 
 
-def _live(watcher: Watcher, interval_s: float) -> Snapshot:
+def _live(watcher: Watcher, interval_s: float, link: str) -> Snapshot:
     """Show it until it ends."""
     snapshot = watcher.sample()
     try:
         with LiveTable() as table:
             while snapshot.phase != "ended":
                 # Not after the end: what servers said last stays to be read.
-                _show(table, snapshot)
+                _show(table, snapshot, link)
                 _wait(watcher, interval_s)
                 snapshot = watcher.sample()
     except KeyboardInterrupt:
@@ -155,11 +159,11 @@ def _live(watcher: Watcher, interval_s: float) -> Snapshot:
     return snapshot
 
 
-def _show(table: LiveTable, snapshot: Snapshot) -> None:
+def _show(table: LiveTable, snapshot: Snapshot, link: str) -> None:
     table.show(
         HEADER,
         rows_of(snapshot, table.room - _LINES_AROUND),
-        above=told_above(snapshot),
+        above=told_above(snapshot) + link,
         below=told_below(snapshot),
         right=RIGHT,
     )

@@ -32,6 +32,7 @@ class FoundRun:
       pid: Of the process that launched it.
       workers: How many there are.
       started_s: When, in seconds since 1970.
+      link: Opens its page, if it was launched with a dashboard; else "".
     """
 
     folder: Path
@@ -40,6 +41,7 @@ class FoundRun:
     pid: int
     workers: int
     started_s: float
+    link: str = ""
 
 
 def running_programs(parents: Iterable[str | Path] | None = None) -> list[FoundRun]:
@@ -84,6 +86,7 @@ def run_in(folder: Path) -> FoundRun:
             pid=described["pid"],
             workers=len(described["workers"]),
             started_s=(folder / DESCRIPTION).stat().st_mtime,
+            link=(folder / LINK).read_text() if (folder / LINK).exists() else "",
         )
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, LaunchError):

@@ -24,7 +24,7 @@ FEATURES = 4096
 WORKERS = 6
 UPDATES = 1_000_000  # more than there is time for
 LOOKS = 6
-SIZE = (1280, 720)
+SIZE = (1280, 750)
 
 
 def evaluate(server):

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.cli.main import main
 from replicator.errors import LaunchError, NodeFailedError
 from replicator.rpc.client.client import statistics
 from tests.launchpad_bridge.programs import Counter
@@ -82,6 +83,11 @@ def test_the_link_is_printed_and_kept_where_only_its_owner_reads(shown, capsys):
     assert capsys.readouterr().out == f"shown: look at {shown.link}\n"
     assert shown.mode == 0o600
     assert shown.parts.hostname == "127.0.0.1"
+
+
+def test_replicator_program_tells_the_link(shown, capsys):
+    assert main(["program", shown.run.run_id]) == 0
+    assert f"\npage: {shown.link}\n" in capsys.readouterr().out
 
 
 def test_the_link_opens_the_page_and_its_files(shown):
