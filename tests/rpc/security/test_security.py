@@ -20,6 +20,7 @@ from replicator.rpc.security.authentication import HANDSHAKE_TIMEOUT_S, ClientHa
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.between_hosts import chunk_queues, grpc_options
 from replicator.rpc.transports.connect import connect
+from replicator.rpc.transports.same_host import unread_bytes
 from tests.rpc import attacks
 from tests.rpc.transports.between_hosts.grpc_ends import Stranger
 from tests.rpc.transports.ends import LONG_S
@@ -311,6 +312,7 @@ LIMITS = {
     "grpc_options.MAX_STRANGERS": grpc_options.MAX_STRANGERS,
     "grpc_options.MAX_CONNECTIONS": grpc_options.MAX_CONNECTIONS,
     "chunk_queues.WAITING_BYTES": chunk_queues.WAITING_BYTES,
+    "unread_bytes.UNREAD_BYTES": unread_bytes.UNREAD_BYTES,
     "remote_errors.MAX_TEXT_BYTES": remote_errors.MAX_TEXT_BYTES,
 }
 

@@ -47,6 +47,7 @@ from replicator.rpc.transports.same_host.shared_memory import (
     SHARED_FROM_BYTES,
     SharedMemory,
 )
+from replicator.rpc.transports.same_host.unread_bytes import UnreadBytes
 
 _DO_NOT_WAIT = socket.MSG_DONTWAIT
 _PARTS_AT_ONCE = 512  # below the system's IOV_MAX
@@ -84,6 +85,7 @@ class UnixConnection:
         self._registry = registry
         self._limits = limits
         self._shared = shared
+        self._unread = UnreadBytes(sock, peer=peer)
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive = sock.recv
@@ -252,6 +254,7 @@ class UnixConnection:
         check_fits(head, layout, self._limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
+            self._unread.add(num_bytes, timeout_s=timeout_s)
             where = shared.place(layout)
             if where is not None:
                 frame = frame_with_shared_body(

@@ -18,14 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from replicator.errors import ConnectionLostError, DecodeError
+from replicator.errors import CallTimeoutError, ConnectionLostError, DecodeError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import Where, frame_with_shared_body, lay_out
 from replicator.rpc.transports.same_host.sealed_memory import IS_AVAILABLE, make_sealed
 from replicator.rpc.transports.same_host.shared_memory import SharedMemory
+from replicator.rpc.transports.same_host.unread_bytes import UNREAD_BYTES
 from tests.rpc.transports.ends import (
     LONG_S,
+    SHORT_S,
     TRANSPORTS,
     connected,
     listening,
@@ -273,6 +275,42 @@ def test_messages_past_the_bound_still_arrive(caplog):
         kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(8)]
         assert [int(array.max()) for array in kept] == [*range(8)]
     assert caplog.text.count("No shared memory") == 1
+
+
+def send_without_end(sender, value, *, timeout_s=LONG_S):
+    while True:
+        sender.send(1, 1, value, timeout_s=timeout_s)
+
+
+def test_who_does_not_read_pins_little_and_its_sender_waits():
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        sender, receiver = ends
+        array = np.zeros(MIB, np.uint8)
+        with pytest.raises(CallTimeoutError, match="does not read"):
+            send_without_end(sender, array, timeout_s=SHORT_S)
+        pinned = sender._shared._outgoing.num_lent
+        assert 0 < pinned * MIB <= UNREAD_BYTES
+        for _ in range(pinned):
+            receiver.receive(timeout_s=LONG_S)
+        assert pass_on(*ends, array).nbytes == MIB
+
+
+def test_who_waits_for_a_reader_hears_that_it_is_gone():
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        sender, receiver = ends
+        with ThreadPoolExecutor(1) as pool:
+            promise = pool.submit(send_without_end, sender, np.zeros(MIB, np.uint8))
+            wait_until(lambda: sender._shared._outgoing.num_lent * MIB == UNREAD_BYTES)
+            receiver.close()
+            with pytest.raises(ConnectionLostError):
+                promise.result(LONG_S)
+
+
+def test_a_message_past_the_bound_alone_need_not_wait():
+    with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
+        array = np.zeros(UNREAD_BYTES + MIB, np.uint8)
+        for _ in range(3):
+            assert pass_on(*ends, array).nbytes == array.nbytes
 
 
 def test_the_smaller_bound_of_both_ends_holds():
