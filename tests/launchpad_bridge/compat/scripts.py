@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -19,23 +20,26 @@ def run(words, *, folder, path=()):
       folder: Where it runs.
       path: Further places where modules are looked for.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", COMPAT, *map(str, words)],
-        cwd=folder,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)]),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        out, _ = process.communicate(timeout=LIMIT_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    # Logs of runs are kept; those of tests go with this folder.
+    with tempfile.TemporaryDirectory(prefix="lp") as kept:
+        process = subprocess.Popen(
+            [sys.executable, "-m", COMPAT, *map(str, words)],
+            cwd=folder,
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)]),
+                "TMPDIR": kept,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return process.returncode, out
