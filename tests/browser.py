@@ -48,7 +48,7 @@ class Page:
       console: What scripts and the browser said, errors of loading too.
     """
 
-    def __init__(self, url, profile, *, size=(1400, 900)):
+    def __init__(self, url, profile, *, size=(1400, 900), flags=()):
         """Open `url`; `profile` is a folder for the browser's files."""
         self.console = []
         self._url, self._size = url, size
@@ -56,7 +56,7 @@ class Page:
         self._is_loaded = False
         reads, self._write = map(_high, os.pipe())
         self._read, writes = map(_high, os.pipe())
-        flags = [*_FLAGS, f"--window-size={size[0]},{size[1]}"]
+        flags = [*_FLAGS, *flags, f"--window-size={size[0]},{size[1]}"]
         command = [BROWSER, *flags, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _EXEC, str(reads), str(writes), *command],

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install Chromium for tests/report/test_chromium.py, if it is missing and we may.
-# Without it that test is skipped, and says so: this never fails.
+# Install Chromium for tests of pages (report, dashboard), if it is missing and we may.
+# Without it those tests are skipped, and say so: this never fails.
 set -eu
 for name in chromium chromium-browser google-chrome; do
   if command -v "$name" >/dev/null; then exit 0; fi

@@ -134,6 +134,14 @@ def test_a_program_that_is_stopped_says_by_whom(program, page):
     assert texts(page, "#message") == ["Stopped by the launcher."]
 
 
+def test_a_name_that_was_made_to_point_here_shows_nothing(program, tmp_path):
+    link = program.link.replace("127.0.0.1", "evil.example")
+    rule = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+    with Page(link, tmp_path / "profile", flags=[rule]) as page:
+        assert page.evaluate("location.host").startswith("evil.example:")
+        assert page.evaluate("document.body.textContent").startswith("Forbidden")
+
+
 def test_the_browser_itself_refuses_what_the_page_does_not_need(program, tmp_path):
     with Page(program.link, tmp_path / "profile") as page:
         # What a name that was taken for HTML would do.
