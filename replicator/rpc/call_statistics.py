@@ -154,22 +154,21 @@ class CallRecords:
             while self._new:
                 seconds, bytes_in, bytes_out, is_error, caller = self._new.popleft()
                 if caller:
-                    self._fold_caller(caller, bytes_in, bytes_out)
+                    counts = self._callers.get(caller) or self._counts_of(caller)
+                    counts[0] += 1
+                    counts[1] += bytes_in
+                    counts[2] += bytes_out
                 self._s.append(seconds)
                 self._calls += 1
                 self._errors += is_error
                 self._bytes_in += bytes_in
                 self._bytes_out += bytes_out
 
-    def _fold_caller(self, name: str, bytes_in: int, bytes_out: int) -> None:
-        counts = self._callers.get(name)
-        if counts is None:
-            if len(self._callers) >= _MOST_CALLERS:
-                return
-            counts = self._callers[name] = [0, 0, 0]
-        counts[0] += 1
-        counts[1] += bytes_in
-        counts[2] += bytes_out
+    def _counts_of(self, new: str) -> list[int]:
+        """Return the counts of a new name; of one too many, counts that are lost."""
+        if len(self._callers) < _MOST_CALLERS:
+            return self._callers.setdefault(new, [0, 0, 0])
+        return [0, 0, 0]
 
 
 def _percentile(ordered: list[float], fraction: float) -> float:
