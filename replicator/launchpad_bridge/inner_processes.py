@@ -25,6 +25,7 @@ from replicator.launchpad_bridge.protocols import (
     StopAsked,
     Workers,
 )
+from replicator.launchpad_bridge.results import Unsendable
 from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.supervisor import describe
 from replicator.launchpad_bridge.supervisor_states import Patience
@@ -36,7 +37,7 @@ _LOOK_S = 0.2
 
 def run_in_processes(
     node: MultiProcessingColocation, context: RunningContext
-) -> list[PyTree]:
+) -> list[PyTree] | Unsendable:
     """Run the inner nodes of a worker in processes; return their results.
 
     Raises:
@@ -52,7 +53,7 @@ def run_in_processes(
 
 def _run(
     node: MultiProcessingColocation, context: RunningContext, folder: RunFolder
-) -> list[PyTree]:
+) -> list[PyTree] | Unsendable:
     plan = Plan(
         program=context.program,
         run_id=f"{context.run_id}.{context.worker}",
@@ -97,7 +98,7 @@ def _wait(driver: Driver, changed: "queue.SimpleQueue[None]") -> None:
 
 def _results(
     node: MultiProcessingColocation, plan: Plan, driver: Driver
-) -> list[PyTree]:
+) -> list[PyTree] | Unsendable:
     failed = driver.finish.failure if driver.finish is not None else None
     if failed is not None:
         retries = node.num_retries_on_failure
@@ -106,7 +107,9 @@ def _results(
         raise NodeFailedError(
             f"{text}\nnum_retries_on_failure (={retries}) is reached.", node=failed.name
         ) from (error.__cause__ if isinstance(error, NodeFailedError) else error)
-    return [driver.results.get(executable.name) for executable in plan.executables]
+    results = [driver.results.get(executable.name) for executable in plan.executables]
+    # What one of them could not send to here, this worker cannot send on.
+    return next((r for r in results if isinstance(r, Unsendable)), results)
 
 
 def _executable(
@@ -121,6 +124,7 @@ def _executable(
         run_id=context.run_id,
         resources=context.launch_config,
         targets=context.targets,
+        launch_type=context.launch_type,
     )
     return Executable(
         label=context.worker,

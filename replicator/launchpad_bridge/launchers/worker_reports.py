@@ -82,6 +82,8 @@ class Report:
 def pack_result(result: PyTree, *, stopped: bool) -> bytes:
     """Return a frame that says what a node returned."""
     try:
+        if isinstance(result, Unsendable):  # by a process that this one had started
+            raise EncodeError(result.reason)
         encoded = encode((True, result), limits=_LIMITS)
     except (EncodeError, MessageTooLargeError) as error:
         encoded = encode((False, str(error)))

@@ -31,10 +31,10 @@ class MultiProcessingColocation(Colocation):
         """
         self.num_retries_on_failure = num_retries_on_failure
         # Given by the launch: nodes know no launchers.
-        self.run_in_processes: Callable[..., list[PyTree]] | None = None
+        self.run_in_processes: Callable[..., PyTree] | None = None
         super().__init__(nodes)
 
-    def run(self) -> list[PyTree]:
+    def run(self) -> PyTree:
         """Run the inner nodes; return what each returned.
 
         Raises:

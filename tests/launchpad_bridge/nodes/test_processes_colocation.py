@@ -1,8 +1,10 @@
 import os
+import threading
 
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.errors import EncodeError
 from tests.launchpad_bridge import programs
 from tests.launchpad_bridge.programs import SOON_S, program_of
 
@@ -60,3 +62,13 @@ def test_a_stop_reaches_the_processes():
     with lp.launch(program_of(node), "threads") as run:
         pass
     assert run.results["node"] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch_type", ["threads", "processes"])
+def test_a_result_of_an_inner_node_that_cannot_be_sent_says_so(launch_type, tmp_path):
+    node = colocation(lp.PyNode(threading.Thread), lp.PyNode(int))
+    run = lp.launch(program_of(node), launch_type, log_dir=tmp_path)
+    run.wait(4 * SOON_S)
+    with pytest.raises(EncodeError, match=r"`node` must return .*threading\.Thread"):
+        run.results["node"]
