@@ -308,12 +308,15 @@ class Attempts:
         of = self._training
         if store is None or of.checkpoints is None:
             return []
+        found = (hook.numbers_of for hook in hooks if isinstance(hook, EvaluateEvery))
         saving = SaveCheckpoints(
             store,
             of.checkpoints.when,
             reports=reports.hooks,
             hooks=hooks,
             last_step=of.plan.steps,
+            rank_by=of.checkpoints.retention.metric,
+            evaluated=next(found, None),
             tell=self._tell_alike,
         )
         if preemption is None:

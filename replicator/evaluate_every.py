@@ -55,6 +55,13 @@ class EvaluateEvery(Hook):
         """Whether patience has ended."""
         return self.verdict == "stop"
 
+    def numbers_of(self, step: int) -> dict[str, float]:
+        """Return what was found after a step, as `eval/<name>`; perhaps nothing."""
+        if step != self._last_step or self.metrics is None:
+            return {}
+        numbers = named_numbers(self.metrics)
+        return {f"eval/{name}": number for name, number in numbers.items()}
+
     def on_state(self, event: StateEvent) -> None:
         """Evaluate if due."""
         self._due.on_state(event)
@@ -114,8 +121,7 @@ class EvaluateEvery(Hook):
         self._last_step = event.step
         numbers = named_numbers(self.metrics)
         if self._writer is not None:
-            row = {f"eval/{name}": number for name, number in numbers.items()}
-            self._writer.write(event.step, row)
+            self._writer.write(event.step, self.numbers_of(event.step))
         if self._tell is not None:
             self._tell("evaluated", step=event.step, **numbers)
         if self._follow is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from replicator.protocols import PyTree
 from replicator.strict_json import strict_json
 from replicator.trees import leaf_path
+from replicator.writers.writer import named_numbers
 
 _MOST_NDIM = 1  # what is larger is no number, and nobody writes it
 MOST_NUMBERS = 10_000
@@ -36,6 +37,20 @@ class InFlight:
     stacked: bool
     metrics: PyTree
     position: Any = None
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the numbers among the metrics; waits for nothing."""
+        first = int(self.stacked)
+        shapes = jax.tree.map(lambda leaf: np.shape(leaf)[first:], self.metrics)
+        like = jax.tree.map(np.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
+        return tuple(named_numbers(like))
+
+    def last_numbers(self) -> dict[str, float]:
+        """Wait for the metrics, and return the numbers of the last step, by name."""
+        metrics = jax.device_get(self.metrics)
+        if self.stacked:
+            metrics = jax.tree.map(lambda leaf: leaf[-1], metrics)
+        return named_numbers(metrics)
 
     def as_json(self) -> dict[str, Any]:
         """Wait for the metrics, and return plain values; large arrays are left out."""

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -28,6 +28,7 @@ from replicator.mesh import spans_processes
 from replicator.protocols import PyTree
 from replicator.run_record import versions
 from replicator.state import RunState, state_shardings
+from replicator.writers.writer import named_numbers
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class SaveCheckpoints(Hook):
       reports: The run's own hooks, in this process.
       hooks: Those of its user.
       last_step: Where the run is to end, if that is known: then the end saves it.
+      rank_by: The number that retention ranks by; None if it does not.
+      evaluated: Returns the numbers of an evaluation, if there was one after a step.
       tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
     """
 
@@ -101,6 +104,8 @@ class SaveCheckpoints(Hook):
         reports: Sequence[Hook] = (),
         hooks: Sequence[Hook] = (),
         last_step: int | None = None,
+        rank_by: str | None = None,
+        evaluated: Callable[[int], Mapping[str, float]] | None = None,
         tell: Callable[..., None] | None = None,
     ) -> None:
         self._store = store
@@ -108,6 +113,8 @@ class SaveCheckpoints(Hook):
         self._reports = reports
         self._hooks = hooks
         self._last_step = last_step
+        self._rank_by = rank_by
+        self._evaluated = evaluated
         self._tell = tell
         self._told = store.counts
         self._failure: Exception | None = None
@@ -117,6 +124,7 @@ class SaveCheckpoints(Hook):
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
         self._tell_outcome(event.step)
+        self._require_ranked(event)
         if self._trigger.pulled(event) and event.step != self._last_step:
             # A state with bad numbers in it would be what a run goes back to.
             event.require_finite()
@@ -129,6 +137,7 @@ class SaveCheckpoints(Hook):
     def on_end(self, event: StateEvent) -> None:
         """Save the last step, durably: now its metrics were shown, and hooks ended."""
         event.require_finite()
+        self._require_ranked(event)
         self._store.save(self._snapshot(event))
         self._tell_outcome(event.step)
         self._raise_failure()
@@ -140,7 +149,9 @@ class SaveCheckpoints(Hook):
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
         position = event.position or Position()
-        ended = self._shown if event.in_flight is None else None
+        late = event.in_flight
+        ended = self._shown if late is None else None
+        metrics = {} if ended is None else named_numbers(ended.metrics)
         return Snapshot(
             step=event.step,
             arrays=event.state,
@@ -152,8 +163,36 @@ class SaveCheckpoints(Hook):
                 "versions": versions(),
             },
             own={"input": list(position.states)},
-            late=self._late(event.in_flight),
+            late=self._late(late),
+            metrics={**metrics, **self._found(event.step)},
+            late_metrics=None if late is None else late.last_numbers,
         )
+
+    def _found(self, step: int) -> Mapping[str, float]:
+        return {} if self._evaluated is None else self._evaluated(step)
+
+    def _require_ranked(self, event: StateEvent) -> None:
+        """Refuse to rank by a number that is not there, once it is known which are."""
+        if self._rank_by is None:
+            return
+        found = list(self._found(event.step))
+        if self._evaluated is not None and not found and self._is_of_evaluation:
+            return  # it may come yet
+        if event.in_flight is not None:
+            found += event.in_flight.names()
+        elif self._shown is not None:
+            found += named_numbers(self._shown.metrics)
+        if self._rank_by not in found:
+            names = ", ".join(map(repr, found))
+            raise ArgumentError(
+                "`metric` must be a number of the step or of the evaluation to rank "
+                f"by, got {self._rank_by!r} and {names}. Use one of these."
+            )
+        self._rank_by = None
+
+    @property
+    def _is_of_evaluation(self) -> bool:
+        return self._rank_by is not None and self._rank_by.startswith("eval/")
 
     def _late(self, in_flight: InFlight | None) -> Callable[[], dict[str, Any]]:
         """Return what to wait for before the checkpoint counts."""

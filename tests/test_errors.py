@@ -19,7 +19,7 @@ from jax import lax
 
 import replicator
 import replicator.launchpad_bridge as lp
-from replicator.checkpoint import CheckpointStore, Snapshot
+from replicator.checkpoint import CheckpointStore, Retention, Snapshot
 from replicator.errors import (
     ArgumentError,
     BatchError,
@@ -644,6 +644,17 @@ ROWS = [
         ArgumentError,
         "`metric` must be one that the step reports, got 'lost' and 'gradient_norm', "
         "'loss'. Use one of these.",
+    ),
+    Row(
+        "The best checkpoints by a number that is nowhere",
+        lambda: run(
+            [regression_batch()],
+            checkpoint_dir=folder(),
+            retention=Retention(keep_best=1, metric="lost"),
+        ),
+        ArgumentError,
+        "`metric` must be a number of the step or of the evaluation to rank by, got "
+        "'lost' and 'gradient_norm', 'loss'. Use one of these.",
     ),
     Row(
         "No time for a step",

@@ -129,7 +129,7 @@ def _write(
         step=draft.step,
         generation=generation,
         meta=draft.meta | (draft.late() if draft.late is not None else {}),
-        metrics=draft.metrics,
+        metrics=_metrics(draft),
         num_devices=draft.num_devices,
         leaves=draft.leaves,
         files=tuple(files),
@@ -138,6 +138,11 @@ def _write(
     for folder in walk_directories(writing):
         disk.sync_directory(folder)
     return manifest
+
+
+def _metrics(draft: Draft) -> dict[str, float]:
+    late = draft.late_metrics() if draft.late_metrics is not None else {}
+    return draft.metrics | {name: float(value) for name, value in late.items()}
 
 
 def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:

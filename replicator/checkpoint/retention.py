@@ -32,6 +32,8 @@ class Retention:
       keep_last: So many of the newest.
       keep_best: So many of the best by `metric`; of equal ones the older.
       metric: Name of the metric that ranks. One that is NaN or absent is never best.
+        In a run the names are those of its records: `loss` as of the step that is
+        saved; `eval/accuracy` if an evaluation was made after that step.
       mode: Whether a small or a large metric is good.
       keep_every: Also each step that is a multiple of this.
 
