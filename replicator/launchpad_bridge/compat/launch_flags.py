@@ -14,6 +14,7 @@ from typing import Any
 from absl import flags
 
 from replicator.launchpad_bridge.compat.controller import Controller
+from replicator.launchpad_bridge.compat.courier_node import know_late_arguments
 from replicator.launchpad_bridge.launch import launch as launch_program
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.program import Program
@@ -81,6 +82,8 @@ def launch(
         FLAGS(sys.argv, known_only=True)
     notice_s: int = FLAGS.lp_termination_notice_secs
     first = programs[0] if isinstance(programs, Sequence) and programs else programs
+    if isinstance(first, Program):
+        know_late_arguments(first)
     run = launch_program(
         programs,
         LAUNCH_TYPE.value if launch_type is None else launch_type,

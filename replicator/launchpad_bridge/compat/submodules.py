@@ -15,6 +15,7 @@ import replicator.launchpad_bridge as lp
 from replicator.errors import LaunchError, RpcError
 from replicator.launchpad_bridge.compat import launch_flags
 from replicator.launchpad_bridge.compat.courier_client import Client
+from replicator.launchpad_bridge.compat.courier_node import CourierNode
 from replicator.launchpad_bridge.compat.courier_server import Server
 from replicator.launchpad_bridge.compat.launch_flags import FLAGS, LAUNCH_TYPE, launch
 from replicator.launchpad_bridge.launch_types import LaunchType
@@ -98,7 +99,8 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "launchpad.nodes.courier": {},
     "launchpad.nodes.courier.courier_utils": _top("batched_handler"),
     "launchpad.nodes.courier.node": {
-        **_top("CourierClient", "CourierHandle", "CourierNode"),
+        **_top("CourierClient", "CourierHandle"),
+        "CourierNode": CourierNode,
         "COURIER_PORT_NAME": "courier",
     },
     "launchpad.nodes.dereference": _top(
@@ -137,6 +139,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
 PACKAGES: Mapping[str, Mapping[str, Any]] = {
     "launchpad": {
         **{name: getattr(lp, name) for name in lp.__all__},
+        "CourierNode": CourierNode,
         "LAUNCH_TYPE": LAUNCH_TYPE,
         "flags": launch_flags.flags,
         "launch": launch,

@@ -123,6 +123,80 @@ def test_a_parameter_server_with_a_cacher_and_colocated_actors(tmp_path, kind):
     assert "learned [-6. -6. -6.]" in out
 
 
+OFFERING = """
+import threading
+import courier
+import launchpad as lp
+import numpy as np
+
+class Learner:
+    def __init__(self, judge=None):
+        self._judge = judge
+        self.made = lambda x: x + 1
+        self._handler = lp.batched_handler(batch_size=1, pad_batch=True)(np.negative)
+        self._hidden = lambda: 1
+
+    @property
+    def handler(self):
+        return self._handler
+
+    @property
+    def count(self):
+        return 7
+
+    def get_variables(self, names):
+        return [np.ones(2) for _ in names]
+
+class Runner:
+    def __init__(self, wrapped):
+        self._wrapped = wrapped
+
+    def run(self):
+        lp.wait_for_stop()
+
+    def __dir__(self):
+        return dir(self._wrapped)
+
+    def __getattr__(self, name):
+        return getattr(self._wrapped, name)
+
+class Judge:
+    def __init__(self, learner):
+        self._learner = learner
+
+    def run(self):
+        learner = self._learner
+        print("offered", courier.list_methods(learner))
+        print("told", learner.get_variables(["a", "b"])[1], learner.made(1))
+        print("batched", learner.handler(np.arange(2)))
+        lp.stop()
+
+def make_learner(**kwargs):
+    return Runner(Learner(**kwargs))
+
+program = lp.Program("offering")
+learner = lp.CourierNode(make_learner)
+judge = lp.CourierNode(Judge, learner.create_handle())
+learner._kwargs["judge"] = judge.create_handle()
+program.add_node(learner, label="learner")
+program.add_node(judge, label="judge")
+lp.launch(program).wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["local_mt", pytest.param("local_mp", marks=pytest.mark.slow)]
+)
+def test_what_launchpad_would_offer_of_an_object_is_offered(tmp_path, kind):
+    script = tmp_path / "offering.py"
+    script.write_text(OFFERING)
+    status, out = run([script, f"--lp_launch_type={kind}"], folder=tmp_path)
+    assert status == 0, out
+    assert "offered ['get_variables', 'handler', 'made', 'run']" in out
+    assert "told [1. 1.] 2" in out
+    assert "batched [ 0 -1]" in out
+
+
 def test_a_script_finds_its_name_its_arguments_and_its_neighbours(tmp_path):
     folder = tmp_path / "inner"
     folder.mkdir()

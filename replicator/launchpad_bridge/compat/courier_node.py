@@ -1,0 +1,52 @@
+"""`CourierNode` as programs of Launchpad expect it: what is public may be called.
+
+Here a node offers what its class declares. Launchpad offers whatever callable `dir` of
+the object names: functions that its constructor made, those that its properties return
+(as those of Acme's inference server do), and, of a wrapper that says by `__dir__` what
+it has (as Acme's checkpoints do), the methods of what it wraps.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Generic
+
+from replicator.launchpad_bridge.graph import with_inner
+from replicator.launchpad_bridge.nodes.courier_node import CourierNode as OurCourierNode
+from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.nodes.py_node import Worked
+from replicator.launchpad_bridge.program import Program
+from replicator.rpc.server.methods import Method, method_of_function
+
+_HAND_OVER = "set_courier_server"
+
+
+class CourierNode(OurCourierNode[Worked], Generic[Worked]):
+    """Makes an object in its worker, and lets others call all that is public of it."""
+
+    def methods(self, instance: Any) -> list[Method]:
+        """Return what others may call."""
+        declared = {method.name: method for method in super().methods(instance)}
+        named = {method.name: method for method in _named_by_dir(instance)}
+        return list({**named, **declared}.values())
+
+
+def know_late_arguments(program: Program) -> None:
+    """See which nodes were given handles after they were made: circles of those may be.
+
+    Launchpad's own advice for nodes that know each other is to write to a node's
+    arguments, as `configure` does.
+    """
+    for node in program.get_all_nodes():
+        for part in with_inner(node):
+            if isinstance(part, Node):
+                now = [id(handle) for _, handle in part.inputs()]
+                then = [id(handle) for handle in part.input_handles]
+                part.is_configured = part.is_configured or now != then
+
+
+def _named_by_dir(instance: Any) -> Iterator[Method]:
+    for name in dir(instance):
+        is_public = name == "__call__" or not name.startswith("_")
+        if is_public and name != _HAND_OVER:
+            value = getattr(instance, name)
+            if callable(value):
+                yield method_of_function(name, value)
