@@ -17,7 +17,6 @@ from tests.rpc.courier_cases import LONG_S, NAMES, Probe, client_of, serving, wa
 def without_collector():
     """Yield what returns the objects of ours that only the collector would free."""
     gc.collect()
-    gc.freeze()  # what other tests have made need not be looked through again
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -26,7 +25,6 @@ def without_collector():
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-        gc.unfreeze()
 
 
 def ours_in_circles():
