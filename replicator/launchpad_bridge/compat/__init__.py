@@ -10,6 +10,7 @@ looked for, here and in all workers; what they hold is `replicator.launchpad_bri
     fallbacks/      `pybind11_abseil`, for the error that programs catch
     submodules      which names the modules of these have, and what stands for each
     courier_node    what others may call of a node: more than here
+    own_classes     a program's named tuples, dataclasses and enums, which may travel
     launch_flags    `--lp_launch_type` and other absl flags, which are nowhere else
     courier_client, courier_server   servers at a port of this host, without a program
     scripts         run a script as Python does

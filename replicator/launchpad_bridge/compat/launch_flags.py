@@ -15,6 +15,7 @@ from absl import flags
 
 from replicator.launchpad_bridge.compat.controller import Controller
 from replicator.launchpad_bridge.compat.courier_node import know_late_arguments
+from replicator.launchpad_bridge.compat.own_classes import register_own_classes
 from replicator.launchpad_bridge.launch import launch as launch_program
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.program import Program
@@ -84,6 +85,7 @@ def launch(
     first = programs[0] if isinstance(programs, Sequence) and programs else programs
     if isinstance(first, Program):
         know_late_arguments(first)
+    register_own_classes()
     run = launch_program(
         programs,
         LAUNCH_TYPE.value if launch_type is None else launch_type,

@@ -1,7 +1,9 @@
 """Take the script's own registered classes along to a worker.
 
 A worker does not run the script, it gets functions and classes of it by value. So what
-the script's top level has registered for `rpc` has to be registered there again.
+the script's top level has registered for `rpc` has to be registered there again. So has
+a class that bears its full name, module and all: not its module has registered it, but
+somebody else (`compat.own_classes`).
 """
 
 from collections.abc import Callable
@@ -40,4 +42,9 @@ class WithRegisteredClasses:
 
 def _of_script() -> list[Entry]:
     known = DEFAULT_REGISTRY._by_name.values()
-    return [entry for entry in known if entry.cls.__module__ == _SCRIPT]
+    return [
+        entry
+        for entry in known
+        if entry.cls.__module__ == _SCRIPT
+        or entry.name == f"{entry.cls.__module__}.{entry.cls.__qualname__}"
+    ]

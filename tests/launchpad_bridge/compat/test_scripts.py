@@ -197,6 +197,57 @@ def test_what_launchpad_would_offer_of_an_object_is_offered(tmp_path, kind):
     assert "batched [ 0 -1]" in out
 
 
+SENDING = """
+import dataclasses, enum
+import launchpad as lp
+import numpy as np
+import neighbour
+
+class Kind(enum.Enum):
+    FIRST = 1
+
+@dataclasses.dataclass
+class Step:
+    kind: Kind
+    observation: np.ndarray
+
+class Learner:
+    def push(self, step, transition):
+        assert type(step) is Step and step.kind is Kind.FIRST
+        return neighbour.Transition(step.observation, transition.reward + 1)
+
+class Actor:
+    def __init__(self, learner):
+        self._learner = learner
+
+    def run(self):
+        step = Step(Kind.FIRST, np.arange(2))
+        found = self._learner.push(step, neighbour.Transition(1.0, 2))
+        print("pushed", type(found).__name__, found.observation, found.reward)
+        lp.stop()
+
+program = lp.Program("sending")
+learner = program.add_node(lp.CourierNode(Learner), label="learner")
+program.add_node(lp.CourierNode(Actor, learner), label="actor")
+lp.launch(program).wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["local_mt", pytest.param("local_mp", marks=pytest.mark.slow)]
+)
+def test_data_classes_of_the_program_travel(tmp_path, kind):
+    script = tmp_path / "sending.py"
+    script.write_text(SENDING)
+    (tmp_path / "neighbour.py").write_text(
+        "import collections\n"
+        "Transition = collections.namedtuple('Transition', 'observation reward')\n"
+    )
+    status, out = run([script, f"--lp_launch_type={kind}"], folder=tmp_path)
+    assert status == 0, out
+    assert "pushed Transition [0 1] 3" in out
+
+
 def test_a_script_finds_its_name_its_arguments_and_its_neighbours(tmp_path):
     folder = tmp_path / "inner"
     folder.mkdir()
