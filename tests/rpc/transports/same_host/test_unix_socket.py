@@ -120,7 +120,7 @@ def test_a_lying_header_takes_no_memory():
 
 def test_a_value_that_is_none_of_ours_harms_no_other_message():
     with raw_peer() as (connection, peer):
-        peer.sendall(frame_without_buffers(1, 1, b"\xc1") + SMALL)
+        peer.sendall(frame_without_buffers(1, 1, b"\x91") + SMALL)
         bad = connection.receive(timeout_s=LONG_S).payload
         assert connection.receive(timeout_s=LONG_S).payload.value() == "hello"
         with pytest.raises(ValueError, match="value"):
