@@ -317,6 +317,7 @@ class Attempts:
             last_step=of.plan.steps,
             rank_by=of.checkpoints.retention.metric,
             evaluated=next(found, None),
+            strategy=of.records.arguments.get("strategy"),
             tell=self._tell_alike,
         )
         if preemption is None:

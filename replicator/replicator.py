@@ -10,6 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from jax.sharding import Mesh
+
 from replicator.attempts import Evaluations, Training
 from replicator.auto_microbatch import first_batch, fit_accumulate
 from replicator.bad_numbers.policy import OnNonfinite
@@ -188,6 +190,7 @@ class Replicator(OwnLoops):
                     "num_replicas": self.num_replicas,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
                     **_plain(options),
+                    "strategy": _strategy(self._mesh, options),
                     "inputs": dataclasses.asdict(reading),
                 },
                 profile=profile,
@@ -297,6 +300,15 @@ def _reading(
 def _plain(options: CompileOptions) -> dict[str, Any]:
     names = ("accumulate", "steps_per_call", "reduction")
     return {name: getattr(options, name) for name in names}
+
+
+def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
+    """Say how the run is spread: the one engine so far gives each replica a device."""
+    return {
+        "engine": "replicates",
+        "mesh": dict(mesh.shape),
+        "reduction": options.reduction,
+    }
 
 
 def _checkpoints(

@@ -4,6 +4,7 @@ import json
 from html.parser import HTMLParser
 
 import numpy as np
+import optax
 import pytest
 
 from replicator.report import plots
@@ -11,6 +12,7 @@ from replicator.report.markup import Markup, element
 from replicator.report.page import make_page, time_spent, write_report
 from replicator.report.run_files import read_run
 from tests.report.runs import HOSTILE, make_run
+from tests.steps import regression_batch, replicas, trainer
 
 
 class Elements(HTMLParser):
@@ -104,6 +106,21 @@ def test_a_strategy_is_shown_where_one_was_recorded(run):
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"strategy": {"mesh": {"a": 8}}}))
     assert "Strategy" in make_page(read_run(run))
+
+
+def test_a_real_run_shows_its_strategy(tmp_path):
+    init_fn, step_fn = trainer(replicas(2).wrap_optimizer(optax.sgd(0.1)))
+    replicas(2).run(
+        step_fn,
+        [regression_batch()],
+        init_fn=init_fn,
+        steps=2,
+        directory=tmp_path,
+        display=False,
+    )
+    strategy = Elements(make_page(read_run(tmp_path))).text.partition("Strategy")[2]
+    for told in ("replicates", "mesh", "replica", "2", "fast"):
+        assert told in strategy[:200]
 
 
 def test_write_report_writes_one_file(run, tmp_path):
