@@ -43,7 +43,7 @@ TYPES = {
     "test_mp": "test_mp",
     "ray": "ray",
 }
-SLOW = {"local_mp", "processes", "test_mp", "ray"}
+QUICK = {"local_mt"}  # one process, not several one after the other
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def flagged(tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else [])
+        pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow])
         for kind in TYPES
     ],
 )
@@ -82,7 +82,9 @@ def test_flags_that_were_not_given_have_their_defaults_in_workers(flagged):
     assert "neighbour 0.5 local_mp" in out
 
 
-@pytest.mark.parametrize("kind", ["vertex_ai", "local_docker"])
+@pytest.mark.parametrize(
+    "kind", ["vertex_ai", pytest.param("local_docker", marks=pytest.mark.slow)]
+)
 def test_launch_types_of_googles_services_are_refused_with_a_remedy(flagged, kind):
     status, out = flagged(f"--lp_launch_type={kind}")
     assert status == 1
@@ -91,10 +93,6 @@ def test_launch_types_of_googles_services_are_refused_with_a_remedy(flagged, kin
 
 UNPARSED = """
 import launchpad as lp
-
-def deaf():
-    while True:
-        threading.Event().wait(0.05)
 
 def node():
     print("type", lp.LAUNCH_TYPE.value)
@@ -132,6 +130,7 @@ print("after", time.monotonic() - started_s < 5)
 """
 
 
+@pytest.mark.slow
 def test_the_notice_of_termination_is_how_long_nodes_may_take_to_stop(tmp_path):
     script = tmp_path / "patient.py"
     script.write_text(PATIENT)

@@ -263,6 +263,7 @@ def test_a_script_finds_its_name_its_arguments_and_its_neighbours(tmp_path):
     assert "__main__ True ['inner/script.py', '--a', 'b'] launchpad" in out
 
 
+@pytest.mark.slow
 def test_a_module_runs_with_its_package(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -296,12 +297,14 @@ def test_a_node_that_fails_fails_the_script_and_is_named(tmp_path):
     assert "`bad` raised ValueError: invalid literal" in out
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_a_status_has_it(tmp_path):
     script = tmp_path / "status.py"
     script.write_text("import sys\nsys.exit(7)")
     assert run([script], folder=tmp_path)[0] == 7
 
 
+@pytest.mark.slow
 def test_what_is_no_script_is_refused_by_name(tmp_path):
     status, out = run(["nothing.py"], folder=tmp_path)
     assert status == 1
@@ -311,6 +314,7 @@ def test_what_is_no_script_is_refused_by_name(tmp_path):
     assert "`name` must be a module that can be run, got 'nothing.at_all'" in out
 
 
+@pytest.mark.slow
 def test_the_command_says_how_it_is_used(tmp_path):
     status, out = run([], folder=tmp_path)
     assert status == 2

@@ -57,6 +57,7 @@ def read_input():
     return sys.stdin.read()
 
 
+@pytest.mark.slow
 def test_what_a_node_prints_goes_to_its_log_and_not_into_its_report(tmp_path):
     program = program_of(lp.PyNode(shout, "hello"))
     run = lp.launch(program, Behind("env"), log_dir=tmp_path)
@@ -66,6 +67,7 @@ def test_what_a_node_prints_goes_to_its_log_and_not_into_its_report(tmp_path):
     assert "to the descriptor" in (tmp_path / "node.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_node_has_no_input_of_its_launcher(tmp_path):
     program = program_of(lp.PyNode(read_input))
     run = lp.launch(program, Behind("env"), log_dir=tmp_path)
@@ -112,6 +114,7 @@ def is_alive(pid):
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_a_worker_ends_when_its_launcher_was_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(STAND_IN), prepend=os.pathsep)
     path = tmp_path / "process"
