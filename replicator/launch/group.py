@@ -20,6 +20,7 @@ from replicator.distributed.report_progress import VARIABLE, read_progress
 from replicator.errors import ArgumentError
 from replicator.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.launch.member import Member
+from replicator.launch.memory_kills import count_memory_kills
 from replicator.launch.output import LabelledLines
 from replicator.launch.ports import free_port
 from replicator.launch.states import (
@@ -162,6 +163,7 @@ class _Group:
             code=code,
             is_symptom=is_symptom(words),
             progress=self._progress(),
+            out_of_memory=count_memory_kills() > member.memory_kills,
         )
         self._handle(event)
         self._forget_old_words()
@@ -250,9 +252,10 @@ class _Group:
         """Print the first failure's last lines again: thousands may have followed."""
         if failure is None:
             return
+        ended = describe_code(failure.code, out_of_memory=failure.out_of_memory)
         _say(
             f"the first failure was process {failure.rank} in attempt "
-            f"{failure.attempt}: it {describe_code(failure.code)}. Its last lines:"
+            f"{failure.attempt}: it {ended}. Its last lines:"
         )
         for line in self._last_words.get((failure.attempt, failure.rank), []):
             sys.stderr.buffer.write(f"[{failure.rank}] ".encode() + line + b"\n")

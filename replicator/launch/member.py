@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from replicator.launch import guard
+from replicator.launch.memory_kills import count_memory_kills
 from replicator.launch.output import LabelledLines
 
 
@@ -36,6 +37,7 @@ class Member:
         err: BinaryIO,
     ) -> None:
         self.rank = rank
+        self.memory_kills = count_memory_kills()
         # -I -S: the guard needs nothing of the environment, and starts at once.
         program = [sys.executable, "-I", "-S", guard.__file__]
         guarded, self._lifeline = os.pipe()

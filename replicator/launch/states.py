@@ -38,12 +38,14 @@ class Failure:
       code: What it ended with; negative is the signal that killed it.
       attempt: In which attempt, from 0.
       is_symptom: Whether it only says that another one is gone.
+      out_of_memory: As in `Exited`.
     """
 
     rank: int
     code: int
     attempt: int
     is_symptom: bool = False
+    out_of_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +94,14 @@ class Exited:
       code: What with; negative is a signal.
       is_symptom: Whether it fell because another one had: it says that a peer is gone.
       progress: The highest step that any process has reported so far.
+      out_of_memory: Whether the kernel killed something for memory while it lived.
     """
 
     rank: int
     code: int
     is_symptom: bool = False
     progress: int | None = None
+    out_of_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,11 +63,18 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def describe_code(code: int) -> str:
-    """Say how a process ended: "exited with code 1", "was killed by SIGKILL"."""
+def describe_code(code: int, *, out_of_memory: bool = False) -> str:
+    """Say how a process ended: "exited with code 1", "was killed by SIGKILL".
+
+    Args:
+      code: As `Exited` has it.
+      out_of_memory: Whether the kernel killed something for memory meanwhile.
+    """
     if code >= 0:
         known = {PREEMPTED: " (preempted)", HUNG: " (hung)"}
         return f"exited with code {code}{known.get(code, '')}"
+    if out_of_memory and code == -signal.SIGKILL:
+        return "was killed by SIGKILL: the machine was out of memory"
     try:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
@@ -116,8 +123,10 @@ def _blame(state: State, event: Exited) -> tuple[State, Say]:
         code=event.code,
         attempt=state.attempt,
         is_symptom=event.is_symptom,
+        out_of_memory=event.out_of_memory,
     )
-    say = Say(message=f"process {event.rank} {describe_code(event.code)}")
+    ended = describe_code(event.code, out_of_memory=event.out_of_memory)
+    say = Say(message=f"process {event.rank} {ended}")
     return dataclasses.replace(state, failure=failure), say
 
 

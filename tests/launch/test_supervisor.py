@@ -251,3 +251,22 @@ def test_whatever_happens_the_group_ends_or_waits_for_something():
 )
 def test_an_end_is_told_in_words(code, said):
     assert describe_code(code) == said
+
+
+def test_a_kill_for_memory_is_told_as_one_and_given_up_like_any_failure():
+    killed = Exited(rank=0, code=-signal.SIGKILL, out_of_memory=True)
+    state, _ = begin(Policy(processes=1))
+    told = []
+    for event in [killed, killed, TimeUp(), killed, TimeUp(), killed]:
+        state, actions = decide(state, event, 0.0)
+        told += [action.message for action in actions if isinstance(action, Say)]
+    said = "process 0 was killed by SIGKILL: the machine was out of memory"
+    assert told.count(said) == 4
+    assert state.phase == "ended"
+    assert state.first_failure is not None
+    assert state.first_failure.out_of_memory
+
+
+def test_another_s_kill_for_memory_explains_no_other_end():
+    assert describe_code(-11, out_of_memory=True) == "was killed by SIGSEGV"
+    assert describe_code(1, out_of_memory=True) == "exited with code 1"

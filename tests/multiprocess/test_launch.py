@@ -202,6 +202,42 @@ def test_a_process_killed_by_a_signal_is_named_with_it(tmp_path):
     assert "process 0 was killed by SIGSEGV" in group.text
 
 
+@pytest.fixture
+def little_memory():
+    """A cgroup of 200 MB; skips where none can be made."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    parent = root / "memory" if (root / "memory").is_dir() else root
+    cgroup = parent / f"replicator-test-{os.getpid()}"
+    limit = {root: "memory.max"}.get(parent, "memory.limit_in_bytes")
+    try:
+        cgroup.mkdir()
+    except OSError as refused:
+        pytest.skip(f"no cgroup can be made: {refused}")
+    try:
+        if not (cgroup / limit).exists():
+            pytest.skip("cgroups limit no memory here")
+        (cgroup / limit).write_text(str(200 << 20))
+        yield cgroup
+    finally:
+        cgroup.rmdir()
+
+
+def test_a_process_killed_for_memory_says_so_and_is_not_restarted_for_ever(
+    tmp_path, little_memory
+):
+    train = script(
+        tmp_path,
+        f"open({str(little_memory / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        "all = [bytearray(b'x' * (16 << 20)) for _ in range(64)]",
+    )
+    with Launched("--processes", 1, "--max-restarts", 1, train) as group:
+        assert group.wait() == 128 + signal.SIGKILL
+        assert not group.alive()
+    said = "process 0 was killed by SIGKILL: the machine was out of memory"
+    assert group.text.count(said) == 2
+    assert "gave up after 1 restart(s) without progress" in group.text
+
+
 def test_much_output_arrives_whole_labelled_and_in_order(tmp_path):
     train = script(tmp_path, "for n in range(20_000): print('line', n)\n")
     with Launched("--processes", 2, train) as group:

@@ -2,9 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
-
-_VMSTAT = Path("/proc/vmstat")
 
 
 def describe_status(status: int, *, out_of_memory: bool = False) -> str:
@@ -23,16 +20,6 @@ def describe_status(status: int, *, out_of_memory: bool = False) -> str:
     if out_of_memory:
         return f"{text}: the machine was out of memory"
     return f"{text}, not by its launcher"
-
-
-def count_memory_kills() -> int:
-    """Return how often the kernel has killed for memory since it started; 0 unknown."""
-    try:
-        lines = _VMSTAT.read_text().splitlines()
-    except OSError:
-        return 0
-    counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
-    return int(counts[0]) if counts else 0
 
 
 def _signal_name(number: int) -> str:

@@ -26,13 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from replicator.launch.memory_kills import count_memory_kills
 from replicator.launchpad_bridge.launchers import lifeline
 from replicator.launchpad_bridge.launchers.control_frames import (
     Message,
     Receiver,
     send,
 )
-from replicator.launchpad_bridge.launchers.exit_status import count_memory_kills
 from replicator.launchpad_bridge.launchers.orphans import MARK
 from replicator.launchpad_bridge.launchers.preloading import preload
 from replicator.launchpad_bridge.launchers.surroundings import Surroundings
