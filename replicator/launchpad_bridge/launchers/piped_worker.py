@@ -1,4 +1,4 @@
-"""A worker behind any command that passes on input and output: `srun`, `ssh`, a shell.
+"""A worker behind any command that passes on input and output: `srun`, a container.
 
     launcher ── "stop"; the end of it: die ──> standard input of the command
     launcher <── the result, or the error ──── its standard output

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from replicator.errors import (
     AddressInUseError,
     ArgumentError,
+    AuthenticationError,
     CallTimeoutError,
     ConnectionLostError,
     RemoteError,
@@ -156,3 +158,17 @@ def test_a_socket_lies_where_only_this_user_can_enter(server):
     assert path.exists()
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert path.parent.stat().st_uid == os.geteuid()
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"courier-{os.geteuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(AuthenticationError, match="must lie in a directory"):
+        Client("localhost:1")
+    (folder / "secret").write_bytes(b"x" * 32)
+    server = Server()
+    server.Bind("one", lambda: 1)
+    with pytest.raises(AuthenticationError):
+        server.Start()
