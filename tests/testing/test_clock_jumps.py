@@ -25,8 +25,8 @@ FOR_PEOPLE = {
     "replicator/run_record.py",
     "replicator/writers/tensorboard.py",
 }
-# A file has no other age. A jump at worst leaves what a dead launcher left, or removes a
-# folder in its first millisecond, whose launcher then says so.
+# A file has no other age. A jump at worst leaves what a dead launcher left, or removes
+# a folder in its first millisecond, whose launcher then says so.
 AGES_OF_FILES = {"replicator/launchpad_bridge/run_folder.py"}
 CALENDAR = {("time", "time"), ("time", "time_ns"), ("datetime", "now")}
 
