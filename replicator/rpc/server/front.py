@@ -44,6 +44,10 @@ class Watched(Protocol):
     is_listed: bool
     is_paused: bool
 
+    def expect(self, message: Message) -> None:
+        """Note a call before another thread may read on."""
+        ...
+
     def handle(self, message: Message, received_s: float, reader: Reader) -> None:
         """Do what a message asks for; may take long."""
         ...
@@ -198,6 +202,7 @@ class Front:
             watched.is_listed = True
             self._ready.append(watched)
         now_s = time.monotonic()
+        watched.expect(message)
         reader.lay_down(now_s)
         watched.handle(message, now_s, reader)
         if not reader.take_up():

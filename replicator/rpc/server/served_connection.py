@@ -51,6 +51,8 @@ class ServedConnection:
       connection: Where it is.
       service: The server it calls.
       calls: Its calls that wait or run, or whose reply is being sent, by number.
+      arriving: Its calls that were read and may not be among `calls` yet, by number;
+        each with an item if it was cancelled meanwhile.
       client_id: What it said it is; the same after it connects again.
       name: How it calls itself in statistics; "" for nothing.
       is_stalled: Whether it has not taken a reply for a while: then its calls run in
@@ -61,6 +63,7 @@ class ServedConnection:
         self.connection = connection
         self.service = service
         self.calls: dict[int, ServedCall] = {}
+        self.arriving: dict[int, list[None]] = {}
         self.client_id: bytes | None = None
         self.name = ""
         self.is_stalled = False
@@ -86,6 +89,11 @@ class ServedConnection:
         """Run a call that waited, in this thread, which has a slot for it."""
         run_if_wanted(self.service, call)
 
+    def expect(self, message: Message) -> None:
+        """Note a call before another thread may read on: it may read a ping for it."""
+        if message.kind == _CALL:
+            self.arriving[message.call_id] = []
+
     def handle(self, message: Message, received_s: float, reader: Reader) -> None:
         """Do what a message asks for; may take long, but then others may read."""
         kind, call_id, payload = message
@@ -99,6 +107,9 @@ class ServedConnection:
         except Exception:
             _log.exception("the connection with %s ends", self.connection.peer)
             self.close()
+        finally:
+            if kind == _CALL:
+                self.arriving.pop(call_id, None)
 
     def end(self, call: ServedCall) -> None:
         """Forget a call that was answered, or has nobody to answer to."""
@@ -184,6 +195,7 @@ class ServedConnection:
                     return
                 message = receive(timeout_s=None)
                 now_s = time.monotonic()
+                self.expect(message)
                 reader.lay_down(now_s)
                 self.handle(message, now_s, reader)
                 del message  # its arrays, while the next is long in coming
@@ -221,8 +233,9 @@ class ServedConnection:
             deadline_s,
             num_bytes,
         )
-        if self._is_closed and not target.is_idempotent:
-            call.give_up()  # `close` ran meanwhile, and may not have seen it
+        # `close`, or a cancellation, ran meanwhile, and may not have seen it.
+        if (self._is_closed and not target.is_idempotent) or self.arriving.get(call_id):
+            call.give_up()
         if not service.takes_calls:
             answer_unrun(service, call, not_run(STOPPED))
         elif target.is_idempotent and self.client_id and not is_new(service, call):
@@ -263,6 +276,9 @@ class ServedConnection:
         )
 
     def _cancel(self, call_id: int) -> None:
+        arriving = self.arriving.get(call_id)
+        if arriving is not None:
+            arriving.append(None)  # then looks whether the call is there meanwhile
         call = self.calls.get(call_id)
         if call is not None:
             call.give_up()
@@ -272,11 +288,14 @@ class ServedConnection:
         now_s = time.monotonic()
         states = []
         for call_id in list(call_ids or ())[:MAX_CALLS]:
+            is_arriving = call_id in self.arriving  # it goes from here to there
             call = self.calls.get(call_id)
             if call is not None and call.started_s:
                 states.append((call_id, "runs", now_s - call.started_s))
             elif call is not None:
                 states.append((call_id, "waits", now_s - call.received_s))
+            elif is_arriving:
+                states.append((call_id, "waits", 0.0))
         return states
 
     def _answer_own(self, call_id: int, name: str, args: Any) -> None:

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import queue
 import signal
 import threading
 import time
@@ -9,9 +11,12 @@ import time
 import pytest
 
 from replicator.rpc.client.client import statistics
+from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Kind
 from replicator.rpc.server.front import IS_AVAILABLE
-from replicator.rpc.transports.connect import connect
+from replicator.rpc.server.served_call import current_call
+from replicator.rpc.server.server import Server
+from replicator.rpc.transports.connect import connect, listen
 from tests.rpc.courier_cases import (
     LONG_S,
     NAMES,
@@ -149,6 +154,68 @@ def test_a_call_sent_twice_runs_once():
         assert raw.receive(timeout_s=LONG_S).payload.value() == "once"
         raw.close()
     assert probe.runs == 1
+
+
+class Waits:
+    """Its handler waits until nobody waits for it."""
+
+    def __init__(self):
+        self.was_cancelled = queue.SimpleQueue()
+
+    def wait(self, value):
+        self.was_cancelled.put(current_call().wait_cancelled(LONG_S))
+
+
+@contextlib.contextmanager
+def a_call_that_is_slow_to_read():
+    """Send a call; yield the connection, and what lets the server read its argument."""
+    registry, is_read, go_on = Registry(), threading.Event(), threading.Event()
+
+    @registry.register
+    @dataclasses.dataclass
+    class Slow:
+        number: int
+
+        def __post_init__(self):
+            if self.number:  # not here, where it is made
+                is_read.set()
+                go_on.wait(LONG_S)
+
+    slow = Slow(0)
+    slow.number = 1
+    listener = listen("unix:", secret=SECRET, registry=registry)
+    with (
+        Server(waits := Waits(), listeners=[listener]) as server,
+        contextlib.closing(
+            connect(server.address, secret=SECRET, registry=registry, timeout_s=LONG_S)
+        ) as raw,
+    ):
+        raw.send(Kind.CALL, 7, ["wait", [slow], None, None], timeout_s=LONG_S)
+        assert is_read.wait(LONG_S)
+        yield raw, waits, go_on
+
+
+def known(raw, *call_ids):
+    """Return which of these calls the server knows."""
+    raw.send(Kind.PING, 1, call_ids, timeout_s=LONG_S)
+    pong = raw.receive(timeout_s=LONG_S)
+    assert pong.kind == Kind.PONG
+    return [call_id for call_id, _, _ in pong.payload.value()]
+
+
+def test_a_ping_that_overtakes_its_call_hears_that_it_waits():
+    with a_call_that_is_slow_to_read() as (raw, _, go_on):
+        assert known(raw, 7, 8) == [7]
+        go_on.set()
+
+
+def test_a_cancellation_that_overtakes_its_call_reaches_it():
+    with a_call_that_is_slow_to_read() as (raw, waits, go_on):
+        raw.send(Kind.CANCEL, 7, None, timeout_s=LONG_S)
+        assert known(raw, 7) == [7]
+        go_on.set()
+        wait_until(lambda: known(raw, 7) == [])
+        assert waits.was_cancelled.empty() or waits.was_cancelled.get()
 
 
 def test_a_reader_that_a_signal_interrupts_gives_its_call_up_and_connects_again():
