@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -39,6 +40,22 @@ def test_the_last_process_to_fail_is_quoted_too(tmp_path):
     with Launched("--processes", 1, "--max-restarts", 1, train) as group:
         assert group.wait() == 1
     assert group.text.endswith("[0] ValueError: bug, attempt 0")
+
+
+def test_a_restart_begins_within_a_second_of_a_death(tmp_path):
+    train = script(tmp_path, "print('ready', attempt)" + FOREVER)
+    with Launched("--processes", 2, "--max-restarts", 4, train) as group:
+        delays = []
+        for attempt in range(3):
+            group.wait_for(f"ready {attempt}", count=2)
+            killed_s = time.monotonic()
+            kill(group.pid_of(1, attempt), signal.SIGKILL)
+            told = group.wait_for("starting all processes again", count=attempt + 1)
+            delays.append(told[attempt][0] - killed_s)
+        group.tell(signal.SIGTERM)
+        group.wait()
+    # It waits for no heartbeat: 30 ms on a quiet machine, where one of three is alone.
+    assert min(delays) <= 1, delays
 
 
 def test_progress_allows_more_restarts(tmp_path):
