@@ -9,6 +9,7 @@ serves until the program stops.
 import datetime
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic
 
 from replicator.errors import ProgramError
@@ -19,7 +20,7 @@ from replicator.launchpad_bridge.node_context import RunningContext, loose_conte
 from replicator.launchpad_bridge.nodes.courier_server import CourierServer
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, Worked
 from replicator.launchpad_bridge.stopping import stop_event
-from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client
+from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
 from replicator.rpc.protocols import Listener
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -80,6 +81,9 @@ class CourierHandle(Handle[Client]):
             self._address.close_with_run(client.close)
         else:
             context.root.when_over(client.close)
+            if isinstance(client, Client):
+                # A server that has stopped before its callers does not come again.
+                context.stop_event.when_set(partial(wait_no_longer, client))
         return client
 
     def __getattr__(self, name: str) -> Any:

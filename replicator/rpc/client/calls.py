@@ -74,12 +74,13 @@ class Calls:
           connector: The way to the server.
           address: Of the server, for errors.
           registry: Whose exceptions are known here.
-          wait_for_ready: Whether calls wait for a server that is not there.
+          wait_for_ready: Whether calls wait for a server that is not there; may be
+            changed at any time, also for calls under way.
         """
         self._connector = connector
         self._address = address
         self._registry = registry
-        self._wait_for_ready = wait_for_ready
+        self.wait_for_ready = wait_for_ready
         self._ids = itertools.count(1)
         self._closed = threading.Event()
         self._resender = Resender()
@@ -265,7 +266,7 @@ class Calls:
             attempt=request.attempts,
             remaining_s=request.remaining_s,
             is_idempotent=self._may_repeat(request.method),
-            wait_for_ready=self._wait_for_ready or request.method == HELLO,
+            wait_for_ready=self.wait_for_ready or request.method == HELLO,
             random=random.random,
         )
         if isinstance(decision, Again):

@@ -259,6 +259,17 @@ def statistics(client: Client) -> ServerStatistics:
     )
 
 
+def wait_no_longer(client: Client) -> None:
+    """Let calls of a client, those under way too, wait for no server that is not there.
+
+    For who knows that none will come: a program that ends.
+
+    Args:
+      client: Its calls raise `ConnectionLostError` at once, or after a last try.
+    """
+    client._calls.wait_for_ready = False
+
+
 def _checked_timeout(name: str, seconds: float | None) -> float | None:
     if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
         raise ArgumentError(

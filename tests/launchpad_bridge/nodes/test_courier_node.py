@@ -1,10 +1,13 @@
+import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
 import replicator.launchpad_bridge as lp
 from replicator import errors as lp_errors
+from replicator.errors import ConnectionLostError
 from replicator.launchpad_bridge import node_context
 from replicator.rpc.server.server import Server
 
@@ -175,3 +178,36 @@ def test_a_port_that_is_taken_fails_the_node_and_is_named():
         program.add_node(node, label="robbed")
         with pytest.raises(lp.NodeFailedError, match=f"`robbed` .*{port}"):
             lp.launch(program).wait(20)
+
+
+class Leaves:
+    def ping(self):
+        return "pong"
+
+    def run(self):
+        return None
+
+
+class CallsForEver:
+    def __init__(self, server):
+        self.server = server
+
+    def run(self):
+        while not lp.wait_for_stop(0.0):
+            # The one during which the server leaves may be lost; the next waits for it.
+            with contextlib.suppress(ConnectionLostError):
+                self.server.ping()
+
+
+def test_who_waits_for_a_server_that_has_left_does_not_hold_up_a_stop():
+    program = lp.Program("left")
+    with program.group("server"):
+        handle = program.add_node(lp.CourierNode(Leaves))
+    with program.group("caller"):
+        program.add_node(lp.PyClassNode(CallsForEver, handle))
+    run = lp.launch(program, "threads")
+    run.wait(20, labels=["server"])
+    started_s = time.monotonic()
+    run.stop()
+    run.wait(20)
+    assert time.monotonic() - started_s < 5  # its deadline is 60 s, its grace 10

@@ -18,7 +18,7 @@ from replicator.errors import (
     RemoteError,
     ServerStoppedError,
 )
-from replicator.rpc.client.client import Client, list_methods
+from replicator.rpc.client.client import Client, list_methods, wait_no_longer
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Kind
 from replicator.rpc.security.secret import Secret
@@ -91,6 +91,16 @@ def test_a_client_that_does_not_wait_says_at_once_that_nobody_is_there():
             client.add(1)
         with pytest.raises(ConnectionLostError, match="Nobody listens"):
             client.futures.add(1).result(LONG_S)
+
+
+def test_calls_under_way_are_told_that_no_server_will_come():
+    with Client("inproc:nobody-is-here", timeout_s=LONG_S) as client:
+        future = client.futures.add(1)
+        wait_no_longer(client)
+        with pytest.raises(ConnectionLostError):
+            future.result(LONG_S)
+        with pytest.raises(ConnectionLostError):
+            client.add(1)
 
 
 def test_calls_wait_for_a_server_that_starts_later(path):
