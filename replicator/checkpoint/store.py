@@ -293,7 +293,7 @@ class CheckpointStore:
             raise self._unwritable(failure) from failure
 
     def _become_writer(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._make_directory()
         self._require_own_directory()
         manifests = (
             scan(self._directory).manifests
@@ -306,6 +306,14 @@ class CheckpointStore:
         if left:
             _log.info("Removed from %s what a dead run left: %s", self._directory, left)
         self._kept = self._find_saved()
+
+    def _make_directory(self) -> None:
+        """Make the directory, and have its name outlive a loss of power."""
+        there = (self._directory, *self._directory.parents)
+        made = [path for path in there if not path.exists()]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            self._disk.sync_directory(path.parent)
 
     def _require_own_directory(self) -> None:
         if is_checkpoint_directory(self._directory):
