@@ -243,5 +243,31 @@ def check_count(name: str, value: int) -> None:
         raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
 
 
+def check_function(name: str, value: object) -> None:
+    """Refuse an argument that cannot be called.
+
+    Raises:
+      ArgumentError: It cannot.
+    """
+    if not callable(value):
+        raise ArgumentError(
+            f"`{name}` must be a function, got {type(value).__name__}. Pass the "
+            "function itself."
+        )
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Refuse an argument that is neither None nor of its one class.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ArgumentError(
+            f"`{name}` must be a `{kind.__name__}`, got {value!r}. Write "
+            f"`{kind.__name__}(...)`."
+        )
+
+
 class InvarianceError(ReplicatorError, AssertionError):
     """A step gives another answer on another number of replicas (design law 1)."""

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Sequence
 from typing import Literal, overload
 
-import jax
 import optax
 from jax.sharding import Mesh
 
@@ -17,6 +16,7 @@ from replicator import optimizer as optimizers
 from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
+from replicator.errors import check_function
 from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
 from replicator.inputs.feed import open_input
@@ -30,7 +30,7 @@ from replicator.optimizer_state import Reduction
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
-from replicator.state import init_state
+from replicator.state import init_state, run_keys
 
 
 class OwnLoops:
@@ -99,8 +99,12 @@ class OwnLoops:
 
         Returns:
           The state; `PerReplica` leaves have a leading replica axis.
+
+        Raises:
+          ArgumentError: `init_fn` is no function, or `seed` no whole number.
         """
-        key, _ = jax.random.split(jax.random.key(seed))
+        check_function("init_fn", init_fn)
+        key, _ = run_keys(seed)
         return init_state(init_fn, self._mesh, key=key)
 
     @overload
@@ -147,6 +151,7 @@ class OwnLoops:
           ArgumentError: A number is below 1, or `debug` is asked for with
             `steps_per_call` or `checks`.
         """
+        check_function("step_fn", step_fn)
         options = self._options(accumulate, steps_per_call, checks)
         if debug:
             return debug_step(step_fn, options, counted=False)
@@ -227,6 +232,7 @@ class OwnLoops:
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
+        check_function("eval_fn", eval_fn)
         evaluation = self._evaluation(eval_fn, block=block)
         return evaluation(state, dataset, inputs=inputs)
 

@@ -20,7 +20,7 @@ from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
 from replicator.compiled_step import CompiledStep
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError, check_count, check_function, check_kind
 from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, checked_hooks, every
 from replicator.inputs.options import InputOptions
@@ -148,6 +148,7 @@ class Replicator(OwnLoops):
         """
         phases = Phases()
         check_count("write_every", write_every)
+        _check_kinds(step_fn, init_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
         checkpoints = _checkpoints(checkpoint_dir, checkpoint_every, retention)
@@ -157,8 +158,8 @@ class Replicator(OwnLoops):
             hook_states(hooks)  # refuses one that could not be saved
         if profile is not None:
             check_profile(profile, directory)
-        events = open_journal(directory)
         first = first_run(init_fn, self._mesh, seed=seed)
+        events = open_journal(directory)
         if auto_microbatch:
             batch = first_batch(dataset, self._mesh, inputs or InputOptions())
             options = self._fitted(
@@ -254,6 +255,7 @@ class Replicator(OwnLoops):
         when: int | Every | None,
         follow: Follow | None,
     ) -> Evaluations | None:
+        check_kind("follow", follow, Follow)
         given = {"eval_fn": eval_fn, "eval_dataset": dataset, "eval_every": when}
         missing = [name for name, value in given.items() if value is None]
         if len(missing) == 3 and follow is None:
@@ -281,6 +283,19 @@ def run(
 ) -> LoopResult:
     """Train on all devices: `Replicator().run(...)`, which says what it takes."""
     return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
+
+
+def _check_kinds(
+    step_fn: StepFn,
+    init_fn: InitFn,
+    *,
+    inputs: InputOptions | None,
+    spikes: Spikes | None,
+) -> None:
+    check_function("step_fn", step_fn)
+    check_function("init_fn", init_fn)
+    check_kind("inputs", inputs, InputOptions)
+    check_kind("spikes", spikes, Spikes)
 
 
 def _reading(
@@ -316,6 +331,7 @@ def _checkpoints(
     when: int | Every,
     retention: Retention | None,
 ) -> Checkpoints | None:
+    check_kind("retention", retention, Retention)
     if directory is None:
         return None
     return Checkpoints(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 
+from replicator.errors import ArgumentError
 from replicator.mesh import put, replicated
 from replicator.per_replica import per_replica_specs, repeat_own
 from replicator.protocols import InitFn, Key, PyTree
@@ -99,6 +101,21 @@ def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
     return first_state(init_fn, mesh, key=key).born()
 
 
+def run_keys(seed: int) -> jax.Array:
+    """Return two keys: for `init_fn`, and for the steps.
+
+    Raises:
+      ArgumentError: `seed` is no whole number.
+    """
+    try:
+        operator.index(seed)
+    except TypeError as failure:
+        raise ArgumentError(
+            f"`seed` must be a whole number, got {seed!r}. Use 0."
+        ) from failure
+    return jax.random.split(jax.random.key(seed))
+
+
 def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:
     """Return the state of a run at step 0, not born yet.
 
@@ -110,7 +127,7 @@ def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:
     Returns:
       A `RunState` to be.
     """
-    for_init, for_steps = jax.random.split(jax.random.key(seed))
+    for_init, for_steps = run_keys(seed)
     user = first_state(init_fn, mesh, key=for_init)
     # On the host: what is born is donated, and may be born once more.
     step = skipped = np.zeros((), np.int32)

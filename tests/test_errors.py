@@ -657,6 +657,36 @@ ROWS = [
         "'lost' and 'gradient_norm', 'loss'. Use one of these.",
     ),
     Row(
+        "A number for a `Retention`",
+        lambda: run([regression_batch()], checkpoint_dir=folder(), retention=3),
+        ArgumentError,
+        "`retention` must be a `Retention`, got 3. Write `Retention(...)`.",
+    ),
+    Row(
+        "A word for a `Follow`",
+        lambda: run([regression_batch()], follow="loss"),
+        ArgumentError,
+        "`follow` must be a `Follow`, got 'loss'. Write `Follow(...)`.",
+    ),
+    Row(
+        "A word for a seed",
+        lambda: run([regression_batch()], seed="one"),
+        ArgumentError,
+        "`seed` must be a whole number, got 'one'. Use 0.",
+    ),
+    Row(
+        "No step",
+        lambda: replicas(8).compile(None),
+        ArgumentError,
+        "`step_fn` must be a function, got NoneType. Pass the function itself.",
+    ),
+    Row(
+        "A dataset for a function to evaluate",
+        lambda: replicas(8).evaluate([regression_batch()], None, state={}),
+        ArgumentError,
+        "`eval_fn` must be a function, got list. Pass the function itself.",
+    ),
+    Row(
         "No time for a step",
         lambda: run([regression_batch()], step_timeout=0),
         ArgumentError,

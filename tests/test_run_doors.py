@@ -50,6 +50,12 @@ def run(steps=4, **options):
         {"checkpoint_every": 0},
         {"eval_every": 2},
         {"step_timeout": 0},
+        {"step_timeout": "60"},
+        {"retention": 3},
+        {"follow": "loss"},
+        {"spikes": "loss"},
+        {"inputs": {}},
+        {"seed": 0.5},
     ],
     ids=str,
 )

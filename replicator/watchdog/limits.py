@@ -103,9 +103,11 @@ def as_limits(step_timeout: float | Limits | None) -> Limits:
     """
     if isinstance(step_timeout, Limits):
         return step_timeout
-    if step_timeout is not None and not step_timeout > 0:
+    if isinstance(step_timeout, str) or (
+        step_timeout is not None and not step_timeout > 0
+    ):
         raise ArgumentError(
-            f"`step_timeout` must be positive, got {step_timeout}. "
+            f"`step_timeout` must be positive, got {step_timeout!r}. "
             "Leave it out for ten times the median, or use `float('inf')`."
         )
     return Limits(step_s=step_timeout)
