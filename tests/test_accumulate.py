@@ -15,6 +15,7 @@ import replicator
 from replicator import Max, Mean, PerReplica, Sum
 from replicator.dataflow import over_axis, sub_jaxprs
 from replicator.errors import ArgumentError
+from replicator.flat_tree import FlatTree
 from replicator.steps import lift
 from tests.steps import (
     adam,
@@ -158,7 +159,7 @@ def test_no_collective_lies_inside_the_loop(weighted):
     batch = {**regression_batch(32), "mask": np.ones(32, np.float32)}
     step = rep.compile(step_fn, accumulate=4)
     jaxpr = jax.make_jaxpr(step._program)(
-        rep.init(init_fn),
+        FlatTree.of(rep.init(init_fn)),
         jax.tree.map(lambda x: x.reshape(4, 8, *x.shape[1:]), batch),
         None,
     ).jaxpr

@@ -69,6 +69,17 @@ def let_go(run: ExitingRun) -> None:
         _runs.remove(run)
 
 
+def wait_for_runs() -> None:
+    """Wait for the programs of a script that has ended, while threads can still start.
+
+    From Python 3.12 on none can where `keep_alive` waits.
+    """
+    global _is_exiting
+    _is_exiting = True
+    for run in list(_runs):
+        run.wait_end()
+
+
 def note_failure(run_id: str, error: BaseException) -> None:
     """Keep the failure of a run, until somebody has seen it."""
     with _LOCK:

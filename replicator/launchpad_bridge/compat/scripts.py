@@ -15,6 +15,7 @@ from types import CodeType
 
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.compat.installing import install
+from replicator.launchpad_bridge.exit_status import wait_for_runs
 
 
 def run_script(path: str | Path, args: Sequence[str] = ()) -> None:
@@ -80,7 +81,12 @@ def _run(
     sys.argv[:] = [path, *args]
     if folder not in sys.path[:2]:
         sys.path.insert(1, folder)  # before all, as in Python, but for our packages
-    exec(code, vars(main))
+    try:
+        exec(code, vars(main))
+    except SystemExit:  # as `app.run` ends
+        wait_for_runs()
+        raise
+    wait_for_runs()
 
 
 def _spec(name: str) -> ModuleSpec | None:

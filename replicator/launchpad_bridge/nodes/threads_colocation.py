@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import itertools
 import queue
 import threading
 import time
@@ -29,7 +28,7 @@ class Colocation(PyNode[Any, Any]):
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
         super().__init__(self.run)
         self._nodes: list[Node[Any]] = []
-        self._counts: dict[str, Any] = collections.defaultdict(itertools.count)
+        self._counts: collections.Counter[str] = collections.Counter()
         for node in nodes:
             self.add_node(node)
 
@@ -74,7 +73,8 @@ class Colocation(PyNode[Any, Any]):
         """Know an inner address, under a name that no other has here."""
         self.addresses.append(address)
         name = address.name or "lp"
-        address.name = f"{name}{next(self._counts[name])}"
+        address.name = f"{name}{self._counts[name]}"
+        self._counts[name] += 1
 
     def _check_nodes(self) -> None:
         if not self._nodes:

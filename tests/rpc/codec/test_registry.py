@@ -41,7 +41,9 @@ KINDS = {
 
 
 def class_named(name, module="elsewhere"):
-    return dataclasses.make_dataclass(name, ["x"], namespace={"__module__": module})
+    cls = dataclasses.make_dataclass(name, ["x"])
+    cls.__module__ = module  # Python 3.12 would set its own over one in `namespace`
+    return cls
 
 
 @pytest.mark.parametrize("kind", KINDS)
