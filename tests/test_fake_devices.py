@@ -82,6 +82,23 @@ def test_a_set_up_trains_a_hundred_steps_on_eight_devices(name):
     assert python(code + TRAIN, **environment) == "8 -9.0\n"
 
 
+def test_the_cells_of_a_notebook_train_on_eight_devices():
+    # A kernel runs each cell inside its event loop, in the main thread.
+    cells = f"""
+import asyncio, signal
+cells = ["import replicator; replicator.fake_devices(8)", {TRAIN!r}, "rep.run("
+    "lambda s, b: ({{**s, 'w': s['w'] + 1}}, {{}}), [{{'x': np.ones(16)}}], "
+    "init_fn=lambda key: init_fn(key), steps=50, display=False); print('ran')"]
+names = {{}}
+async def kernel():
+    for cell in cells:
+        exec(cell, names)
+        await asyncio.sleep(0)
+asyncio.run(kernel())
+"""
+    assert python(cells) == "8 -9.0\nran\n"
+
+
 def test_too_late_says_what_to_call_earlier():
     code = "import replicator, jax; jax.devices(); replicator.fake_devices(8)"
     message = python(code, JAX_PLATFORMS="cpu")
