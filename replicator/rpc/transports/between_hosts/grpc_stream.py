@@ -396,4 +396,8 @@ def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
         yield from stream
     except grpc.RpcError as failure:
         details = getattr(failure, "details", lambda: "")()
-        raise ConnectionLostError(details or "the stream was cut off") from None
+        # The stream raises itself: by its traceback it would hold itself, and us.
+        failure.__traceback__ = None
+    else:
+        return
+    raise ConnectionLostError(details or "the stream was cut off")
