@@ -37,6 +37,7 @@ class Config:
       width: Channels of the first stage.
       seed: Of initialisation and example order.
       directory: Where metrics, `run.json` and the learning curve go.
+      profile_from: The first of ten steps to trace; 0 traces none.
     """
 
     steps: int = 600
@@ -46,6 +47,7 @@ class Config:
     width: int = 8
     seed: int = 0
     directory: str = "runs/digits_resnet"
+    profile_from: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,7 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
+        profile=_traced(config),
         hooks=[StateCallback(test, every(n_steps=max(1, config.steps // 12)))],
     )
     assert result.progress is not None  # there was a step
@@ -124,6 +127,11 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         examples_per_s=result.progress.examples_per_s or 0.0,
         seconds=result.progress.elapsed_s,
     )
+
+
+def _traced(config: Config) -> range | None:
+    first = config.profile_from
+    return range(first, first + 10) if first else None
 
 
 def _loss(model: ResNet, batch: dict) -> jax.Array:
