@@ -35,8 +35,7 @@ _MOST_FRAMES = 24
 _STRANGERS_EVERY = 50
 _GROWTH_BYTES = 64 << 20  # hundreds of messages; fragments of memory grow, too
 _CALM_S = 10.0
-# Threads that wait for work hold on to the last connection that each served.
-_MOST_LEFT = 32
+_MOST_LEFT = 16  # threads of the server that wait for work, and what they wait by
 _PAUSE_S = 0.01  # of the good client, which shares cores with the attack
 _WHERE_BITS = (32, 64, 32, 32)
 
