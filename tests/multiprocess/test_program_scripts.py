@@ -16,6 +16,7 @@ from tests.multiprocess.worker_processes import is_alive, wait_file, wait_until
 
 pytestmark = pytest.mark.slow
 
+SCRIPT = "tests.multiprocess.program_script"
 TIMEOUT_S = 60.0
 
 
@@ -69,15 +70,14 @@ def start(tmp_path):
 
     def start(kind):
         ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "tests.multiprocess.program_script"]
+        # Not by `preexec_fn`: JAX warns of a fork once it has started here.
+        command = ["setsid", "--ctty", sys.executable, "-m", SCRIPT]
         process = subprocess.Popen(
             [*command, kind, str(tmp_path)],
             cwd=ROOT,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,
-            preexec_fn=take_terminal,
         )
         os.close(theirs)
         os.set_blocking(ours, False)
@@ -91,13 +91,6 @@ def start(tmp_path):
         script.process.wait()
         if script.terminal >= 0:
             os.close(script.terminal)
-
-
-def take_terminal():
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def assert_gone(pids):
