@@ -212,7 +212,21 @@ def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
     return Every(n_steps, seconds)
 
 
-class Callback(Hook):
+class _Scheduled:
+    """What all hooks with a schedule keep for a run that goes on: how it stands."""
+
+    _trigger: "Trigger"
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long ago it was due."""
+        return self._trigger.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        self._trigger.load_state(state)
+
+
+class Callback(_Scheduled, Hook):
     """Call `fn(event)` with a step's metrics.
 
     Args:
@@ -229,16 +243,8 @@ class Callback(Hook):
         if self._trigger.pulled(event):
             self._fn(event)
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return how long ago it was due."""
-        return self._trigger.state_dict()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
-        self._trigger.load_state(state)
-
-
-class StateCallback(Hook):
+class StateCallback(_Scheduled, Hook):
     """Call `fn(event)` with a step's state, before the next step is dispatched.
 
     Args:
@@ -256,16 +262,8 @@ class StateCallback(Hook):
         if self._trigger.pulled(event):
             self._fn(event)
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return how long ago it was due."""
-        return self._trigger.state_dict()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
-        self._trigger.load_state(state)
-
-
-class WriteMetrics(Hook):
+class WriteMetrics(_Scheduled, Hook):
     """Write a step's numbers, and with them the rates, as `progress/...`.
 
     The last step of a run is written, too. The writer is closed with the run.
@@ -296,14 +294,6 @@ class WriteMetrics(Hook):
         """Close the writer."""
         self._unwritten = None
         self._writer.close()
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return how long ago it was due."""
-        return self._trigger.state_dict()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
-        self._trigger.load_state(state)
 
     def flush(self) -> None:
         """Return when all that was written is on the disk."""
