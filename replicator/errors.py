@@ -39,6 +39,7 @@ reads: "`argument` must <rule>, got <value>. <One remedy>."
 """
 
 import concurrent.futures
+import numbers
 
 
 class ReplicatorError(Exception):
@@ -241,6 +242,16 @@ def check_count(name: str, value: int) -> None:
         raise ArgumentError(f"`{name}` must be a whole number, got {value!r}. Use 1.")
     if value < 1:
         raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse an argument that is no whole number, of Python or of NumPy.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ArgumentError(f"`{name}` must be a whole number, got {value!r}. Use 1.")
 
 
 def check_function(name: str, value: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from replicator.display import Display
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_whole
 from replicator.in_flight import InFlight
 from replicator.phases import Phase
 from replicator.progress import ProgressNumbers
@@ -201,6 +201,8 @@ def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
             "`every` must have `n_steps` or `seconds`, got neither. "
             "Write `every(n_steps=100)`."
         )
+    if n_steps is not None:
+        check_whole("n_steps", n_steps)
     if n_steps is not None and n_steps < 1:
         raise ArgumentError(
             f"`n_steps` must be at least 1, got {n_steps}. Leave a hook out to stop it."

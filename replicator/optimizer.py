@@ -20,7 +20,7 @@ from jax import lax
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.axes import num_replicas
 from replicator.collectives.ordered import add_in_order
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError, check_count, check_kind
 from replicator.loss_scale import DynamicLossScale
 from replicator.optimizer_state import (
     Collected,
@@ -70,8 +70,11 @@ def wrap_optimizer(
       An optax transformation whose state is an `OptimizerState`.
 
     Raises:
-      ArgumentError: `accumulate` or `reduction` breaks its rule.
+      ArgumentError: `tx` is no transformation, or `loss_scale`, `accumulate` or
+        `reduction` breaks its rule.
     """
+    _check_transformation(tx)
+    check_kind("loss_scale", loss_scale, DynamicLossScale)
     check_count("accumulate", accumulate)
     check_reduction(reduction)
     if reduction == "ordered" and accumulate > 1:
@@ -91,6 +94,16 @@ def wrap_optimizer(
     init: Any = wrapped.init
     update: Any = wrapped.update
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_transformation(tx: optax.GradientTransformation) -> None:
+    # By what it has: transformations of other libraries are as good.
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        name = getattr(tx, "__name__", type(tx).__name__)
+        raise ArgumentError(
+            f"`tx` must be an optax transformation, got {name}. Pass what its function "
+            "returns: `optax.adam(1e-3)`."
+        )
 
 
 def check_reduction(reduction: Reduction) -> None:

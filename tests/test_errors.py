@@ -36,7 +36,7 @@ from replicator.errors import (
     TooLateError,
     check_count,
 )
-from replicator.hooks import Hook
+from replicator.hooks import Hook, every
 from replicator.postmortem.bundle import read_bundle
 from tests.steps import (
     gan_trainer,
@@ -685,6 +685,32 @@ ROWS = [
         lambda: replicas(8).evaluate([regression_batch()], None, state={}),
         ArgumentError,
         "`eval_fn` must be a function, got list. Pass the function itself.",
+    ),
+    Row(
+        "A function that makes an optimizer for the optimizer",
+        lambda: replicas(8).wrap_optimizer(optax.adam),
+        ArgumentError,
+        "`tx` must be an optax transformation, got adam. Pass what its function "
+        "returns: `optax.adam(1e-3)`.",
+    ),
+    Row(
+        "A number for a loss scale",
+        lambda: replicas(8).wrap_optimizer(optax.sgd(0.1), loss_scale=2.0),
+        ArgumentError,
+        "`loss_scale` must be a `DynamicLossScale`, got 2.0. Write "
+        "`DynamicLossScale(...)`.",
+    ),
+    Row(
+        "A schedule of half steps",
+        lambda: every(n_steps=2.5),
+        ArgumentError,
+        "`n_steps` must be a whole number, got 2.5. Use 1.",
+    ),
+    Row(
+        "Half a checkpoint to keep",
+        lambda: Retention(keep_last=2.5),
+        ArgumentError,
+        "`keep_last` must be a whole number, got 2.5. Use 1.",
     ),
     Row(
         "No time for a step",

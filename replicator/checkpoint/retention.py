@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +48,10 @@ class Retention:
     keep_every: int | None = None
 
     def __post_init__(self) -> None:
+        check_whole("keep_last", self.keep_last)
+        check_whole("keep_best", self.keep_best)
+        if self.keep_every is not None:
+            check_whole("keep_every", self.keep_every)
         if self.keep_last < 1:
             raise ArgumentError(
                 f"`keep_last` must be at least 1, got {self.keep_last}. "
