@@ -1,6 +1,7 @@
 """Eight fake CPU devices, strict types, and the fixtures that every test may use."""
 
 import os
+import re
 import signal
 import tempfile
 
@@ -32,13 +33,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_collection_modifyitems(items):
-    # They were never run together on a quiet machine: a slow run has forty minutes.
+    # A local Ray takes seconds to start, each time, and SLURM's steps too; Launchpad's
+    # own examples are downloaded. A slow run has forty minutes.
     for item in items:
-        of_programs = "launchpad_bridge" in item.path.parts or (
-            item.path.name.startswith("test_program_")
-            and item.path.parent.name == "multiprocess"
-        )
-        if of_programs and item.get_closest_marker("slow"):
+        parameters = set(re.split(r"[\[\]-]", item.name)[1:])
+        if item.get_closest_marker("slow") and (
+            parameters & {"ray", "slurm"}
+            or item.path.name in ("test_program_ray.py", "test_examples.py")
+        ):
             item.add_marker("nightly")
 
 

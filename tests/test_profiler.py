@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 
 from replicator.errors import ArgumentError
 from replicator.events import EventLog, read_events
+from replicator.flat_tree import whole
 from replicator.hooks import StateEvent
 from replicator.profiler import Dispatched, Profile, ProfileState, decide
 from replicator.progress import Progress
@@ -84,7 +86,7 @@ def run(hook, *, steps, first=1, and_end=True):
             advanced=1,
             examples=0,
             progress=NUMBERS,
-            read_state=lambda: state,
+            read_state=partial(whole, state),
         )
         hook.on_state(event)
     if and_end:

@@ -393,11 +393,8 @@ def _bind(server: grpc.Server, place: GrpcAddress, tls: Tls | None) -> int:
 def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
     """Yield from a gRPC stream; raise what people can read."""
     try:
-        yield from stream
+        return (yield from stream)
     except grpc.RpcError as failure:
         details = getattr(failure, "details", lambda: "")()
-        # The stream raises itself: by its traceback it would hold itself, and us.
-        failure.__traceback__ = None
-    else:
-        return
+        failure.__traceback__ = None  # it raises itself: it would hold itself, and us
     raise ConnectionLostError(details or "the stream was cut off")
