@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "ground": """
         version errors protocols clock trees flat_tree mesh fake_devices
-        compilation_cache source_lines dataflow strict_json progress display writers run_record run_ahead
-        phases events stacks goodput peak_flops device_memory exit_codes
-        distributed launch
+        compilation_cache source_lines dataflow strict_json progress display writers
+        run_record run_ahead phases events stacks goodput peak_flops device_memory
+        exit_codes distributed launch
         agreed_time same_everywhere in_flight closing to_host
     """,
     "kitchen": "collectives per_replica state inputs rpc",
