@@ -26,7 +26,7 @@ from benchmarks.tasks import digits_resnet, mlp
 from replicator.clock import Clock, SystemClock
 from replicator.events import read_events
 from replicator.goodput import Goodput, goodput
-from replicator.hooks import Hook, every
+from replicator.hooks import Hook, StateEvent, every
 
 _KILLS = flags.DEFINE_integer("kills", 4, "SIGKILLs; one more process ends by itself.")
 _INTERVAL_S = flags.DEFINE_float("interval_s", 60.0, "Seconds that each process lives.")
@@ -63,11 +63,16 @@ class EndIfAsked(Hook):
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._is_asked = False
 
     @property
     def should_stop(self) -> bool:
-        """Whether the file is there."""
-        return self._file.exists()
+        """Whether the file was there after a step: none ends before its first."""
+        return self._is_asked
+
+    def on_state(self, event: StateEvent) -> None:
+        """Look for the file."""
+        self._is_asked = self._file.exists()
 
 
 def train(directory: Path) -> None:
