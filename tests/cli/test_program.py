@@ -12,6 +12,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator.cli import program as command
 from replicator.cli.main import main
+from tests.launchpad_bridge.noted import wait_until_noted
 from tests.launchpad_bridge.programs import Counter
 
 LONG_S = 120
@@ -22,6 +23,7 @@ def running(monkeypatch, tmp_path):
     """A program of this test alone: others of this user may run."""
     monkeypatch.setenv("COLUMNS", "200")
     with lp.launch(made("shown"), launch_type="threads") as run:
+        wait_until_noted(run)
         yield run
 
 

@@ -13,6 +13,7 @@ import replicator.launchpad_bridge as lp
 from replicator.cli.main import main
 from replicator.errors import LaunchError, NodeFailedError
 from replicator.rpc.client.client import statistics
+from tests.launchpad_bridge.noted import wait_until_noted
 from tests.launchpad_bridge.programs import Counter
 from tests.rpc.courier_cases import wait_until
 
@@ -76,6 +77,7 @@ class Feed:
 def shown(capsys):
     made, handle = program()
     with lp.launch(made, launch_type="threads", dashboard=True) as run:
+        wait_until_noted(run)
         yield Shown(run, handle)
 
 
@@ -173,13 +175,17 @@ def test_the_last_word_of_a_feed_is_how_it_ended(capsys, how):
     gate = threading.Event()
     made.add_node(lp.PyNode(lambda: gate.wait(LONG_S) and 1 / 0), label="bad")
     run = lp.launch(made, launch_type="threads", dashboard=True)
-    feed = Shown(run, handle).feed()
-    assert feed.next()["phase"] == "running"
-    if how == "failed":
-        gate.set()
-        with pytest.raises(NodeFailedError):
-            run.wait()
-    else:
+    try:
+        feed = Shown(run, handle).feed()
+        said = feed.next()
+        while said["phase"] == "starting":
+            said = feed.next()
+        assert said["phase"] == "running"
+        if how == "failed":
+            gate.set()
+            with pytest.raises(NodeFailedError):
+                run.wait()
+    finally:
         run.stop()
         gate.set()
         run.wait(raise_error=False)
