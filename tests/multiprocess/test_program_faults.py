@@ -1,7 +1,7 @@
-"""Rows of the fault matrix, on programs of real processes: 1, 3, 14, 15, 20 and 25.
+"""Rows of the fault matrix, on programs of real processes: 1, 3, 14, 15 and 20.
 
-Rows 4, 24 and 26 are in `test_program_orphans` and `test_program_scripts`; what a lost
-message does to a call (25), and a thousand lost clients (15), in `test_rpc_faults`.
+Row 4 is in `test_program_orphans`, 24 and 26 in `test_program_scripts`, 25 in
+`test_program_lost_messages`; a thousand lost clients (15) are in `test_rpc_faults`.
 """
 
 import contextlib
