@@ -6,6 +6,10 @@
 Only calls of idempotent methods are kept, by client and call. The cache is bounded in
 answers and in their bytes, oldest first; one that was forgotten runs again, which is
 what `idempotent` allows. No lock and no clock: the server holds one around it.
+
+A client misses an answer after a heartbeat (1 s) and asks again within another: as long
+must it stay, whatever other clients are answered meanwhile. 20,000 calls a second times
+three; small answers then take 22 MiB in all.
 """
 
 import collections
@@ -32,7 +36,7 @@ class New(NamedTuple):
 class ReplyCache(Generic[_Asker]):
     """Calls that run, each with those who asked again, and answers that were given."""
 
-    def __init__(self, *, max_answers: int = 4_096, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, max_answers: int = 65_536, max_bytes: int = 64 << 20) -> None:
         self._max_answers = max_answers
         self._max_bytes = max_bytes
         self._num_bytes = 0
