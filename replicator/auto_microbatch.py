@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from replicator.bad_numbers.left_out import require_rereadable
 from replicator.compiled_step import CompiledStep
-from replicator.errors import ArgumentError, DeviceMemoryError
+from replicator.errors import ArgumentError, DeviceMemoryError, check_count
 from replicator.inputs.checks import check_divides
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
@@ -156,6 +156,22 @@ def find_accumulate(
                 search, action = decide(search, TooBig(k))
             case GiveUp():
                 raise _nothing_fits(newest, limit_bytes, replica_batch)
+
+
+def check_memory_limit(limit_bytes: int | None, *, auto_microbatch: bool) -> None:
+    """Refuse a limit that is no number of bytes, or that nothing would obey.
+
+    Raises:
+      ArgumentError: It is.
+    """
+    if limit_bytes is None:
+        return
+    check_count("memory_limit_bytes", limit_bytes)
+    if not auto_microbatch:
+        raise ArgumentError(
+            "`memory_limit_bytes` must come with `auto_microbatch`, got "
+            f"{limit_bytes} without. Pass `auto_microbatch=True`, or leave it out."
+        )
 
 
 def fit_accumulate(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator.collectives.microbatch import is_last_microbatch
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_number
 from replicator.protocols import PyTree
 
 
@@ -38,6 +38,7 @@ def ema(decay: float) -> Ema:
     Raises:
       ArgumentError: `decay` is out of range.
     """
+    check_number("decay", decay)
     if not 0.0 <= decay < 1.0:
         raise ArgumentError(
             f"`decay` must be at least 0 and below 1, got {decay}. Use 0.999 to "

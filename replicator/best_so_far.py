@@ -7,7 +7,12 @@ have the same numbers in every process, so that all come to the same decision.
 import dataclasses
 from typing import Literal, TypeAlias
 
-from replicator.errors import ArgumentError
+from replicator.errors import (
+    ArgumentError,
+    check_number,
+    check_text,
+    check_whole,
+)
 
 Verdict: TypeAlias = Literal["best", "go_on", "stop"]
 """What an evaluation means for the run."""
@@ -61,6 +66,10 @@ class Follow:
     min_change: float = 0.0
 
     def __post_init__(self) -> None:
+        check_text("metric", self.metric)
+        check_number("min_change", self.min_change)
+        if self.patience is not None:
+            check_whole("patience", self.patience)
         if self.goal not in ("min", "max"):
             raise ArgumentError(
                 f"`goal` must be 'min' or 'max', got {self.goal!r}. Use 'min' for a "

@@ -39,7 +39,11 @@ reads: "`argument` must <rule>, got <value>. <One remedy>."
 """
 
 import concurrent.futures
+import inspect
 import numbers
+import os
+from collections.abc import Callable
+from typing import Any
 
 
 class ReplicatorError(Exception):
@@ -254,8 +258,62 @@ def check_whole(name: str, value: object) -> None:
         raise ArgumentError(f"`{name}` must be a whole number, got {value!r}. Use 1.")
 
 
-def check_function(name: str, value: object) -> None:
-    """Refuse an argument that cannot be called.
+def check_number(name: str, value: Any) -> None:
+    """Refuse an argument that is no number, nor an array of one.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    is_one = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+    if isinstance(value, bool) or not is_one:
+        raise ArgumentError(
+            f"`{name}` must be a number, got {value!r}. Pass an `int` or a `float`."
+        )
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse an argument that is no string.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if not isinstance(value, str):
+        raise ArgumentError(f"`{name}` must be a string, got {value!r}. Pass a `str`.")
+
+
+def check_flags(**flags: object) -> None:
+    """Refuse arguments, by their names, that are neither True nor False.
+
+    Raises:
+      ArgumentError: One is neither.
+    """
+    for name, value in flags.items():
+        if value not in (True, False):
+            raise ArgumentError(
+                f"`{name}` must be True or False, got {value!r}. Pass one of these."
+            )
+
+
+def check_paths(**paths: object) -> None:
+    """Refuse arguments, by their names, that are neither None nor a path.
+
+    Raises:
+      ArgumentError: One is neither.
+    """
+    for name, value in paths.items():
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise ArgumentError(
+                f"`{name}` must be a path, got {value!r}. Pass a `str` or a `Path`."
+            )
+
+
+def check_function(name: str, value: Any, *accepted: str) -> None:
+    """Refuse an argument that cannot be called, or not with what it will get.
+
+    Args:
+      name: Of the argument.
+      value: The argument.
+      accepted: What it may take, each way as "state, batch"; any by default.
 
     Raises:
       ArgumentError: It cannot.
@@ -265,6 +323,22 @@ def check_function(name: str, value: object) -> None:
             f"`{name}` must be a function, got {type(value).__name__}. Pass the "
             "function itself."
         )
+    if accepted and not any(_takes(value, way.count(",") + 1) for way in accepted):
+        raise ArgumentError(
+            f"`{name}` must take {' or '.join(f'({way})' for way in accepted)}, got "
+            f"({', '.join(inspect.signature(value).parameters)}). Write "
+            f"`def {name}({accepted[0]})`."
+        )
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # some C functions show no signature
+        return True
+    return True
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
@@ -274,8 +348,9 @@ def check_kind(name: str, value: object, kind: type) -> None:
       ArgumentError: It is not.
     """
     if value is not None and not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ArgumentError(
-            f"`{name}` must be a `{kind.__name__}`, got {value!r}. Write "
+            f"`{name}` must be {article} `{kind.__name__}`, got {value!r}. Write "
             f"`{kind.__name__}(...)`."
         )
 

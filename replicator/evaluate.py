@@ -17,7 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh
 
 from replicator import dataflow
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count, check_function
 from replicator.exact_metrics import (
     DATA_MARK,
     MASK_MARK,
@@ -62,7 +62,8 @@ class Evaluation:
       max_in_flight: Calls dispatched and not yet finished, at most.
 
     Raises:
-      ArgumentError: `block` is below 1.
+      ArgumentError: `eval_fn` is no function of a state and a batch, or `block` is
+        below 1.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Evaluation:
         block: int = DEFAULT_BLOCK,
         max_in_flight: int = DEFAULT_RUN_AHEAD,
     ) -> None:
-        if block < 1:
-            raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
+        check_function("eval_fn", eval_fn, "state, batch")
+        check_count("block", block)
         self._mesh = mesh
         self._block = block
         self._max_in_flight = max_in_flight

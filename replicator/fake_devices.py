@@ -11,7 +11,7 @@ import re
 
 import jax
 
-from replicator.errors import ArgumentError, TooLateError
+from replicator.errors import ArgumentError, TooLateError, check_whole
 
 ENVIRONMENT_VARIABLE = "REPLICATOR_FAKE_DEVICES"
 _SMALLEST_POOL = 16
@@ -28,11 +28,12 @@ def fake_devices(count: int) -> None:
       count: How many devices, at least 1.
 
     Raises:
-      ArgumentError: `count` is below 1.
+      ArgumentError: `count` is no whole number of at least 1.
       TooLateError: JAX already started with other devices.
 
     >>> replicator.fake_devices(8)
     """
+    check_whole("count", count)
     if count < 1:
         raise ArgumentError(
             f"`count` must be at least 1, got {count}. Use 8 to try data parallelism."

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_number, check_whole
 
 
 @functools.partial(
@@ -42,6 +42,9 @@ class DynamicLossScale:
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
+        check_number("initial", self.initial)
+        check_number("factor", self.factor)
+        check_whole("growth_interval", self.growth_interval)
         if self.initial <= 0 or self.factor <= 1 or self.growth_interval < 1:
             raise ArgumentError(
                 "`loss_scale` must have initial > 0, factor > 1 and growth_interval >= "

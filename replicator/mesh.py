@@ -9,7 +9,7 @@ Partitioning strategies will add the axes `shard` and `model` here, under an eng
 their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_whole
 from replicator.protocols import Device, PyTree
 
 REPLICA_AXIS = "replica"
@@ -37,11 +37,14 @@ def replica_mesh(
       A mesh whose only axis is `replica`.
 
     Raises:
-      ArgumentError: There are not that many devices, or none of this process's is used.
+      ArgumentError: There are not that many devices, or none of this process's is used,
+        or `devices` is no list of them.
     """
     if devices is None:
         devices = sorted(jax.devices(), key=lambda device: device.process_index)
-    found = list(devices)
+    found = _listed(devices)
+    if num_replicas is not None:
+        check_whole("num_replicas", num_replicas)
     wanted = len(found) if num_replicas is None else num_replicas
     if not 1 <= wanted <= len(found):
         raise ArgumentError(
@@ -106,6 +109,17 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
         tree,
         is_leaf=lambda node: isinstance(node, Sharding),
     )
+
+
+def _listed(devices: Any) -> list[Device]:
+    found = list(devices) if isinstance(devices, Iterable) else [devices]
+    if not found or not all(hasattr(each, "process_index") for each in found):
+        count = devices if isinstance(devices, int) and devices > 0 else 4
+        raise ArgumentError(
+            f"`devices` must be a list of JAX's devices, got {devices!r}. Pass a part "
+            f"of `jax.devices()`, or `num_replicas={count}`."
+        )
+    return found
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:

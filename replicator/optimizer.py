@@ -20,7 +20,13 @@ from jax import lax
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.axes import num_replicas
 from replicator.collectives.ordered import add_in_order
-from replicator.errors import ArgumentError, check_count, check_kind
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_flags,
+    check_kind,
+    check_text,
+)
 from replicator.loss_scale import DynamicLossScale
 from replicator.optimizer_state import (
     Collected,
@@ -70,10 +76,11 @@ def wrap_optimizer(
       An optax transformation whose state is an `OptimizerState`.
 
     Raises:
-      ArgumentError: `tx` is no transformation, or `loss_scale`, `accumulate` or
-        `reduction` breaks its rule.
+      ArgumentError: `tx` is no transformation, or another argument breaks its rule.
     """
     _check_transformation(tx)
+    check_text("name", name)
+    check_flags(skip_nonfinite=skip_nonfinite)
     check_kind("loss_scale", loss_scale, DynamicLossScale)
     check_count("accumulate", accumulate)
     check_reduction(reduction)
@@ -120,7 +127,16 @@ def check_reduction(reduction: Reduction) -> None:
 
 
 def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
-    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none."""
+    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none.
+
+    Raises:
+      ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
+    """
+    if not isinstance(state, OptimizerState):
+        raise ArgumentError(
+            "`state` must be a wrapped optimizer's, got "
+            f"{type(state).__name__}. Pass what its `init` returned."
+        )
     return loss if state.scale is None else loss * state.scale.value.astype(loss.dtype)
 
 

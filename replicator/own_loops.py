@@ -16,7 +16,7 @@ from replicator import optimizer as optimizers
 from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
-from replicator.errors import check_function
+from replicator.errors import check_flags, check_function
 from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
 from replicator.inputs.feed import open_input
@@ -38,14 +38,15 @@ class OwnLoops:
 
     def __init__(
         self,
-        *,
         num_replicas: int | None = None,
+        *,
         devices: Sequence[Device] | None = None,
         reduction: Reduction = "fast",
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,
     ) -> None:
         optimizers.check_reduction(reduction)
+        check_flags(compilation_cache=compilation_cache)
         size_cpu_pool()
         if compilation_cache:
             enable_compilation_cache()
@@ -101,9 +102,9 @@ class OwnLoops:
           The state; `PerReplica` leaves have a leading replica axis.
 
         Raises:
-          ArgumentError: `init_fn` is no function, or `seed` no whole number.
+          ArgumentError: `init_fn` is no function of a key, or `seed` no whole number.
         """
-        check_function("init_fn", init_fn)
+        check_function("init_fn", init_fn, "key")
         key, _ = run_keys(seed)
         return init_state(init_fn, self._mesh, key=key)
 
@@ -148,10 +149,11 @@ class OwnLoops:
           The step, compiled at its first call.
 
         Raises:
-          ArgumentError: A number is below 1, or `debug` is asked for with
-            `steps_per_call` or `checks`.
+          ArgumentError: An argument is of another kind, a number is below 1, or
+            `debug` is asked for with `steps_per_call` or `checks`.
         """
-        check_function("step_fn", step_fn)
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+        check_flags(debug=debug)
         options = self._options(accumulate, steps_per_call, checks)
         if debug:
             return debug_step(step_fn, options, counted=False)
@@ -190,7 +192,8 @@ class OwnLoops:
           The evaluation, compiled at its first call.
 
         Raises:
-          ArgumentError: `block` is below 1.
+          ArgumentError: `eval_fn` is no function of a state and a batch, or `block`
+            is below 1.
         """
         return Evaluation(
             eval_fn,
@@ -232,6 +235,7 @@ class OwnLoops:
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
+        # Here, too: what is no function may be nothing that a cache takes.
         check_function("eval_fn", eval_fn)
         evaluation = self._evaluation(eval_fn, block=block)
         return evaluation(state, dataset, inputs=inputs)

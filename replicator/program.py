@@ -6,7 +6,7 @@ because each is cut over the mesh in its own way.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from jax.experimental import checkify
 from jax.sharding import Mesh, PartitionSpec
 
 from replicator.collecting import KeyedStep
-from replicator.errors import check_count
+from replicator.errors import ArgumentError, check_count
 from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import batch_spec
 from replicator.mesh import readable, replica_spec
@@ -37,7 +37,7 @@ class CompileOptions:
         its own.
 
     Raises:
-      ArgumentError: A number is below 1.
+      ArgumentError: A number is below 1, or `checks` is no set.
     """
 
     accumulate: int = 1
@@ -49,6 +49,11 @@ class CompileOptions:
     def __post_init__(self) -> None:
         for name in ("accumulate", "steps_per_call", "max_in_flight"):
             check_count(name, getattr(self, name))
+        if self.checks is not None and not isinstance(self.checks, Set):
+            raise ArgumentError(
+                f"`checks` must be a set of `checkify` errors, got {self.checks!r}. "
+                "Pass `checkify.user_checks`."
+            )
 
 
 class Outputs(NamedTuple):

@@ -13,14 +13,25 @@ from typing import Any
 from jax.sharding import Mesh
 
 from replicator.attempts import Evaluations, Training
-from replicator.auto_microbatch import first_batch, fit_accumulate
+from replicator.auto_microbatch import (
+    check_memory_limit,
+    first_batch,
+    fit_accumulate,
+)
 from replicator.bad_numbers.policy import OnNonfinite
 from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
 from replicator.compiled_step import CompiledStep
-from replicator.errors import ArgumentError, check_count, check_function, check_kind
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_flags,
+    check_function,
+    check_kind,
+    check_paths,
+)
 from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, checked_hooks, every
 from replicator.inputs.options import InputOptions
@@ -139,7 +150,8 @@ class Replicator(OwnLoops):
           The final state of the user, the last metrics, steps, examples and rates.
 
         Raises:
-          ArgumentError: A number is out of range, or the dataset ended early.
+          ArgumentError: An argument is of a wrong kind or out of range, or the dataset
+            ended early.
           BatchError: A batch does not fit.
           NonFiniteError: A batch or a metric holds NaN or infinity.
           Preempted: A signal asked the run to stop, and it is saved.
@@ -148,6 +160,9 @@ class Replicator(OwnLoops):
         """
         phases = Phases()
         check_count("write_every", write_every)
+        check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
+        check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
+        check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
         _check_kinds(step_fn, init_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
@@ -166,10 +181,7 @@ class Replicator(OwnLoops):
                 step_fn, options, first, batch, limit_bytes=memory_limit_bytes
             )
         recovery = make_recovery(
-            first.shapes.user,
-            on_nonfinite=on_nonfinite,
-            spikes=spikes,
-            journal=events,
+            first.shapes.user, on_nonfinite=on_nonfinite, spikes=spikes, journal=events
         )
         reading = _reading(inputs or InputOptions(), options, steps=steps)
         training = Training(
@@ -265,6 +277,7 @@ class Replicator(OwnLoops):
                 "`eval_fn`, `eval_dataset` and `eval_every` must be given together, "
                 f"got no `{missing[0]}`. Pass it, or leave all out."
             )
+        check_function("eval_fn", eval_fn, "state, batch")
         evaluate = functools.partial(self.evaluate, eval_fn, dataset)
         return Evaluations(
             evaluate=lambda state: evaluate(state=state),
@@ -292,8 +305,8 @@ def _check_kinds(
     inputs: InputOptions | None,
     spikes: Spikes | None,
 ) -> None:
-    check_function("step_fn", step_fn)
-    check_function("init_fn", init_fn)
+    check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+    check_function("init_fn", init_fn, "key")
     check_kind("inputs", inputs, InputOptions)
     check_kind("spikes", spikes, Spikes)
 
@@ -333,6 +346,11 @@ def _checkpoints(
 ) -> Checkpoints | None:
     check_kind("retention", retention, Retention)
     if directory is None:
+        if retention is not None:
+            raise ArgumentError(
+                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
+                "or leave `retention` out."
+            )
         return None
     return Checkpoints(
         directory=directory,

@@ -40,8 +40,8 @@ class Policy:
     max_skips: int = 50
 
     def __post_init__(self) -> None:
-        _check_word("on_nonfinite", self.on_nonfinite, get_args(OnNonfinite))
-        _check_word("on_spike", self.on_spike, get_args(OnSpike))
+        check_word("on_nonfinite", self.on_nonfinite, get_args(OnNonfinite))
+        check_word("on_spike", self.on_spike, get_args(OnSpike))
         check_count("max_rollbacks", self.max_rollbacks)
         check_count("max_skips", self.max_skips)
 
@@ -154,6 +154,19 @@ def decide(
             return history, (_stop(event),)
 
 
+def check_word(name: str, value: str, words: tuple[str, ...]) -> None:
+    """Refuse a word that is none of `words`.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if value not in words:
+        raise ArgumentError(
+            f"`{name}` must be one of {', '.join(map(repr, words))}, got {value!r}. "
+            "Use one of these."
+        )
+
+
 def _after_spike(
     policy: Policy, history: History, event: BadNumber
 ) -> tuple[History, tuple[Action, ...]]:
@@ -213,11 +226,3 @@ def _stop(event: BadNumber, after: str = "") -> Stop:
         f"{event.step}{after}. Look at the batch and the learning rate, or pass "
         f"{option}.",
     )
-
-
-def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise ArgumentError(
-            f"`{name}` must be one of {', '.join(map(repr, words))}, got {value!r}. "
-            "Use one of these."
-        )

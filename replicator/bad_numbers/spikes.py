@@ -8,9 +8,15 @@ level that stays becomes the usual one after half a window.
 import dataclasses
 import math
 import statistics
+from typing import get_args
 
-from replicator.bad_numbers.policy import OnSpike
-from replicator.errors import ArgumentError
+from replicator.bad_numbers.policy import OnSpike, check_word
+from replicator.errors import (
+    ArgumentError,
+    check_number,
+    check_text,
+    check_whole,
+)
 from replicator.protocols import PyTree
 from replicator.writers.writer import named_numbers
 
@@ -32,7 +38,7 @@ class Spikes:
         its batch out.
 
     Raises:
-      ArgumentError: A number is out of range.
+      ArgumentError: A number is out of range, or a word is unknown.
     """
 
     metric: str = "loss"
@@ -41,6 +47,10 @@ class Spikes:
     action: OnSpike = "log"
 
     def __post_init__(self) -> None:
+        check_text("metric", self.metric)
+        check_number("factor", self.factor)
+        check_whole("window", self.window)
+        check_word("action", self.action, get_args(OnSpike))
         if not self.factor > 0:
             raise ArgumentError(
                 f"`factor` must be positive, got {self.factor}. Use 10."

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import get_args
 
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError, check_count, check_flags, check_number
 from replicator.inputs.adapters import Adapter
 from replicator.inputs.context import InputMode
 from replicator.inputs.remainder import Remainder
@@ -53,7 +53,9 @@ class InputOptions:
             value = getattr(self, name)
             if value is not None:
                 check_count(name, value)
-        if self.timeout_s <= 0:
+        check_flags(allow_nan=self.allow_nan)
+        check_number("timeout_s", self.timeout_s)
+        if not self.timeout_s > 0:
             raise ArgumentError(
                 f"`timeout_s` must be positive, got {self.timeout_s}. "
                 "Use `float('inf')` to wait without a limit."

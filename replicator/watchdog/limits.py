@@ -4,8 +4,9 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_number
 from replicator.phases import Phase
 
 MEDIANS = 10.0
@@ -45,7 +46,7 @@ class Limits:
         to you.
 
     Raises:
-      ArgumentError: One is not positive.
+      ArgumentError: One is no positive number.
     """
 
     step_s: float | None = None
@@ -63,8 +64,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
+            value: Any = getattr(self, field.name)
+            if value is field.default is None:
+                continue
+            check_number(field.name, value)
+            if not value > 0:
                 raise ArgumentError(
                     f"`{field.name}` must be positive, got {value}. "
                     "Use `float('inf')` for no limit."
@@ -99,15 +103,16 @@ def as_limits(step_timeout: float | Limits | None) -> Limits:
     """Return all limits, from them or from that of a step alone.
 
     Raises:
-      ArgumentError: `step_timeout` is not positive.
+      ArgumentError: `step_timeout` is no positive number.
     """
     if isinstance(step_timeout, Limits):
         return step_timeout
-    if isinstance(step_timeout, str) or (
-        step_timeout is not None and not step_timeout > 0
-    ):
+    if step_timeout is None:
+        return Limits()
+    check_number("step_timeout", step_timeout)
+    if not step_timeout > 0:
         raise ArgumentError(
-            f"`step_timeout` must be positive, got {step_timeout!r}. "
+            f"`step_timeout` must be positive, got {step_timeout}. "
             "Leave it out for ten times the median, or use `float('inf')`."
         )
     return Limits(step_s=step_timeout)
