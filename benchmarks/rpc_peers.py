@@ -28,16 +28,19 @@ def is_installed(package: str) -> bool:
 
 
 @contextlib.contextmanager
-def raw_echoes(folder: Path, sizes: Mapping[str, int]) -> Iterator[Mapping[str, Call]]:
+def raw_echoes(
+    folder: Path, sizes: Mapping[str, int], *, core: int | None = None
+) -> Iterator[Mapping[str, Call]]:
     """Echo messages on Unix sockets, from one buffer into another, both kept.
 
     Args:
       folder: Where the socket may lie.
       sizes: Bytes of a message, by name.
+      core: Where the other process runs; see `started`.
     """
     with contextlib.ExitStack() as stack:
         place = folder / f"raw-{'-'.join(sizes)}"
-        peer = stack.enter_context(started(_PEER, "raw", str(place)))
+        peer = stack.enter_context(started(_PEER, "raw", str(place), core=core))
         path = peer.read_line()
         yield {
             name: stack.enter_context(_raw_echo(path, size))
@@ -60,12 +63,12 @@ def _raw_echo(path: str, num_bytes: int) -> Iterator[Call]:
 
 
 @contextlib.contextmanager
-def zeromq_ping(folder: Path) -> Iterator[Call]:
-    """Echo 16 bytes through ZeroMQ, REQ to REP."""
+def zeromq_ping(folder: Path, *, core: int | None = None) -> Iterator[Call]:
+    """Echo 16 bytes through ZeroMQ, REQ to REP; `core` as in `started`."""
     import zmq
 
     with (
-        started(_PEER, "zeromq", str(folder / "zeromq")) as peer,
+        started(_PEER, "zeromq", str(folder / "zeromq"), core=core) as peer,
         zmq.Context() as context,
         context.socket(zmq.REQ) as client,
     ):

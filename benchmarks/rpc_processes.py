@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from benchmarks.cores import on_core
+
 READY_S = 60.0
 _END_S = 10.0
 
@@ -68,20 +70,27 @@ class Child:
 
 
 @contextlib.contextmanager
-def started(module: str, *arguments: str, shows_errors: bool = True) -> Iterator[Child]:
+def started(
+    module: str,
+    *arguments: str,
+    shows_errors: bool = True,
+    core: int | None = None,
+) -> Iterator[Child]:
     """Run `python -m module` while the block lasts.
 
     Args:
       module: What runs.
       *arguments: Its own.
       shows_errors: Whether its standard error goes where ours does.
+      core: Where all of its threads run; None: wherever this one may.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if shows_errors else subprocess.DEVNULL,
-    )
+    with on_core(core):  # a process starts out with the cores of who started it
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if shows_errors else subprocess.DEVNULL,
+        )
     child = Child(process)
     try:
         yield child
