@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from replicator.flat_tree import whole
 from replicator.hooks import MetricsEvent, StateEvent
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
@@ -62,7 +61,11 @@ class DispatchedCall:
         return jax.tree.map(lambda leaf: leaf[index], self.metrics)
 
     def state_event(
-        self, state: PyTree, *, shown: bool, look: Callable[[], None]
+        self,
+        read_state: Callable[[], PyTree],
+        *,
+        shown: bool,
+        look: Callable[[], None],
     ) -> StateEvent:
         """Return what hooks learn of its state; `look` checks all metrics so far."""
         late = InFlight(steps=self.steps, stacked=self.stacked, metrics=self.metrics)
@@ -71,7 +74,7 @@ class DispatchedCall:
             advanced=self.steps,
             examples=self.examples_before + self.examples,
             progress=self.progress,
-            read_state=partial(whole, state),
+            read_state=read_state,
             position=self.position,
             in_flight=None if shown else late,
             require_finite=look,

@@ -61,6 +61,9 @@ class StateEvent(StepEvent):
         It is donated to the next step: what a hook keeps of it after it returned must
         be a copy. It is to be read: what a hook changes in it does not come to the next
         step.
+
+        Raises:
+          ArgumentError: The next step has it already.
         """
         return self.read_state()
 

@@ -11,6 +11,7 @@ and evaluating are hooks (`on_state`, `on_end`), never branches of this loop.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
@@ -24,7 +25,7 @@ from replicator.dispatched_call import DispatchedCall
 from replicator.errors import ArgumentError, BatchError
 from replicator.finite_check import FiniteCheck
 from replicator.flat_tree import whole
-from replicator.hooks import Hook
+from replicator.hooks import Hook, StateEvent
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
 from replicator.progress import Progress, ProgressNumbers, first_numbers
@@ -266,7 +267,7 @@ class _Run:
             position=batch.position,
             phases=self._phases,
         )
-        event = self._newest.state_event(self.state, shown=False, look=self._look)
+        event = self._state_event(self._newest, shown=False)
         phase = None
         for hook in self._hooks:
             if hook.phase != phase:
@@ -293,9 +294,25 @@ class _Run:
         call.progress = self._measure(stall_s)  # now that the last step is done
         for hook in self._hooks:
             self._phases.enter(hook.phase)
-            hook.on_end(call.state_event(self.state, shown=True, look=self._look))
+            hook.on_end(self._state_event(call, shown=True))
         metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
         return self._result(metrics, call.progress)
+
+    def _state_event(self, call: DispatchedCall, *, shown: bool) -> StateEvent:
+        # An event that held the state would have its arrays freed, all of them, where a
+        # hook lets go of the event: in that hook's phase, which is no part of the step.
+        return call.state_event(
+            partial(self._state_after, self.step), shown=shown, look=self._look
+        )
+
+    def _state_after(self, step: int) -> PyTree:
+        if step != self.step:
+            raise ArgumentError(
+                "`event.state` must be read before the step after it, got step "
+                f"{self.step} done for the state after step {step}. Read it in "
+                "`on_state`, and keep a copy."
+            )
+        return whole(self.state)
 
     def _measure(self, stall_s: float) -> ProgressNumbers:
         numbers = self._progress.update(

@@ -180,10 +180,12 @@ class BatchNorm(nnx.Module):
         if self.batches is None:
             moved = update_running(running, moments, momentum=self.momentum)
         else:
-            moved, self.batches[...] = update_standing(
-                running, moments, self.batches[...]
-            )
-        self.mean[...], self.var[...] = moved
+            moved, batches = update_standing(running, moments, self.batches[...])
+            self.batches.set_value(batches)
+        # `self.mean[...] = mean` asks a tracer for its sharding, which it has not: the
+        # words of that error take JAX 3 ms to find, each time.
+        self.mean.set_value(moved.mean)
+        self.var.set_value(moved.var)
 
 
 def with_standing_statistics(model: Model) -> Model:

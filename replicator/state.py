@@ -101,7 +101,7 @@ def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
     return first_state(init_fn, mesh, key=key).born()
 
 
-def run_keys(seed: int) -> jax.Array:
+def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     """Return two keys: for `init_fn`, and for the steps.
 
     Raises:
@@ -113,7 +113,10 @@ def run_keys(seed: int) -> jax.Array:
         raise ArgumentError(
             f"`seed` must be a whole number, got {seed!r}. Use 0."
         ) from failure
-    return jax.random.split(jax.random.key(seed))
+    # To seed, to split and to take apart would be four programs to compile at a start.
+    split = jax.jit(lambda: jax.random.key_data(jax.random.split(jax.random.key(seed))))
+    for_init, for_steps = np.asarray(split())
+    return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
 
 
 def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:

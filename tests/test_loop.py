@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import traceback
+import weakref
 
 import jax
 import numpy as np
@@ -190,6 +191,27 @@ def test_hooks_see_the_metrics_and_the_state_of_their_step(step, state, mesh):
     run_loop(step, state, batches, plan=LoopPlan(steps=6), hooks=hooks)
     assert losses == {2: 2.0, 4: 4.0, 6: 6.0}
     assert sums == {3: 6.0, 6: 21.0}
+
+
+def test_a_state_that_went_into_the_next_step_cannot_be_read(step, state, mesh):
+    events = []
+    hooks = [StateCallback(events.append, every(n_steps=1))]
+    run_loop(step, state, batches_of(mesh, 1, 2), plan=LoopPlan(steps=2), hooks=hooks)
+    with pytest.raises(ArgumentError, match=r"`event\.state` must be read before"):
+        _ = events[0].state
+    assert float(events[1].state["sum"]) == 3.0
+
+
+def test_an_event_that_is_kept_does_not_keep_the_state(step, state, mesh):
+    kept, gone = [], []
+
+    def keep(event):
+        kept.append(event)
+        gone.append(weakref.ref(event.state["sum"]))
+
+    hooks = [StateCallback(keep, every(n_steps=1))]
+    run_loop(step, state, batches_of(mesh, 1, 2), plan=LoopPlan(steps=2), hooks=hooks)
+    assert gone[0]() is None
 
 
 def test_a_call_of_several_steps_shows_each_step_in_order(scanned_step, state, mesh):

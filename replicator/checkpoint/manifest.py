@@ -72,9 +72,13 @@ class Manifest:
 
 def encode(manifest: Manifest) -> bytes:
     """Write a manifest with its checksum."""
-    body = {"format": _FORMAT, **dataclasses.asdict(manifest)}
-    crc32 = zlib.crc32(strict_json(body).encode())
-    return (strict_json({"manifest": body, "crc32": crc32}, indent=1) + "\n").encode()
+    body = {"format": _FORMAT, **_fields(manifest)}
+    body["leaves"] = [_fields(leaf) for leaf in manifest.leaves]
+    body["files"] = [_fields(file) for file in manifest.files]
+    text = strict_json(body)
+    crc32 = zlib.crc32(text.encode())
+    signed = {"manifest": json.loads(text), "crc32": crc32}
+    return (json.dumps(signed, indent=1) + "\n").encode()
 
 
 def decode(data: bytes) -> Manifest:
@@ -125,6 +129,13 @@ def verify(checkpoint: Path, manifest: Manifest) -> None:
             f"`{checkpoint}` must be what was saved, got damage: {damage}. "
             "Restore an earlier step."
         )
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    # `dataclasses.asdict` copies what is only read: half of the time of a scan.
+    return {
+        each.name: getattr(record, each.name) for each in dataclasses.fields(record)
+    }
 
 
 def _leaf(*, parts: list[str], shape: list[int], **fields: Any) -> LeafRecord:

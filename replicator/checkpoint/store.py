@@ -305,7 +305,7 @@ class CheckpointStore:
         left = commits.remove_leftovers(self._directory, disk=self._disk)
         if left:
             _log.info("Removed from %s what a dead run left: %s", self._directory, left)
-        self._kept = self._find_saved()
+        self._kept = tuple(map(self._as_saved, manifests))
 
     def _make_directory(self) -> None:
         """Make the directory, and have its name outlive a loss of power."""
