@@ -2,12 +2,16 @@
 
 import gc
 import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import replicator.launchpad_bridge as lp
 from replicator.errors import RpcError
+from replicator.rpc.protocols import Kind
+from replicator.rpc.server.served_call import current_call
+from replicator.rpc.transports.connect import connect
 from tests.multiprocess.worker_nodes import tell
 
 CALL_S = 5.0
@@ -40,6 +44,12 @@ class Learner:
 
     def hold(self, seconds):
         time.sleep(seconds)
+
+    def hold_until_cancelled(self):
+        current_call().wait_cancelled(CALL_S)
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def memory_bytes(self):
         fields = Path("/proc/self/statm").read_text().split()
@@ -131,6 +141,25 @@ def hold(learner, folder):
     tell(Path(folder) / "holder", os.getpid())
     learner.hold(0.3)
     lp.wait_for_stop()
+
+
+def vanish_often(learner, count):
+    """Call and be gone before the answer, as often as that."""
+    for number in range(count):
+        lost = connect(learner.address, timeout_s=CALL_S)
+        body = ["hold_until_cancelled", None, None, CALL_S]
+        lost.send(Kind.CALL, number, body, timeout_s=CALL_S)
+        lost.close()
+    return count
+
+
+def hold_for_long(learner):
+    learner.hold(1000.0)
+
+
+def ask_to_die(learner):
+    learner.parameters()
+    learner.die()
 
 
 class Custom(Exception):

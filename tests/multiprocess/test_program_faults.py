@@ -1,10 +1,9 @@
-"""Rows of the fault matrix, on programs of real processes: 1, 3, 14, 15 and 20.
+"""Rows of the fault matrix, on processes and on Ray: 1, 3, 14, 15 and 20.
 
 Row 4 is in `test_program_orphans`, 24 and 26 in `test_program_scripts`, 25 in
-`test_program_lost_messages`; a thousand lost clients (15) are in `test_rpc_faults`.
+`test_program_lost_messages`.
 """
 
-import contextlib
 import os
 import signal
 import time
@@ -13,22 +12,20 @@ from collections import Counter
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.errors import AuthenticationError
+from replicator.rpc.client.client import Client, statistics
+from replicator.rpc.security.secret import Secret
 from tests.multiprocess import fault_nodes as nodes
 from tests.multiprocess.worker_processes import wait_file, wait_until
 
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 60.0
+# Ray takes seconds to start a process: its own, before the node's.
+KILLS = {"processes": 20, "ray": 4}
+RESPAWN_S = {"processes": 1.2, "ray": 30.0}
 # Each start counts as progress, so the wait before the next one does not grow.
 AGAIN = lp.Restart(attempts=3, progress_s=0.01, backoff_s=0.05)
-
-
-@contextlib.contextmanager
-def running(program, tmp_path, *, stop_grace_s=2.0):
-    launcher = lp.Processes(preload=(), terminal="output_to_files")
-    logs = tmp_path / "logs"
-    with lp.launch(program, launcher, log_dir=logs, stop_grace_s=stop_grace_s) as run:
-        yield run
 
 
 def learner_program(name="faults"):
@@ -55,24 +52,25 @@ def acknowledged(folder):
 
 
 def test_row_1_killed_actors_come_back_and_no_acknowledged_insert_is_lost_or_double(
-    tmp_path,
+    running, launcher, tmp_path
 ):
     program, learner = learner_program()
+    kills = KILLS[launcher.name]
     with program.group("actor", restart=AGAIN):
         for index in range(4):
             program.add_node(lp.PyNode(nodes.act, learner, str(tmp_path), index))
-    with running(program, tmp_path) as run:
+    with running(program) as run:
         client = learner.dereference()
         for index in range(4):
             wait_file(tmp_path / f"actor-{index}")
         away_s = [
-            kill_and_wait_again(tmp_path / f"actor-{kill % 4}") for kill in range(20)
+            kill_and_wait_again(tmp_path / f"actor-{kill % 4}") for kill in range(kills)
         ]
         steps, pause_s, _ = client.status()
-        assert sum(run.workers[f"actor/{i}"].attempt for i in range(4)) == 20
+        assert sum(run.workers[f"actor/{i}"].attempt for i in range(4)) == kills
         acked = acknowledged(tmp_path)
         steps_later, _, inserted_later = client.status()
-    assert sorted(away_s)[len(away_s) // 2] <= 1.2
+    assert sorted(away_s)[len(away_s) // 2] <= RESPAWN_S[launcher.name]
     assert pause_s <= 0.5
     assert steps_later >= steps > 0
     counts = Counter(map(tuple, inserted_later))
@@ -80,14 +78,14 @@ def test_row_1_killed_actors_come_back_and_no_acknowledged_insert_is_lost_or_dou
     assert acked <= set(counts)
 
 
-def test_row_3_a_killed_replay_comes_back_empty_and_blocks_nobody(tmp_path):
+def test_row_3_a_killed_replay_comes_back_empty_and_blocks_nobody(running, tmp_path):
     program = lp.Program("replay")
     with program.group("replay", restart=AGAIN):
         replay = program.add_node(lp.CourierNode(nodes.Replay, 5, str(tmp_path)))
     program.add_node(
         lp.PyNode(nodes.insert_always, replay, str(tmp_path)), label="actor"
     )
-    with running(program, tmp_path):
+    with running(program):
         client = replay.dereference()
         before = wait_until(lambda: client.sample()[1])
         kill_and_wait_again(tmp_path / "replay")
@@ -108,7 +106,7 @@ def fetched_between(path, begin_s, end_s):
 
 
 def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_slows_another(
-    tmp_path,
+    running, tmp_path
 ):
     program, learner = learner_program()
     rate, seconds = 50, 3.0
@@ -120,7 +118,7 @@ def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_slows_another(
     program.add_node(
         lp.PyNode(nodes.fetch_large, learner, str(tmp_path)), label="greedy"
     )
-    with running(program, tmp_path):
+    with running(program):
         for name in ("fast-1", "fast-2", "slow"):
             wait_file(tmp_path / name)
         greedy = int(wait_file(tmp_path / "greedy"))
@@ -139,28 +137,50 @@ def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_slows_another(
     assert memory_after - memory_before < 64 << 20
 
 
-def test_row_15_nodes_killed_in_their_calls_leave_nothing_at_the_server(tmp_path):
+def test_row_15_nodes_killed_in_their_calls_leave_nothing_at_the_server(
+    running, launcher, tmp_path
+):
     program, learner = learner_program()
     with program.group("holder", restart=AGAIN):
         program.add_node(lp.PyNode(nodes.hold, learner, str(tmp_path)))
-    with running(program, tmp_path):
+    with running(program):
         client = learner.dereference()
         kill_and_wait_again(tmp_path / "holder")
         time.sleep(0.5)
         threads, descriptors = client.threads()
-        for _ in range(20):
+        for _ in range(KILLS[launcher.name]):
             kill_and_wait_again(tmp_path / "holder")
         # Handlers' threads are kept for the next call, up to the size of the pool.
         wait_until(lambda: client.threads()[0] <= threads + 8, within_s=5)
         wait_until(lambda: client.threads()[1] <= descriptors + 2, within_s=5)
 
 
+def test_row_15_a_thousand_clients_gone_in_their_calls_leave_nothing(running):
+    program, learner = learner_program()
+    vanish = lp.PyNode(nodes.vanish_often, learner, 1000)
+    program.add_node(vanish, label="vanishing")
+    with running(program) as run:
+        client = learner.dereference()
+        client.threads()
+        threads, descriptors = client.threads()
+        run.wait(TIMEOUT_S, labels=["vanishing"])
+
+        def is_idle():
+            held = statistics(client).methods["hold_until_cancelled"]
+            return held.running == held.queued == 0
+
+        wait_until(is_idle, within_s=1)
+        wait_until(lambda: client.threads()[0] <= threads + 16, within_s=1)
+        wait_until(lambda: client.threads()[1] <= descriptors + 2, within_s=1)
+        assert run.results["vanishing"] == 1000
+
+
 def test_row_20_errors_of_all_kinds_arrive_as_what_they_are_and_the_server_lives(
-    tmp_path,
+    running, tmp_path
 ):
     program, learner = learner_program()
     program.add_node(lp.PyNode(nodes.survive, learner), label="asker")
-    with running(program, tmp_path) as run:
+    with running(program) as run:
         run.wait(TIMEOUT_S, labels=["asker"])
         found, lives = run.results["asker"]
     assert lives
@@ -173,13 +193,13 @@ def test_row_20_errors_of_all_kinds_arrive_as_what_they_are_and_the_server_lives
 
 @pytest.mark.parametrize("how", nodes.ERRORS)
 def test_row_20_an_error_that_nobody_catches_fails_the_run_by_node_and_edge(
-    tmp_path, how
+    running, tmp_path, how
 ):
     program, learner = learner_program()
     program.add_node(lp.PyNode(nodes.ask_to_fail, learner, how), label="asker")
     with (
         pytest.raises(lp.NodeFailedError, match="asker -> learner") as raised,
-        running(program, tmp_path) as run,
+        running(program) as run,
     ):
         run.wait(TIMEOUT_S)
     assert raised.value.node == "asker"
@@ -195,12 +215,45 @@ def test_row_20_an_error_that_nobody_catches_fails_the_run_by_node_and_edge(
     ids=["constructor", "stop handler"],
 )
 def test_row_20_what_a_constructor_or_a_stop_handler_raises_is_not_lost(
-    tmp_path, node, words
+    running, tmp_path, node, words
 ):
     program = lp.Program("broken")
     program.add_node(node, label="broken")
     with (
         pytest.raises(lp.NodeFailedError, match=f"`broken` {words}"),
-        running(program, tmp_path) as run,
+        running(program) as run,
     ):
         run.wait(TIMEOUT_S)
+
+
+def test_a_node_killed_in_a_call_fails_the_run_and_not_its_caller(running):
+    program, learner = learner_program()
+    for number in range(3):
+        program.add_node(
+            lp.PyNode(nodes.hold_for_long, learner), label=f"held-{number}"
+        )
+    program.add_node(lp.PyNode(nodes.ask_to_die, learner), label="asker")
+    began_s = time.monotonic()
+    with (
+        pytest.raises(lp.NodeFailedError, match="`learner` was killed by") as told,
+        running(program) as run,
+    ):
+        run.wait(TIMEOUT_S)
+    assert told.value.node == "learner"
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+
+
+def test_who_has_another_secret_is_refused_by_name_and_the_program_goes_on(running):
+    program, learner = learner_program()
+    with running(program):
+        client = learner.dereference()
+        assert client.parameters() >= 0
+        with (
+            Client(client.address, secret=Secret.generate(), timeout_s=5.0) as stranger,
+            pytest.raises(
+                AuthenticationError,
+                match=r"unix:.*refused this process: its secret is another one",
+            ),
+        ):
+            stranger.parameters()
+        assert client.parameters() >= 0

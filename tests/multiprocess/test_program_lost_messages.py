@@ -18,7 +18,7 @@ WORKERS, CALLS, AT_MOST_ONCE = 4, 2_500, 250
     [{"lose": 0.25, "repeat": 0.25}, {"break_off": 0.02}],
     ids=["lost and repeated", "broken off"],
 )
-def test_ten_thousand_calls_of_four_nodes_have_their_effect_once(tmp_path, chances):
+def test_ten_thousand_calls_of_four_nodes_have_their_effect_once(running, chances):
     program = lp.Program("lossy")
     ledger = program.add_node(lp.CourierNode(nodes.Ledger), label="ledger")
     with program.group("worker"):
@@ -27,8 +27,7 @@ def test_ten_thousand_calls_of_four_nodes_have_their_effect_once(tmp_path, chanc
             program.add_node(
                 lp.PyNode(nodes.enter_all, ledger, worker, *counts, chances)
             )
-    launcher = lp.Processes(preload=(), terminal="output_to_files")
-    with lp.launch(program, launcher, log_dir=tmp_path / "logs") as run:
+    with running(program) as run:
         run.wait(TIMEOUT_S, labels=["worker"])
         effects = Counter(map(tuple, ledger.dereference().entries()))
         found = run.results_of("worker")
