@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.rpc_mutations import Mutations
 from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
@@ -64,6 +65,7 @@ class Cases:
         self._values = RandomValues(seed)
         values = [self._values.value() for _ in range(_ORIGINALS)]
         values += [jax.random.key(0), {"rng": jax.random.split(jax.random.key(1))}]
+        values += [["push", [np.ones(n)], None, 60.0] for n in (0, 9, 900) * 20]
         self._originals = [encode(value, registry=REGISTRY) for value in values]
         for original in self._originals:  # what is imported late, is imported now
             decode(original.head, original.buffers, registry=REGISTRY)

@@ -4,7 +4,7 @@ The head is msgpack. What msgpack has no type for is an extension, or a list tha
 with a tag: `[tuple, 1, 2]`, `[object, "Point", "x", 1, "y", 2]`. Long arrays and long
 bytes are not in the head: they are buffers, in the order in which the head names them,
 untouched, and arrive as read-only views that keep their memory alive. An array that is
-the whole value does without msgpack: see `wire_format.LONE`.
+the whole value, or the one argument of a call, does without msgpack: see `lone_arrays`.
 
     arrives as it was   None, bool, int, float, complex, str, bytes, `...`, list, tuple,
                         dict, OrderedDict, set, frozenset, range, slice, date, datetime,
@@ -21,21 +21,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgpack import unpackb
-from numpy import ndarray
 
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
+from replicator.rpc.codec.lone_arrays import read_lone, write_lone
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
 from replicator.rpc.codec.unsendable import find_unsendable, told
 from replicator.rpc.codec.value_reader import ValueReader, read_dict
 from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes
-from replicator.rpc.codec.wire_format import LONE, SURROGATES, too_large
+from replicator.rpc.codec.wire_format import LONE, NONE, SURROGATES, too_large
 
 _DEFAULT_LIMITS = MessageLimits()
 # A head that is so much longer than its arrays is searched for long bytes.
 _SEARCHED_BYTES = 1 << 16
+_new_tuple = tuple.__new__  # a named one at half the price
 
 
 class Encoded(NamedTuple):
@@ -73,13 +74,15 @@ def encode(
       EncodeError: Something in the value cannot be sent; says what, and where it lies.
       MessageTooLargeError: It is past a limit.
     """
+    if value is None:  # what most methods return
+        return _new_tuple(Encoded, (NONE, [], len(NONE)))
     writer = ValueWriter(registry, limits)
     try:
-        if type(value) is ndarray:
-            head = writer.pack_lone(value)
-        else:
-            pack = writer.pack_apart if holds_long_bytes(value) else writer.pack
-            head = pack(value)
+        lone = write_lone(value, limits)
+        if lone is not None:
+            return _new_tuple(Encoded, lone)
+        pack = writer.pack_apart if holds_long_bytes(value) else writer.pack
+        head = pack(value)
         is_long = len(head) - writer.in_head_bytes > _SEARCHED_BYTES
         if is_long or len(head) > limits.head_bytes:
             # msgpack puts bytes into the head without asking: set the long ones apart.
@@ -131,29 +134,27 @@ def decode(
     num_bytes = len(head)
     if num_bytes > limits.head_bytes:
         raise _head_too_large(num_bytes, limits)
-    is_lone = num_bytes > 0 and head[0] == LONE
-    if num_bytes > SHORT_HEAD_BYTES and not is_lone:
-        check_bounds(head, limits)
-    reader = ValueReader(body, registry, limits)
+    if head == NONE and not len(body):
+        return None
     try:
-        if is_lone:
-            value = reader.read_lone(head)
-        else:
-            value = unpackb(
-                head,
-                ext_hook=reader.read_extension,
-                list_hook=reader.read_list,
-                object_pairs_hook=read_dict,
-                strict_map_key=False,
-                unicode_errors=SURROGATES,
-            )
+        if num_bytes and head[0] == LONE:
+            return read_lone(head, body, limits)
+        if num_bytes > SHORT_HEAD_BYTES:
+            check_bounds(head, limits)
+        reader = ValueReader(body, registry, limits)
+        value = unpackb(
+            head,
+            ext_hook=reader.read_extension,
+            list_hook=reader.read_list,
+            object_pairs_hook=read_dict,
+            strict_map_key=False,
+            unicode_errors=SURROGATES,
+        )
     except (DecodeError, MessageTooLargeError):
         raise
     except Exception as error:  # also what constructors of registered classes raise
         raise DecodeError(f"What arrived is no value: {told(error)}.") from error
     reader.finish()
-    if is_lone:
-        return value
     if limits.depth < num_bytes - reader.in_head_bytes <= SHORT_HEAD_BYTES:
         check_bounds(head, limits, opaque_bytes=reader.in_head_bytes)
     return value

@@ -29,10 +29,9 @@ from replicator.rpc.codec.wire_format import (
 _ONE_PIECE = (bytes, bytearray, memoryview)
 _FEW_KEYS = 64  # cannot be slow, whatever they are
 
-_LONE_BYTES = 2  # the mark, and what it marks
-_LONE_CODES = (ARRAY, SHORT_ARRAY)
-
 _ndarray = np.ndarray
+_frombuffer = np.frombuffer
+_uint8 = np.uint8
 
 
 class ValueReader:
@@ -82,13 +81,6 @@ class ValueReader:
             return buffer[start : start + num_bytes].tobytes()
         raise DecodeError(f"An extension must be one of ours, got code {code}.")
 
-    def read_lone(self, head: bytes | memoryview) -> Any:
-        """Return the array that a head without msgpack stands for."""
-        if len(head) < _LONE_BYTES or head[1] not in _LONE_CODES:
-            raise DecodeError("A head must name an array after its mark.")
-        # A copy: there the elements are aligned.
-        return self.read_extension(head[1], bytes(head[_LONE_BYTES:]))
-
     def read_list(self, items: list) -> Any:
         """Return what a list stands for: itself, or what its tag makes of it."""
         if not items or type(items[0]) is not Tag:
@@ -105,24 +97,14 @@ class ValueReader:
             raise DecodeError("A body must hold what the head names and no more.")
 
     def _short_array(self, data: bytes) -> np.ndarray:
-        text = data[-1 - data[-1] :]
-        header = read_header(text)
-        if len(data) != len(text) + header.num_bytes:
-            raise DecodeError("A short array must be as long as its header says.")
         self.in_head_bytes += len(data)
-        return self._array(header, data, 0)
+        return self._array(short_header(data), data, 0)
 
     def _array(self, header: Header, buffer: Any, start: int) -> np.ndarray:
-        shape, dtype, order, _, is_checked = header
-        limits = self._limits
-        if len(shape) > limits.rank:
-            raise too_large("dimensions in an array", len(shape), "rank", limits.rank)
-        if self._num_leaves > limits.leaves:
-            raise too_large("arrays", self._num_leaves, "leaves", limits.leaves)
-        array = _ndarray(shape, dtype, buffer, start, None, order)
-        if is_checked:
-            check_contents(array)
-        return array
+        if self._num_leaves > self._limits.leaves:
+            most = self._limits.leaves
+            raise too_large("arrays", self._num_leaves, "leaves", most)
+        return array_of(header, buffer, start, self._limits)
 
     def _take(self, num_bytes: int) -> tuple[np.ndarray, int]:
         """Return what the next buffer lies in, and where."""
@@ -135,19 +117,51 @@ class ValueReader:
             start = -(-at // ALIGNMENT) * ALIGNMENT
             self._at = start + num_bytes
             if self._whole is None:
-                self._whole = _bytes_of(body)
+                self._whole = bytes_of(body)
             if self._at <= len(self._whole):
                 return self._whole, start
         elif at < len(body) and len(body[at]) == num_bytes:
             self._at = at + 1
-            return _bytes_of(body[at]), 0
+            return bytes_of(body[at]), 0
         raise DecodeError("A body must hold what the head names.")
 
 
-def _bytes_of(buffer: memoryview) -> np.ndarray:
+def array_of(
+    header: Header, buffer: Any, start: int, limits: MessageLimits
+) -> np.ndarray:
+    """Return the array that a header describes, in the memory of a buffer.
+
+    Raises:
+      DecodeError: What lies there is nothing of its dtype.
+      MessageTooLargeError: It has too many dimensions.
+    """
+    shape, dtype, order, _, is_checked = header
+    if len(shape) > limits.rank:
+        raise too_large("dimensions in an array", len(shape), "rank", limits.rank)
+    array = _ndarray(shape, dtype, buffer, start, None, order)
+    if is_checked:
+        check_contents(array)
+    return array
+
+
+def short_header(data: bytes) -> Header:
+    """Return the header of a short array.
+
+    Raises:
+      DecodeError: It is none, or the array is not as long as it says.
+    """
+    text = data[-1 - data[-1] :]
+    header = read_header(text)
+    if len(data) != len(text) + header.num_bytes:
+        raise DecodeError("A short array must be as long as its header says.")
+    return header
+
+
+def bytes_of(buffer: memoryview | bytes) -> np.ndarray:
+    """Return memory as an array of bytes that cannot be made writable."""
     # `frombuffer` holds on to the view, so that its memory cannot be closed or resized,
     # nor made writable; `ndarray` would hold what owns the memory.
-    return np.frombuffer(memoryview(buffer).toreadonly(), np.uint8)
+    return _frombuffer(memoryview(buffer).toreadonly(), _uint8)
 
 
 def read_dict(pairs: list[tuple[Any, Any]]) -> dict:

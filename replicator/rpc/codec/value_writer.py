@@ -20,21 +20,19 @@ from replicator.rpc.codec.unsendable import why_not
 from replicator.rpc.codec.wire_format import (
     ARRAY,
     BYTES,
-    LONE,
     SCALAR,
     SHORT_ARRAY,
     SURROGATES,
     too_large,
 )
 
-_LONG_BYTES = 4096  # arrays and bytes of so many are buffers
+LONG_BYTES = 4096
+"""Arrays and bytes of so many are buffers."""
 _MOST_IN_HEAD_BYTES = 1 << 18  # of short arrays; then they are buffers as well
 _FEW_ITEMS = 16
 _BYTES_LIKE = {bytes, bytearray, memoryview}
 _NUMPY_TYPES = (np.str_, np.bytes_, np.dtype)
 _HOLDS_NO_BYTES = {type(None), bool, int, float, str}
-
-_LONE = {code: bytes([LONE, code]) for code in (ARRAY, SHORT_ARRAY)}
 
 _ndarray = np.ndarray
 _uint8 = np.uint8
@@ -48,12 +46,12 @@ def holds_long_bytes(value: Any) -> bool:
     """
     kind = type(value)
     if kind is bytes:
-        return len(value) >= _LONG_BYTES
+        return len(value) >= LONG_BYTES
     if kind is list and len(value) <= _FEW_ITEMS:
         for item in value:
             kind = type(item)
             if kind is bytes:
-                if len(item) >= _LONG_BYTES:
+                if len(item) >= LONG_BYTES:
                     return True
             elif kind is list or kind is dict:
                 items = item if kind is list else item.values()
@@ -63,7 +61,7 @@ def holds_long_bytes(value: Any) -> bool:
 
 
 def _is_long_bytes(value: Any) -> bool:
-    return type(value) is bytes and len(value) >= _LONG_BYTES
+    return type(value) is bytes and len(value) >= LONG_BYTES
 
 
 class _LongBytes:
@@ -103,15 +101,6 @@ class ValueWriter:
         )
         return packer.pack(value)
 
-    def pack_lone(self, array: np.ndarray) -> bytes:
-        """Return the head of a value that is an array and no more: half the price.
-
-        Raises:
-          Exception: As `pack`.
-        """
-        code, data = self._array(array)
-        return _LONE[code] + data
-
     def pack_apart(self, value: Any) -> bytes:
         """Return a head without the long bytes in lists and dictionaries."""
         self._searches = True
@@ -131,7 +120,7 @@ class ValueWriter:
         if type(parts) is ExtType:
             return parts
         for part in parts:
-            if type(part) is bytes and len(part) >= _LONG_BYTES:
+            if type(part) is bytes and len(part) >= LONG_BYTES:
                 return [self._searched(part) for part in parts]
         return [self._searched(part) for part in parts] if self._searches else parts
 
@@ -167,7 +156,7 @@ class ValueWriter:
             self._check_room(num_bytes)
             array = _in_one_piece(array)
         fits = self.in_head_bytes + num_bytes < self._most_in_head_bytes
-        if fits and num_bytes < _LONG_BYTES and header[-1]:
+        if fits and num_bytes < LONG_BYTES and header[-1]:
             data = array.tobytes("F" if is_fortran else "C") + header
             self.in_head_bytes += len(data)
             return _new_tuple(ExtType, (SHORT_ARRAY, data))
@@ -198,7 +187,7 @@ class ValueWriter:
             return [self._searched(item) for item in value]
         if kind is dict:
             return {key: self._searched(item) for key, item in value.items()}
-        if kind in _BYTES_LIKE and memoryview(value).nbytes >= _LONG_BYTES:
+        if kind in _BYTES_LIKE and memoryview(value).nbytes >= LONG_BYTES:
             return _LongBytes(value)
         return value
 

@@ -15,9 +15,11 @@ SCALAR = 3
 BYTES = 4
 """A length in 8 bytes, little-endian; the bytes are the next buffer."""
 
+NONE = b"\xc0"
+"""The head of None, as msgpack has it."""
+
 LONE = 0xC1
-"""Begins a head that is one extension and nothing else, without msgpack's part of it:
-its code and its data follow. msgpack itself never writes this byte."""
+"""Begins a head that is not msgpack; see `lone_arrays`. msgpack never writes it."""
 
 SURROGATES = "surrogatepass"
 """How strings are encoded: Python's may hold halves of pairs."""

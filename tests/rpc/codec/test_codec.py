@@ -361,3 +361,38 @@ def test_an_array_that_is_all_arrives_aligned_and_without_msgpack(size, as_head)
     assert np.array_equal(got, array)
     assert got.flags.aligned
     assert not got.flags.writeable
+
+
+@pytest.mark.parametrize("size", [0, 3, 500, 5000])
+@pytest.mark.parametrize("timeout_s", [None, 60, 60.0, 0.0, -0.0, 2**40])
+@pytest.mark.parametrize("as_head", [bytes, lambda head: memoryview(b" " + head)[1:]])
+def test_a_call_of_one_array_arrives_as_it_was(size, timeout_s, as_head):
+    value = ["push", [np.arange(size, dtype=np.float64)], None, timeout_s]
+    encoded = encode(value)
+    got = decode(as_head(encoded.head), encoded.buffers)
+    assert is_same(value, got)
+    assert got[1][0].flags.aligned
+    assert not got[1][0].flags.writeable
+    assert encoded.num_bytes == len(encoded.head) + sum(map(len, encoded.buffers))
+
+
+LIKE_A_CALL_OF_ONE = {
+    "arguments by name": ["push", [np.ones(3)], {"a": 1}, 60.0],
+    "two arguments": ["push", [np.ones(3), np.ones(3)], None, 60.0],
+    "a tuple": ["push", (np.ones(3),), None, 60.0],
+    "no method": [None, [np.ones(3)], None, 60.0],
+    "a truth as its time": ["push", [np.ones(3)], None, True],
+    "nan as its time": ["push", [np.ones(3)], None, float("nan")],
+    "more": ["push", [np.ones(3)], None, 60.0, 0],
+    "a long name": ["p" * 300, [np.ones(3)], None, 60.0],
+    "half of a pair": ["\ud800", [np.ones(3)], None, 60.0],
+    "every other element": ["push", [np.ones(9)[::2]], None, 60.0],
+    "in Fortran's order": ["push", [np.ones((3, 9), order="F")], None, 60.0],
+    "a scalar": ["push", [np.float32(1)], None, 60.0],
+}
+
+
+@pytest.mark.parametrize("value", LIKE_A_CALL_OF_ONE.values(), ids=LIKE_A_CALL_OF_ONE)
+def test_what_is_nearly_a_call_of_one_array_arrives_as_it_was(value):
+    encoded = encode(value)
+    assert is_same(value, decode(encoded.head, encoded.buffers))

@@ -44,12 +44,19 @@ def array(description, *shape, order=0, data=b"", code=wire_format.SHORT_ARRAY):
     return packb(ExtType(code, data + header + bytes([len(header) % 256])))
 
 
-LONE = bytes([wire_format.LONE])
+LONE = bytes([wire_format.LONE, 0])
+CALL = bytes([wire_format.LONE])
 
 
-def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY):
+def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY, start=LONE):
     header = packb([description, 0, *shape])
-    return LONE + bytes([code]) + data + header + bytes([len(header)])
+    return start + bytes([code]) + data + header + bytes([len(header)])
+
+
+def call_of_one(*call):
+    packed = call[0] if isinstance(call[0], bytes) else packb(call)
+    start = CALL + bytes([len(packed)]) + packed
+    return lone("<f4", 1, data=bytes(4), start=start)
 
 
 class Canary:
@@ -272,6 +279,15 @@ WRONG = {
     "lone truth of 2": lone("|b1", 1, data=b"\x02"),
     "lone array in a list": b"\x91" + lone("<f4", 1, data=bytes(4)),
     "lone array, and more": lone("<f4", 1, data=bytes(4)) + b"\xc0",
+    "call cut short": CALL + b"\x09" + packb(["act", 1]),
+    "call without an array": CALL + b"\x06" + packb(["act", 1]),
+    "call of no method": call_of_one(1, 60.0),
+    "call by bytes": call_of_one(b"\x92\xc4\x01a\xc0"),
+    "call in words": call_of_one("act", "soon"),
+    "call of more": call_of_one("act", 60.0, None),
+    "call of an extension": call_of_one("act", ExtType(wire_format.TAG, b"t")),
+    "call that lies": call_of_one(b"\xdc\xff\xff\xa3act\xc0"),
+    "call of noise": call_of_one(b"\xc1\xc1"),
     "text past Unicode in fields": body_of([4, ["a", None, 0, "<U1"]], b"\xff" * 4),
 }
 
@@ -385,3 +401,16 @@ def test_msgpacks_own_types_pass_or_are_refused():
     assert decode(encode(Timestamp(1, 2)).head) == Timestamp(1, 2)
     with pytest.raises(DecodeError, match="one of ours, got code 77"):
         decode(encode([ExtType(77, b"")]).head)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"depth": 1}, {"leaves": 0}, {"rank": 1}, {"message_bytes": 7999}]
+)
+def test_a_call_of_one_array_is_held_against_each_limit(limit):
+    call = ["push", [np.zeros((2, 500))], None, 60.0]
+    head, buffers, _ = encode(call)
+    limits = MessageLimits(**limit)
+    with pytest.raises(MessageTooLargeError):
+        decode(head, buffers, limits=limits)
+    with pytest.raises(MessageTooLargeError):
+        encode(call, limits=limits)

@@ -1,0 +1,159 @@
+"""Arrays without msgpack: a value that is one, a call with one as its only argument.
+
+Programs push arrays, and the way through msgpack costs more than what else there is:
+
+    head   LONE, the length of `call`, `call`, a code, data
+    call   nothing: the value is the array; or msgpack `[method, timeout_s]`: the value
+           is `[method, [array], None, timeout_s]`
+    code   ARRAY or SHORT_ARRAY, with the data that it has as an extension
+
+Calls come again and again, so they are packed and unpacked once.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgpack import packb, unpackb
+
+from replicator.errors import DecodeError
+from replicator.protocols import PyTree
+from replicator.rpc.codec.array_headers import read_header, write_header
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.value_reader import array_of, bytes_of, short_header
+from replicator.rpc.codec.value_writer import LONG_BYTES
+from replicator.rpc.codec.wire_format import (
+    ARRAY,
+    LONE,
+    SHORT_ARRAY,
+    SURROGATES,
+    too_large,
+)
+
+_ALONE = bytes([LONE, 0])
+_ARRAY, _SHORT_ARRAY = bytes([ARRAY]), bytes([SHORT_ARRAY])
+_CALL_ITEMS = 4
+_CALL_DEPTH = 2
+_MOST_CALL_BYTES = 255
+_TIMES = (float, int, type(None))
+_LONGEST_S = 2**31
+
+_ndarray = np.ndarray
+_uint8 = np.uint8
+
+
+def write_lone(
+    value: PyTree, limits: MessageLimits
+) -> tuple[bytes, list[memoryview], int] | None:
+    """Return head, buffers and the bytes of both; None: leave the value to msgpack.
+
+    Raises:
+      EncodeError: The array's dtype cannot be sent.
+    """
+    if type(value) is _ndarray:
+        return _written(_ALONE, value, limits)
+    if (
+        type(value) is list
+        and len(value) == _CALL_ITEMS
+        and value[2] is None
+        and type(args := value[1]) is list
+        and len(args) == 1
+        and type(args[0]) is _ndarray
+        and type(value[0]) is str
+        and type(value[3]) in _TIMES
+    ):
+        start = _start_of_call(value[0], value[3])
+        if start and limits.depth >= _CALL_DEPTH:
+            return _written(start, args[0], limits)
+    return None
+
+
+def read_lone(
+    head: bytes | memoryview,
+    body: bytes | memoryview | Sequence[memoryview],
+    limits: MessageLimits,
+) -> PyTree:
+    """Return what `write_lone` was given.
+
+    Raises:
+      Exception: It is nothing of that kind; of any type.
+    """
+    at = 2 + head[1]
+    code = head[at]
+    # A copy: there the elements are aligned.
+    array = _read(code, bytes(head[at + 1 :]), body, limits)
+    if at == len(_ALONE):
+        return array
+    if limits.depth < _CALL_DEPTH:
+        raise too_large("containers in a call", _CALL_DEPTH, "depth", limits.depth)
+    method, timeout_s = _read_call(bytes(head[2:at]))
+    return [method, [array], None, timeout_s]
+
+
+def _written(
+    start: bytes, array: np.ndarray, limits: MessageLimits
+) -> tuple[bytes, list[memoryview], int] | None:
+    """Write an array; None if it needs more care: a copy, or an error with its name."""
+    shape, num_bytes = array.shape, array.nbytes
+    is_fit = len(shape) <= limits.rank and limits.leaves > 0
+    if not (is_fit and array.flags.c_contiguous):
+        return None
+    header = write_header(array.dtype, shape, False)
+    buffers: list[memoryview] = []
+    if num_bytes >= LONG_BYTES:
+        head = start + _ARRAY + header
+        view: Any = _ndarray((num_bytes,), _uint8, array)
+        buffers.append(memoryview(view))
+        num_bytes += len(head)
+    elif header[-1]:
+        head = start + _SHORT_ARRAY + array.tobytes() + header
+        num_bytes = len(head)
+    else:
+        return None
+    if num_bytes > limits.message_bytes or len(head) > limits.head_bytes:
+        return None
+    return head, buffers, num_bytes
+
+
+def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarray:
+    if type(body) is list or type(body) is tuple:
+        if len(body) > 1:
+            raise DecodeError("A body must hold one array and no more.")
+        body = body[0] if body else b""
+    if code == SHORT_ARRAY:
+        header, buffer = short_header(data), data
+        num_bytes = 0
+    elif code == ARRAY:
+        header = read_header(data)
+        num_bytes = header.num_bytes
+        if num_bytes > limits.message_bytes:
+            most = limits.message_bytes
+            raise too_large("bytes", num_bytes, "message_bytes", most)
+        buffer = bytes_of(body) if num_bytes else b""
+    else:
+        raise DecodeError(f"A lone array must be an array, got code {code}.")
+    if limits.leaves < 1:
+        raise too_large("arrays", 1, "leaves", limits.leaves)
+    if len(body) != num_bytes:
+        raise DecodeError("A body must hold what the head names and no more.")
+    return array_of(header, buffer, 0, limits)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _start_of_call(method: str, timeout_s: float | None) -> bytes:
+    """Return the start of a call's head; nothing: leave it to msgpack."""
+    # Zeros of both signs are equal, and would be taken for each other.
+    if timeout_s is not None and not 0 < timeout_s < _LONGEST_S:
+        return b""
+    call = packb([method, timeout_s], unicode_errors=SURROGATES)
+    assert call is not None  # the packer is one that returns what it packed
+    return bytes([LONE, len(call)]) + call if len(call) <= _MOST_CALL_BYTES else b""
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_call(call: bytes) -> tuple[str, float | None]:
+    method, timeout_s = unpackb(call, unicode_errors=SURROGATES)
+    if type(method) is not str or type(timeout_s) not in _TIMES:
+        raise DecodeError("A call must be of a method, with a timeout.")
+    return method, timeout_s
