@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from replicator import dataflow, proof
 from replicator.collecting import KeyedStep
+from replicator.collectives.keys import check_key
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import Placed, place
@@ -364,6 +365,7 @@ def _state_leaves(state: PyTree) -> list[tuple[str, bool]]:
 
 
 def _check_key(key: Key | None, steps_per_call: int) -> None:
+    check_key(key)
     if key is None or steps_per_call == 1 or key.shape[:1] == (steps_per_call,):
         return
     raise ArgumentError(

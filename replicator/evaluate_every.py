@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicator.best_so_far import BestSoFar, Evaluated, Follow, Verdict
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_function, check_kind
 from replicator.hooks import Every, Hook, StateCallback, StateEvent
 from replicator.in_flight import result_as_json, result_from_json
 from replicator.protocols import PyTree
 from replicator.state import RunState
-from replicator.writers.writer import Writer, named_numbers
+from replicator.writers.writer import Writer, check_writer, named_numbers
 
 
 class EvaluateEvery(Hook):
@@ -25,6 +25,9 @@ class EvaluateEvery(Hook):
       writer: Where numbers go; closed with the run. None writes nothing.
       follow: Which number has a best, and when patience ends.
       best: What an earlier part of this run had found.
+
+    Raises:
+      ArgumentError: An argument is of a wrong kind.
     """
 
     phase = "evaluate"
@@ -39,6 +42,11 @@ class EvaluateEvery(Hook):
         best: BestSoFar | None = None,
         tell: Callable[..., None] | None = None,
     ) -> None:
+        check_function("evaluate", evaluate, "state")
+        check_kind("follow", follow, Follow)
+        check_kind("best", best, BestSoFar)
+        if writer is not None:
+            check_writer("writer", writer)
         self._evaluate = evaluate
         self._due = StateCallback(self._run, when)
         self._writer = writer

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from replicator.display import Display
-from replicator.errors import ArgumentError, check_whole
+from replicator.errors import (
+    ArgumentError,
+    check_function,
+    check_number,
+    check_whole,
+)
 from replicator.in_flight import InFlight
 from replicator.phases import Phase
 from replicator.progress import ProgressNumbers
 from replicator.protocols import PyTree
-from replicator.writers.writer import Writer, named_numbers
+from replicator.writers.writer import Writer, check_writer, named_numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,6 +215,8 @@ def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
         raise ArgumentError(
             f"`n_steps` must be at least 1, got {n_steps}. Leave a hook out to stop it."
         )
+    if seconds is not None:
+        check_number("seconds", seconds)
     if seconds is not None and not seconds > 0:
         raise ArgumentError(
             f"`seconds` must be positive, got {seconds}. Use `n_steps=1` for each step."
@@ -237,9 +244,13 @@ class Callback(_Scheduled, Hook):
     Args:
       fn: Takes a `MetricsEvent`; what it raises ends the run.
       when: At which steps; they are met exactly.
+
+    Raises:
+      ArgumentError: `fn` is no function of an event, or `when` no schedule.
     """
 
     def __init__(self, fn: Callable[[MetricsEvent], None], when: Every):
+        check_function("fn", fn, "event")
         self._fn = fn
         self._trigger = Trigger(when)
 
@@ -256,9 +267,13 @@ class StateCallback(_Scheduled, Hook):
       fn: Takes a `StateEvent`; what it raises ends the run.
       when: At which steps. If a call makes several steps only the state after the last
         of them exists: then the first call that reaches a due step counts.
+
+    Raises:
+      ArgumentError: `fn` is no function of an event, or `when` no schedule.
     """
 
     def __init__(self, fn: Callable[[StateEvent], None], when: Every):
+        check_function("fn", fn, "event")
         self._fn = fn
         self._trigger = Trigger(when)
 
@@ -279,6 +294,7 @@ class WriteMetrics(_Scheduled, Hook):
     """
 
     def __init__(self, writer: Writer, when: Every | None = None):
+        check_writer("writer", writer)
         self._writer = writer
         self._trigger = Trigger(when or every(n_steps=10))
         self._unwritten: MetricsEvent | None = None
@@ -355,6 +371,11 @@ class Trigger:
     """Drives a schedule: keeps its state between events."""
 
     def __init__(self, when: Every):
+        if not isinstance(when, Every):
+            raise ArgumentError(
+                f"`when` must be a schedule, got {when!r}. Write "
+                f"`every(n_steps={when if isinstance(when, int) else 10})`."
+            )
         self._when = when
         self._last_s: float | None = None
         self._waited_s = 0.0  # at the newest event; before the first: of a run before

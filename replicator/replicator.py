@@ -34,6 +34,7 @@ from replicator.errors import (
 )
 from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, checked_hooks, every
+from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
@@ -278,6 +279,7 @@ class Replicator(OwnLoops):
                 f"got no `{missing[0]}`. Pass it, or leave all out."
             )
         check_function("eval_fn", eval_fn, "state, batch")
+        check_read_anew("eval_dataset", dataset)
         evaluate = functools.partial(self.evaluate, eval_fn, dataset)
         return Evaluations(
             evaluate=lambda state: evaluate(state=state),

@@ -15,6 +15,7 @@ from replicator.errors import ArgumentError
 from replicator.mesh import put, replicated
 from replicator.per_replica import per_replica_specs, repeat_own
 from replicator.protocols import InitFn, Key, PyTree
+from replicator.trees import first_without_numbers
 
 
 @functools.partial(
@@ -71,10 +72,19 @@ def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
 
     Returns:
       The state to be; declared `PerReplica` leaves have a leading replica axis.
+
+    Raises:
+      ArgumentError: A leaf is no array.
     """
 
     def whole(key: Key) -> PyTree:
-        state = jax.tree.map(jnp.asarray, init_fn(key))
+        made = init_fn(key)
+        if found := first_without_numbers(made):
+            raise ArgumentError(
+                f"`init_fn` must return arrays and numbers, got {found}. Keep it out "
+                "of the state."
+            )
+        state = jax.tree.map(jnp.asarray, made)
         return repeat_own(state, num_replicas=mesh.size)
 
     traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)

@@ -24,7 +24,7 @@ from replicator.optimizer_state import (
 )
 from replicator.protocols import Key, PyTree, StepFn
 from replicator.state import RunState
-from replicator.trees import first_difference
+from replicator.trees import first_difference, first_without_numbers
 
 
 def lift(
@@ -124,7 +124,7 @@ def keyed(step_fn: StepFn) -> KeyedStep:
 
     Returns:
       A step that always takes a key, and raises `StateError` where the state it returns
-      has another structure than the state it was given.
+      has another structure than the state it was given, or something is no number.
     """
     wants_key = takes_key(step_fn)
 
@@ -142,6 +142,12 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                 "metrics."
             )
         after, reported = returned
+        for what, tree in {"state": after, "metrics": reported}.items():
+            if found := first_without_numbers(tree):
+                raise StateError(
+                    f"`step_fn` must return arrays and numbers, got {found} in its "
+                    f"{what}. Leave it out."
+                )
         return _kept(state, after), reported
 
     return step

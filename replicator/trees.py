@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicator.protocols import PyTree
@@ -26,6 +27,22 @@ def describe(leaf: PyTree) -> str:
     shape = ",".join(str(size) for size in np.shape(leaf))
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return f"{dtype}[{shape}]"
+
+
+def first_without_numbers(tree: PyTree) -> str | None:
+    """Say which leaf of `tree` is nothing that JAX makes an array of.
+
+    Returns:
+      For example "a `str` at `name`", or None when all are.
+    """
+    for path, leaf in named_leaves(tree):
+        if isinstance(leaf, jax.Array | int | float):
+            continue
+        try:
+            jnp.asarray(leaf)
+        except (TypeError, ValueError):
+            return f"a `{type(leaf).__name__}`" + (f" at `{path}`" if path else "")
+    return None
 
 
 def first_difference(expected: PyTree, found: PyTree) -> str | None:

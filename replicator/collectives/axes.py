@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 from replicator.errors import ArgumentError
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
-from replicator.trees import describe, named_leaves
+from replicator.trees import describe, first_without_numbers, named_leaves
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -109,7 +109,15 @@ def position(axis: Axis) -> Int[Array, ""]:
 
 
 def with_arrays(tree: PyTree) -> PyTree:
-    """Turn Python and NumPy leaves into JAX arrays, so that each has a dtype."""
+    """Turn Python and NumPy leaves into JAX arrays, so that each has a dtype.
+
+    Raises:
+      ArgumentError: A leaf is no number and no array.
+    """
+    if found := first_without_numbers(tree):
+        raise ArgumentError(
+            f"`tree` must hold arrays and numbers, got {found}. Leave it out."
+        )
     return jax.tree.map(jnp.asarray, tree)
 
 
@@ -151,7 +159,13 @@ def _check_not_dead(axis_name: str) -> None:
 
 
 def _checked_groups(groups: Sequence[Sequence[int]], size: int) -> Groups:
-    checked = tuple(tuple(int(replica) for replica in group) for group in groups)
+    try:
+        checked = tuple(tuple(int(replica) for replica in group) for group in groups)
+    except (TypeError, ValueError) as failure:
+        raise ArgumentError(
+            f"`groups` must be lists of replicas in a list, got {groups!r}. All in one "
+            f"group is {_listed((tuple(range(size)),))}."
+        ) from failure
     if sorted(sum(checked, ())) != list(range(size)) or not all(checked):
         raise ArgumentError(
             f"`groups` must name each of the {size} replicas exactly once, got "

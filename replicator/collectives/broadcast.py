@@ -12,7 +12,7 @@ from replicator.collectives.axes import (
     resolve_axis,
     with_arrays,
 )
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_whole
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
 
@@ -38,6 +38,7 @@ def broadcast(
         booleans, or `axis_name` is a dead axis.
     """
     axis = resolve_axis(axis_name)
+    check_whole("source", source)
     if not 0 <= source < axis.size:
         raise ArgumentError(
             f"`source` must be a replica between 0 and {axis.size - 1}, got {source}. "

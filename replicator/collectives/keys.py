@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from replicator.collectives.axes import replica_id
+from replicator.errors import ArgumentError, check_whole
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import Key
 
@@ -27,9 +28,23 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
       `jax.random.fold_in(key, replica_id())`.
 
     Raises:
-      ArgumentError: `axis_name` is a dead axis.
+      ArgumentError: `key` is no key, or `axis_name` is a dead axis.
     """
+    check_key(key)
     return jax.random.fold_in(key, replica_id(axis_name=axis_name))
+
+
+def check_key(key: Key | None) -> None:
+    """Refuse what is neither None nor a random key.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if key is not None and not hasattr(key, "dtype"):
+        seed = key if isinstance(key, int) else 0
+        raise ArgumentError(
+            f"`key` must be a random key, got {key!r}. Pass `jax.random.key({seed})`."
+        )
 
 
 def example_keys(
@@ -46,8 +61,10 @@ def example_keys(
       Per-replica keys `[n]`; key i is `key` folded with `replica_id() * n + i`.
 
     Raises:
-      ArgumentError: `axis_name` is a dead axis.
+      ArgumentError: `key` is no key, `n` no whole number, or `axis_name` a dead axis.
     """
+    check_key(key)
+    check_whole("n", n)
     first = replica_id(axis_name=axis_name) * n
     positions = first + jnp.arange(n, dtype=jnp.int32)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, positions)

@@ -23,7 +23,7 @@ from replicator.collectives.all_reduce import (
     check_op_dtypes,
 )
 from replicator.collectives.axes import Axis, position, resolve_axis, with_arrays
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_function
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
 from replicator.trees import describe, first_difference
@@ -71,7 +71,7 @@ def map_gather(
     [0.5, 0.25]
     """
     axis = resolve_axis(axis_name)
-    groups = _grouped(items, pad)
+    groups = _grouped(fn, items, pad)
     if axis.name is None:
         return [fn(with_arrays(item)) for item in items]
     results: list[PyTree] = [None] * len(items)
@@ -113,7 +113,7 @@ def map_reduce(
     """
     check_op(op, known=REDUCE_OPS)
     axis = resolve_axis(axis_name)
-    groups = _grouped(items, pad)
+    groups = _grouped(fn, items, pad)
     total = _identities(_result_shape(fn, groups), op)
     for group in groups:
         total = _fold(fn, total, group, axis=axis, op=op)
@@ -123,7 +123,13 @@ def map_reduce(
     return jax.tree.map(lambda leaf: leaf / len(items), total)
 
 
-def _grouped(items: Sequence[PyTree], pad: PyTree) -> list[_Group]:
+def _grouped(fn: WorkFn, items: Sequence[PyTree], pad: PyTree) -> list[_Group]:
+    check_function("fn", fn)
+    if not isinstance(items, list | tuple):
+        raise ArgumentError(
+            f"`items` must be a list of work items, got `{type(items).__name__}`. Put "
+            "them in a list."
+        )
     if not items:
         raise ArgumentError(
             "`items` must hold at least one work item, got none. Leave out the call."

@@ -56,7 +56,13 @@ def ring_pairs(shift: int = 1, *, axis_name: str = REPLICA_AXIS) -> Pairs:
 
 
 def _checked_pairs(pairs: Pairs, axis: Axis) -> list[tuple[int, int]]:
-    checked = [(int(source), int(destination)) for source, destination in pairs]
+    try:
+        checked = [(int(source), int(destination)) for source, destination in pairs]
+    except (TypeError, ValueError) as failure:
+        raise ArgumentError(
+            f"`pairs` must be a list of (source, destination), got {pairs!r}. "
+            "Use `ring_pairs()` for a valid list."
+        ) from failure
     sources, destinations = [s for s, _ in checked], [d for _, d in checked]
     known = all(0 <= replica < axis.size for replica in sources + destinations)
     once = all(len(set(side)) == len(side) for side in (sources, destinations))

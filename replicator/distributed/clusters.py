@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_text, check_whole
 
 DEFAULT_PORT = 8482
 """The coordinator's port where nothing else says it; the one that JAX takes on TPUs."""
@@ -33,7 +33,10 @@ class Cluster:
     local_devices: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_text("coordinator", self.coordinator)
         check_address("coordinator", self.coordinator)
+        check_whole("num_processes", self.num_processes)
+        check_whole("process_id", self.process_id)
         if self.num_processes < 1:
             raise ArgumentError(
                 f"`num_processes` must be at least 1, got {self.num_processes} "

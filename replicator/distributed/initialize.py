@@ -22,7 +22,7 @@ from replicator.distributed.hosts import note_host
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.rendezvous import meet, resolve
 from replicator.distributed.tpu_metadata import with_tpu_metadata
-from replicator.errors import ArgumentError, TooLateError, check_count
+from replicator.errors import ArgumentError, TooLateError, check_count, check_number
 
 BIND_VARIABLE = "REPLICATOR_COORDINATOR_BIND"
 
@@ -71,6 +71,7 @@ def initialize(
     """
     global _joined
     check_count("heartbeat_s", heartbeat_s)
+    check_number("timeout_s", timeout_s)
     if not timeout_s > 0:
         raise ArgumentError(f"`timeout_s` must be above 0, got {timeout_s}. Use 300.")
     cluster = _find(coordinator, num_processes, process_id)

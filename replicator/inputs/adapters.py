@@ -116,6 +116,21 @@ def open_sources(
     return [_open_source(dataset, readers)]
 
 
+def check_read_anew(name: str, dataset: Any) -> None:
+    """Refuse a dataset that is none, or that can be read once only.
+
+    Raises:
+      ArgumentError: It is.
+    """
+    if is_input_fn(dataset):
+        return
+    if not _open_source(dataset, BUILT_IN, name=name).repeats:
+        raise ArgumentError(
+            f"`{name}` must be one that can be read again, got {_kind(dataset)}. Hand "
+            "over a list, a grain dataset or `input_fn(context)`."
+        )
+
+
 def is_input_fn(
     dataset: Any, adapters: Sequence[Adapter] = ()
 ) -> TypeGuard[Callable[..., Any]]:
@@ -141,13 +156,15 @@ def _requires_argument(function: Callable[..., Any]) -> bool:
     )
 
 
-def _open_source(dataset: Any, adapters: Sequence[Adapter]) -> Source:
+def _open_source(
+    dataset: Any, adapters: Sequence[Adapter], *, name: str = "dataset"
+) -> Source:
     for adapter in adapters:
         if adapter.claims(dataset):
             return Source(start=partial(adapter.iterate, dataset), repeats=True)
     if isinstance(dataset, Mapping | str | bytes) or hasattr(dataset, "__array__"):
         raise ArgumentError(
-            f"`dataset` must yield batches, got one {_kind(dataset)}. "
+            f"`{name}` must yield batches, got one {_kind(dataset)}. "
             "Put it in a list to read it as one batch again and again."
         )
     if isinstance(dataset, Iterable):
@@ -166,7 +183,7 @@ def _open_source(dataset: Any, adapters: Sequence[Adapter]) -> Source:
     if callable(dataset):
         return Source(start=partial(_calls, dataset), repeats=False)
     raise ArgumentError(
-        "`dataset` must be an iterable of batches or a callable, got "
+        f"`{name}` must be an iterable of batches or a callable, got "
         f"{_kind(dataset)}. Hand over an adapter for it in `adapters`."
     )
 

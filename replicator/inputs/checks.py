@@ -199,8 +199,9 @@ def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Arra
         )
     if not readable or not holds_numbers(array.dtype):
         found = _describe_rows(array) if readable else f"`{type(leaf).__name__}`"
+        place = f" for `{path}`" if path else ""
         raise BatchError(
-            f"`dataset` must yield arrays of numbers, got {found} for `{path}` "
+            f"`dataset` must yield arrays of numbers, got {found}{place} "
             f"({where}). Encode it as a numeric array, or leave it out."
         )
     if not getattr(array.dtype, "isnative", True):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicator.clock import Clock
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_kind
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.context import InputContext, pipeline_contexts
 from replicator.inputs.in_step import in_step_over
@@ -64,6 +64,8 @@ def open_input(
     ...     next(batches).examples
     8
     """
+    check_kind("options", options, InputOptions)
+    check_kind("start", start, Position)
     options = options or InputOptions()
     contexts = pipeline_contexts(
         options.mode, mesh, by_function=is_input_fn(dataset, options.adapters)

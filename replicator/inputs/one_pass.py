@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from replicator.errors import check_kind
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.checks import (
     BatchForm,
@@ -58,6 +59,7 @@ def open_one_pass(
     Raises:
       ArgumentError: `dataset` cannot be read in this mode.
     """
+    check_kind("inputs", options, InputOptions)
     options = options or InputOptions()
     contexts = pipeline_contexts(
         options.mode, mesh, by_function=is_input_fn(dataset, options.adapters)

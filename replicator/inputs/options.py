@@ -1,6 +1,7 @@
 """Collect the choices about an input, and check them at the door."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import get_args
 
 from replicator.errors import ArgumentError, check_count, check_flags, check_number
@@ -53,6 +54,11 @@ class InputOptions:
             value = getattr(self, name)
             if value is not None:
                 check_count(name, value)
+        if not isinstance(self.adapters, Iterable):
+            raise ArgumentError(
+                f"`adapters` must be a list of adapters, got {self.adapters!r}. Put it "
+                "in a list."
+            )
         check_flags(allow_nan=self.allow_nan)
         check_number("timeout_s", self.timeout_s)
         if not self.timeout_s > 0:

@@ -176,7 +176,10 @@ def _is_key(dtype: Any) -> bool:
 def _batch_examples(batch: PyTree, depth: int) -> int:
     sizes = {np.shape(leaf)[depth : depth + 1] for leaf in jax.tree.leaves(batch)}
     if len(sizes) != 1 or () in sizes:
-        found = ", ".join(f"`{path}` {describe(x)}" for path, x in named_leaves(batch))
+        found = ", ".join(
+            f"`{path}` {describe(leaf)}" if path else describe(leaf)
+            for path, leaf in named_leaves(batch)
+        )
         raise BatchError(
             "`batch` must hold arrays that agree in their batch axis, axis "
             f"{depth}, got {found or 'no arrays'}. Give each leaf one row per example."
@@ -185,6 +188,8 @@ def _batch_examples(batch: PyTree, depth: int) -> int:
 
 
 def _stack(leaves: Sequence[np.ndarray | jax.Array]) -> np.ndarray | jax.Array:
+    if all(type(leaf) is np.ndarray for leaf in leaves):
+        return np.stack(leaves)
     local = [_local(leaf) for leaf in leaves]
     if all(isinstance(leaf, jax.Array) for leaf in local):
         return jnp.stack(local)

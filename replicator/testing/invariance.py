@@ -16,7 +16,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from replicator.accumulate import reduced_gradients
 from replicator.compiled_step import CompiledStep, CompileOptions
-from replicator.errors import InvarianceError, ReplicatorError
+from replicator.errors import (
+    ArgumentError,
+    InvarianceError,
+    ReplicatorError,
+    check_function,
+    check_whole,
+)
 from replicator.inputs.placement import batch_spec, place
 from replicator.mesh import replica_mesh
 from replicator.per_replica import (
@@ -123,8 +129,22 @@ def assert_replica_invariant(
 
     Raises:
       InvarianceError: An answer differs; the message names where.
-      ArgumentError: There are too few devices, or no wrapped optimizer.
+      ArgumentError: There are too few devices, no wrapped optimizer, or an argument
+        is of a wrong kind.
     """
+    check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+    check_function("init_fn", init_fn, "key")
+    check_whole("seed", seed)
+    for name, value in (
+        ("replicas", replicas),
+        ("accumulate", accumulate),
+        ("at_steps", at_steps),
+    ):
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ArgumentError(
+                f"`{name}` must be a list of numbers, got {value!r}. Write "
+                f"`{name}=({value},)`."
+            )
     case = _Case(step_fn, init_fn, batch, seed)
     settings = [(n, k) for n in replicas for k in accumulate if (n, k) != (1, 1)]
     states = case.visit(sorted(at_steps), 1, 1)

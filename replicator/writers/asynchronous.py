@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from replicator.writers.writer import Writer
+from replicator.errors import check_count, check_number
+from replicator.writers.writer import Writer, check_writer
 
 
 class Async:
@@ -18,11 +19,17 @@ class Async:
       writer: The one who writes.
       capacity: Rows that may wait; `write` waits while so many do.
       timeout_s: The longest that a call waits for `writer`.
+
+    Raises:
+      ArgumentError: An argument is of a wrong kind.
     """
 
     def __init__(
         self, writer: Writer, *, capacity: int = 1024, timeout_s: float = 60.0
     ):
+        check_writer("writer", writer)
+        check_count("capacity", capacity)
+        check_number("timeout_s", timeout_s)
         self._writer = writer
         self._timeout_s = timeout_s
         self._room = threading.BoundedSemaphore(capacity)

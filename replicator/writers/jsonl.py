@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicator.clock import Clock, SystemClock
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_paths
 from replicator.strict_json import strict_json
 
 _OWN_NAMES = ("step", "time_s")
@@ -22,9 +22,13 @@ class JSONL:
     Args:
       path: The file; it is appended to, and made with its folders if absent.
       clock: Where `time_s`, the seconds since this writer was made, comes from.
+
+    Raises:
+      ArgumentError: `path` is none.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None):
+        check_paths(path=path)
         self._clock = clock or SystemClock()
         self._opened_s = self._clock.now_s()
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from replicator.writers.writer import Writer
+from replicator.writers.writer import Writer, check_writer
 
 
 class Multi:
@@ -10,9 +10,14 @@ class Multi:
 
     One that fails does not keep the others from their numbers; its error is raised when
     all had them.
+
+    Raises:
+      ArgumentError: One of them is no writer.
     """
 
     def __init__(self, *writers: Writer):
+        for writer in writers:
+            check_writer("writers", writer)
         self._writers = writers
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from replicator.errors import ArgumentError
 from replicator.protocols import PyTree
 from replicator.trees import named_leaves
 
@@ -27,6 +28,18 @@ class Writer(Protocol):
     def close(self) -> None:
         """Flush, and give back files and threads."""
         ...
+
+
+def check_writer(name: str, value: object) -> None:
+    """Refuse what is no writer.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if isinstance(value, type) or not hasattr(value, "write"):
+        raise ArgumentError(
+            f"`{name}` must be a writer, got {value!r}. Make one: `JSONL(path)`."
+        )
 
 
 def named_numbers(metrics: PyTree, *, max_ndim: int = 1) -> dict[str, float]:

@@ -102,7 +102,7 @@ def test_device_arrays_are_stacked_on_their_device(mesh):
         ),
         (
             np.float32(1),
-            "`batch` must hold arrays that agree in their batch axis, axis 0, got `` "
+            "`batch` must hold arrays that agree in their batch axis, axis 0, got "
             "float32[]. Give each leaf one row per example.",
         ),
     ],
