@@ -1,4 +1,4 @@
-"""A user's script: `program_script.py KIND READY_FOLDER`; its nodes are its own.
+"""A user's script: `program_script.py KIND READY_FOLDER LAUNCHER`; it has own nodes.
 
 Nothing waits for the run: a script that only launches goes on until its program ends.
 """
@@ -94,7 +94,7 @@ def make_program(kind, folder):
 
 
 if __name__ == "__main__":
-    run = lp.launch(make_program(*sys.argv[1:3]), launch_type="processes")
+    run = lp.launch(make_program(*sys.argv[1:3]), launch_type=sys.argv[3])
     if sys.argv[1] == "calls":
         run.wait(60, labels=["caller"])
         point = run.results["caller"]
