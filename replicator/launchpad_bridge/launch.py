@@ -30,7 +30,7 @@ from replicator.launchpad_bridge.planning import all_addresses, make_plan
 from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
-from replicator.launchpad_bridge.run_folder import RunFolder
+from replicator.launchpad_bridge.run_folder import RunFolder, remove_logs
 from replicator.launchpad_bridge.supervisor_states import Patience
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +70,9 @@ def launch(
         others; tests do by default.
       controller_xm_requirements: Of Google's cluster manager; not used.
       resources: What groups need, by label, in place of what the program says.
-      log_dir: Where the output of nodes is kept; a temporary folder by default.
+      log_dir: Where the output of nodes is kept. By default a temporary folder, which
+        is removed if the run ends well; where a node failed it stays, and the failure
+        names it; so it does if the output was shown nowhere else.
       stop_grace_s: How long nodes may take to stop before they are killed.
       dashboard: Whether to serve a page on this host that shows the program, with its
         traffic, while it runs; its link is printed. Needs the extra `dashboard`.
@@ -135,11 +137,19 @@ def _started(
         raise
     addresses = all_addresses(program)
     _enable_inner_processes(program)
+    # Else the logs are the only place of what nodes printed.
+    is_shown = getattr(launcher, "shows_output", False)
+
+    def close(is_well: bool) -> None:
+        _close(folder, addresses, page)
+        if log_dir is None:
+            remove_logs(plan.logs, are_needed=not (is_well and is_shown))
+
     run = Run(
         plan,
         launcher,
         patience=patience,
-        close=lambda: _close(folder, addresses, page),
+        close=close,
         test_frame=test_frame,
     )
     program.runs_as(run)

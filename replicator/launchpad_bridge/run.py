@@ -49,7 +49,7 @@ class Run:
         launcher: Launcher,
         *,
         patience: Patience,
-        close: Callable[[], None],
+        close: Callable[[bool], None],
         test_frame: FrameType | None = None,
     ) -> None:
         """Make ready; `start` starts it.
@@ -58,7 +58,8 @@ class Run:
           plan: What to run.
           launcher: Where.
           patience: How long to wait for what.
-          close: Called once the run is over, in the driver's thread.
+          close: Called once the run is over, in the driver's thread, with whether all
+            ended well.
           test_frame: Of the test in the main thread in which a failure is raised.
         """
         self._plan = plan
@@ -88,7 +89,7 @@ class Run:
         # A signal that comes while this waits leaves a run that stops by itself.
         error = self._driver.open()
         if error is not None:
-            self._leave()
+            self._leave(is_well=False)
             self._over.set()
             raise error
         return self
@@ -290,7 +291,7 @@ class Run:
     def _end(self, finish: Finish) -> None:
         if finish.failure is not None:
             exit_status.note_failure(self.run_id, self._failure(finish.failure))
-        self._leave()
+        self._leave(is_well=finish.failure is None and not finish.left)
         # Only now: whoever sees it may launch the program again.
         self._over.set()
         if finish.failure is not None and self._test_frame is not None:
@@ -300,8 +301,8 @@ class Run:
             self._in_test.daemon = True
             self._in_test.start()
 
-    def _leave(self) -> None:
-        self._close()
+    def _leave(self, *, is_well: bool) -> None:
+        self._close(is_well)
         self._unregister()
         interrupts.unwatch(self)
         exit_status.let_go(self)

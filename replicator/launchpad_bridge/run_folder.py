@@ -76,6 +76,15 @@ def remove_abandoned(parent: str) -> None:
                 lock.close()
 
 
+def remove_logs(logs: Path, *, are_needed: bool) -> None:
+    """Remove a temporary folder of logs; if they may be needed, only an empty one."""
+    if not are_needed:
+        shutil.rmtree(logs, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        logs.rmdir()
+
+
 def _was_never_finished(folder: Path) -> bool:
     """Return whether its launcher died before the lock was there, or just after."""
     if not set(os.listdir(folder)) <= {_UNFINISHED_LOCK}:

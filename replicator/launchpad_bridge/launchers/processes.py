@@ -96,6 +96,11 @@ class Processes:
         """Return "processes"."""
         return "processes"
 
+    @property
+    def shows_output(self) -> bool:
+        """Return whether what workers print is shown besides being kept."""
+        return self.terminal != "output_to_files"
+
     def open(
         self, plan: Plan, report: Callable[[Exited | StopAsked], None]
     ) -> "ProcessWorkers":
@@ -135,8 +140,7 @@ class ProcessWorkers:
             on_stop_asked=lambda name: report(StopAsked(by=name)),
             forks=options.start == "forkserver" and sys.platform == "linux",
         )
-        is_shown = options.terminal != "output_to_files"
-        self._tail = LogTail(self._logs) if is_shown else None
+        self._tail = LogTail(self._logs) if options.shows_output else None
         try:
             for executable in plan.executables:
                 self._watch.prepare(_kind(executable))

@@ -81,6 +81,11 @@ class Ray:
         """Return "ray"."""
         return "ray"
 
+    @property
+    def shows_output(self) -> bool:
+        """Return True: Ray shows what workers print."""
+        return True
+
     def open(
         self, plan: Plan, report: Callable[[Exited | StopAsked], None]
     ) -> "RayWorkers":
