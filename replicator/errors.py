@@ -243,7 +243,7 @@ def check_count(name: str, value: int) -> None:
       ArgumentError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentError(f"`{name}` must be a whole number, got {value!r}. Use 1.")
+        raise _not_whole(name, value)
     if value < 1:
         raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
 
@@ -255,7 +255,15 @@ def check_whole(name: str, value: object) -> None:
       ArgumentError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentError(f"`{name}` must be a whole number, got {value!r}. Use 1.")
+        raise _not_whole(name, value)
+
+
+def _not_whole(name: str, value: object) -> ArgumentError:
+    # What comes from the environment or a command line is a word with a number in it.
+    meant = value if isinstance(value, str) and value.isdecimal() else 1
+    return ArgumentError(
+        f"`{name}` must be a whole number, got {value!r}. Use {meant}."
+    )
 
 
 def check_number(name: str, value: Any) -> None:

@@ -36,11 +36,7 @@ def first_without_numbers(tree: PyTree) -> str | None:
       For example "a `str` at `name`", or None when all are.
     """
     for path, leaf in named_leaves(tree):
-        if isinstance(leaf, jax.Array | int | float):
-            continue
-        try:
-            jnp.asarray(leaf)
-        except (TypeError, ValueError):
+        if not _is_numbers(leaf):
             return f"a `{type(leaf).__name__}`" + (f" at `{path}`" if path else "")
     return None
 
@@ -67,3 +63,15 @@ def first_difference(expected: PyTree, found: PyTree) -> str | None:
     if jax.tree.structure(expected) != jax.tree.structure(found):
         return "the containers around the leaves are of another type"
     return None
+
+
+def _is_numbers(leaf: PyTree) -> bool:
+    if isinstance(leaf, jax.Array | int | float):
+        return True
+    if isinstance(leaf, str | bytes):  # JAX may take a word for the name of a dtype
+        return False
+    try:
+        jnp.asarray(leaf)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -36,8 +36,9 @@ from replicator.errors import (
     TooLateError,
     check_count,
 )
-from replicator.hooks import Hook, every
+from replicator.hooks import Callback, Hook, every
 from replicator.postmortem.bundle import read_bundle
+from replicator.writers import Multi
 from tests.steps import (
     gan_trainer,
     norm_trainer,
@@ -785,6 +786,175 @@ ROWS = [
         ArgumentError,
         "`accumulate` must be left out with `auto_microbatch`, got 2. Leave one of "
         "them out.",
+    ),
+    Row(
+        "A word for a limit",
+        lambda: replicator.Limits(step_s="3"),
+        ArgumentError,
+        "`step_s` must be a number, got '3'. Pass an `int` or a `float`.",
+    ),
+    Row(
+        "A word for a time",
+        lambda: run([regression_batch()], step_timeout="3"),
+        ArgumentError,
+        "`step_timeout` must be a number, got '3'. Pass an `int` or a `float`.",
+    ),
+    Row(
+        "A word for patience",
+        lambda: replicator.Follow(metric="loss", patience="3"),
+        ArgumentError,
+        "`patience` must be a whole number, got '3'. Use 3.",
+    ),
+    Row(
+        "Nothing to follow",
+        lambda: replicator.Follow(metric=None),
+        ArgumentError,
+        "`metric` must be a string, got None. Pass a `str`.",
+    ),
+    Row(
+        "A word for a factor",
+        lambda: replicator.Spikes(factor="3"),
+        ArgumentError,
+        "`factor` must be a number, got '3'. Pass an `int` or a `float`.",
+    ),
+    Row(
+        "An unknown way to treat a spike",
+        lambda: replicator.Spikes(action="stop"),
+        ArgumentError,
+        "`action` must be one of 'log', 'raise', 'rollback', got 'stop'. Use one of "
+        "these.",
+    ),
+    Row(
+        "A word for a decay",
+        lambda: replicator.ema("0.9"),
+        ArgumentError,
+        "`decay` must be a number, got '0.9'. Pass an `int` or a `float`.",
+    ),
+    Row(
+        "A word for a number of devices",
+        lambda: replicator.fake_devices("8"),
+        ArgumentError,
+        "`count` must be a whole number, got '8'. Use 8.",
+    ),
+    Row(
+        "A number for devices",
+        lambda: replicator.Replicator(devices=4),
+        ArgumentError,
+        "`devices` must be a list of JAX's devices, got 4. Pass a part of "
+        "`jax.devices()`, or `num_replicas=4`.",
+    ),
+    Row(
+        "A number for a directory",
+        lambda: run([regression_batch()], checkpoint_dir=3),
+        ArgumentError,
+        "`checkpoint_dir` must be a path, got 3. Pass a `str` or a `Path`.",
+    ),
+    Row(
+        "A number for a choice of yes or no",
+        lambda: run([regression_batch()], auto_microbatch=4),
+        ArgumentError,
+        "`auto_microbatch` must be True or False, got 4. Pass one of these.",
+    ),
+    Row(
+        "A limit of memory that nothing would obey",
+        lambda: run([regression_batch()], memory_limit_bytes=2**30),
+        ArgumentError,
+        "`memory_limit_bytes` must come with `auto_microbatch`, got 1073741824 "
+        "without. Pass `auto_microbatch=True`, or leave it out.",
+    ),
+    Row(
+        "Which checkpoints stay, and no place for them",
+        lambda: run([regression_batch()], retention=Retention(keep_last=1)),
+        ArgumentError,
+        "`checkpoint_dir` must be given with `retention`, got None. Pass it, or leave "
+        "`retention` out.",
+    ),
+    Row(
+        "An evaluation on what can be read once",
+        lambda: run(
+            [regression_batch()],
+            eval_fn=lambda state, batch: {},
+            eval_dataset=iter([regression_batch()]),
+            eval_every=2,
+        ),
+        ArgumentError,
+        "`eval_dataset` must be one that can be read again, got `list_iterator`. Hand "
+        "over a list, a grain dataset or `input_fn(context)`.",
+    ),
+    Row(
+        "A step without a batch",
+        lambda: replicas(8).compile(lambda state: (state, {})),
+        ArgumentError,
+        "`step_fn` must take (state, batch) or (state, batch, key), got (state). Write "
+        "`def step_fn(state, batch)`.",
+    ),
+    Row(
+        "An `init_fn` without a key",
+        lambda: replicas(8).init(lambda: {}),
+        ArgumentError,
+        "`init_fn` must take (key), got (). Write `def init_fn(key)`.",
+    ),
+    Row(
+        "A function in the state",
+        lambda: replicas(8).init(lambda key: {"opt": optax.sgd(0.1)}),
+        ArgumentError,
+        "`init_fn` must return arrays and numbers, got a `function` at `opt/init`. "
+        "Keep it out of the state.",
+    ),
+    Row(
+        "A word among the metrics",
+        lambda: step_on(lambda state, batch: (state, {"name": "a"}), {"a": 1.0}),
+        StateError,
+        "`step_fn` must return arrays and numbers, got a `str` at `name` in its "
+        "metrics. Leave it out.",
+    ),
+    Row(
+        "A seed for a key",
+        lambda: replicas(8).compile(lambda state, batch, key: (state, {}))(
+            {"a": 1.0}, regression_batch(), 3
+        ),
+        ArgumentError,
+        "`key` must be a random key, got 3. Pass `jax.random.key(3)`.",
+    ),
+    Row(
+        "`True` for checks",
+        lambda: replicas(8).compile(lambda state, batch: (state, {}), checks=True),
+        ArgumentError,
+        "`checks` must be a set of `checkify` errors, got True. Pass "
+        "`checkify.user_checks`.",
+    ),
+    Row(
+        "A whole state for that of an optimizer",
+        lambda: replicator.scale_loss(1.0, {"params": 1.0}),
+        ArgumentError,
+        "`state` must be a wrapped optimizer's, got dict. Pass what its `init` "
+        "returned.",
+    ),
+    Row(
+        "A number for a schedule",
+        lambda: Callback(print, 10),
+        ArgumentError,
+        "`when` must be a schedule, got 10. Write `every(n_steps=10)`.",
+    ),
+    Row(
+        "A directory for a writer",
+        lambda: Multi("runs/a"),
+        ArgumentError,
+        "`writers` must be a writer, got 'runs/a'. Make one: `JSONL(path)`.",
+    ),
+    Row(
+        "A number of a process from the environment",
+        lambda: replicator.distributed.initialize("10.0.0.1:8482", 2, "0"),
+        ArgumentError,
+        "`process_id` must be a whole number, got '0'. Use 0.",
+    ),
+    Row(
+        "A number for a list of numbers of replicas",
+        lambda: replicator.testing.assert_replica_invariant(
+            lambda state, batch: (state, {}), lambda key: {}, {}, replicas=2
+        ),
+        ArgumentError,
+        "`replicas` must be a list of numbers, got 2. Write `replicas=(2,)`.",
     ),
     Row(
         "Half a group of processes",
