@@ -76,10 +76,23 @@ def command(pid):
 def test_a_node_whose_actor_dies_is_named_and_dies_with_it(session, tmp_path):
     run = launch({"node": lp.PyNode(tell_then_wait, tmp_path / "pids")}, tmp_path)
     pid = int(wait_file(tmp_path / "pids").split()[0])
-    os.kill(actor_above(pid), signal.SIGKILL)
-    with pytest.raises(lp.NodeFailedError, match="`node` is lost, as its actor died"):
+    actor = actor_above(pid)
+    os.kill(actor, signal.SIGKILL)
+    words = rf"`node` is lost, as its actor died \(process {actor} on .*: Worker unexp"
+    with pytest.raises(lp.NodeFailedError, match=words) as told:
         run.wait(TIMEOUT_S)
+    assert len(str(told.value).splitlines()) == 2
     wait_until(lambda: not is_alive(pid), within_s=2)
+
+
+def test_an_actor_that_cannot_start_its_node_says_why(session, tmp_path):
+    run = launch({"node": lp.PyNode(print)}, tmp_path)
+    (tmp_path / "logs").rmdir()  # before the actor, whose process starts for seconds
+    (tmp_path / "logs").write_text("no folder")
+    with pytest.raises(lp.NodeFailedError, match="`node` could not be started") as told:
+        run.wait(TIMEOUT_S)
+    assert "FileExistsError" in str(told.value)
+    assert "\x1b" not in str(told.value)
 
 
 def test_stopping_a_program_leaves_others_of_the_cluster_alone(session, tmp_path):

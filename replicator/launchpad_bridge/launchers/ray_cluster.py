@@ -31,6 +31,7 @@ from replicator.launchpad_bridge.launchers.address_books import (
     AddressRegistry,
     Book,
 )
+from replicator.launchpad_bridge.launchers.ray_words import how_actor_was_lost
 from replicator.launchpad_bridge.launchers.registered_classes import (
     WithRegisteredClasses,
 )
@@ -381,5 +382,4 @@ def _how_lost(worker: _RayWorker, error: Exception) -> str:
         return "was killed by its launcher"
     if isinstance(error, ray.exceptions.RayTaskError):
         return f"could not be started on its host: {error.cause}"
-    detail = " ".join(line.strip() for line in str(error).splitlines()[:4])
-    return f"is lost, as its actor died. Ray says: {detail}"
+    return how_actor_was_lost(str(error))
