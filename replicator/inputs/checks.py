@@ -120,7 +120,7 @@ def check_no_nan(batch: PyTree, *, where: str) -> None:
     Raises:
       NonFiniteError: A leaf holds NaN.
     """
-    if not any(_holds_nan(leaf) for leaf in jax.tree.leaves(batch)):
+    if not any(map(_holds_nan, jax.tree.leaves(batch))):
         return
     for path, leaf in named_leaves(batch):
         if _holds_nan(leaf):
@@ -141,7 +141,7 @@ def quick_form(batch: PyTree) -> tuple | None:
 
 
 def _holds_nan(leaf: np.ndarray | jax.Array) -> bool:
-    if isinstance(leaf, jax.Array) or not _is_kind(leaf.dtype, np.inexact):
+    if not _can_be_nan(leaf.dtype) or isinstance(leaf, jax.Array):
         return False
     return bool(np.isnan(leaf).any())
 
@@ -174,7 +174,13 @@ def nearest_multiples(size: int, divisor: int) -> str:
     return f"{below} or {above}" if below > 0 else f"{above}"
 
 
-@functools.lru_cache(maxsize=64)  # JAX takes microseconds to tell, for every leaf
+# Of each leaf of each batch, JAX would take microseconds to tell.
+@functools.lru_cache(maxsize=64)
+def _can_be_nan(dtype: Any) -> bool:
+    return _is_kind(dtype, np.inexact)
+
+
+@functools.lru_cache(maxsize=64)
 def holds_numbers(dtype: Any) -> bool:
     """Tell whether arrays of `dtype` hold numbers or booleans, for JAX too."""
     # To NumPy a duration is a signed integer.
@@ -184,6 +190,12 @@ def holds_numbers(dtype: Any) -> bool:
 
 def canonical_dtype(dtype: Any) -> np.dtype:
     """Return the dtype that JAX gives an array of `dtype`: float32 for float64."""
+    return _canonical_dtype(dtype, jax.config.read("jax_enable_x64"))
+
+
+@functools.lru_cache(maxsize=64)
+def _canonical_dtype(dtype: Any, has_64_bits: bool) -> np.dtype:
+    del has_64_bits  # a program may switch them on between two datasets
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 

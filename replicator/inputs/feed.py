@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -130,16 +131,11 @@ class _Place:
         self._placement = Placement(
             mesh, options.accumulate, options.steps_per_call, whole=whole
         )
-        self._masks: dict[int, jax.Array] = {}
+        self._masks: dict[tuple[int, int], jax.Array] = {}
 
     def __call__(self, group: Sequence[HostBatch]) -> Placed:
-        values = [batch.value for batch in group]
-        if self._options.steps_per_call > 1:
-            value = self._placement.put(stack_batches(values))
-        else:
-            value = self._put(values[0])
         return Placed(
-            value=value,
+            value=self._put([batch.value for batch in group]),
             examples=sum(batch.examples for batch in group),
             padded=any(batch.padded for batch in group),
             index=group[0].position.batches - 1,
@@ -149,12 +145,28 @@ class _Place:
             position=group[-1].position,
         )
 
-    def _put(self, value: PyTree) -> PyTree:
-        """Put one batch; the mask of full batches is put once and shared."""
-        mask = value.get(MASK) if isinstance(value, dict) else None
-        if not isinstance(mask, np.ndarray) or mask is not full_mask(len(mask)):
-            return self._placement.put(value)
-        if len(mask) not in self._masks:
-            self._masks[len(mask)] = self._placement.put(mask)
-        rest = {name: leaf for name, leaf in value.items() if name != MASK}
-        return self._placement.put(rest) | {MASK: self._masks[len(mask)]}
+    def _put(self, values: Sequence[PyTree]) -> PyTree:
+        """Put the batches of a call; the mask of full ones is put once and shared."""
+        masks: list[Any] = [
+            value.get(MASK) for value in values if isinstance(value, dict)
+        ]
+        if not masks or not all(map(_is_full_mask, masks)):
+            return self._placement.put(self._stacked(values))
+        rest = [
+            {name: leaf for name, leaf in value.items() if name != MASK}
+            for value in values
+        ]
+        return self._placement.put(self._stacked(rest)) | {MASK: self._full(masks)}
+
+    def _full(self, masks: Sequence[np.ndarray]) -> jax.Array:
+        key = (len(masks), len(masks[0]))
+        if key not in self._masks:
+            self._masks[key] = self._placement.put(self._stacked(masks))
+        return self._masks[key]
+
+    def _stacked(self, values: Sequence[PyTree]) -> PyTree:
+        return stack_batches(values) if self._options.steps_per_call > 1 else values[0]
+
+
+def _is_full_mask(mask: object) -> bool:
+    return isinstance(mask, np.ndarray) and mask is full_mask(len(mask))

@@ -7,13 +7,13 @@ have ended takes part with nothing until all have ended. What goes wrong in one 
 is an error in all.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,8 +32,7 @@ _LONGEST_S = 86_400.0
 _numbers = itertools.count()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One batch of every pipeline of this process.
 
     Attributes:
@@ -48,11 +47,10 @@ class Read:
     examples: int
     full: int
     states: tuple = ()
-    form: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    form: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A read, and what it is a part of.
 
     Attributes:
@@ -243,7 +241,7 @@ def _copied(read: Read) -> Read:
         return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
 
     parts = [part if part is None else jax.tree.map(copy, part) for part in read.parts]
-    return dataclasses.replace(read, parts=parts)
+    return read._replace(parts=parts)
 
 
 def _nbytes(read: Read) -> int:

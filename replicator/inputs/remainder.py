@@ -5,17 +5,17 @@ real examples, so no zero division or NaN is born there, and its leaf `mask` is 
 them: a mean weighted by `mask` counts every example of the dataset once.
 """
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from replicator.errors import BatchError
 from replicator.inputs.checks import canonical_dtype
+from replicator.inputs.in_step import Turn
 from replicator.inputs.position import Position
 from replicator.protocols import PyTree
 
@@ -27,34 +27,7 @@ MASK = "mask"
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
-    """One batch of every pipeline of this process, and what it is a part of.
-
-    Attributes:
-      parts: Arrays by pipeline; `None` where a pipeline has ended before the others.
-      position: Where the input is after it.
-      full: Examples that each part has in a full round.
-      examples: How many there are, in the parts of all processes.
-      of: How many there would be in a full round.
-      sample: Rows to fill up with where this process has no part.
-    """
-
-    parts: Sequence[PyTree | None]
-    position: Position
-    full: int
-    examples: int
-    of: int
-    sample: PyTree = None
-
-    @property
-    def index(self) -> int:
-        """Which batch of the run this is, from 0."""
-        return self.position.batches - 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class HostBatch:
+class HostBatch(NamedTuple):
     """A full-size batch in memory that is ours, in the dtypes that JAX will hold.
 
     Attributes:
@@ -70,31 +43,33 @@ class HostBatch:
     position: Position
 
 
-def join_round(
-    found: Round, *, accumulate: int, remainder: Remainder
+def join_turn(
+    turn: Turn, position: Position, *, accumulate: int, remainder: Remainder
 ) -> HostBatch | None:
-    """Make one host batch of a round: parts in pipeline order within each microbatch.
+    """Make one host batch of a turn: parts in pipeline order within each microbatch.
 
     So with a pipeline for each replica, every replica reads from its own pipeline under
     any accumulation.
 
     Args:
-      found: What the pipelines read.
+      turn: What the pipelines of this process read, and what it is a part of.
+      position: Where the input is after it.
       accumulate: Microbatches per update.
-      remainder: What becomes of a round with fewer examples than a full one.
+      remainder: What becomes of a turn with fewer examples than a full one.
 
     Returns:
       The batch, or None where an uneven one is dropped. Under "mask" every dict has a
       leaf `mask`, float32 [host_batch], or its own one multiplied by it.
 
     Raises:
-      BatchError: The round is uneven and may not be, or cannot carry a mask.
+      BatchError: The turn is uneven and may not be, or cannot carry a mask.
     """
-    sizes = [0 if part is None else _examples(part) for part in found.parts]
-    there = [part for part in found.parts if part is not None]
-    sample = there[0] if there else found.sample
-    if found.examples < found.of:
-        where = f"{found.examples} of {found.of} (batch {found.index})"
+    parts, full = turn.read.parts, turn.read.full
+    sizes = [0 if part is None else _examples(part) for part in parts]
+    there = [part for part in parts if part is not None]
+    sample = there[0] if there else turn.sample
+    if turn.examples < turn.full:
+        where = f"{turn.examples} of {turn.full} (batch {position.batches - 1})"
         _check_may_be_uneven(sample, where, remainder)
         if remainder == "drop":
             _log.warning(
@@ -103,21 +78,16 @@ def join_round(
                 where,
             )
             return None
-    filled = [
-        _fill_up(sample if part is None else part, found.full) for part in found.parts
-    ]
-    value = jax.tree.map(lambda *leaves: _join(leaves, accumulate), *filled)
+    if sizes != [full] * len(sizes):
+        parts = [_fill_up(sample if part is None else part, full) for part in parts]
+    value = jax.tree.map(lambda *leaves: _join(leaves, accumulate), *parts)
     if remainder == "mask" and isinstance(value, dict):
-        if sum(sizes) == found.full * len(sizes):
-            value = _with_mask(value, full_mask(sum(sizes)))
-        else:
-            real = [(np.arange(found.full) < size).astype(np.float32) for size in sizes]
-            value = _with_mask(value, _join(real, accumulate))
+        value = _with_mask(value, _mask(sizes, full, accumulate))
     return HostBatch(
         value=value,
-        examples=found.examples,
-        padded=found.examples < found.of,
-        position=found.position,
+        examples=turn.examples,
+        padded=turn.examples < turn.full,
+        position=position,
     )
 
 
@@ -127,6 +97,13 @@ def full_mask(examples: int) -> np.ndarray:
     mask = np.ones(examples, np.float32)
     mask.flags.writeable = False
     return mask
+
+
+def _mask(sizes: list[int], full: int, accumulate: int) -> np.ndarray | jax.Array:
+    if sizes == [full] * len(sizes):
+        return full_mask(full * len(sizes))
+    real = [(np.arange(full) < size).astype(np.float32) for size in sizes]
+    return _join(real, accumulate)
 
 
 def _check_may_be_uneven(sample: PyTree, found: str, remainder: Remainder) -> None:

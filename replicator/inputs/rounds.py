@@ -8,7 +8,7 @@ read twice.
 import contextlib
 import dataclasses
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicator.errors import BatchError
 from replicator.inputs.adapters import Source
@@ -24,7 +24,7 @@ from replicator.inputs.checks import (
 from replicator.inputs.in_step import InStep, Read, Turn, by_itself
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
-from replicator.inputs.remainder import HostBatch, Round, join_round
+from replicator.inputs.remainder import HostBatch, join_turn
 from replicator.protocols import PyTree
 
 _END: Any = object()
@@ -56,10 +56,13 @@ def host_batches(
     )
     while options.epochs is None or reader.position.epoch < options.epochs:
         first, yielded = reader.position, 0
-        with contextlib.closing(reader.epoch()) as rounds:
-            for found in rounds:
-                batch = join_round(
-                    found, accumulate=options.accumulate, remainder=options.remainder
+        with contextlib.closing(reader.epoch()) as turns:
+            for turn in turns:
+                batch = join_turn(
+                    turn,
+                    reader.position,
+                    accumulate=options.accumulate,
+                    remainder=options.remainder,
                 )
                 if batch is not None:
                     yielded += 1
@@ -78,13 +81,11 @@ def host_batches(
             return
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """What one pipeline read, its form, and its place for error messages."""
+class _Part(NamedTuple):
+    """What one pipeline read, and its form."""
 
     batch: PyTree
     form: BatchForm
-    where: str
 
 
 class _Reader:
@@ -116,8 +117,11 @@ class _Reader:
         """How many batches were read before, by earlier runs too."""
         return self._read_before
 
-    def epoch(self) -> Generator[Round, None, None]:
-        """Start all sources where this epoch stands, and read them to their ends."""
+    def epoch(self) -> Generator[Turn, None, None]:
+        """Start all sources where this epoch stands, and read them to their ends.
+
+        `position` is where the input is after the turn that was yielded last.
+        """
         if self.position.epoch_batches or self.position.states:
             passes = start_at(self._sources, self.position)
         else:
@@ -126,14 +130,7 @@ class _Reader:
             with contextlib.closing(self._take_turns(self._reads(passes))) as turns:
                 for turn in turns:
                     self._advance(turn)
-                    yield Round(
-                        parts=turn.read.parts,
-                        position=self.position,
-                        full=turn.read.full,
-                        examples=turn.examples,
-                        of=turn.full,
-                        sample=turn.sample,
-                    )
+                    yield turn
         finally:
             self._close(passes)
         self.position = dataclasses.replace(
@@ -174,19 +171,18 @@ class _Reader:
                 passes[pipeline] = iter(())
                 parts.append(None)
                 continue
-            where = self._where(pipeline)
             if self._form is not None and quick_form(batch) == self._quick_form:
-                parts.append(_Part(batch=batch, form=self._form, where=where))
+                parts.append(_Part(batch, self._form))
                 continue
+            where = self._where(pipeline)
             batch = numeric_arrays(batch, where=where)
-            form = form_of(batch, where=where)
-            parts.append(_Part(batch=batch, form=form, where=where))
+            parts.append(_Part(batch, form_of(batch, where=where)))
         return parts
 
     def _check(self, parts: Sequence[_Part | None]) -> int:
         """Check all parts against the first form; return the size of a full part."""
-        present = [part for part in parts if part is not None]
         if self._form is None:
+            present = [part for part in parts if part is not None]
             form = max((part.form for part in present), key=lambda f: f.examples)
             before = self.position.full_batch // self._num_pipelines
             self._form = dataclasses.replace(form, examples=before or form.examples)
@@ -197,11 +193,13 @@ class _Reader:
                 accumulate=self._options.accumulate,
                 where="batch 0",
             )
-        for part in present:
+        for pipeline, part in enumerate(parts):
+            if part is None:
+                continue
             if part.form is not self._form:
-                check_same_form(self._form, part.form, where=part.where)
+                check_same_form(self._form, part.form, where=self._where(pipeline))
             if not self._options.allow_nan:
-                check_no_nan(part.batch, where=part.where)
+                check_no_nan(part.batch, where=self._where(pipeline))
         return self._form.examples
 
     def _remember_quickly(self, parts: Sequence[_Part]) -> None:
@@ -224,7 +222,7 @@ class _Reader:
                 raise BatchError(
                     f"`dataset` must yield {full} examples in every batch but the last "
                     f"of an epoch, got {part.form.examples} and another batch after it "
-                    f"({part.where}). Make the batches of the input equal."
+                    f"({self._where(pipeline)}). Make the batches of the input equal."
                 )
             passes[pipeline] = iter(())
 
