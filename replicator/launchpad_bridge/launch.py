@@ -7,11 +7,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.address_promises import Address
-from replicator.launchpad_bridge.dashboard.serving import Dashboard
 from replicator.launchpad_bridge.graph import with_inner
 from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
@@ -32,6 +31,9 @@ from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder, remove_logs
 from replicator.launchpad_bridge.supervisor_states import Patience
+
+if TYPE_CHECKING:
+    from replicator.launchpad_bridge.dashboard.serving import Dashboard
 
 _LOG = logging.getLogger(__name__)
 
@@ -131,7 +133,7 @@ def _started(
             launch_type=launch_type,
             resources=resources,
         )
-        page = Dashboard(folder.path) if has_dashboard else None
+        page = _dashboard(folder) if has_dashboard else None
     except BaseException:
         folder.close()
         raise
@@ -250,8 +252,15 @@ def _ray() -> Launcher:
     return Ray()
 
 
+def _dashboard(folder: RunFolder) -> "Dashboard":
+    # An extra's; and each node of a program would import it.
+    from replicator.launchpad_bridge.dashboard.serving import Dashboard
+
+    return Dashboard(folder.path)
+
+
 def _close(
-    folder: RunFolder, addresses: Sequence[Address], page: Dashboard | None
+    folder: RunFolder, addresses: Sequence[Address], page: "Dashboard | None"
 ) -> None:
     if page is not None:
         page.close()

@@ -227,6 +227,10 @@ def test_workers_find_arguments_folder_and_one_other_thread(tmp_path, launcher):
     assert (argv, folder, threads) == (sys.argv, os.getcwd(), 2)
 
 
+def test_workers_do_not_load_what_only_shows_a_program(tmp_path):
+    assert end_of(tmp_path, nodes.loaded_dashboard, launcher=SPAWN).result == []
+
+
 @pytest.mark.parametrize("launcher", [None, SPAWN], ids=["forked", "spawned"])
 def test_settings_of_jax_hold_in_workers(tmp_path, launcher):
     with jax.enable_x64(True):

@@ -170,6 +170,12 @@ def print_much(path):
     return run
 
 
+def loaded_dashboard(context):
+    import replicator.launchpad_bridge  # noqa: F401
+
+    return [name for name in sys.modules if "dashboard" in name]
+
+
 def wait_in_program():
     import replicator.launchpad_bridge as lp
 
