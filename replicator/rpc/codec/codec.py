@@ -17,7 +17,6 @@ What arrives is not trusted: it is held against `MessageLimits` before memory is
 for; names are looked up in our own tables and nowhere else; nothing is evaluated.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgpack import unpackb
@@ -29,7 +28,7 @@ from replicator.rpc.codec.lone_arrays import read_lone, write_lone
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
 from replicator.rpc.codec.unsendable import find_unsendable, told
-from replicator.rpc.codec.value_reader import ValueReader, read_dict
+from replicator.rpc.codec.value_reader import Body, ValueReader, read_dict
 from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes
 from replicator.rpc.codec.wire_format import LONE, NONE, SURROGATES, too_large
 
@@ -76,11 +75,11 @@ def encode(
     """
     if value is None:  # what most methods return
         return _new_tuple(Encoded, (NONE, [], len(NONE)))
-    writer = ValueWriter(registry, limits)
     try:
         lone = write_lone(value, limits)
         if lone is not None:
             return _new_tuple(Encoded, lone)
+        writer = ValueWriter(registry, limits)
         pack = writer.pack_apart if holds_long_bytes(value) else writer.pack
         head = pack(value)
         is_long = len(head) - writer.in_head_bytes > _SEARCHED_BYTES
@@ -112,7 +111,7 @@ def encode(
 
 def decode(
     head: bytes | memoryview,
-    body: bytes | memoryview | Sequence[memoryview] = (),
+    body: Body = (),
     *,
     registry: Registry = DEFAULT_REGISTRY,
     limits: MessageLimits = _DEFAULT_LIMITS,

@@ -11,7 +11,6 @@ Calls come again and again, so they are packed and unpacked once.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from replicator.errors import DecodeError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.array_headers import read_header, write_header
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.value_reader import array_of, bytes_of, short_header
+from replicator.rpc.codec.value_reader import Body, array_of, bytes_of, short_header
 from replicator.rpc.codec.value_writer import LONG_BYTES
 from replicator.rpc.codec.wire_format import (
     ARRAY,
@@ -71,7 +70,7 @@ def write_lone(
 
 def read_lone(
     head: bytes | memoryview,
-    body: bytes | memoryview | Sequence[memoryview],
+    body: Body,
     limits: MessageLimits,
 ) -> PyTree:
     """Return what `write_lone` was given.

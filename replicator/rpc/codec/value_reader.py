@@ -6,7 +6,7 @@ help, and passes as it was.)
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from replicator.rpc.codec.wire_format import (
 _ONE_PIECE = (bytes, bytearray, memoryview)
 _FEW_KEYS = 64  # cannot be slow, whatever they are
 
+Body: TypeAlias = bytes | memoryview | np.ndarray | Sequence[memoryview]
+"""Buffers, or one piece of memory that holds all; an array is of bytes, read-only."""
+
 _ndarray = np.ndarray
 _frombuffer = np.frombuffer
 _uint8 = np.uint8
@@ -46,10 +49,12 @@ class ValueReader:
 
     def __init__(
         self,
-        body: bytes | memoryview | Sequence[memoryview],
+        body: Body,
         registry: Registry,
         limits: MessageLimits,
     ) -> None:
+        if isinstance(body, np.ndarray):
+            body = body.data
         if isinstance(body, _ONE_PIECE):
             body = memoryview(body).toreadonly()
         self._body = body
@@ -157,8 +162,10 @@ def short_header(data: bytes) -> Header:
     return header
 
 
-def bytes_of(buffer: memoryview | bytes) -> np.ndarray:
+def bytes_of(buffer: memoryview | bytes | np.ndarray) -> np.ndarray:
     """Return memory as an array of bytes that cannot be made writable."""
+    if isinstance(buffer, np.ndarray):
+        return buffer
     # `frombuffer` holds on to the view, so that its memory cannot be closed or resized,
     # nor made writable; `ndarray` would hold what owns the memory.
     return _frombuffer(memoryview(buffer).toreadonly(), _uint8)

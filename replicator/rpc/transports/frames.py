@@ -21,6 +21,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
 from replicator.rpc.codec.message_limits import MessageLimits
@@ -43,9 +45,12 @@ _FRAME_BYTES = HEADER_BYTES + _CRC_BYTES
 _RIGHT_CRC = 0x2144DF1C
 # A frame that is read whole lies at a multiple of this; its body must, too.
 _ALIGNMENT = 16
+_AT_0 = (0,)
 _ZEROS = bytes(wire_format.ALIGNMENT)
 
 Buffer = memoryview | bytes
+Body = memoryview | bytes | np.ndarray
+"""Bytes; an array of them where they lie in shared memory."""
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 _pack_where = _WHERE.pack
@@ -81,7 +86,7 @@ class Frame(NamedTuple):
     kind: int
     call_id: int
     head: bytes
-    body: memoryview | bytes
+    body: Body
 
 
 class Layout(NamedTuple):
@@ -95,7 +100,7 @@ class Layout(NamedTuple):
 def lay_out(buffers: Sequence[memoryview]) -> Layout:
     """Decide where in the body each buffer lies."""
     if len(buffers) == 1:
-        return Layout(buffers, (0,), len(buffers[0]))
+        return _new_tuple(Layout, (buffers, _AT_0, len(buffers[0])))
     return Layout(buffers, *wire_format.lay_out(buffers))
 
 
@@ -160,6 +165,7 @@ class FrameReader:
 
     Attributes:
       target: Where the next bytes belong; None: `feed` takes them.
+      rest: What was fed, as far as no frame was cut from it.
     """
 
     def __init__(
@@ -167,7 +173,7 @@ class FrameReader:
         limits: MessageLimits,
         *,
         allocate: Callable[[int], memoryview],
-        open_shared: Callable[[Where, int], memoryview],
+        open_shared: Callable[[Where, int], Body],
     ) -> None:
         """Start at the beginning of a stream.
 
@@ -181,7 +187,7 @@ class FrameReader:
         self._max_head_bytes = limits.head_bytes
         self._allocate = allocate
         self._open_shared = open_shared
-        self._data = b""
+        self.rest = b""
         self._start = 0
         self._ready: Frame | None = None
         self.target: memoryview | None = None
@@ -190,13 +196,13 @@ class FrameReader:
     @property
     def is_between_frames(self) -> bool:
         """Tell whether no part of a frame has been read without the rest of it."""
-        return not self._data and self.target is None
+        return not self.rest and self.target is None
 
     def read(self, data: bytes) -> Frame | None:
         """Take what was read, and return the next frame; as `feed` and `next_frame`."""
         # Nearly always: nothing is left from before, and it is one frame whose body, if
         # there is one, lies elsewhere.
-        if not self._data and len(data) >= _FRAME_BYTES:
+        if not self.rest and len(data) >= _FRAME_BYTES:
             magic, kind, flags, version, call_id, head_bytes, body_bytes = (
                 _unpack_header(data)
             )
@@ -220,7 +226,7 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """Take what was read, when there is no `target`."""
-        self._data = self._data[self._start :] + data
+        self.rest = self.rest[self._start :] + data
         self._start = 0
 
     def filled(self, num_bytes: int) -> Frame | None:
@@ -248,16 +254,16 @@ class FrameReader:
           DecodeError: What came is no frame of ours.
           MessageTooLargeError: It says that it is larger than the limits.
         """
-        if not self._data:
+        if not self.rest:
             return None
         frame, self._ready = self._ready or self._next_frame(), None
-        if self._start == len(self._data):
-            self._data, self._start = b"", 0
+        if self._start == len(self.rest):
+            self.rest, self._start = b"", 0
         return frame
 
     def has_frame(self) -> bool:
         """Tell whether `next_frame` returns one, or raises, without more bytes."""
-        if self._ready is None and self._data:
+        if self._ready is None and self.rest:
             try:
                 self._ready = self._next_frame()
             except (DecodeError, MessageTooLargeError):
@@ -265,10 +271,10 @@ class FrameReader:
         return self._ready is not None
 
     def _next_frame(self) -> Frame | None:
-        available = len(self._data) - self._start
+        available = len(self.rest) - self._start
         if available < HEADER_BYTES:
             return None
-        header = Header(*_unpack_header(self._data, self._start))
+        header = Header(*_unpack_header(self.rest, self._start))
         _check_header(header, self._limits)
         size = _checked_bytes(header)
         if available < size:
@@ -277,7 +283,7 @@ class FrameReader:
             return None
         # If it is not all that was read, a copy: aligned, and holds nothing else.
         end = self._start + size
-        return self._body_after(header, self._data[self._start : end], end)
+        return self._body_after(header, self.rest[self._start : end], end)
 
     def _fill_checked(self, header: Header, size: int) -> None:
         """Read a large head into memory of its own."""
@@ -306,8 +312,8 @@ class FrameReader:
             body = b""
         elif body_bytes <= CHECKED_BODY_BYTES:
             body = view[len(view) - _CRC_BYTES - body_bytes : len(view) - _CRC_BYTES]
-        elif end + body_bytes <= len(self._data):
-            body = memoryview(self._data[end : end + body_bytes])
+        elif end + body_bytes <= len(self.rest):
+            body = memoryview(self.rest[end : end + body_bytes])
             end += body_bytes
         else:
             memory = self._allocate(body_bytes)
@@ -321,9 +327,9 @@ class FrameReader:
         self, memory: memoryview, start: int, finish: Callable[[], Frame | None]
     ) -> None:
         """Let `memory` be filled, first with what was fed from `start` on."""
-        available = len(self._data) - start
-        memory[:available] = memoryview(self._data)[start:]
-        self._data, self._start = b"", 0
+        available = len(self.rest) - start
+        memory[:available] = memoryview(self.rest)[start:]
+        self.rest, self._start = b"", 0
         self.target, self._finish = memory[available:], finish
 
 

@@ -99,14 +99,15 @@ class InProcessConnection:
         self._incoming.end(drop=True)
 
     def _encoded(self, value: PyTree) -> Payload:
-        head, buffers, _ = encode(value, registry=self._registry, limits=self._limits)
+        registry, limits = self._registry, self._limits
+        head, buffers, num_bytes = encode(value, registry=registry, limits=limits)
         layout = lay_out(buffers)
-        check_fits(head, layout, self._limits)
+        check_fits(head, layout, limits)
         body = bytearray(layout.num_bytes)
         for offset, buffer in zip(layout.offsets, buffers, strict=True):
             body[offset : offset + len(buffer)] = buffer
         view = memoryview(body).toreadonly()
-        return EncodedPayload(head, view, self._registry, self._limits)
+        return EncodedPayload(head, view, registry, limits, num_bytes)
 
     def _lost(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")

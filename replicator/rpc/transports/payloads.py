@@ -1,36 +1,30 @@
 """The value of a message on its way to who asks for it."""
 
-from typing import final
+from typing import NamedTuple, final
 
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import decode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.transports.frames import Body
 
 
-@final
-class EncodedPayload:
-    """A value as bytes, decoded when it is asked for; see `Payload`."""
+class EncodedPayload(NamedTuple):
+    """A value as bytes, decoded when it is asked for; see `Payload`.
 
-    __slots__ = ("_body", "_head", "_limits", "_registry")
+    Attributes:
+      head: What the codec of the other end wrote.
+      body: Likewise; read-only.
+      registry: Classes that may travel.
+      limits: Of messages.
+      num_bytes: How many bytes the value takes.
+    """
 
-    def __init__(
-        self,
-        head: bytes,
-        body: memoryview | bytes,
-        registry: Registry,
-        limits: MessageLimits,
-    ) -> None:
-        """Hold what the codec of the other end wrote; the body is read-only."""
-        self._head = head
-        self._body = body
-        self._registry = registry
-        self._limits = limits
-
-    @property
-    def num_bytes(self) -> int:
-        """Return how many bytes the value takes."""
-        return len(self._head) + len(self._body)
+    head: bytes
+    body: Body
+    registry: Registry
+    limits: MessageLimits
+    num_bytes: int
 
     def value(self) -> PyTree:
         """Return the value; arrays are read-only and keep their memory alive.
@@ -38,9 +32,7 @@ class EncodedPayload:
         Raises:
           DecodeError: The bytes are no value of ours, or past a limit.
         """
-        return decode(
-            self._head, self._body, registry=self._registry, limits=self._limits
-        )
+        return decode(self.head, self.body, registry=self.registry, limits=self.limits)
 
 
 @final

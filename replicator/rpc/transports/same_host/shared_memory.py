@@ -108,12 +108,13 @@ class SharedMemory:
             return None
         memory, where = slot.memory, slot.where
         for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
-            part = memory[offset : offset + len(buffer)]
+            part = slice(offset, offset + len(buffer))
             if len(buffer) < _LONG_COPY_BYTES:
-                part[:] = buffer
+                memory[part] = buffer
             else:  # NumPy, which is slower to start, lets other threads run meanwhile
                 np.copyto(
-                    np.frombuffer(part, np.uint8), np.frombuffer(buffer, np.uint8)
+                    np.frombuffer(memory[part], np.uint8),
+                    np.frombuffer(buffer, np.uint8),
                 )
         return where
 
@@ -147,7 +148,7 @@ class SharedMemory:
 
     def _slot(self, num_bytes: int) -> Slot | None:
         # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
-        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+        if not self._lock.acquire(True, _LOCK_TIMEOUT_S):
             return None
         reason = "its bound is reached"
         try:

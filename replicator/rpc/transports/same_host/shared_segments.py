@@ -21,6 +21,10 @@ from replicator.rpc.transports.same_host.sealed_memory import make_sealed, map_s
 _FEWEST_NUMBERS = 64
 _NO_BOARD = memoryview(b"").cast("I")
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
+_frombuffer = np.frombuffer
+_uint8 = np.uint8
+_partial = functools.partial
+_ref = weakref.ref
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -310,7 +314,7 @@ class IncomingSegments:
                 f"Shared memory {number} was taken away that is in use, or never came."
             )
 
-    def open(self, where: Where, num_bytes: int) -> memoryview:
+    def open(self, where: Where, num_bytes: int) -> np.ndarray:
         """Return read-only bytes of a segment; their death releases the slot.
 
         Only the thread that receives may call this.
@@ -336,11 +340,10 @@ class IncomingSegments:
         board = self._board
         if slot in loans or slot >= len(board):
             raise DecodeError("Shared memory was sent again that is still in use.")
-        owner = np.frombuffer(memory, np.uint8, num_bytes, offset)
+        owner = _frombuffer(memory, _uint8, num_bytes, offset)
         # Bound to what it needs, as it may run when the interpreter is ending.
-        release = functools.partial(_release, loans, board, slot, uses)
-        loans[slot] = weakref.ref(owner, release)
-        return owner.data
+        loans[slot] = _ref(owner, _partial(_release, loans, board, slot, uses))
+        return owner
 
     def let_go(self) -> None:
         """Release nothing from a forked child: its parent may still see what dies."""

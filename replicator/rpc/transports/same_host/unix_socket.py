@@ -123,7 +123,10 @@ class UnixConnection:
         # In this order, as `close` looks at them in the other one.
         self._is_receiving = True
         try:
-            frame = self._reader.next_frame() or self._receive_frame(timeout_s)
+            reader = self._reader
+            frame = reader.next_frame() if reader.rest else None
+            if frame is None:
+                frame = self._receive_frame(timeout_s)
         except (DecodeError, MessageTooLargeError) as error:
             raise self._lost(f"sent what is no message: {error}") from error
         except MemoryError as error:
@@ -133,7 +136,9 @@ class UnixConnection:
             if self._is_closed:
                 self._close_when_idle()
         kind, call_id, head, body = frame
-        payload = EncodedPayload(head, body, self._registry, self._limits)
+        num_bytes = len(head) + len(body)
+        encoded = head, body, self._registry, self._limits, num_bytes
+        payload = _new_tuple(EncodedPayload, encoded)
         return _new_tuple(Message, (kind, call_id, payload))
 
     def has_received(self) -> bool:
@@ -251,7 +256,8 @@ class UnixConnection:
         timeout_s: float | None,
     ) -> None:
         layout = lay_out(buffers)
-        check_fits(head, layout, self._limits)
+        if len(buffers) > 1:
+            check_fits(head, layout, self._limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
             self._unread.add(num_bytes, timeout_s=timeout_s)

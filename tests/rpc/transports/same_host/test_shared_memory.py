@@ -111,9 +111,12 @@ def memory_files():
 
 
 def test_a_body_arrives_read_only(pair):
-    view = pair.pass_on(7)
-    assert view.readonly
-    assert bytes(view) == b"\7" * SIZE
+    body = pair.pass_on(7)
+    for view in (body, np.ndarray((SIZE,), np.uint8, body)):
+        assert not view.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            view.flags.writeable = True
+    assert bytes(body) == b"\7" * SIZE
 
 
 def test_a_slot_is_not_reused_while_anything_of_it_is_seen(pair):
