@@ -125,11 +125,13 @@ def _open(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
 
 
 def _walk(eqn: core.JaxprEqn, marks: list, rules: Rules) -> Sequence:
-    rules = rules.inside(eqn)
     structural = _STRUCTURAL.get(eqn.primitive.name)
     if structural is not None:
-        return structural(eqn, marks, rules)
+        return structural(eqn, marks, rules.inside(eqn))
     subs = sub_jaxprs(eqn)
+    if not subs:  # nearly all: looking up its line for what is inside takes time
+        return [rules.join(marks)] * len(eqn.outvars)
+    rules = rules.inside(eqn)
     if len(subs) == 1 and _is_call(eqn, subs[0]):
         return flow(subs[0], marks, rules)
     # What an unknown primitive does inside is not known: whatever marks it could make

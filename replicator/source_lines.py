@@ -1,5 +1,6 @@
 """Find the user's own line behind an equation of a jaxpr."""
 
+import functools
 import os
 import site
 import sys
@@ -64,5 +65,6 @@ _LIBRARY_ROOTS = tuple(
 _GENERATED = ("<frozen ", "<string>", "<@")
 
 
+@functools.lru_cache  # thousands of equations come from some tens of files
 def _is_library(file_name: str) -> bool:
     return file_name.startswith((*_LIBRARY_ROOTS, *_GENERATED))
