@@ -63,7 +63,7 @@ def living_child():
         os.close(writes)
 
 
-@pytest.mark.parametrize("transport", ["in-process", "unix"])
+@pytest.mark.parametrize("transport", ["in-process", "unix", "grpc"])
 def test_a_client_of_the_parent_says_so_in_the_child(transport):
     with courier(transport) as (client, _):
         assert client.echo(1) == 1

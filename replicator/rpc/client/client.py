@@ -142,9 +142,7 @@ class Client:
           AuthenticationError: The server and this client are of different programs.
           CallCancelledError: The client was closed.
         """
-        if timeout_s is _OF_CLIENT:
-            timeout_s = self._timeout_s
-        timeout_s = _checked_timeout("timeout_s", timeout_s)
+        timeout_s = _timeout_of_call(timeout_s, self._timeout_s)
         return self._calls.call(method, args, kwargs or {}, timeout_s)
 
     def wait_for_ready(self, *, timeout_s: float | None = _OF_CLIENT) -> None:
@@ -153,9 +151,7 @@ class Client:
         Raises:
           CallTimeoutError: It did not within `timeout_s`, the client's by default.
         """
-        if timeout_s is _OF_CLIENT:
-            timeout_s = self._timeout_s
-        self._calls.wait_until_ready(_checked_timeout("timeout_s", timeout_s))
+        self._calls.wait_until_ready(_timeout_of_call(timeout_s, self._timeout_s))
 
     def close(self) -> None:
         """Disconnect; calls that wait raise `CallCancelledError`."""
@@ -212,9 +208,7 @@ class Futures:
           EncodeError: An argument cannot be sent. All other errors are in the future.
           MessageTooLargeError: Likewise: the arguments are past the limit.
         """
-        if timeout_s is _OF_CLIENT:
-            timeout_s = self._timeout_s
-        timeout_s = _checked_timeout("timeout_s", timeout_s)
+        timeout_s = _timeout_of_call(timeout_s, self._timeout_s)
         return self._calls.submit(method, args, kwargs or {}, timeout_s)
 
     def __getattr__(self, name: str) -> Callable[..., CallFuture]:
@@ -268,6 +262,12 @@ def wait_no_longer(client: Client) -> None:
       client: Its calls raise `ConnectionLostError` at once, or after a last try.
     """
     client._calls.wait_for_ready = False
+
+
+def _timeout_of_call(timeout_s: float | None, of_client: float | None) -> float | None:
+    if timeout_s is _OF_CLIENT:
+        return of_client
+    return _checked_timeout("timeout_s", timeout_s)
 
 
 def _checked_timeout(name: str, seconds: float | None) -> float | None:

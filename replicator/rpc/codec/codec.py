@@ -106,7 +106,7 @@ def encode(
         raise too_large("arrays", writer.num_leaves, "leaves", limits.leaves)
     if len(head) - writer.in_head_bytes > limits.depth:
         check_bounds(head, limits, opaque_bytes=writer.in_head_bytes)
-    return Encoded(head, writer.buffers, num_bytes)
+    return _new_tuple(Encoded, (head, writer.buffers, num_bytes))
 
 
 def decode(
