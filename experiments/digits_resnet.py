@@ -7,6 +7,8 @@ read.
 
 import dataclasses
 import functools
+import inspect
+import re
 from pathlib import Path
 
 import jax
@@ -182,9 +184,10 @@ _FLAGS = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, str: flags.DEFINE_
 
 
 def _define_flags() -> None:
+    words = dict(re.findall(r"(\w+): (.+)", inspect.getdoc(Config) or ""))
     for field in _FIELDS:
         define = _FLAGS.get(type(field.default), flags.DEFINE_float)
-        define(field.name, field.default, f"Config.{field.name}")
+        define(field.name, field.default, words[field.name])
 
 
 def main(argv: list[str]) -> None:

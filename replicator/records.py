@@ -129,6 +129,8 @@ def open_reports(
         return getattr(step, "compilations", ())
 
     display = make_display() if records.display else None
+    if display is not None and resumed.start_step:
+        display.note(_goes_on(records.arguments, resumed.start_step))
     telling = TellCompilations(compilations, display=display, events=events)
     hooks: list[Hook] = [telling]
     if display is not None:
@@ -161,3 +163,11 @@ def open_reports(
         after=[*profile, JournalPhases(events, phases, start_step=start_step)],
         writer=writer,
     )
+
+
+def _goes_on(arguments: Mapping[str, Any], step: int) -> str:
+    """Say what nobody sees who starts a script again, and did not think of before."""
+    place, steps = arguments.get("checkpoint_dir"), arguments.get("steps")
+    if steps is not None and step >= steps:
+        return f"nothing left to do: {place} holds step {step} of {steps}"
+    return f"goes on after step {step}, from {place}"

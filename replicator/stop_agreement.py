@@ -51,7 +51,7 @@ class Stop:
         text = f"{self.signal}: the run was saved after step {self.step}"
         if self.signal == "SIGINT" and hasattr(sys, "ps1"):
             raise KeyboardInterrupt(text)
-        _log.warning("%s, and ends with code %d.", text, self.exit_code)
+        _log.warning("%s; code %d: start it again to go on.", text, self.exit_code)
         raise Preempted(self.exit_code, signal=self.signal, step=self.step)
 
 

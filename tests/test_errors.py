@@ -120,6 +120,17 @@ def unwrapped(optimizer):
     return trainer(optax.sgd(0.1))
 
 
+def swapped(optimizer):
+    """Return a trainer that hands the optimizer its state first, then gradients."""
+    init_fn, _ = trainer(optimizer)
+
+    def step(state, batch):
+        grads = jax.tree.map(jnp.ones_like, state["params"])
+        optimizer.update(state["opt"], grads, state["params"])
+
+    return init_fn, step
+
+
 def dividing(optimizer):
     init_fn, step_fn = trainer(optimizer)
 
@@ -929,6 +940,13 @@ ROWS = [
         ArgumentError,
         "`state` must be a wrapped optimizer's, got dict. Pass what its `init` "
         "returned.",
+    ),
+    Row(
+        "A state and gradients in the wrong order",
+        lambda: compiled(swapped),
+        ArgumentError,
+        "`state` must be a wrapped optimizer's, got dict. Call "
+        "`update(grads, opt_state, params)`.",
     ),
     Row(
         "A number for a schedule",

@@ -180,6 +180,24 @@ def test_a_finished_run_that_goes_on_returns_its_new_end(tmp_path):
     assert found.evaluation["first"] != before.evaluation["first"]
 
 
+def test_a_run_that_goes_on_says_so_and_one_that_is_done_too(tmp_path, capsys):
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    told = []
+    for steps in (2, 3, 3):
+        rep.run(
+            step_fn,
+            dataset(),
+            init_fn=init_fn,
+            steps=steps,
+            checkpoint_dir=tmp_path,
+        )
+        told.append(capsys.readouterr().err.splitlines())
+    assert told[0][0].startswith("compiled in ")
+    assert told[1][0] == f"goes on after step 2, from {tmp_path}"
+    assert told[2] == [f"nothing left to do: {tmp_path} holds step 3 of 3"]
+
+
 def test_results_of_many_numbers_are_not_kept():
     saved = result_as_json({"small": np.zeros((100, 100)), "large": np.zeros(10_001)})
     assert list(result_from_json(saved)) == ["small"]

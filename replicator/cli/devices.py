@@ -10,11 +10,12 @@ from replicator.protocols import Device
 
 SUMMARY = "List the devices that JAX sees, and the mesh a Replicator makes of them"
 _GIB = 2**30
+_TO_TRY = "REPLICATOR_FAKE_DEVICES=8 shows eight fake CPU devices."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes: nothing."""
-    parser.epilog = "REPLICATOR_FAKE_DEVICES=8 shows eight fake CPU devices."
+    parser.epilog = _TO_TRY
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -23,7 +24,10 @@ def main(arguments: argparse.Namespace) -> int:
     devices = jax.devices()
     header = ("id", "platform", "kind", "process", "memory used", "of")
     print_table(header, [device_row(device) for device in devices])
-    make_console().print(*mesh_lines(devices), sep="\n", markup=False, highlight=False)
+    lines = mesh_lines(devices)
+    if len(devices) == 1 and devices[0].platform == "cpu":
+        lines.append(f"to try more: {_TO_TRY}")
+    make_console().print(*lines, sep="\n", markup=False, highlight=False)
     return 0
 
 
@@ -49,7 +53,7 @@ def mesh_lines(devices: list[Device]) -> list[str]:
     return [
         f"processes: {processes}; this is number {jax.process_index()}, with {mine} "
         f"of {len(devices)} devices",
-        f"Replicator(): {mesh.size} replicas, mesh ({shape})",
+        f"Replicator(): {mesh.size} replica{'s' * (mesh.size > 1)}, mesh ({shape})",
     ]
 
 

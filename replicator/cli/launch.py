@@ -1,7 +1,9 @@
 """`replicator launch`: run a script as several processes on this host, and watch it."""
 
 import argparse
+import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from replicator.errors import ArgumentError, check_count
@@ -52,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-m", "--module", action="store_true", help="SCRIPT is a module's name"
     )
     parser.add_argument("script", metavar="SCRIPT", help="what each process runs")
-    parser.add_argument(
+    own = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own"
     )
+    own.required = False  # only in words: a message would name it with what is missing
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -76,6 +79,11 @@ def main(arguments: argparse.Namespace) -> int:
             f"`script` must be a file, got {arguments.script!r}. Give the path of a "
             "Python script, or `-m` and a module's name."
         )
+    if arguments.module and not _is_module(arguments.script):
+        raise ArgumentError(
+            f"`module` must be one that Python finds, got {arguments.script!r}. Start "
+            "it from the folder that holds it, or set PYTHONPATH."
+        )
     policy = Policy(
         processes=arguments.processes,
         max_restarts=arguments.max_restarts,
@@ -87,3 +95,10 @@ def main(arguments: argparse.Namespace) -> int:
         policy,
         devices_per_process=arguments.devices_per_process,
     )
+
+
+def _is_module(name: str) -> bool:
+    # Only the outermost part: to look for the others would run what is in it.
+    top = name.partition(".")[0]
+    in_this_folder = PathFinder.find_spec(top, [str(Path.cwd())])
+    return bool(top) and bool(in_this_folder or importlib.util.find_spec(top))

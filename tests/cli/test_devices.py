@@ -26,5 +26,11 @@ def test_memory_is_told_where_the_device_tells_it():
     assert row == ("3", "gpu", "H200", "1", "3.0 GiB", "139.0 GiB")
 
 
+def test_one_replica_is_no_plural():
+    assert devices.mesh_lines(jax.devices()[:1])[1].startswith(
+        "Replicator(): 1 replica,"
+    )
+
+
 def test_memory_is_unknown_on_a_cpu():
     assert devices.device_row(jax.devices()[0])[-2:] == ("unknown", "unknown")

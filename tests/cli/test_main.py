@@ -59,6 +59,19 @@ def test_what_is_not_understood_is_bad_input(words, capsys):
     assert "replicator: error: " in capsys.readouterr().err
 
 
+def test_a_launch_of_what_is_not_there_starts_nothing(capsys):
+    assert cli.main(["launch", "--processes", "2", "nowhere.py"]) == 2
+    assert "`script` must be a file, got 'nowhere.py'." in capsys.readouterr().err
+    assert cli.main(["launch", "--processes", "2", "-m", "nowhere.at_all"]) == 2
+    assert "`module` must be one that Python finds" in capsys.readouterr().err
+
+
+def test_a_launch_names_what_is_missing_and_no_more(capsys):
+    assert cli.main(["launch", "--processes", "2"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.endswith("the following arguments are required: SCRIPT")
+
+
 @pytest.mark.parametrize(
     ("failure", "code", "told"),
     [
