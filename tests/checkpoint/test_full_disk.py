@@ -36,7 +36,8 @@ PROGRAM = """
         def on_state(self, event):
             if event.step == 20:
                 until_s = time.monotonic() + 60
-                while not list(directory.glob("0*")) and time.monotonic() < until_s:
+                while not list(directory.glob("0*")):
+                    assert time.monotonic() < until_s, "no checkpoint"
                     time.sleep(0.01)
                 with contextlib.suppress(OSError), filler.open("wb", 0) as file:
                     while file.write(bytes(1 << 12)):
