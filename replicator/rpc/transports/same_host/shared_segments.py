@@ -3,6 +3,7 @@
 No sockets and no locks here; `shared_memory.py` holds the protocol, and the lock.
 """
 
+import array
 import dataclasses
 import functools
 import mmap
@@ -18,7 +19,6 @@ from replicator.rpc.transports.frames import Where
 from replicator.rpc.transports.receive_buffers import size_class
 from replicator.rpc.transports.same_host.sealed_memory import make_sealed, map_sealed
 
-_FEWEST_NUMBERS = 64
 _NO_BOARD = memoryview(b"").cast("I")
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
 _frombuffer = np.frombuffer
@@ -121,10 +121,9 @@ class OutgoingSegments:
         self._last: dict[int, Slot] = {}
         self._lent: dict[int, Slot] = {}
         # By number, and no longer than that: most connections use few of thousands.
-        self._is_lent = np.zeros(0, np.bool_)
-        self._uses = np.zeros(0, np.uint32)
+        self._is_lent = bytearray()
+        self._uses = array.array("I")
         self._dropped_numbers: list[int] = []
-        self._num_numbers = 0  # past which none was ever used
 
     @property
     def num_bytes(self) -> int:
@@ -163,7 +162,7 @@ class OutgoingSegments:
                 if offset is not None:
                     memory = segment.memory[offset : offset + size]
                     number = self._number()
-                    uses = int(self._uses[number])
+                    uses = self._uses[number]
                     return self._lend(Slot(segment, offset, memory, number, uses), size)
         return None
 
@@ -225,18 +224,15 @@ class OutgoingSegments:
         return self.num_bytes + size_class(num_bytes) <= self._max_bytes
 
     def _has_number(self) -> bool:
-        return bool(self._dropped_numbers) or self._num_numbers < len(self._board)
+        return bool(self._dropped_numbers) or len(self._uses) < len(self._board)
 
     def _number(self) -> int:
         """Return a place on the board that no slot has."""
         if self._dropped_numbers:
             return self._dropped_numbers.pop()
-        number, self._num_numbers = self._num_numbers, self._num_numbers + 1
-        if number == len(self._uses):
-            more = max(_FEWEST_NUMBERS, number)
-            self._is_lent = np.append(self._is_lent, np.zeros(more, np.bool_))
-            self._uses = np.append(self._uses, np.zeros(more, np.uint32))
-        return number
+        self._is_lent.append(False)
+        self._uses.append(0)
+        return len(self._uses) - 1
 
     def _lend(self, slot: Slot, size: int) -> Slot:
         number = slot.number
@@ -250,9 +246,9 @@ class OutgoingSegments:
 
     def _find_released(self) -> None:
         # Of thousands that somebody keeps, a loop would take longer than the copy.
-        known = slice(self._num_numbers)
-        is_released = self._board_array[known] == self._uses[known]
-        is_released &= self._is_lent[known]
+        uses = np.frombuffer(self._uses, np.uint32)
+        is_released = self._board_array[: len(uses)] == uses
+        is_released &= np.frombuffer(self._is_lent, np.bool_)
         for number in np.flatnonzero(is_released).tolist():
             self._set_free(self._lent[number])
 
