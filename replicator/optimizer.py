@@ -132,15 +132,15 @@ def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
     Raises:
       ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
     """
-    _check_state(state, remedy="Pass what its `init` returned")
+    _check_state(state)
     return loss if state.scale is None else loss * state.scale.value.astype(loss.dtype)
 
 
-def _check_state(state: object, *, remedy: str) -> None:
+def _check_state(state: object) -> None:
     if not isinstance(state, OptimizerState):
         raise ArgumentError(
-            f"`state` must be a wrapped optimizer's, got {type(state).__name__}. "
-            f"{remedy}."
+            f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
+            "what the wrapped one's `init` returned."
         )
 
 
@@ -173,7 +173,7 @@ class _Wrapped:
         weight: jax.Array | None = None,
         **extra,
     ) -> tuple[PyTree, OptimizerState]:
-        _check_state(state, remedy="Call `update(grads, opt_state, params)`")
+        _check_state(state)
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
             case Collecting() as pending:

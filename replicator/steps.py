@@ -5,9 +5,10 @@ an update of k microbatches; metrics merged over replicas; the run's own step co
 key around it; n updates in one `lax.scan`. Nothing here runs or compiles.
 """
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from replicator import metrics
 from replicator.accumulate import accumulated
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, StateError
+from replicator.mesh import REPLICA_AXIS
 from replicator.optimizer_state import (
     Reduction,
     optimizer_states,
@@ -134,7 +136,8 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                 "`key` must be given to a step whose `step_fn` takes one, got None. "
                 "Call `step(state, batch, key)`."
             )
-        returned = step_fn(state, batch, key) if wants_key else step_fn(state, batch)
+        with _axis_named():
+            returned = step_fn(*((state, batch, key) if wants_key else (state, batch)))
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StateError(
                 "`step_fn` must return (state, metrics), got "
@@ -151,6 +154,17 @@ def keyed(step_fn: StepFn) -> KeyedStep:
         return _kept(state, after), reported
 
     return step
+
+
+@contextlib.contextmanager
+def _axis_named() -> Iterator[None]:
+    """Note on JAX's error about an unknown axis which one there is."""
+    try:
+        yield
+    except NameError as failure:
+        if "unbound axis" in str(failure):
+            failure.add_note(f"In a step the replicas' axis is named {REPLICA_AXIS!r}.")
+        raise
 
 
 def _kept(before: PyTree, after: PyTree) -> PyTree:

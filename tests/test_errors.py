@@ -938,15 +938,24 @@ ROWS = [
         "A whole state for that of an optimizer",
         lambda: replicator.scale_loss(1.0, {"params": 1.0}),
         ArgumentError,
-        "`state` must be a wrapped optimizer's, got dict. Pass what its `init` "
-        "returned.",
+        "`state` must be a wrapped optimizer's, got dict. Pass what the wrapped one's "
+        "`init` returned.",
+    ),
+    Row(
+        "A compiled step under `jit`",
+        lambda: jax.jit(replicas(8).compile(lambda state, batch: (state, {})))(
+            {"a": 1.0}, regression_batch()
+        ),
+        BatchError,
+        "`batch` must hold arrays, got one that is traced: a compiled step is called "
+        "under `jit` or `grad`. Call it directly.",
     ),
     Row(
         "A state and gradients in the wrong order",
         lambda: compiled(swapped),
         ArgumentError,
-        "`state` must be a wrapped optimizer's, got dict. Call "
-        "`update(grads, opt_state, params)`.",
+        "`state` must be a wrapped optimizer's, got dict. Pass what the wrapped one's "
+        "`init` returned.",
     ),
     Row(
         "A number for a schedule",

@@ -53,6 +53,15 @@ def test_a_step_must_return_a_pair():
         )
 
 
+def test_an_unknown_axis_is_told_with_the_one_there_is():
+    def step_fn(state, batch):
+        return {"a": jax.lax.pmean(state["a"], "batch")}, {}
+
+    with pytest.raises(NameError, match="batch") as found:
+        replicas(8).compile(step_fn)({"a": jnp.ones(())}, {"x": np.ones(8)})
+    assert "axis is named 'replica'" in found.value.__notes__[0]
+
+
 def test_weak_types_do_not_compile_again():
     traces = []
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.errors import BatchError
@@ -151,6 +152,11 @@ def stack_batches(batches: Sequence[PyTree]) -> PyTree:
 
 def _check_numbers(batch: PyTree) -> None:
     for path, leaf in named_leaves(batch):
+        if isinstance(leaf, Tracer):
+            raise BatchError(
+                "`batch` must hold arrays, got one that is traced: a compiled step is "
+                "called under `jit` or `grad`. Call it directly."
+            )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise BatchError(
                 "`batch` must hold arrays that are still there, got one that a call "
