@@ -18,14 +18,9 @@ def closed_at_the_end(closers: Sequence[Callable[[], None]]) -> Iterator[None]:
     Raises:
       Exception: What the first closer raised, if nothing failed before.
     """
-    try:
+    with closed_on_failure() as opened:
+        opened += closers
         yield
-    except BaseException as failure:
-        try:
-            call_all(closers)
-        except Exception as problem:
-            failure.add_note(f"Closing failed, too: {problem!r}")
-        raise
     call_all(closers)
 
 

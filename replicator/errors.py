@@ -289,6 +289,19 @@ def check_text(name: str, value: object) -> None:
         raise ArgumentError(f"`{name}` must be a string, got {value!r}. Pass a `str`.")
 
 
+def check_word(name: str, value: object, words: tuple[str, ...]) -> None:
+    """Refuse a word that is none of `words`.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if value not in words:
+        raise ArgumentError(
+            f"`{name}` must be one of {', '.join(map(repr, words))}, got {value!r}. "
+            "Use one of these."
+        )
+
+
 def check_flags(**flags: object) -> None:
     """Refuse arguments, by their names, that are neither True nor False.
 

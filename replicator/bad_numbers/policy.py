@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import check_count, check_word
 
 OnNonfinite: TypeAlias = Literal["raise", "ignore", "skip", "rollback"]
 """What a NaN or infinity among a step's metrics leads to."""
@@ -152,19 +152,6 @@ def decide(
             return _go_back(policy, history, event)
         case _:
             return history, (_stop(event),)
-
-
-def check_word(name: str, value: str, words: tuple[str, ...]) -> None:
-    """Refuse a word that is none of `words`.
-
-    Raises:
-      ArgumentError: It is not.
-    """
-    if value not in words:
-        raise ArgumentError(
-            f"`{name}` must be one of {', '.join(map(repr, words))}, got {value!r}. "
-            "Use one of these."
-        )
 
 
 def _after_spike(

@@ -10,12 +10,13 @@ import math
 import statistics
 from typing import get_args
 
-from replicator.bad_numbers.policy import OnSpike, check_word
+from replicator.bad_numbers.policy import OnSpike
 from replicator.errors import (
     ArgumentError,
     check_number,
     check_text,
     check_whole,
+    check_word,
 )
 from replicator.protocols import PyTree
 from replicator.writers.writer import named_numbers

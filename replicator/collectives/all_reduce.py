@@ -19,7 +19,7 @@ from replicator.collectives.axes import (
     with_arrays,
 )
 from replicator.collectives.ordered import ordered_sum_leaf
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_word
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
 from replicator.trees import describe
@@ -90,11 +90,7 @@ def all_reduce(
 
 def check_op(op: str, *, known: tuple[str, ...]) -> None:
     """Refuse a reduction that is not in `known`."""
-    if op not in known:
-        names = ", ".join(f"'{name}'" for name in known)
-        raise ArgumentError(
-            f"`op` must be one of {names}, got {op!r}. Use one of these."
-        )
+    check_word("op", op, known)
 
 
 def check_op_dtypes(tree: PyTree, op: str, *, door: str = "`tree` must hold") -> None:

@@ -4,7 +4,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import get_args
 
-from replicator.errors import ArgumentError, check_count, check_flags, check_number
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_flags,
+    check_number,
+    check_word,
+)
 from replicator.inputs.adapters import Adapter
 from replicator.inputs.context import InputMode
 from replicator.inputs.remainder import Remainder
@@ -66,18 +72,11 @@ class InputOptions:
                 f"`timeout_s` must be positive, got {self.timeout_s}. "
                 "Use `float('inf')` to wait without a limit."
             )
-        _check_word("mode", self.mode, get_args(InputMode))
-        _check_word("remainder", self.remainder, get_args(Remainder))
+        check_word("mode", self.mode, get_args(InputMode))
+        check_word("remainder", self.remainder, get_args(Remainder))
 
 
 def small_prefetch(nbytes: int) -> int:
     """Return how many items of so many bytes are kept ready where that does no harm."""
     most = _MOST_SMALL_BYTES // max(nbytes, 1)
     return min(max(most, DEFAULT_PREFETCH), _MOST_SMALL)
-
-
-def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise ArgumentError(
-            f"`{name}` must be one of {list(words)}, got {value!r}. Use {words[0]!r}."
-        )

@@ -18,13 +18,13 @@ from replicator.inputs import InputOptions
         ),
         (
             {"mode": "per_device"},
-            "`mode` must be one of ['single', 'per_host', 'per_replica'], "
-            "got 'per_device'. Use 'single'.",
+            "`mode` must be one of 'single', 'per_host', 'per_replica', "
+            "got 'per_device'. Use one of these.",
         ),
         (
             {"remainder": "pad"},
-            "`remainder` must be one of ['mask', 'drop', 'refuse'], "
-            "got 'pad'. Use 'mask'.",
+            "`remainder` must be one of 'mask', 'drop', 'refuse', "
+            "got 'pad'. Use one of these.",
         ),
     ],
 )
