@@ -145,6 +145,7 @@ def hold(learner, folder):
 
 def vanish_often(learner, count):
     """Call and be gone before the answer, as often as that."""
+    learner.parameters()  # a mere connection does not wait until somebody listens
     for number in range(count):
         lost = connect(learner.address, timeout_s=CALL_S)
         body = ["hold_until_cancelled", None, None, CALL_S]
