@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ import pytest
 import replicator.launchpad_bridge as lp
 from tests.multiprocess import worker_nodes as nodes
 from tests.multiprocess.processes import ROOT
-from tests.multiprocess.worker_processes import is_alive, wait_file, wait_until
+from tests.multiprocess.worker_processes import (
+    is_alive,
+    of_run,
+    wait_file,
+    wait_gone,
+    wait_until,
+)
 
 ray = pytest.importorskip("ray")
 
@@ -178,7 +185,11 @@ LOOPBACK = {
 @pytest.fixture
 def script(tmp_path):
     command = [sys.executable, "-m", "tests.multiprocess.ray_script", str(tmp_path)]
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    # All that descends from it inherits its environment.
+    environment = {**os.environ, "MARK_OF_TEST": str(tmp_path)}
+    process = subprocess.Popen(
+        command, cwd=ROOT, start_new_session=True, env=environment
+    )
     yield process
     if process.poll() is None:
         process.kill()
@@ -192,6 +203,17 @@ def test_a_ray_of_our_own_goes_with_a_killed_launcher(script, tmp_path):
     script.kill()
     script.wait()
     wait_until(lambda: not any(map(is_alive, pids + actors)), within_s=5)
+
+
+@pytest.mark.parametrize("delay_s", [0.5, 2.0, 4.0])
+def test_a_launcher_killed_while_its_ray_starts_leaves_nothing(
+    script, tmp_path, delay_s
+):
+    wait_until(lambda: len(of_run(str(tmp_path))) > 1)
+    time.sleep(delay_s)  # whatever is happening then
+    script.kill()
+    script.wait()
+    assert wait_gone(str(tmp_path)) == []
 
 
 def test_a_ray_of_our_own_listens_to_this_host_only(script, tmp_path):
