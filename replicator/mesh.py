@@ -42,7 +42,7 @@ def replica_mesh(
     """
     if devices is None:
         devices = sorted(jax.devices(), key=lambda device: device.process_index)
-    found = _listed(devices)
+    found = listed_devices(devices)
     if num_replicas is not None:
         check_whole("num_replicas", num_replicas)
     wanted = len(found) if num_replicas is None else num_replicas
@@ -60,6 +60,22 @@ def replica_mesh(
             "devices, or start fewer processes."
         )
     return mesh
+
+
+def listed_devices(devices: Any) -> list[Device]:
+    """Return the devices of an argument.
+
+    Raises:
+      ArgumentError: It is no list of devices, or an empty one.
+    """
+    found = list(devices) if isinstance(devices, Iterable) else []
+    if not found or not all(hasattr(each, "process_index") for each in found):
+        count = devices if isinstance(devices, int) and devices > 0 else 1
+        raise ArgumentError(
+            f"`devices` must be a list of JAX's devices, got {devices!r}. Pass those "
+            f"that you mean: `jax.devices()[:{count}]`."
+        )
+    return found
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -109,17 +125,6 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
         tree,
         is_leaf=lambda node: isinstance(node, Sharding),
     )
-
-
-def _listed(devices: Any) -> list[Device]:
-    found = list(devices) if isinstance(devices, Iterable) else [devices]
-    if not found or not all(hasattr(each, "process_index") for each in found):
-        count = devices if isinstance(devices, int) and devices > 0 else 4
-        raise ArgumentError(
-            f"`devices` must be a list of JAX's devices, got {devices!r}. Pass a part "
-            f"of `jax.devices()`, or `num_replicas={count}`."
-        )
-    return found
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:

@@ -851,8 +851,8 @@ ROWS = [
         "A number for devices",
         lambda: replicator.Replicator(devices=4),
         ArgumentError,
-        "`devices` must be a list of JAX's devices, got 4. Pass a part of "
-        "`jax.devices()`, or `num_replicas=4`.",
+        "`devices` must be a list of JAX's devices, got 4. Pass those that you mean: "
+        "`jax.devices()[:4]`.",
     ),
     Row(
         "A number for a directory",

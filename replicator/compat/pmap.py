@@ -31,6 +31,7 @@ from replicator.compat.axes import (
 from replicator.compat.layout import axis_mesh, local_rows, put_rows, several_processes
 from replicator.compat.mapped_program import Call, MappedProgram
 from replicator.errors import ArgumentError
+from replicator.mesh import listed_devices
 from replicator.protocols import Device, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 
@@ -101,7 +102,7 @@ def pmap(
             "static_broadcasted_argnums", static_broadcasted_argnums
         ),
         donated=check_positions("donate_argnums", donate_argnums),
-        devices=None if devices is None else tuple(devices),
+        devices=None if devices is None else tuple(listed_devices(devices)),
         axis_size=axis_size,
     )
 

@@ -14,6 +14,7 @@ from jax.sharding import Sharding
 
 from replicator.compat.layout import axis_mesh, axis_sharding, first_row
 from replicator.errors import ArgumentError
+from replicator.mesh import listed_devices
 from replicator.protocols import Device, PyTree
 
 ROWS = "rows"
@@ -97,7 +98,8 @@ def _on_one_device(row: jax.Array) -> jax.Array:
 
 
 def _require_devices(devices: Sequence[Device]) -> None:
-    if not devices:
+    if isinstance(devices, Sequence) and not devices:
         raise ArgumentError(
             "`devices` must have at least one, got none. Pass `jax.local_devices()`."
         )
+    listed_devices(devices)

@@ -22,7 +22,13 @@ from replicator.distributed.coordination import (
     process_index,
 )
 from replicator.distributed.hosts import describe_processes
-from replicator.errors import ArgumentError, DistributedError, DistributedTimeoutError
+from replicator.errors import (
+    ArgumentError,
+    DistributedError,
+    DistributedTimeoutError,
+    check_number,
+    check_text,
+)
 from replicator.protocols import PyTree
 
 Json: TypeAlias = (
@@ -65,6 +71,7 @@ def exchange(
     [40]
     """
     word = _encode(name, value)
+    check_number("timeout_s", timeout_s)
     client = coordination_client()
     if client is None:
         return [json.loads(word)]
@@ -104,6 +111,7 @@ def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def _encode(name: str, value: Json) -> str:
+    check_text("name", name)
     if not re.fullmatch(r"[A-Za-z0-9_./-]+", name):
         raise ArgumentError(
             f"`name` must be letters, digits and `_ . / -`, got {name!r}. Use "

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from replicator.errors import check_whole
+
 VARIABLE = "REPLICATOR_PROGRESS_FILE"
 
 
@@ -14,7 +16,11 @@ def report_progress(step: int) -> None:
 
     Args:
       step: Updates that are safe.
+
+    Raises:
+      ArgumentError: `step` is no whole number.
     """
+    check_whole("step", step)
     path = os.environ.get(VARIABLE)
     if not path:
         return

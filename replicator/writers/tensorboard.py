@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicator.clock import Clock, SystemClock
+from replicator.errors import check_paths
 
 _files_of_this_process = itertools.count()
 
@@ -23,12 +24,14 @@ class TensorBoard:
       clock: Where the time of an event comes from.
 
     Raises:
+      ArgumentError: `directory` is no path.
       ImportError: tensorboardX is not installed.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], *, clock: Clock | None = None
     ):
+        check_paths(directory=directory)
         try:
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from replicator.errors import check_paths
+
 _STEP = "step"
 
 
@@ -20,12 +22,14 @@ class WandB:
         `resume="allow"` a run that was killed goes on in the same place.
 
     Raises:
+      ArgumentError: `directory` is no path.
       ImportError: wandb is not installed.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str] | None = None, **settings: Any
     ):
+        check_paths(directory=directory)
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as missing:
