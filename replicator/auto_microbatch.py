@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from replicator.bad_numbers.left_out import require_rereadable
 from replicator.compiled_step import CompiledStep
-from replicator.errors import ArgumentError, DeviceMemoryError, check_count
+from replicator.errors import ArgumentError, DeviceMemoryError, check_count, check_whole
 from replicator.inputs.checks import check_divides
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
@@ -166,7 +166,8 @@ def check_memory_limit(limit_bytes: int | None, *, auto_microbatch: bool) -> Non
     """
     if limit_bytes is None:
         return
-    check_count("memory_limit_bytes", limit_bytes)
+    check_whole("memory_limit_bytes", limit_bytes)
+    check_count("memory_limit_bytes", int(limit_bytes))
     if not auto_microbatch:
         raise ArgumentError(
             "`memory_limit_bytes` must come with `auto_microbatch`, got "

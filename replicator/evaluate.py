@@ -17,7 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh
 
 from replicator import dataflow
-from replicator.errors import ArgumentError, check_count, check_function
+from replicator.errors import ArgumentError, check_function, check_whole
 from replicator.exact_metrics import (
     DATA_MARK,
     MASK_MARK,
@@ -75,7 +75,9 @@ class Evaluation:
         max_in_flight: int = DEFAULT_RUN_AHEAD,
     ) -> None:
         check_function("eval_fn", eval_fn, "state, batch")
-        check_count("block", block)
+        check_whole("block", block)
+        if block < 1:
+            raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
         self._mesh = mesh
         self._block = block
         self._max_in_flight = max_in_flight

@@ -44,8 +44,14 @@ from replicator.collectives.moments import (
     pooled,
     wider_dtype,
 )
-from replicator.errors import ArgumentError
+from replicator.errors import (
+    ArgumentError,
+    check_function,
+    check_number,
+    check_whole,
+)
 from replicator.protocols import PyTree
+from replicator.trees import describe, named_leaves
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -103,8 +109,11 @@ class BatchNorm(nnx.Module):
           rngs: Random keys for both.
 
         Raises:
-          ArgumentError: `momentum`, `stats` or `stats_batch` breaks its rule.
+          ArgumentError: An argument breaks its rule.
         """
+        check_whole("num_features", num_features)
+        check_number("momentum", momentum)
+        check_number("epsilon", epsilon)
         check_stats(stats, stats_batch)
         if not 0 <= momentum < 1:
             raise ArgumentError(
@@ -148,9 +157,15 @@ class BatchNorm(nnx.Module):
           The normalised examples.
 
         Raises:
-          ArgumentError: `stats` or `stats_batch` does not fit the replicas.
+          ArgumentError: `x` has another number of features, or `stats` or
+            `stats_batch` does not fit the replicas.
         """
         running = RunningMoments(self.mean[...], self.var[...])
+        if x.shape[-1:] != running.mean.shape:
+            raise ArgumentError(
+                f"`x` must have {len(running.mean)} features in its last axis, got "
+                f"{describe(x)}. Make the norm with `num_features={x.shape[-1]}`."
+            )
         if use_running_average is None:
             use_running_average = self.use_running_average
         if use_running_average:
@@ -222,7 +237,11 @@ def params_of(model: nnx.Module) -> PyTree:
 
     Returns:
       Its `nnx.Param` arrays in nested dicts, named as the module's attributes.
+
+    Raises:
+      ArgumentError: `model` is no module.
     """
+    _check_module(model)
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
@@ -235,8 +254,21 @@ def with_params(model: Model, params: PyTree) -> Model:
 
     Returns:
       The copy; `model` keeps its own.
+
+    Raises:
+      ArgumentError: `model` is no module, or `params` are those of another.
     """
-    graphdef, _, rest = nnx.split(model, nnx.Param, ...)
+    _check_module(model)
+    graphdef, own, rest = nnx.split(model, nnx.Param, ...)
+    given = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+    named = dict(named_leaves(nnx.to_pure_dict(own))).keys()
+    found = dict(named_leaves(given)).keys()
+    if odd := sorted(named ^ found):
+        raise ArgumentError(
+            "`params` must be named as in `params_of(model)`, got others: "
+            f"`{odd[0]}` is {'missing' if odd[0] in named else 'new'}. Pass what "
+            "`optax.apply_updates` made of them."
+        )
     return nnx.merge(graphdef, params, rest, copy=True)
 
 
@@ -257,9 +289,14 @@ def value_and_grad(
       A function of the same arguments that returns `((loss, model), grads)` or
       `(((loss, aux), model), grads)`: the model as the loss left it, and gradients as
       `params_of` names parameters.
+
+    Raises:
+      ArgumentError: `loss_fn` is no function; or, later, its model no module.
     """
+    check_function("loss_fn", loss_fn)
 
     def value_and_grad_fn(model: nnx.Module, *args: Any) -> Any:
+        _check_module(model)
         graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
         def moving_loss(params: PyTree) -> tuple[Array, tuple[Any, PyTree]]:
@@ -275,3 +312,12 @@ def value_and_grad(
         return (value, nnx.merge(graphdef, params, moved, copy=True)), grads
 
     return value_and_grad_fn
+
+
+def _check_module(model: object) -> None:
+    # NNX takes lists and dicts of modules, too, and whatever is built of them.
+    if model is None or isinstance(model, jax.Array | int | float | str):
+        raise ArgumentError(
+            f"`model` must be a module of flax NNX, got `{type(model).__name__}`. Pass "
+            "the one that the state holds."
+        )

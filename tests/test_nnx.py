@@ -267,3 +267,24 @@ def test_a_momentum_out_of_range_is_refused(momentum):
 def test_a_wrong_choice_of_statistics_is_refused_at_the_door():
     with pytest.raises(ArgumentError, match="`stats` must be 'all'"):
         BatchNorm(3, stats="batch", rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: BatchNorm("3", rngs=nnx.Rngs(0)), "`num_features` must be a whole"),
+        (
+            lambda: BatchNorm(3, rngs=nnx.Rngs(0))(jnp.ones((4, 5))),
+            r"`x` must have 3 features in its last axis, got float32\[4,5\]",
+        ),
+        (lambda: params_of(3), "`model` must be a module of flax NNX, got `int`"),
+        (lambda: value_and_grad(3), "`loss_fn` must be a function, got int"),
+        (
+            lambda: with_params(Mlp(nnx.Rngs(0)), {"first": {"kernel": 1.0}}),
+            "must be named as in `params_of.*: `first/bias` is missing",
+        ),
+    ],
+)
+def test_what_does_not_belong_to_a_module_is_refused_by_name(wrong, message):
+    with pytest.raises(ArgumentError, match=message):
+        wrong()

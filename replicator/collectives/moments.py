@@ -32,7 +32,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from replicator.collectives.axes import num_replicas, resolve_axis
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_whole
 from replicator.mesh import REPLICA_AXIS
 
 Groups: TypeAlias = Sequence[Sequence[int]]
@@ -126,6 +126,8 @@ def check_stats(stats: Stats, stats_batch: int | None) -> None:
             f"`stats` must be 'all' where `stats_batch` is given, got {stats!r}. "
             f"Leave one of them out."
         )
+    if stats_batch is not None:
+        check_whole("stats_batch", stats_batch)
     if stats_batch is not None and stats_batch < 1:
         raise ArgumentError(
             f"`stats_batch` must be at least 1 example, got {stats_batch}. "
