@@ -27,6 +27,7 @@ from replicator.errors import (
     check_kind,
     check_text,
 )
+from replicator.global_norm import global_norm
 from replicator.loss_scale import DynamicLossScale
 from replicator.optimizer_state import (
     Collected,
@@ -233,7 +234,7 @@ class _Wrapped:
         """Run the inner transformation on reduced gradients; return them unscaled."""
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         wide = _scaled(grads, None if state.scale is None else 1 / state.scale.value)
-        norm = optax.tree.norm(wide).astype(state.gradient_norm.dtype)
+        norm = global_norm(wide).astype(state.gradient_norm.dtype)
         grads = _like(wide, grads)
         updates, inner = self.tx.update(grads, state.inner, params, **extra)
         after = dataclasses.replace(state, inner=inner, gradient_norm=norm)
