@@ -20,7 +20,13 @@ from replicator.errors import DecodeError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.array_headers import read_header, write_header
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.value_reader import Body, array_of, bytes_of, short_header
+from replicator.rpc.codec.value_reader import (
+    ONE_PIECE,
+    Body,
+    array_of,
+    bytes_of,
+    short_header,
+)
 from replicator.rpc.codec.value_writer import LONG_BYTES
 from replicator.rpc.codec.wire_format import (
     ARRAY,
@@ -68,11 +74,7 @@ def write_lone(
     return None
 
 
-def read_lone(
-    head: bytes | memoryview,
-    body: Body,
-    limits: MessageLimits,
-) -> PyTree:
+def read_lone(head: bytes | memoryview, body: Body, limits: MessageLimits) -> PyTree:
     """Return what `write_lone` was given.
 
     Raises:
@@ -116,7 +118,7 @@ def _written(
 
 
 def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarray:
-    if type(body) is list or type(body) is tuple:
+    if not isinstance(body, ONE_PIECE):
         if len(body) > 1:
             raise DecodeError("A body must hold one array and no more.")
         body = body[0] if body else b""

@@ -26,9 +26,9 @@ from replicator.rpc.codec.wire_format import (
     too_large,
 )
 
-_ONE_PIECE = (bytes, bytearray, memoryview)
 _FEW_KEYS = 64  # cannot be slow, whatever they are
 
+ONE_PIECE = (memoryview, bytes, bytearray, np.ndarray)
 Body: TypeAlias = bytes | memoryview | np.ndarray | Sequence[memoryview]
 """Buffers, or one piece of memory that holds all; an array is of bytes, read-only."""
 
@@ -55,7 +55,7 @@ class ValueReader:
     ) -> None:
         if isinstance(body, np.ndarray):
             body = body.data
-        if isinstance(body, _ONE_PIECE):
+        if isinstance(body, ONE_PIECE):
             body = memoryview(body).toreadonly()
         self._body = body
         self._registry = registry
@@ -162,7 +162,7 @@ def short_header(data: bytes) -> Header:
     return header
 
 
-def bytes_of(buffer: memoryview | bytes | np.ndarray) -> np.ndarray:
+def bytes_of(buffer: memoryview | bytes | bytearray | np.ndarray) -> np.ndarray:
     """Return memory as an array of bytes that cannot be made writable."""
     if isinstance(buffer, np.ndarray):
         return buffer
