@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,13 +147,15 @@ def _devices() -> dict[str, Any]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Not by `tempfile`: what that makes nobody else may read, such as who looks at a
+    # colleague's run.
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
     except BaseException:
-        os.unlink(draft)
+        draft.unlink(missing_ok=True)
         raise

@@ -125,3 +125,10 @@ def test_an_earlier_run_that_somebody_deleted_is_no_obstacle(tmp_path):
     record(tmp_path)
     set_aside(tmp_path)
     assert (tmp_path / "earlier" / "2" / "run.json").exists()
+
+
+def test_who_may_read_new_files_may_read_the_record(tmp_path):
+    other = tmp_path / "other"
+    other.touch()
+    path = write_run_record(tmp_path, seed=0, arguments={})
+    assert path.stat().st_mode == other.stat().st_mode
