@@ -20,6 +20,7 @@ from jax import lax
 import replicator
 import replicator.launchpad_bridge as lp
 from replicator.checkpoint import CheckpointStore, Retention, Snapshot
+from replicator.checkpoint.snapshot import start_copy
 from replicator.errors import (
     ArgumentError,
     BatchError,
@@ -723,6 +724,24 @@ ROWS = [
         lambda: Retention(keep_last=2.5),
         ArgumentError,
         "`keep_last` must be a whole number, got 2.5. Use 1.",
+    ),
+    Row(
+        "A metric to rank by that is no name",
+        lambda: Retention(keep_best=1, metric=3),
+        ArgumentError,
+        "`metric` must be a string, got 3. Pass a `str`.",
+    ),
+    Row(
+        "A store in a number",
+        lambda: CheckpointStore(3),
+        ArgumentError,
+        "`directory` must be a path, got 3. Pass a `str` or a `Path`.",
+    ),
+    Row(
+        "A snapshot of no step",
+        lambda: start_copy(Snapshot(step="3", arrays={"w": np.zeros(3)})),
+        ArgumentError,
+        "`step` must be a whole number, got '3'. Use 3.",
     ),
     Row(
         "No time for a step",

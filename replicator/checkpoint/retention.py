@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from replicator.errors import ArgumentError, check_whole
+from replicator.errors import ArgumentError, check_text, check_whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,8 @@ class Retention:
         check_whole("keep_best", self.keep_best)
         if self.keep_every is not None:
             check_whole("keep_every", self.keep_every)
+        if self.metric is not None:
+            check_text("metric", self.metric)
         if self.keep_last < 1:
             raise ArgumentError(
                 f"`keep_last` must be at least 1, got {self.keep_last}. "

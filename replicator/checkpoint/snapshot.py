@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.checkpoint.manifest import LeafRecord
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_whole
 from replicator.per_replica import is_per_replica
 from replicator.protocols import PyTree
 from replicator.trees import leaf_path
@@ -92,7 +92,8 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
     Raises:
       ArgumentError: It cannot be saved; the rule it breaks is told.
     """
-    if isinstance(snapshot.step, bool) or not 0 <= snapshot.step < 10**12:
+    check_whole("step", snapshot.step)
+    if not 0 <= snapshot.step < 10**12:
         raise ArgumentError(
             f"`step` must be between 0 and 10^12, got {snapshot.step}. "
             "Count updates from 0."

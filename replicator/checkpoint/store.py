@@ -36,7 +36,7 @@ from replicator.checkpoint.snapshot import (
     start_copy,
 )
 from replicator.clock import Clock, SystemClock
-from replicator.errors import ArgumentError, CheckpointError
+from replicator.errors import ArgumentError, CheckpointError, check_paths
 from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class CheckpointStore:
         timeout_s: float = 600.0,
         together: bool | None = None,
     ):
+        check_paths(directory=directory)
         if failures_allowed < 1:
             raise ArgumentError(
                 f"`failures_allowed` must be at least 1, got {failures_allowed}. "
