@@ -21,7 +21,7 @@ The actor is dead because its node has died. Node Id: 35dbf1470eb5."""
 RAISED = """The actor died because of an error raised in its creation task, \
 \x1b[36mray::node#0:_WorkerActor.__init__()\x1b[39m (pid=2349, ip=127.0.0.1)
            ^^^^^^^^^^^^^^^^^^^
-  File "/work/pathlib.py", line 1116, in mkdir
+  File "pathlib.py", line 1116, in mkdir
 NotADirectoryError: [Errno 20] Not a directory: '/logs'"""
 
 
