@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from replicator.rpc.client.retry import (
@@ -55,10 +56,16 @@ def test_a_late_call_is_never_tried_again():
     assert isinstance(decision(Outcome.LATE, is_idempotent=True), OutOfTime)
 
 
-def test_delays_double_up_to_a_second():
-    delays = [delay_s(attempt, lambda: 1.0) for attempt in range(9)]
-    assert delays[:3] == [0.01, 0.02, 0.04]
-    assert delays[7:] == [1.0, 1.0]
+def test_each_delay_is_about_a_tenth_of_what_was_waited_before_it():
+    delays = [delay_s(attempt, lambda: 1.0) for attempt in range(48)]
+    waited_s = np.cumsum(delays)
+    shares = np.array(delays[1:]) / waited_s[:-1]
+    assert delays[0] == 0.01
+    assert shares[15:] == pytest.approx(0.1, rel=0.3)
+
+
+def test_no_delay_is_longer_than_a_second():
+    assert delay_s(49, lambda: 1.0) == 1.0
     assert delay_s(10_000, lambda: 1.0) == 1.0
 
 
@@ -67,7 +74,7 @@ def test_jitter_takes_up_to_half_of_a_delay():
 
 
 def test_no_delay_goes_past_the_deadline():
-    assert decision(Outcome.UNREACHABLE, attempt=9, remaining_s=0.1) == Again(0.1)
+    assert decision(Outcome.UNREACHABLE, attempt=40, remaining_s=0.1) == Again(0.1)
 
 
 def test_without_a_deadline_it_goes_on():
