@@ -2,10 +2,10 @@
 
 A call that surely did not run is sent again whatever it is. One that may have run is
 sent again only if its method is idempotent. All within the call's deadline, with
-back-off from 10 ms to 1 s, and jitter: a thousand clients of a server that comes back do
-not come back in step. Each wait is a tenth longer than the one before it, so about a
+back-off from 10 ms to 1 s, and jitter: a thousand clients of a server that comes back
+do not come back in step. Each wait is a tenth longer than the one before it, so about a
 tenth of all that was waited: no client comes much later than its server. (Where waits
-double, it comes late by up to half of what its server took to start.)
+double, it may come as late again as its server.)
 """
 
 import enum
