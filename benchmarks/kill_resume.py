@@ -1,31 +1,33 @@
 """Kill runs at random moments, start them again, and look at what was lost: nothing.
 
-A run trains the digits ResNet with a checkpoint every few steps. All its processes are
-killed by SIGKILL (start-up, restore and save included), again and again; then it may
-end: its final bits must be those of a run that nobody killed. After each kill no more
-steps are done again than one interval, and those of the save that was in flight. By
-SIGTERM nothing may be lost.
+A run trains a small model with a checkpoint every few steps: one process the digits
+ResNet, two an MLP. All its processes are killed by SIGKILL, again and again: in turn
+while it starts, in a save, in a restore and between its steps, each time after a random
+while. Then it may end: its final bits must be those of a run that nobody killed. After
+each kill no more steps are done again than one interval, and those of the save that was
+in flight. By SIGTERM nothing may be lost.
 
-`first_step_s` is the time from `exec` to the end of the first new step, with a warm
-compilation cache, less what the imports of jax, flax and orbax take by themselves.
+`killed_in` counts what the kills met: `save` where files of one were left half
+written, `restore` while a checkpoint was looked for and read, else `start` or `steps`.
+`first_step_s` is the time from `exec` to the end of the first new step of the digits
+ResNet, with a warm compilation cache, less what the imports of jax, flax and orbax take
+by themselves.
 """
 
 import dataclasses
 import itertools
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks.killing import INTERVAL, STEPS, Attempt, Moment, start
 from replicator.clock import SystemClock
 from replicator.exit_codes import PREEMPTED
 
@@ -35,57 +37,25 @@ _PROCESSES = flags.DEFINE_multi_integer("processes", [1, 2], "Processes, in turn
 _TERMS = flags.DEFINE_integer("terms", 4, "SIGTERMs in all, of one process each.")
 _STARTS = flags.DEFINE_integer("starts", 5, "Starts that are timed.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
-STEPS, INTERVAL, DEVICES = 240, 60, 2
-LIMIT_S = 240.0
 IMPORTS = "import jax, flax.nnx, orbax.checkpoint"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """What one start of a run came to.
-
-    Attributes:
-      exit_codes: Of its processes.
-      lines: What its first process told.
-      started_s: When it was started, by the machine's monotonic clock.
-      seconds: How long it lived.
-      errors: The last lines of standard error.
-    """
-
-    exit_codes: tuple[int, ...]
-    lines: tuple[dict[str, Any], ...]
-    started_s: float
-    seconds: float
-    errors: str
-
-    def told(self, what: str) -> list[dict[str, Any]]:
-        """Return its lines of one kind."""
-        return [line for line in self.lines if line["what"] == what]
-
-    @property
-    def first_step(self) -> int | None:
-        """The first step that it made, if it came so far."""
-        return next((line["step"] for line in self.told("dispatched")), None)
-
-    @property
-    def last_step(self) -> int:
-        """The last step that it made; 0 if none."""
-        return max((line["step"] for line in self.told("dispatched")), default=0)
-
-    @property
-    def digest(self) -> str | None:
-        """Of the final state, if it came to its end."""
-        return next((line["digest"] for line in self.told("bits")), None)
+_SAVE_S = 0.1
+_AIMS = ("steps", "save", "restore", "start")
+_KEYS = ("steps", "save", "restore", "start", "end")
 
 
 @dataclasses.dataclass(kw_only=True)
 class Found:
     """What all kills together did."""
 
-    kills: int = 0
+    killed_in: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: int = 0
     lost_steps: int = 0
     lost_on_sigterm: int = 0
+
+    @property
+    def kills(self) -> int:
+        """How many there were."""
+        return self.killed_in.total()
 
     def fail(self, problem: str) -> None:
         """Count a failure, and say what it was."""
@@ -93,84 +63,33 @@ class Found:
         self.failures += 1
 
 
-def start(
-    directory: Path,
-    *,
-    processes: int,
-    send: signal.Signals | None = None,
-    after_s: float = LIMIT_S,
-) -> Attempt:
-    """Start a run; unless it ends before, send it a signal after a while."""
-    clock = SystemClock()
-    started_s = clock.now_s()
-    with ExitStack() as open_files:
-        files = [
-            open_files.enter_context(tempfile.TemporaryFile("w+"))
-            for _ in range(2 * processes)
-        ]
-        group = _start_group(directory, files)
-        try:
-            _send_after(group, send, after_s)
-            codes = tuple(process.wait(timeout=LIMIT_S) for process in group)
-        finally:
-            for process in group:
-                process.kill()
-                process.wait()
-        seconds = clock.now_s() - started_s
-        for file in files:
-            file.seek(0)
-        # A kill may tear the last line.
-        lines = [line for line in files[0] if line.endswith("}\n")]
-        errors = "".join("".join(file.readlines()[-12:]) for file in files[1::2])
-    return Attempt(
-        exit_codes=codes,
-        lines=tuple(map(json.loads, lines)),
-        started_s=started_s,
-        seconds=seconds,
-        errors=errors,
-    )
+def draw_moment(
+    aim: str, whole: Attempt, reached: int, rng: np.random.Generator
+) -> Moment:
+    """Draw when to kill a run.
 
-
-def _start_group(directory: Path, files: list) -> list[subprocess.Popen]:
-    processes = len(files) // 2
-    command = [sys.executable, "-m", "benchmarks.killed_run"]
-    command += [f"--directory={directory}", f"--devices={DEVICES // processes}"]
-    command += [f"--steps={STEPS}", f"--interval={INTERVAL}"]
-    coordinator = f"127.0.0.1:{_free_port()}"
-    group = []
-    for index in range(processes):
-        place = {
-            "REPLICATOR_COORDINATOR": coordinator,
-            "REPLICATOR_NUM_PROCESSES": str(processes),
-            "REPLICATOR_PROCESS_ID": str(index),
-        }
-        group.append(
-            subprocess.Popen(
-                command,
-                stdout=files[2 * index],
-                stderr=files[2 * index + 1],
-                env=os.environ | (place if processes > 1 else {}),
-            )
-        )
-    return group
-
-
-def _send_after(
-    group: list[subprocess.Popen], send: signal.Signals | None, after_s: float
-) -> None:
-    try:
-        group[0].wait(timeout=after_s)
-    except subprocess.TimeoutExpired:
-        # The end of the whole machine; a notice reaches one process first.
-        told = group if send == signal.SIGKILL else group[-1:]
-        for process in told:
-            process.send_signal(send or signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+    Args:
+      aim: What the kill shall meet.
+      whole: A run of the same program that nobody killed.
+      reached: The last step that the run has made so far.
+      rng: Where chance comes from.
+    """
+    match aim:
+        case "start":
+            after_s = float(rng.uniform(0, whole.first_step_s))
+            return Moment(told={}, after_s=after_s)
+        case "restore":
+            after_s = float(rng.uniform(0, whole.restore_s))
+            return Moment(told={"phase": "restore"}, after_s=after_s)
+        case "save":
+            # The next or the one after it, so that there are some to restore.
+            saves = reached // INTERVAL + int(rng.integers(1, 3))
+            after_s = float(rng.uniform(0, _SAVE_S))
+            step = saves * INTERVAL
+        case _:
+            step, after_s = reached + int(rng.integers(1, INTERVAL)), 0.0
+    told = {"what": "dispatched", "step": min(step, STEPS - 1)}
+    return Moment(told=told, after_s=after_s)
 
 
 def kill_again_and_again(
@@ -183,27 +102,38 @@ def kill_again_and_again(
     rng: np.random.Generator,
 ) -> None:
     """Kill one run so many times, let it end, and compare its bits."""
-    before = 0
-    first_s = whole.told("step")[0]["time_s"] - whole.started_s
-    # So that it does not come to its end before the last kill.
-    latest_s = first_s + (whole.seconds - first_s) / kills
+    reached = 0
     for _ in range(kills):
-        after_s = float(rng.uniform(0, latest_s))
-        attempt = start(
-            directory, processes=processes, send=signal.SIGKILL, after_s=after_s
-        )
-        _look_at_start(attempt, before, found)
-        killed = attempt.exit_codes[0] == -signal.SIGKILL
-        found.kills += killed
-        if not killed and attempt.exit_codes[0] != 0:
-            found.fail(f"it ended by itself: {attempt.errors}")
+        aim = _AIMS[found.kills % len(_AIMS)]
+        moment = draw_moment(aim, whole, reached, rng)
+        left = half_written(directory)
+        attempt = start(directory, processes=processes, moment=moment)
+        _look_at_start(attempt, reached, found)
         steps = f"steps {attempt.first_step} to {attempt.last_step}"
-        print(f"  killed after {after_s:4.1f} s: {steps}", flush=True)
-        before = max(before, attempt.last_step)
+        if attempt.exit_codes[0] == -signal.SIGKILL:
+            cut_off = half_written(directory) - left
+            what = "save" if cut_off else what_it_did(attempt)
+            found.killed_in[what] += 1
+            print(f"  killed in {what} (aim: {aim}): {steps}", flush=True)
+        elif attempt.exit_codes[0] != 0:
+            found.fail(f"it ended by itself: {attempt.errors}")
+        reached = max(reached, attempt.last_step)
     last = start(directory, processes=processes)
-    _look_at_start(last, before, found)
+    _look_at_start(last, reached, found)
     if last.digest != whole.digest:
         found.fail(f"final bits {last.digest}, not {whole.digest}; {last.errors}")
+
+
+def half_written(directory: Path) -> set[str]:
+    """Return the names of saves that are not whole."""
+    return {path.name for path in directory.glob(".writing-*")}
+
+
+def what_it_did(attempt: Attempt) -> str:
+    """Say what a killed run was about, if it did not save."""
+    if attempt.last_phase in ("restore", "end"):
+        return attempt.last_phase
+    return "start" if attempt.first_step is None else "steps"
 
 
 def _look_at_start(attempt: Attempt, before: int, found: Found) -> None:
@@ -227,18 +157,15 @@ def terminate(
     rng: np.random.Generator,
 ) -> None:
     """Send SIGTERM in the midst of the steps; no step may be done twice."""
-    first = whole.told("step")[0]["time_s"] - whole.started_s
-    after_s = float(rng.uniform(first, whole.seconds))
-    attempt = start(
-        directory, processes=processes, send=signal.SIGTERM, after_s=after_s
-    )
-    # Before its first step and after its last one a signal ends a program that has
-    # nothing to lose.
-    asked = 0 < attempt.last_step < STEPS and attempt.exit_codes[0] != 0
+    told = {"what": "dispatched", "step": int(rng.integers(1, STEPS))}
+    moment = Moment(told=told, after_s=0.0, send=signal.SIGTERM)
+    attempt = start(directory, processes=processes, moment=moment)
+    # After its last step a signal ends a program that has nothing to lose.
+    asked = attempt.last_step < STEPS and attempt.exit_codes[0] != 0
     if asked and set(attempt.exit_codes) != {PREEMPTED}:
         found.fail(f"exit codes {attempt.exit_codes} by SIGTERM: {attempt.errors}")
     last = start(directory, processes=processes)
-    print(f"  SIGTERM after {after_s:4.1f} s: step {attempt.last_step}", flush=True)
+    print(f"  SIGTERM at step {told['step']}: {attempt.last_step} steps", flush=True)
     if asked and last.first_step is not None:
         found.lost_on_sigterm += abs(attempt.last_step + 1 - last.first_step)
     if last.digest != whole.digest and (asked or attempt.digest != whole.digest):
@@ -254,9 +181,7 @@ def first_step_seconds(directory: Path) -> tuple[float, float]:
         subprocess.run([sys.executable, "-c", IMPORTS], check=True)
         imports.append(clock.now_s() - begun_s)
         run = directory / str(index)
-        attempt = start(run, processes=1, send=signal.SIGKILL, after_s=1e3)
-        done_s = attempt.told("step")[0]["time_s"]
-        starts.append(done_s - attempt.started_s)
+        starts.append(start(run, processes=1).first_step_s)
     return float(np.median(starts)), float(np.median(imports))
 
 
@@ -301,6 +226,7 @@ def main(argv: list[str]) -> None:
     result = {
         "failures": found.failures,
         "kills": found.kills,
+        "killed_in": {key: found.killed_in[key] for key in _KEYS},
         "lost_steps": found.lost_steps,
         "lost_on_sigterm": found.lost_on_sigterm,
         "first_step_s": round(start_s - imports_s, 2),

@@ -1,8 +1,9 @@
-"""Train the digits ResNet as one process of a run that is going to be killed.
+"""Train a small model as one process of a run that is going to be killed.
 
 It writes what happens to it as JSON lines on standard output, each with the monotonic
-clock of the machine: `started` with the step it goes on from, `step` after each step
-whose result was read, `bits` with a digest of the final state.
+clock of the machine: `phase` when it begins to restore, to compile or to end,
+`dispatched` when a step was dispatched, `step` when its result was read, `bits` with a
+digest of the final state.
 """
 
 import hashlib
@@ -15,15 +16,18 @@ from absl import app, flags
 
 import replicator
 from benchmarks.step_pair import replicator_init, replicator_step
-from benchmarks.tasks import digits_resnet
+from benchmarks.tasks import Task, digits_resnet, mlp
 from replicator.clock import SystemClock
 from replicator.hooks import Hook, MetricsEvent, StateEvent, every
+from replicator.phases import Phase, Phases
 from replicator.protocols import PyTree
 
 _DIRECTORY = flags.DEFINE_string("directory", None, "Of the run.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 60, "Steps of the whole run.")
 _INTERVAL = flags.DEFINE_integer("interval", 10, "Steps from save to save.")
+_TASK = flags.DEFINE_enum("task", "digits_resnet", ["digits_resnet", "mlp"], "Model.")
 _DEVICES = flags.DEFINE_integer("devices", 2, "Devices of this process.")
+_OF_EACH_STEP = {"input", "step", "save", "report"}
 
 
 class Tell(Hook):
@@ -44,6 +48,18 @@ def tell(what: str, **fields: object) -> None:
     print(json.dumps(line), flush=True)
 
 
+def tell_phases() -> None:
+    """Have every run of this process tell what it begins, but for its steps."""
+    enter = Phases.enter
+
+    def enter_and_tell(self: Phases, phase: Phase, *, step: int | None = None) -> None:
+        enter(self, phase, step=step)
+        if phase not in _OF_EACH_STEP:
+            tell("phase", phase=phase)
+
+    Phases.enter = enter_and_tell
+
+
 def digest(state: PyTree) -> str:
     """Return a digest of every bit of a state."""
     sha = hashlib.sha256()
@@ -52,9 +68,8 @@ def digest(state: PyTree) -> str:
     return sha.hexdigest()
 
 
-def batches(global_batch: int, count: int) -> list[PyTree]:
+def batches(task: Task, count: int) -> list[PyTree]:
     """Return batches that differ, of random examples."""
-    task = digits_resnet(global_batch)
     return [
         task.batch | {"image": np.roll(task.batch["image"], shift, axis=0)}
         for shift in range(count)
@@ -63,15 +78,15 @@ def batches(global_batch: int, count: int) -> list[PyTree]:
 
 def main(argv: list[str]) -> None:
     del argv
+    tell_phases()
     replicator.fake_devices(_DEVICES.value)
     replicator.distributed.initialize()
     rep = replicator.Replicator()
-    global_batch = 32
-    task = digits_resnet(global_batch, width=4)
+    task = mlp(32) if _TASK.value == "mlp" else digits_resnet(32, width=4)
     optimizer = rep.wrap_optimizer(optax.adam(1e-3))
     result = rep.run(
         replicator_step(task, optimizer),
-        batches(global_batch, 7),
+        batches(task, 7),
         init_fn=replicator_init(task, optimizer),
         steps=_STEPS.value,
         checkpoint_dir=_DIRECTORY.value,

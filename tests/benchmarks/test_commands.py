@@ -41,7 +41,9 @@ EXACT = {
     "steps_per_call": {"steps_per_call": 20, "devices": 2},
     "no_hang": {"failures": 0, "runs": 2},
     "import_time": {},
-    "kill_resume": {"failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
+    "kill_resume": {
+        **{"kills": 20, "failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
+    },
     "corruption": {"silent": 0, "cases": 40},
     "checkpoint_stall": {},
     "goodput": {"kills": 1},
