@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import jax
 
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError, check_count, check_paths
 from replicator.events import EventLog
 from replicator.hooks import Hook, StateEvent
 
@@ -127,6 +127,7 @@ class Profile(Hook):
         steps: range | None = None,
         events: EventLog | None = None,
     ):
+        check_paths(directory=directory)
         if steps is not None:
             check_steps("steps", steps)
         self._directory = Path(directory)

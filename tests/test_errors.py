@@ -880,6 +880,13 @@ ROWS = [
         "`checkpoint_dir` must be a path, got 3. Pass a `str` or a `Path`.",
     ),
     Row(
+        "A bucket for a directory",
+        lambda: run([regression_batch()], checkpoint_dir="gs://bucket/a"),
+        ArgumentError,
+        "`checkpoint_dir` must be a path of a file system, got 'gs://bucket/a'. Mount "
+        "the bucket (on all hosts, with atomic renames), and name its folder.",
+    ),
+    Row(
         "A number for a choice of yes or no",
         lambda: run([regression_batch()], auto_microbatch=4),
         ArgumentError,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from replicator.errors import ArgumentError, ProgramError
+from replicator.errors import ArgumentError, ProgramError, check_paths
 from replicator.launchpad_bridge.address_promises import Address
 from replicator.launchpad_bridge.graph import with_inner
 from replicator.launchpad_bridge.inner_processes import run_in_processes
@@ -220,6 +220,7 @@ def _check_idle(program: Program) -> None:
 
 def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
     """Return where logs go; the launcher makes it when it has something to write."""
+    check_paths(log_dir=log_dir)
     if log_dir is not None:
         return Path(log_dir)
     return folder.path.with_name(f"{folder.path.name}-logs")
