@@ -133,7 +133,7 @@ class Replicator(OwnLoops):
             stacks told; by default ten times the median, at least 60. `Limits` say
             it for all that a run does.
           inputs: How the dataset is read and checked; its `accumulate`,
-            `steps_per_call` and `steps` are those of the run.
+            `steps_per_call` and `steps` are left to the run.
           write_every: Steps between written metrics.
           display: Whether progress is shown on standard error.
           profile: Steps to trace, for example `range(100, 110)`; the signal SIGUSR2
@@ -165,6 +165,9 @@ class Replicator(OwnLoops):
         check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
         _check_kinds(step_fn, init_fn, inputs=inputs, spikes=spikes)
+        _check_left_to_run(
+            inputs, accumulate=accumulate, steps_per_call=steps_per_call, steps=steps
+        )
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
         checkpoints = _checkpoints(checkpoint_dir, checkpoint_every, retention)
@@ -311,6 +314,16 @@ def _check_kinds(
     check_function("init_fn", init_fn, "key")
     check_kind("inputs", inputs, InputOptions)
     check_kind("spikes", spikes, Spikes)
+
+
+def _check_left_to_run(inputs: InputOptions | None, **of_run: object) -> None:
+    for name, value in of_run.items() if inputs is not None else ():
+        told = getattr(inputs, name)
+        if told not in (getattr(InputOptions(), name), value):
+            raise ArgumentError(
+                f"`inputs` must leave `{name}` to the run, got {told}. Pass "
+                f"`{name}={told}` to `run` itself."
+            )
 
 
 def _reading(

@@ -880,6 +880,13 @@ ROWS = [
         "`checkpoint_dir` must be a path, got 3. Pass a `str` or a `Path`.",
     ),
     Row(
+        "Microbatches that the run is not told of",
+        lambda: run([regression_batch()], inputs=replicator.InputOptions(accumulate=2)),
+        ArgumentError,
+        "`inputs` must leave `accumulate` to the run, got 2. Pass `accumulate=2` to "
+        "`run` itself.",
+    ),
+    Row(
         "A bucket for a directory",
         lambda: run([regression_batch()], checkpoint_dir="gs://bucket/a"),
         ArgumentError,
