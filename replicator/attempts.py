@@ -21,7 +21,7 @@ from replicator.checkpoint.store import CheckpointStore
 from replicator.closing import closed_on_failure
 from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep
-from replicator.evaluate_every import EvaluateEvery
+from replicator.evaluate_every import EvaluateEvery, followed_number
 from replicator.events import EventLog
 from replicator.flat_tree import FlatTree
 from replicator.guards import guarded
@@ -55,14 +55,28 @@ class Evaluations:
     """What a run evaluates, and when.
 
     Attributes:
-      evaluate: Returns metrics of a user's state.
+      evaluate: Returns metrics of a user's state; reads as `inputs=` says.
       when: At which steps; the last one is evaluated, too.
       follow: The number that tells the best step, and when to give up.
     """
 
-    evaluate: Callable[[PyTree], Mapping[str, PyTree]]
+    evaluate: Callable[..., Mapping[str, PyTree]]
     when: Every
     follow: Follow | None = None
+
+    def try_out(self, state: PyTree) -> None:
+        """Evaluate the first batch alone: what is wrong shows before hours of steps.
+
+        Args:
+          state: The user's, as the run begins or goes on with it.
+
+        Raises:
+          ArgumentError: `follow` names no number of the evaluation.
+          Exception: Whatever an evaluation raises.
+        """
+        metrics = self.evaluate(state, inputs=InputOptions(steps=1))
+        if self.follow is not None:
+            followed_number(metrics, self.follow.metric)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +175,9 @@ class Attempts:
         with of.phases.during("restore"):
             resumed = self._resume(store)
         require_same_state(of.mesh, resumed.state)
+        if of.evaluations is not None and not self._recovery.went_back:
+            with of.phases.during("evaluate"):
+                of.evaluations.try_out(resumed.state.user)
         reports = open_reports(
             of.records,
             resumed,

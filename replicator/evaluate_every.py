@@ -133,12 +133,22 @@ class EvaluateEvery(Hook):
         if self._tell is not None:
             self._tell("evaluated", step=event.step, **numbers)
         if self._follow is not None:
-            value = _followed(numbers, self._follow.metric)
+            value = followed_number(self.metrics, self._follow.metric)
             happened = Evaluated(step=event.step, value=value)
             self.best, self.verdict = self._follow.decide(self.best, happened)
 
 
-def _followed(numbers: Mapping[str, float], name: str) -> float:
+def followed_number(metrics: Mapping[str, PyTree], name: str) -> float:
+    """Return the number that a run follows.
+
+    Args:
+      metrics: Of an evaluation.
+      name: `a/b` for one inside another.
+
+    Raises:
+      ArgumentError: There is none of that name.
+    """
+    numbers = named_numbers(metrics)
     if name not in numbers:
         raise ArgumentError(
             "`follow` must name a number of the evaluation, got "

@@ -122,7 +122,8 @@ class Replicator(OwnLoops):
           checkpoint_every: Steps between saves, or a schedule such as
             `hooks.every(seconds=600)`.
           retention: Which checkpoints stay; the last three by default.
-          eval_fn: What is evaluated, as in `evaluate`.
+          eval_fn: What is evaluated, as in `evaluate`; tried on one batch before the
+            first step.
           eval_dataset: On what: it is read anew each time.
           eval_every: Steps between evaluations, or a schedule; the last state is
             evaluated, too.
@@ -285,7 +286,7 @@ class Replicator(OwnLoops):
         check_read_anew("eval_dataset", dataset)
         evaluate = functools.partial(self.evaluate, eval_fn, dataset)
         return Evaluations(
-            evaluate=lambda state: evaluate(state=state),
+            evaluate=lambda state, inputs=None: evaluate(state=state, inputs=inputs),
             when=_schedule("eval_every", when),
             follow=follow,
         )

@@ -6,8 +6,8 @@ import optax
 import pytest
 
 from replicator import BestSoFar, EvaluateEvery, Follow
-from replicator.errors import ArgumentError
-from replicator.hooks import every
+from replicator.errors import ArgumentError, NonFiniteError
+from replicator.hooks import StateCallback, every
 from tests.fakes import RecordingWriter
 from tests.steps import regression_batch, replicas, trainer
 
@@ -103,3 +103,46 @@ def test_a_number_that_is_not_there_cannot_be_followed():
     )
     with pytest.raises(ArgumentError, match=f"^{re.escape(message)}$"):
         run(replicas(1), hook, steps=1)
+
+
+EACH = every(n_steps=1)
+
+
+def run_evaluated(eval_fn, *, follow=None, batches=None):
+    """Run with an evaluation that is wrong; return the steps that were made."""
+    rep, steps = replicas(2), []
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    with pytest.raises((ArgumentError, NonFiniteError, KeyError)) as failure:
+        rep.run(
+            step_fn,
+            [regression_batch()],
+            init_fn=init_fn,
+            steps=4,
+            hooks=[StateCallback(lambda event: steps.append(event.step), EACH)],
+            eval_fn=eval_fn,
+            eval_dataset=batches or [regression_batch(10, seed=1)],
+            eval_every=2,
+            follow=follow,
+            display=False,
+        )
+    return steps, failure.value
+
+
+def test_a_number_that_cannot_be_followed_is_refused_before_the_first_step():
+    steps, failure = run_evaluated(squares, follow=Follow(metric="accuracy"))
+    assert "got 'accuracy'. Use one of examples, loss" in str(failure)
+    assert steps == []
+
+
+def test_an_evaluation_that_fails_does_so_before_the_first_step():
+    steps, failure = run_evaluated(lambda state, batch: {"loss": batch["nothing"]})
+    assert isinstance(failure, KeyError)
+    assert steps == []
+
+
+def test_an_evaluation_is_tried_on_one_batch_alone():
+    bad = regression_batch(10, seed=1)
+    bad["x"][0, 0] = np.nan
+    steps, failure = run_evaluated(squares, batches=[regression_batch(10), bad])
+    assert isinstance(failure, NonFiniteError)
+    assert steps == [1]  # the evaluation comes before the hook
