@@ -223,7 +223,7 @@ def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
     check_paths(log_dir=log_dir)
     if log_dir is not None:
         return Path(log_dir)
-    return folder.path.with_name(f"{folder.path.name}-logs")
+    return folder.logs_path
 
 
 def _enable_inner_processes(program: Program) -> None:

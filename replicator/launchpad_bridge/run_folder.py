@@ -20,6 +20,7 @@ from replicator.errors import LaunchError
 from replicator.rpc.security.secret import Secret
 
 _PREFIX = "lp-"
+_OF_LOGS = "-logs"
 _LOCK = "launcher.lock"
 _UNFINISHED_LOCK = "launcher.new"
 _UNFINISHED_S = 60.0
@@ -53,6 +54,11 @@ class RunFolder:
         """Return where the secret of the run's servers lies."""
         return self.path / "secret"
 
+    @property
+    def logs_path(self) -> Path:
+        """Return where logs lie beside it that may outlive it; nothing is made."""
+        return self.path.with_name(self.path.name + _OF_LOGS)
+
     def close(self) -> None:
         """Remove it and all in it; may be called twice."""
         _remove(self.path)
@@ -64,6 +70,9 @@ class RunFolder:
 def remove_abandoned(parent: str) -> None:
     """Remove the folders of launchers of this user that are gone."""
     for folder in Path(parent).glob(f"{_PREFIX}*"):
+        # They are kept, and there may be hundreds.
+        if folder.name.endswith(_OF_LOGS):
+            continue
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
                 continue
