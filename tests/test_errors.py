@@ -49,6 +49,7 @@ from tests.steps import (
     weighted_trainer,
 )
 
+FOLDERS = tempfile.TemporaryDirectory(prefix="errors-")
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
 
 
@@ -143,8 +144,8 @@ def dividing(optimizer):
 
 
 def folder(*names):
-    """Make a directory with empty files in it."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="bad-"))
+    """Make a directory with empty files in it, which goes away with this process."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="bad-", dir=FOLDERS.name))
     for name in names:
         (path / name).touch()
     return path
