@@ -30,6 +30,7 @@ from replicator.in_flight import InFlight
 from replicator.phases import Phases
 from replicator.progress import Progress, ProgressNumbers, first_numbers
 from replicator.protocols import PyTree
+from replicator.run_ahead import is_under_way
 
 
 class Batch(Protocol):
@@ -232,6 +233,7 @@ class _Run:
         self._agreed_time = agreed_time
         self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
+        self._dispatched: PyTree = None  # metrics of the last call, never read here
         if in_flight is not None:
             now_s = phases.clock.now_s()
             if agreed_time is not None:
@@ -250,8 +252,10 @@ class _Run:
 
     def dispatch(self, step: Step, batch: Batch, stall_s: float) -> None:
         self._require_room(batch)
-        self._phases.enter("step", step=self.step)
+        hidden = is_under_way(self._dispatched)
+        self._phases.enter("step", step=self.step, hidden=hidden)
         self.state, metrics = step(self.state, batch)
+        self._dispatched = metrics
         self.step += batch.steps
         self._examples += batch.examples
         progress = self._measure(stall_s)
@@ -347,7 +351,8 @@ class _Run:
     def _admit(self, call: DispatchedCall) -> None:
         if self._finite is None or call.was_admitted:
             return
-        self._phases.enter("step")  # to look at metrics is to wait for the devices
+        # To look at metrics is to wait for the devices.
+        self._phases.enter("step", hidden=is_under_way(self._dispatched))
         self._finite.admit(
             call.metrics, first_step=call.first_step, stacked=call.stacked
         )

@@ -16,7 +16,8 @@ from replicator.clock import Clock, SystemClock
 Phase: TypeAlias = Literal[
     "start", "restore", "compile", "input", "step", "save", "evaluate", "report", "end"
 ]
-"""What can take time: `step` is the useful part, and the wait for devices in it."""
+"""What can take time: `step` is the useful part, and the wait for devices in it. What
+the host does while devices have steps to do holds nobody up, and counts as `step`."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -62,16 +63,23 @@ class Phases:
         phase, since_s, step, _ = self._current
         return Current(phase=phase, since_s=since_s, step=step)
 
-    def enter(self, phase: Phase, *, step: int | None = None) -> None:
+    def enter(
+        self, phase: Phase, *, step: int | None = None, hidden: bool = False
+    ) -> None:
         """Leave the current phase for `phase`.
 
         Args:
           phase: What happens from now on.
           step: Updates dispatched so far, where that changed.
+          hidden: Whether devices had steps to do all through the phase that ends.
         """
         before, since_s, at_step, lasted_s = self._current
         now_s = self._clock.now_s()
-        self._seconds[before] = lasted_s + now_s - since_s
+        if hidden and before != "step":
+            self._seconds[before] = lasted_s
+            self._seconds["step"] += now_s - since_s
+        else:
+            self._seconds[before] = lasted_s + now_s - since_s
         step = at_step if step is None else step
         self._current = (phase, now_s, step, self._seconds[phase])
 

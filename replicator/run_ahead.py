@@ -66,6 +66,20 @@ class RunAhead:
                 array.block_until_ready()
 
 
+def is_under_way(outputs: PyTree) -> bool:
+    """Tell, without waiting, whether a step is still being computed.
+
+    Args:
+      outputs: What it returned, and nobody donates: one array stands for all. False
+        where that is no array of a device.
+    """
+    leaf = outputs
+    while isinstance(leaf, dict):
+        leaf = next(iter(leaf.values()), None)
+    is_ready = getattr(leaf, "is_ready", None)
+    return is_ready is not None and not is_ready()
+
+
 def _arrays(tree: PyTree) -> list[jax.Array]:
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
 

@@ -532,6 +532,34 @@ def test_rates_come_from_the_clock(step, state, mesh):
     assert (progress.input_stall_share, progress.eta_s) == (0.25, 0.0)
 
 
+class Loss(float):
+    """A metric that devices compute, or have computed."""
+
+    under_way = True
+
+    def is_ready(self):
+        return not self.under_way
+
+
+@pytest.mark.parametrize(("under_way", "waited_s"), [(True, 0.5), (False, 1.5)])
+def test_input_that_devices_do_not_wait_for_is_no_loss(
+    monkeypatch, under_way, waited_s
+):
+    monkeypatch.setattr(Loss, "under_way", under_way)
+    clock = FakeClock()
+    batches = Batches([Batch(value) for value in (1, 2, 3)], clock=clock, seconds=0.5)
+    phases = Phases(clock)
+    run_loop(
+        lambda state, batch: (state + batch, {"loss": Loss(batch)}),
+        0,
+        batches,
+        plan=LoopPlan(steps=3),
+        phases=phases,
+    )
+    assert phases.seconds()["input"] == waited_s  # there is nothing before the first
+    assert sum(phases.seconds().values()) == 1.5
+
+
 def test_a_run_leaves_a_file_of_its_numbers(step, state, mesh, tmp_path):
     path = tmp_path / "metrics.jsonl"
     hooks = [WriteMetrics(Async(JSONL(path)), every(n_steps=2))]

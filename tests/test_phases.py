@@ -39,6 +39,17 @@ def test_a_phase_that_comes_again_goes_on(clock):
     assert phases.seconds()["step"] == 2
 
 
+def test_what_devices_did_not_wait_for_counts_as_their_step(clock):
+    phases = Phases(clock)
+    for hidden in (True, False):
+        phases.enter("input")
+        clock.advance(2)
+        phases.enter("step", hidden=hidden)
+        clock.advance(3)
+    phases.enter("report", hidden=True)
+    assert phases.seconds() == dict.fromkeys(PHASES, 0.0) | {"step": 8, "input": 2}
+
+
 def test_the_current_phase_tells_its_step_and_its_beginning(clock):
     phases = Phases(clock)
     clock.advance(4)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from replicator.errors import ArgumentError
-from replicator.run_ahead import RunAhead
+from replicator.run_ahead import RunAhead, is_under_way
 
 
 @pytest.fixture
@@ -74,3 +74,17 @@ def test_the_limit_is_at_least_one():
     assert str(caught.value) == (
         "`max_in_flight` must be at least 1, got 0. Use 4, or 1 to wait for every step."
     )
+
+
+def test_a_step_is_under_way_until_its_outputs_are_there(slow_step):
+    step, state = slow_step
+    for _ in range(2):  # of a second one the first is not waited for
+        state, metrics = step(state)
+    assert is_under_way({"by name": metrics})
+    metrics["total"].block_until_ready()
+    assert not is_under_way({"by name": metrics})
+
+
+@pytest.mark.parametrize("outputs", [{}, {"none": {}}, {"loss": 1.0}, None])
+def test_what_no_device_computes_is_not_under_way(outputs):
+    assert not is_under_way(outputs)
