@@ -52,8 +52,10 @@ def tell_phases() -> None:
     """Have every run of this process tell what it begins, but for its steps."""
     enter = Phases.enter
 
-    def enter_and_tell(self: Phases, phase: Phase, *, step: int | None = None) -> None:
-        enter(self, phase, step=step)
+    def enter_and_tell(
+        self: Phases, phase: Phase, *, step: int | None = None, hidden: bool = False
+    ) -> None:
+        enter(self, phase, step=step, hidden=hidden)
         if phase not in _OF_EACH_STEP:
             tell("phase", phase=phase)
 

@@ -23,7 +23,7 @@ class Goodput:
     """Where the time of a run went. All seconds add up to `wall_s`.
 
     Attributes:
-      useful_s: In steps that were kept.
+      useful_s: In steps that were kept; what the host did meanwhile is no loss.
       wall_s: From the first process's start of the run to the last one's last note.
       lost_s: By cause: the phases other than `step`; `redone`, steps that were done
         again; `launch`, from a process's start until its run began, imports included;
