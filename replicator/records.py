@@ -64,12 +64,16 @@ class Reports:
     writer: Writer | None = None
 
 
-def check_profile(steps: range, directory: str | os.PathLike[str] | None) -> None:
-    """Refuse to trace what cannot be, or to where there is no place.
+def check_profile(
+    steps: range | None, directory: str | os.PathLike[str] | None
+) -> None:
+    """Refuse to trace what cannot be, or to where there is no place; None is nothing.
 
     Raises:
       ArgumentError: `steps` is no range of steps, or there is no `directory`.
     """
+    if steps is None:
+        return
     check_steps("profile", steps)
     if directory is None:
         raise ArgumentError(

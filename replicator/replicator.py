@@ -166,18 +166,15 @@ class Replicator(OwnLoops):
         check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
         _check_kinds(step_fn, init_fn, inputs=inputs, spikes=spikes)
-        _check_left_to_run(
-            inputs, accumulate=accumulate, steps_per_call=steps_per_call, steps=steps
-        )
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
+        _check_left_to_run(inputs, options, plan)
         checkpoints = _checkpoints(checkpoint_dir, checkpoint_every, retention)
         evaluations = self._evaluations(eval_fn, eval_dataset, eval_every, follow)
         limits, hooks = as_limits(step_timeout), checked_hooks(hooks)
         if checkpoints is not None:
             hook_states(hooks)  # refuses one that could not be saved
-        if profile is not None:
-            check_profile(profile, directory)
+        check_profile(profile, directory)
         first = first_run(init_fn, self._mesh, seed=seed)
         events = open_journal(directory)
         if auto_microbatch:
@@ -317,7 +314,14 @@ def _check_kinds(
     check_kind("spikes", spikes, Spikes)
 
 
-def _check_left_to_run(inputs: InputOptions | None, **of_run: object) -> None:
+def _check_left_to_run(
+    inputs: InputOptions | None, options: CompileOptions, plan: LoopPlan
+) -> None:
+    of_run = {
+        "accumulate": options.accumulate,
+        "steps_per_call": options.steps_per_call,
+        "steps": plan.steps,
+    }
     for name, value in of_run.items() if inputs is not None else ():
         told = getattr(inputs, name)
         if told not in (getattr(InputOptions(), name), value):
