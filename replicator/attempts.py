@@ -175,7 +175,7 @@ class Attempts:
         with of.phases.during("restore"):
             resumed = self._resume(store)
         require_same_state(of.mesh, resumed.state)
-        if of.evaluations is not None and not self._recovery.went_back:
+        if of.evaluations is not None and self._has_steps_ahead(resumed):
             with of.phases.during("evaluate"):
                 of.evaluations.try_out(resumed.state.user)
         reports = open_reports(
@@ -225,6 +225,12 @@ class Attempts:
             evaluation=evaluation and evaluation.metrics,
             best=evaluation and evaluation.best,
         )
+
+    def _has_steps_ahead(self, resumed: Resumed) -> bool:
+        """Tell whether this begins a run, or a part of one, that is not done yet."""
+        steps = self._training.plan.steps
+        is_done = steps is not None and resumed.start_step >= steps
+        return not is_done and not self._recovery.went_back
 
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints of later steps: they hold what went bad."""
