@@ -59,7 +59,8 @@ def test_a_node_that_fails_once_too_often_fails_the_run(tmp_path):
 @pytest.mark.slow
 def test_a_stop_reaches_the_processes():
     node = colocation(lp.PyNode(programs.wait_for_stop))
-    with lp.launch(program_of(node), "threads") as run:
+    # The stop may come before the process has imported what it waits with.
+    with lp.launch(program_of(node), "threads", stop_grace_s=4 * SOON_S) as run:
         pass
     assert run.results["node"] == [True]
 
