@@ -150,6 +150,9 @@ def test_a_call_sent_twice_runs_once():
         for _ in range(3):
             raw.send(Kind.CALL, 5, ["hold", ["once"], None, None], timeout_s=LONG_S)
         assert probe.started.acquire(timeout=LONG_S)
+        # While the first runs the server has read the others: they came before.
+        raw.send(Kind.PING, 0, [5], timeout_s=LONG_S)
+        assert raw.receive(timeout_s=LONG_S).kind == Kind.PONG
         probe.go_on.set()
         assert raw.receive(timeout_s=LONG_S).payload.value() == "once"
         raw.close()
