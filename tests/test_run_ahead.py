@@ -78,11 +78,14 @@ def test_the_limit_is_at_least_one():
 
 def test_a_step_is_under_way_until_its_outputs_are_there(slow_step):
     step, state = slow_step
-    for _ in range(2):  # of a second one the first is not waited for
+    seen = []
+    # Of many, as a busy machine may finish one before this thread looks.
+    for _ in range(50):
         state, metrics = step(state)
-    assert is_under_way({"by name": metrics})
-    metrics["total"].block_until_ready()
-    assert not is_under_way({"by name": metrics})
+        seen.append(is_under_way({"by name": metrics}))
+        metrics["total"].block_until_ready()
+        assert not is_under_way({"by name": metrics})
+    assert any(seen)
 
 
 @pytest.mark.parametrize("outputs", [{}, {"none": {}}, {"loss": 1.0}, None])
