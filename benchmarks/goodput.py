@@ -9,15 +9,22 @@ are the seconds of steps that were kept, as the run's own journal tells
 first `exec` to the end of the last process, imports of the first and the last seconds
 of each included. The compilation cache is warm: before all that, another run of the
 same program makes ten steps.
+
+Beside it stands `by_pace`, which asks no journal: the steps kept, times the seconds of
+a step in a run that saves nothing and that nobody kills, through the same time. So it
+counts also by how much saves, notes and fresh processes slow the steps themselves. The
+undisturbed run is made anew before the first process and after each.
 """
 
 import dataclasses
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import optax
 from absl import app, flags
@@ -35,7 +42,9 @@ _INTERVAL_S = flags.DEFINE_float("interval_s", 60.0, "Seconds that each process 
 _SAVE_S = flags.DEFINE_float("save_s", 1.5, "Seconds from save to save.")
 _TASK = flags.DEFINE_enum("task", "digits_resnet", ["digits_resnet", "mlp"], "Model.")
 _DEVICES = flags.DEFINE_integer("devices", 2, "Devices of the process.")
+_PACE_S = flags.DEFINE_float("pace_s", 10.0, "Seconds that each undisturbed run has.")
 _CHILD = flags.DEFINE_string("child", None, "Internal: train in this directory.")
+_UNDISTURBED = flags.DEFINE_bool("undisturbed", False, "Internal: print the pace.")
 _END_S = 300.0
 _LOOK_STEPS = 10
 
@@ -45,20 +54,37 @@ class Outcome:
     """What a run that was killed again and again came to.
 
     Attributes:
-      wall_s: From the first start to the last end.
+      wall_s: From each start of a process to its end, all together.
       found: What its journal tells.
+      steps: That were kept.
+      step_s: Of the undisturbed runs between the processes, the seconds of a step.
+      between_s: What those runs took, which the journal calls `down`.
       problems: Of children that ended otherwise than they were told to.
     """
 
     wall_s: float
     found: Goodput
+    steps: int
+    step_s: list[float]
+    between_s: float
     problems: list[str]
+
+    @property
+    def goodput(self) -> float:
+        """The share of time in kept steps."""
+        return self.found.useful_s / self.wall_s
+
+    @property
+    def by_pace(self) -> float:
+        """The share of the steps that an undisturbed run would have made."""
+        return self.steps * statistics.mean(self.step_s) / self.wall_s
 
     @property
     def lost_s(self) -> dict[str, float]:
         """By cause, `outside` included: what no process could note."""
-        outside_s = self.wall_s - self.found.wall_s
-        return self.found.lost_s | {"outside": outside_s}
+        down_s = self.found.lost_s.get("down", 0.0) - self.between_s
+        outside_s = self.wall_s + self.between_s - self.found.wall_s
+        return self.found.lost_s | {"down": down_s, "outside": outside_s}
 
 
 class EndIfAsked(Hook):
@@ -79,8 +105,37 @@ class EndIfAsked(Hook):
             self._is_asked = self._file.exists()
 
 
-def train(directory: Path) -> None:
-    """Train until asked to end, from wherever the run was saved."""
+class Pace(Hook):
+    """Take the time of steps, but for the first ones; end after so many seconds.
+
+    Attributes:
+      step_s: What a step took so far, in seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._began_s = 0.0
+        self._is_over = False
+        self.step_s = 0.0
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the seconds are over."""
+        return self._is_over
+
+    def on_state(self, event: StateEvent) -> None:
+        """Count the steps since the first ten."""
+        if event.step == _LOOK_STEPS:
+            self._began_s = self._clock.now_s()
+        elif event.step > _LOOK_STEPS:
+            spent_s = self._clock.now_s() - self._began_s
+            self.step_s = spent_s / (event.step - _LOOK_STEPS)
+            self._is_over = spent_s > self._seconds
+
+
+def train(hook: Hook, **options: Any) -> None:
+    """Train until the hook ends it, with these options of `run`."""
     replicator.fake_devices(_DEVICES.value)
     rep = replicator.Replicator()
     task = digits_resnet(64) if _TASK.value == "digits_resnet" else mlp(512)
@@ -90,12 +145,27 @@ def train(directory: Path) -> None:
         [task.batch],
         init_fn=replicator_init(task, optimizer),
         steps=10**9,
+        hooks=[hook],
+        display=False,
+        **options,
+    )
+
+
+def train_in(directory: Path) -> None:
+    """Train until asked to end, from wherever the run was saved."""
+    train(
+        EndIfAsked(directory / "end"),
         directory=directory / "run",
         checkpoint_dir=directory / "checkpoints",
         checkpoint_every=every(seconds=_SAVE_S.value),
-        hooks=[EndIfAsked(directory / "end")],
-        display=False,
     )
+
+
+def train_undisturbed() -> None:
+    """Train without a directory; print the seconds of a step."""
+    pace = Pace(_PACE_S.value, SystemClock())
+    train(pace)
+    print(pace.step_s)
 
 
 def kill_again_and_again(
@@ -107,22 +177,35 @@ def kill_again_and_again(
         each.mkdir()
     (warm / "end").touch()
     problems = _live(warm, _END_S, 0)
-    started_s = clock.now_s()
-    for _ in range(kills):
-        problems += _live(killed, interval_s, -signal.SIGKILL)
-    problems += _live(killed, interval_s, 0)
+    step_s, wall_s, between_s = [_pace()], 0.0, 0.0
+    for code in [-signal.SIGKILL] * kills + [0]:
+        started_s = clock.now_s()
+        problems += _live(killed, interval_s, code)
+        ended_s = clock.now_s()
+        step_s.append(_pace())
+        wall_s += ended_s - started_s
+        if code != 0:
+            between_s += clock.now_s() - ended_s
+    events = list(read_events(killed / "run"))
     return Outcome(
-        wall_s=clock.now_s() - started_s,
-        found=goodput(read_events(killed / "run")),
+        wall_s=wall_s,
+        found=goodput(events),
+        steps=[event["step"] for event in events if event["kind"] == "phases"][-1],
+        step_s=step_s,
+        between_s=between_s,
         problems=problems,
     )
 
 
+def _pace() -> float:
+    """Return the seconds of a step of an undisturbed run, in a process of its own."""
+    command = [*_command(), "--undisturbed", f"--pace_s={_PACE_S.value}"]
+    return float(subprocess.check_output(command, text=True, timeout=_END_S))
+
+
 def _live(directory: Path, seconds: float, expected_code: int) -> list[str]:
     """Start a process; kill it in time, or ask it to end; list what went wrong."""
-    command = [sys.executable, "-m", "benchmarks.goodput", f"--child={directory}"]
-    command += [f"--save_s={_SAVE_S.value}", f"--devices={_DEVICES.value}"]
-    command += [f"--task={_TASK.value}"]
+    command = [*_command(), f"--child={directory}", f"--save_s={_SAVE_S.value}"]
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(command, stderr=errors)
         try:
@@ -142,10 +225,18 @@ def _live(directory: Path, seconds: float, expected_code: int) -> list[str]:
         return [f"exit code {code}: {''.join(errors.readlines()[-12:])}"]
 
 
+def _command() -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.goodput"]
+    return [*command, f"--devices={_DEVICES.value}", f"--task={_TASK.value}"]
+
+
 def main(argv: list[str]) -> None:
     del argv
     if _CHILD.value is not None:
-        train(Path(_CHILD.value))
+        train_in(Path(_CHILD.value))
+        return
+    if _UNDISTURBED.value:
+        train_undisturbed()
         return
     with tempfile.TemporaryDirectory() as name:
         outcome = kill_again_and_again(
@@ -162,7 +253,9 @@ def main(argv: list[str]) -> None:
     for cause, lost_s in sorted(outcome.lost_s.items(), key=lambda item: -item[1]):
         print(f"  {cause:12}{lost_s / lives:8.2f} s")
     result = {
-        "goodput": round(outcome.found.useful_s / outcome.wall_s, 4),
+        "goodput": round(outcome.goodput, 4),
+        "by_pace": round(outcome.by_pace, 4),
+        "step_ms": [round(1e3 * step_s, 2) for step_s in outcome.step_s],
         "kills": _KILLS.value,
         "interval_s": _INTERVAL_S.value,
         "wall_s": round(outcome.wall_s, 1),

@@ -20,7 +20,7 @@ TINY = {
     "checkpoint_stall": [
         *("--state_mb=8", "--step_ms=2", "--interval_s=3", "--rounds=2", "--saves=2"),
     ],
-    "goodput": ["--kills=1", "--interval_s=15", "--task=mlp"],
+    "goodput": ["--kills=1", "--interval_s=15", "--task=mlp", "--pace_s=1"],
     "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
     "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
