@@ -22,6 +22,7 @@ from replicator.errors import CallTimeoutError, RpcError
 from replicator.rpc.protocols import Connection, Message
 from replicator.rpc.server.crew import Crew
 from replicator.rpc.server.relief import Reader, Relief
+from replicator.rpc.short_waits import ShortWaits
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Front:
         # Guards `_watched` and what the system watches, against each other.
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
+        self._waits: ShortWaits | None = None
         self._waker = -1
         self._is_closed = False
 
@@ -115,6 +117,7 @@ class Front:
 
     def _open(self) -> None:
         self._epoll = select.epoll()
+        self._waits = ShortWaits(self._epoll.poll)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._waker, select.EPOLLIN)
         Reader(self._relief, self._crew, self._read).start()
@@ -162,8 +165,7 @@ class Front:
 
     def _look(self) -> bool:
         """List what has received something; return False at the end."""
-        assert self._epoll is not None, "the front reads, so it was opened"
-        for descriptor, events in self._epoll.poll(0 if self._ready else None):
+        for descriptor, events in self._events():
             watched = self._watched.get(descriptor)
             if watched is None:
                 if descriptor == self._waker:
@@ -176,6 +178,18 @@ class Front:
         if self._is_closed:
             self._close()
         return not self._is_closed
+
+    def _events(self) -> list[tuple[int, int]]:
+        """Return what the system tells; wait for it if nothing is to be done yet."""
+        assert self._epoll is not None, "the front reads, so it was opened"
+        assert self._waits is not None, "it was made with that"
+        if self._ready:
+            return self._epoll.poll(0)
+        started_s = time.monotonic()
+        self._waits.begin(started_s)
+        events = self._epoll.poll()
+        self._waits.end(started_s)
+        return events
 
     def _read_one(self, watched: Watched, reader: Reader) -> bool:
         """Take one message; return whether this thread still reads."""

@@ -1,9 +1,10 @@
 """Move messages over a Unix socket, and large arrays beside it through shared memory.
 
 A small message costs one system call to send and one to receive. Senders try without
-waiting, and wait with `poll` only if the socket is full. The receiver waits inside of
-`recv`, with the socket's own timeout: that is set anew only when the caller's leaves
-the range of one to two times what is set, so nearly never.
+waiting, and wait with `poll` only if the socket is full. The receiver looks for a while
+if messages come quickly (`short_waits`), then waits inside of `recv`, with the socket's
+own timeout: that is set anew only when the caller's leaves the range of one to two
+times what is set, so nearly never.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message
+from replicator.rpc.short_waits import SHORT_S, ShortWaits
 from replicator.rpc.transports.frames import (
     READ_BYTES,
     Buffer,
@@ -89,6 +91,9 @@ class UnixConnection:
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive = sock.recv
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        self._waits = ShortWaits(poller.poll)
         self._is_receiving = False
         self._is_closed = False
         self._reason = ""
@@ -184,6 +189,8 @@ class UnixConnection:
         reader = self._reader
         remaining_s = timeout_s
         started_s = time.monotonic()
+        if timeout_s is None or timeout_s > SHORT_S:
+            self._waits.begin(started_s)
         while not self._is_closed:
             flags = 0
             if remaining_s != self._bounded_s:
@@ -205,6 +212,7 @@ class UnixConnection:
                     raise self._ended()
                 frame = reader.read(data) if data else reader.filled(num_bytes)
             if frame is not None:
+                self._waits.end(started_s)
                 return frame
             if timeout_s is not None:
                 remaining_s = started_s + timeout_s - time.monotonic()
