@@ -5,11 +5,12 @@ more than all else that a small call does. So when the last message came within
 `SHORT_S`, the wait for the next one begins with looks, for at most as long. What that
 may cost others is bounded:
 
-- Each look lets go of the interpreter's lock and of the processor (`sched_yield`).
+- After each look it lets go of the processor (`sched_yield`); looks themselves let go
+  of the interpreter's lock.
 - Where no message comes any more, the looks end after `SHORT_S`, for good.
-- A look that took longer than `_AWAY_S` tells that others need the processor, or the
-  lock. Who sleeps comes first then, so the next 64 waits sleep at once; the next 128 if
-  that happens again before 64 waits went well, and so on.
+- If others had the processor for longer than `_AWAY_S`, they need it. Who sleeps comes
+  first then, so the next 64 waits sleep at once; the next 128 if that happens again
+  before 64 waits went well, and so on.
 """
 
 import os
@@ -18,11 +19,11 @@ from collections.abc import Callable
 from typing import final
 
 SHORT_S = 200e-6
-_AWAY_S = 50e-6
-_FEWEST_SLEPT = _ENOUGH_WENT_WELL = 64
-_MOST_SLEPT = 4096
+_AWAY_S = 1e-3
+_SHORTEST_PAUSE = _ENOUGH_WENT_WELL = 64
+_LONGEST_PAUSE = 4096  # in waits, like the others
 
-_let_others = getattr(os, "sched_yield", lambda: None)
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 @final
@@ -30,11 +31,12 @@ class ShortWaits:
     """Remembers how long the waits at one place were; one thread at a time waits."""
 
     __slots__ = (
+        "_let_others",
         "_look",
         "_now_s",
-        "_num_slept",
-        "_num_to_sleep",
         "_num_well",
+        "_pause",
+        "_pause_left",
         "_was_short",
     )
 
@@ -43,18 +45,21 @@ class ShortWaits:
         look: Callable[[float], object],
         *,
         now_s: Callable[[], float] = time.monotonic,
+        let_others: Callable[[], None] = _yield,
     ) -> None:
         """Begin with none.
 
         Args:
           look: `look(0)` returns at once, with something true if there is a message.
           now_s: Where times come from.
+          let_others: Lets go of the processor, if others wait for it.
         """
         self._look = look
         self._now_s = now_s
+        self._let_others = let_others
         self._was_short = False
-        self._num_to_sleep = 0
-        self._num_slept = _FEWEST_SLEPT
+        self._pause_left = 0
+        self._pause = _SHORTEST_PAUSE
         self._num_well = _ENOUGH_WENT_WELL
 
     def begin(self, started_s: float) -> None:
@@ -65,31 +70,29 @@ class ShortWaits:
         """
         if not self._was_short:
             return
-        if self._num_to_sleep:
-            self._num_to_sleep -= 1
+        if self._pause_left:
+            self._pause_left -= 1
             return
-        look, now, last_s = self._look, self._now_s, started_s
-        while True:
-            is_there = look(0)
-            now_s = now()
-            if now_s - last_s > _AWAY_S:
-                self._make_room()
+        look, now = self._look, self._now_s
+        while not look(0):
+            looked_s = now()
+            if looked_s - started_s > SHORT_S:
+                break
+            self._let_others()
+            if now() - looked_s > _AWAY_S:
+                self._begin_pause()
                 return
-            if is_there or now_s - started_s > SHORT_S:
-                self._num_well += 1
-                return
-            last_s = now_s
-            _let_others()
+        self._num_well += 1
 
     def end(self, started_s: float) -> None:
         """Note that the message that was waited for since then is there."""
         self._was_short = self._now_s() - started_s < SHORT_S
 
-    def _make_room(self) -> None:
+    def _begin_pause(self) -> None:
         """Sleep at once for a while: others need what looking takes."""
         if self._num_well < _ENOUGH_WENT_WELL:
-            self._num_slept = min(2 * self._num_slept, _MOST_SLEPT)
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         else:
-            self._num_slept = _FEWEST_SLEPT
-        self._num_to_sleep = self._num_slept
+            self._pause = _SHORTEST_PAUSE
+        self._pause_left = self._pause
         self._num_well = 0

@@ -4,22 +4,30 @@ import pytest
 
 from replicator.rpc.short_waits import SHORT_S, ShortWaits
 
+LOOK_S = 1e-6
+AWAY_S = 2e-3
+
 
 class Scene:
     """A clock that moves when somebody looks, and a message that comes by it."""
 
-    def __init__(self, *, look_s: float = 1e-6) -> None:
+    def __init__(self) -> None:
         self.now_s = 100.0
-        self.look_s = look_s
+        self.is_crowded = False
         self.comes_s = 0.0
         self.looks = 0
-        self.waits = ShortWaits(self._look, now_s=lambda: self.now_s)
+        self.waits = ShortWaits(
+            self.look, now_s=lambda: self.now_s, let_others=self.let_others
+        )
 
-    def _look(self, timeout_s: float) -> bool:
+    def look(self, timeout_s: float) -> bool:
         assert timeout_s == 0
         self.looks += 1
-        self.now_s += self.look_s
+        self.now_s += LOOK_S
         return self.now_s >= self.comes_s
+
+    def let_others(self) -> None:
+        self.now_s += AWAY_S if self.is_crowded else 0.0
 
     def wait(self, seconds: float) -> int:
         """Wait for a message that comes after so long; return how often it looked."""
@@ -29,6 +37,13 @@ class Scene:
         self.now_s = max(self.now_s, self.comes_s)  # asleep, if it has not come yet
         self.waits.end(started_s)
         return self.looks - looks
+
+    def wait_until_it_looks(self) -> int:
+        """Wait again and again; return how often it slept at once."""
+        slept = 0
+        while not self.wait(10 * LOOK_S):
+            slept += 1
+        return slept
 
 
 def test_the_first_wait_sleeps_at_once():
@@ -51,36 +66,34 @@ def test_a_wait_after_a_long_one_sleeps_at_once():
 def test_looks_end_when_the_time_is_over():
     scene = Scene()
     scene.wait(10e-6)
-    assert scene.wait(3600.0) * scene.look_s == pytest.approx(SHORT_S, rel=0.02)
+    assert scene.wait(3600.0) * LOOK_S == pytest.approx(SHORT_S, rel=0.02)
 
 
-def test_a_slow_look_is_the_last_of_the_next_64_waits():
+def test_where_others_take_the_processor_the_next_64_waits_sleep_at_once():
     scene = Scene()
     scene.wait(10e-6)
-    scene.look_s = 60e-6
-    assert scene.wait(100e-6) == 1
-    scene.look_s = 1e-6
-    assert [scene.wait(10e-6) for _ in range(64)] == [0] * 64
-    assert scene.wait(10e-6) > 1
+    scene.is_crowded = True
+    assert scene.wait(10e-6) == 1
+    scene.is_crowded = False
+    scene.wait(10e-6)  # it shows that waits are short again
+    assert scene.wait_until_it_looks() == 64
 
 
-def test_looks_that_stay_slow_become_rare():
-    scene = Scene(look_s=60e-6)
-    looks = sum(scene.wait(100e-6) for _ in range(1 + 64 + 1 + 128 + 1 + 256 + 1))
-    assert looks == 3
+def test_where_others_go_on_taking_it_looks_become_rare():
+    scene = Scene()
+    scene.is_crowded = True
+    # After each look that was too long, one wait more: it shows that waits are short.
+    slept = [scene.wait_until_it_looks() for _ in range(9)]
+    assert slept == [1, 65, 129, 257, 513, 1025, 2049, 4097, 4097]
 
 
 def test_looks_that_went_well_for_a_while_are_trusted_again():
     scene = Scene()
     scene.wait(10e-6)
     for _ in range(3):
-        scene.look_s = 60e-6
-        while not scene.wait(100e-6):
-            pass
-        scene.look_s = 1e-6
-        slept = 0
-        while not scene.wait(10e-6):
-            slept += 1
-        assert slept == 64
+        scene.is_crowded = True
+        scene.wait_until_it_looks()
+        scene.is_crowded = False
+        assert scene.wait_until_it_looks() == 65
         for _ in range(64):
             scene.wait(10e-6)
