@@ -5,7 +5,7 @@ another (see `cores` for what would happen otherwise). A process keeps all of it
 threads on its core. Nodes of a real program have a core each as well.
 
 `np.copyto`, with which pushes are compared, is a copy of this process alone: a push
-wakes two processes besides.
+goes to another one, and its answer comes back.
 """
 
 import contextlib
