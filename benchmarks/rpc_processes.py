@@ -9,12 +9,14 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from benchmarks.cores import on_core
 
 READY_S = 60.0
 _END_S = 10.0
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Child:
@@ -75,6 +77,7 @@ def started(
     *arguments: str,
     shows_errors: bool = True,
     core: int | None = None,
+    variables: Mapping[str, str] = _NONE,
 ) -> Iterator[Child]:
     """Run `python -m module` while the block lasts.
 
@@ -83,6 +86,7 @@ def started(
       *arguments: Its own.
       shows_errors: Whether its standard error goes where ours does.
       core: Where all of its threads run; None: wherever this one may.
+      variables: Of its environment, besides ours.
     """
     with on_core(core):  # a process starts out with the cores of who started it
         process = subprocess.Popen(
@@ -90,6 +94,7 @@ def started(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if shows_errors else subprocess.DEVNULL,
+            env={**os.environ, **variables},
         )
     child = Child(process)
     try:
