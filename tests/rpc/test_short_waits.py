@@ -1,8 +1,13 @@
 """How a wait for a message begins: with looks, or asleep at once."""
 
+import contextlib
+import threading
+import time
+
 import pytest
 
 from replicator.rpc.short_waits import SHORT_S, ShortWaits
+from tests.rpc.courier_cases import NAMES, client_of, serving
 
 LOOK_S = 1e-6
 AWAY_S = 2e-3
@@ -97,3 +102,22 @@ def test_looks_that_went_well_for_a_while_are_trusted_again():
         assert scene.wait_until_it_looks() == 65
         for _ in range(64):
             scene.wait(10e-6)
+
+
+def processor_s_of(seconds: float) -> float:
+    """Return what this process uses of the processors in so long a time."""
+    used_s = time.process_time()
+    threading.Event().wait(seconds)
+    return time.process_time() - used_s
+
+
+@pytest.mark.parametrize("transport", NAMES)
+@pytest.mark.parametrize("num_clients", [1, 2])
+def test_ends_that_fell_silent_take_no_time(transport, num_clients):
+    with serving(transport) as server, contextlib.ExitStack() as stack:
+        for _ in range(num_clients):
+            client = stack.enter_context(client_of(server))
+            for _ in range(200):
+                client.noop()
+        # Several windows: threads of other tests may not have gone home yet.
+        assert any(processor_s_of(0.25) < 0.1 for _ in range(8))

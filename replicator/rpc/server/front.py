@@ -231,4 +231,4 @@ class Front:
             if self._epoll is not None:
                 self._epoll.close()
                 os.close(self._waker)
-            self._epoll, self._waker = None, -1
+            self._epoll, self._waits, self._waker = None, None, -1
