@@ -1,9 +1,8 @@
 """Look for a message again and again, while messages come quickly, before sleeping.
 
-To sleep until a message comes, and to be woken by it, costs some 20 µs at each end:
-more than all else that a small call does. So when the last message came within
-`SHORT_S`, the wait for the next one begins with looks, for at most as long. What that
-may cost others is bounded:
+To sleep until a message comes, and to be woken by it, costs more than all else that a
+small call does. So when the last message came within `SHORT_S`, the wait for the next
+one begins with looks, for at most as long. What that may cost others is bounded:
 
 - After each look it lets go of the processor (`sched_yield`); looks themselves let go
   of the interpreter's lock.
