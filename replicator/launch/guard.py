@@ -69,7 +69,11 @@ def main(words: list[str]) -> int:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start the command; what signals come meanwhile, it gets afterwards."""
+    """Start the command; what signals come meanwhile, it gets afterwards.
+
+    So it does with a Ctrl-C from before this process had a session of its own: who
+    starts it blocks that (`replicator.launch.own_session`).
+    """
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
 

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from replicator.launch import guard
 from replicator.launch.memory_kills import count_memory_kills
 from replicator.launch.output import LabelledLines
+from replicator.launch.own_session import terminal_held
 
 
 class Member:
@@ -44,16 +45,17 @@ class Member:
         out_from, out_to = os.pipe()
         err_from, err_to = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [*program, str(guarded), str(os.getpid()), str(folder), *command],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=out_to,
-                stderr=err_to,
-                pass_fds=(guarded,),
-                # The terminal's Ctrl-C is for the launcher, which hands it on.
-                start_new_session=True,
-            )
+            with terminal_held():
+                self._process = subprocess.Popen(
+                    [*program, str(guarded), str(os.getpid()), str(folder), *command],
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out_to,
+                    stderr=err_to,
+                    pass_fds=(guarded,),
+                    # The terminal's Ctrl-C is for the launcher, which hands it on.
+                    start_new_session=True,
+                )
         finally:
             for descriptor in (guarded, out_to, err_to):
                 os.close(descriptor)

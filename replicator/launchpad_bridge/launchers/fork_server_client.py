@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from replicator.errors import LaunchError
+from replicator.launch.own_session import terminal_held
 from replicator.launchpad_bridge.launchers import lifeline
 from replicator.launchpad_bridge.launchers.control_frames import (
     Message,
@@ -89,24 +90,20 @@ class ForkServer:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         log = os.open(self._log, flags, 0o600)
         try:
-            self._guard = subprocess.Popen(
-                # -P: the folder of a program is no place to import from.
-                [
-                    sys.executable,
-                    *interpreter_flags(),
-                    "-P",
-                    lifeline.__file__,
-                    json.dumps(told),
-                ],
-                # All that descends from it is marked as the run's.
-                env={**environment, MARK: f"{order.run_id}:"},
-                stdin=theirs.fileno(),
-                stdout=log,
-                stderr=log,
-                pass_fds=(lifeline_end,),
-                # The terminal's Ctrl-C is for the launcher.
-                start_new_session=True,
-            )
+            # -P: the folder of a program is no place to import from.
+            python = [sys.executable, *interpreter_flags(), "-P"]
+            with terminal_held():
+                self._guard = subprocess.Popen(
+                    [*python, lifeline.__file__, json.dumps(told)],
+                    # All that descends from it is marked as the run's.
+                    env={**environment, MARK: f"{order.run_id}:"},
+                    stdin=theirs.fileno(),
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lifeline_end,),
+                    # The terminal's Ctrl-C is for the launcher.
+                    start_new_session=True,
+                )
             message = {**dataclasses.asdict(order), "flags": interpreter_flags()}
             send(self._control, message)
         except OSError as error:

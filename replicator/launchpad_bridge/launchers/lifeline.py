@@ -54,6 +54,7 @@ def main(words: list[str]) -> int:
     Returns:
       0 once nothing is left.
     """
+    _forget_terminal()
     told = json.loads(words[0])
     if not _HAS_GUARD:
         return _be_fork_server(told)
@@ -101,6 +102,17 @@ def children() -> list[int]:
         return [int(pid) for pid in path.read_text().split()]
     except OSError:  # no such file here
         return []
+
+
+def _forget_terminal() -> None:
+    """Drop a Ctrl-C that came before this process had a session of its own.
+
+    Who starts it blocks these signals until here (`replicator.launch.own_session`).
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        before = signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        signal.signal(number, before)
 
 
 def _be_fork_server(told: dict) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from replicator.errors import LaunchError
 from replicator.launch import guard
+from replicator.launch.own_session import terminal_held, that_forgets
 
 OF_HEAD = {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory"}
 """The arguments of `ray.init` that say what a Ray is, not how to use it."""
@@ -66,11 +67,12 @@ class LocalRay:
         guarded, self._lifeline = os.pipe()
         head = [sys.executable, "-c", _HEAD, json.dumps(told)]
         place = [str(guarded), str(os.getpid()), str(self._folder)]
+        program = [sys.executable, "-I", "-S", guard.__file__, *place, *head]
         words = self._folder / "head.log"
         try:
-            with words.open("wb") as log:
+            with words.open("wb") as log, terminal_held():
                 self._guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", guard.__file__, *place, *head],
+                    that_forgets(program),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=log,

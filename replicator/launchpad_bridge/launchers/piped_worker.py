@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 from replicator.errors import DecodeError, LaunchError
+from replicator.launch.own_session import terminal_held, that_forgets
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.control_frames import Message
@@ -116,11 +118,17 @@ class PipedWorker:
         self._hang_up()
 
     def _started(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as log:
+        environment = {**os.environ, **self._executable.resources.env}
+        if shutil.which(words[0], path=environment.get("PATH")) is None:
+            raise LaunchError(
+                f"`{self._executable.name}` must be started by a command that can be "
+                f"run, got {words[0]!r}. Install it."
+            )
+        with self._log.open("ab") as log, terminal_held():
             try:
                 return subprocess.Popen(
-                    words,
-                    env={**os.environ, **self._executable.resources.env},
+                    that_forgets(words),
+                    env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -130,8 +138,7 @@ class PipedWorker:
                 )
             except OSError as error:
                 raise LaunchError(
-                    f"`{self._executable.name}` must be started by a command that can "
-                    f"be run, got {words[0]!r} ({error.strerror}). Install it."
+                    f"`{self._executable.name}` cannot be started: {error}."
                 ) from error
 
     def _send(self, word: bytes) -> None:

@@ -33,7 +33,7 @@ def test_a_result_after_a_stop_is_told_as_such():
 
 
 def test_a_result_that_cannot_travel_is_told_with_the_reason():
-    [report] = read(pack_result({"f": print}, stopped=False))
+    [report] = read(pack_result({"f": len}, stopped=False))
     assert isinstance(report.result, Unsendable)
     assert "builtin_function" in report.result.reason
 

@@ -1,0 +1,69 @@
+"""Start things in a storm of Ctrl-C: `stormed.py KIND FOLDER`, leader of its session.
+
+Prints, as JSON, how each ended.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from replicator.launch.own_session import terminal_held, that_forgets
+from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
+from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
+
+STARTS = 5
+
+
+@contextlib.contextmanager
+def storm():
+    """Send SIGINT to this process's group all the time, as a terminal would."""
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    is_over = threading.Event()
+
+    def blow():
+        while not is_over.wait(1e-4):
+            os.killpg(0, signal.SIGINT)
+
+    thread = threading.Thread(target=blow)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+
+
+def start_command():
+    """Return how a command ends, of which nothing knows of terminals."""
+    command = that_forgets([sys.executable, "-S", "-c", "import sys; sys.exit(7)"])
+    with terminal_held():
+        process = subprocess.Popen(command, start_new_session=True)
+    return process.wait()
+
+
+def start_fork_server(folder):
+    """Return what a fork server says first; null if that is its end."""
+    order = Order(
+        run_id="stormed",
+        forks=False,
+        modules=[],
+        surroundings=read_surroundings(),
+        own_environment=[],
+    )
+    server = ForkServer(order, environment=os.environ, folder=folder, logs=folder)
+    messages = server.receive()
+    server.close()
+    return messages and list(messages[0])
+
+
+def main(kind, folder):
+    start = {"command": start_command, "fork_server": lambda: start_fork_server(folder)}
+    with storm():
+        return [start[kind]() for _ in range(STARTS)]
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))
