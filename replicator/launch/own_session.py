@@ -1,9 +1,9 @@
 """Start processes that a terminal's Ctrl-C does not reach, from their first instant on.
 
-`start_new_session=True` alone leaves a gap: a fork belongs to the terminal until it has
-called `setsid`, and a Ctrl-C within these microseconds kills it. So a terminal's signals
-are blocked while a process starts, and it inherits that: one that came in the gap waits
-until the new process has said what becomes of it.
+`start_new_session=True` alone leaves a gap: a fork belongs to the terminal until it
+has called `setsid`, and a Ctrl-C within these microseconds kills it. So a terminal's
+signals are blocked while a process starts, and it inherits that: one that came in the
+gap waits until the new process has said what becomes of it.
 
 Run as a program of its own, `own_session.py COMMAND…`, with the standard library only,
 this file turns itself into a command that does not know of all that.

@@ -1,4 +1,4 @@
-"""A Ctrl-C while a process starts does not reach it: real processes in a storm of them."""
+"""A Ctrl-C while a process starts does not reach it."""
 
 import json
 import subprocess
