@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from replicator import dataflow, proof
 from replicator.collecting import KeyedStep
+from replicator.collection_pause import collection_paused
 from replicator.collectives.keys import check_key
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.flat_tree import FlatTree
@@ -203,7 +204,7 @@ class CompiledStep:
         signature = _signature((state, batch, key))
         program = self._programs.get(signature)
         if program is None:
-            with self._phases.during("compile"):
+            with self._phases.during("compile"), collection_paused():
                 program = self._compile(state, batch, key)
             self._programs[signature] = program
         self._by_batch[_signature(batch)] = program

@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 
+from replicator.collection_pause import collection_paused
 from replicator.errors import ArgumentError
 from replicator.mesh import put, replicated
 from replicator.per_replica import per_replica_specs, repeat_own
@@ -87,7 +88,8 @@ def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
         state = jax.tree.map(jnp.asarray, made)
         return repeat_own(state, num_replicas=mesh.size)
 
-    traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
+    with collection_paused():
+        traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
     structure = jax.tree.structure(shapes)
 
     def again(key: Key) -> PyTree:

@@ -18,6 +18,8 @@ import time
 from collections import deque
 from typing import NoReturn
 
+import numpy as np
+
 from replicator.errors import (
     CallTimeoutError,
     ConnectionLostError,
@@ -90,7 +92,10 @@ class UnixConnection:
         self._unread = UnreadBytes(sock, peer=peer)
         self._send_lock = threading.Lock()
         self._send = sock.send
-        self._receive = sock.recv
+        self._receive_into = sock.recv_into
+        # `recv` would take new memory for each message, and wait with it: over hours
+        # a server's heap would be full of holes. This is touched as far as it is used.
+        self._received = np.empty(READ_BYTES, np.uint8).data
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         self._waits = ShortWaits(poller.poll)
@@ -198,11 +203,9 @@ class UnixConnection:
             target = reader.target
             try:
                 if target is None:
-                    data = self._receive(READ_BYTES, flags)
-                    num_bytes = len(data)
+                    num_bytes = self._receive_into(self._received, 0, flags)
                 else:
-                    data = b""
-                    num_bytes = self._socket.recv_into(target, 0, flags)
+                    num_bytes = self._receive_into(target, 0, flags)
             except (BlockingIOError, InterruptedError):
                 frame = None
             except OSError as error:
@@ -210,7 +213,10 @@ class UnixConnection:
             else:
                 if not num_bytes:
                     raise self._ended()
-                frame = reader.read(data) if data else reader.filled(num_bytes)
+                if target is None:
+                    frame = reader.read(bytes(self._received[:num_bytes]))
+                else:
+                    frame = reader.filled(num_bytes)
             if frame is not None:
                 self._waits.end(started_s)
                 return frame
