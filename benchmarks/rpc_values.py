@@ -133,6 +133,7 @@ class RandomValues:
             lambda depth: Frozen(self.value(depth), b=self.value(depth)),
             lambda depth: Derived(self.value(depth)),
             lambda depth: slice(None, self.value(depth), self._integer()),
+            self._call,
         ]
 
     def value(self, depth: int = 4) -> Any:
@@ -152,6 +153,12 @@ class RandomValues:
         if array.ndim and self._rng.random() < 0.2:
             array = array[:: self._rng.choice((2, -1))]
         return array
+
+    def _call(self, depth: int) -> list[Any]:
+        """Return what looks like a call; some kinds have a way of their own."""
+        args = self._rng.choice((None, [self.array()], [self.value(depth)]))
+        timeout_s = self._rng.choice((None, 60.0, self._float(), self._integer()))
+        return [self._text(), args, None, timeout_s]
 
     def _contents(self, dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
         """Return memory that an array of this dtype may have."""

@@ -7,6 +7,7 @@ Programs push arrays, and the way through msgpack costs more than what else ther
            is `[method, [array], None, timeout_s]`
     code   ARRAY or SHORT_ARRAY, with the data that it has as an extension
 
+Without code and data it is a call without arguments: `[method, None, None, timeout_s]`.
 Calls come again and again, so they are packed and unpacked once.
 """
 
@@ -58,17 +59,15 @@ def write_lone(
     """
     if type(value) is _ndarray:
         return _written(_ALONE, value, limits)
-    if (
-        type(value) is list
-        and len(value) == _CALL_ITEMS
-        and value[2] is None
-        and type(args := value[1]) is list
-        and len(args) == 1
-        and type(args[0]) is _ndarray
-        and type(value[0]) is str
-        and type(value[3]) in _TIMES
-    ):
-        start = _start_of_call(value[0], value[3])
+    if type(value) is not list or len(value) != _CALL_ITEMS:
+        return None
+    method, args, kwargs, timeout_s = value
+    if kwargs is not None or type(method) is not str or type(timeout_s) not in _TIMES:
+        return None
+    if args is None:
+        return _written_bare(_start_of_call(method, timeout_s), limits)
+    if type(args) is list and len(args) == 1 and type(args[0]) is _ndarray:
+        start = _start_of_call(method, timeout_s)
         if start and limits.depth >= _CALL_DEPTH:
             return _written(start, args[0], limits)
     return None
@@ -81,6 +80,8 @@ def read_lone(head: bytes | memoryview, body: Body, limits: MessageLimits) -> Py
       Exception: It is nothing of that kind; of any type.
     """
     at = 2 + head[1]
+    if at == len(head) > len(_ALONE):
+        return _read_bare(head, body, limits)
     code = head[at]
     # A copy: there the elements are aligned.
     array = _read(code, bytes(head[at + 1 :]), body, limits)
@@ -90,6 +91,24 @@ def read_lone(head: bytes | memoryview, body: Body, limits: MessageLimits) -> Py
         raise too_large("containers in a call", _CALL_DEPTH, "depth", limits.depth)
     method, timeout_s = _read_call(bytes(head[2:at]))
     return [method, [array], None, timeout_s]
+
+
+def _written_bare(
+    head: bytes, limits: MessageLimits
+) -> tuple[bytes, list[memoryview], int] | None:
+    """Write a call without arguments; None if msgpack has to."""
+    size = len(head)
+    is_fit = size <= limits.message_bytes and size <= limits.head_bytes
+    return (head, [], size) if head and is_fit and limits.depth > 0 else None
+
+
+def _read_bare(head: bytes | memoryview, body: Body, limits: MessageLimits) -> PyTree:
+    if len(body):
+        raise DecodeError("A body must hold what the head names and no more.")
+    if limits.depth < 1:
+        raise too_large("containers in a call", 1, "depth", limits.depth)
+    method, timeout_s = _read_call(bytes(head[len(_ALONE) :]))
+    return [method, None, None, timeout_s]
 
 
 def _written(

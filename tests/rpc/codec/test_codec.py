@@ -376,7 +376,29 @@ def test_a_call_of_one_array_arrives_as_it_was(size, timeout_s, as_head):
     assert encoded.num_bytes == len(encoded.head) + sum(map(len, encoded.buffers))
 
 
+@pytest.mark.parametrize("timeout_s", [None, 60, 60.0, 0.0, -0.0, 2**40])
+@pytest.mark.parametrize("as_head", [bytes, lambda head: memoryview(b" " + head)[1:]])
+def test_a_call_without_arguments_arrives_as_it_was(timeout_s, as_head):
+    value = ["stop", None, None, timeout_s]
+    encoded = encode(value)
+    assert is_same(value, decode(as_head(encoded.head), encoded.buffers))
+    assert encoded.num_bytes == len(encoded.head)
+    assert not encoded.buffers
+
+
+def test_each_reading_of_a_call_without_arguments_is_a_list_of_its_own():
+    head = encode(["stop", None, None, 60.0]).head
+    decode(head).clear()
+    assert decode(head) == ["stop", None, None, 60.0]
+
+
 LIKE_A_CALL_OF_ONE = {
+    "no arguments, by name": ["stop", None, {}, 60.0],
+    "no arguments of no method": [None, None, None, 60.0],
+    "no arguments, a long name": ["s" * 300, None, None, 60.0],
+    "no arguments, half of a pair": ["\ud800", None, None, 60.0],
+    "no arguments, a truth as its time": ["stop", None, None, True],
+    "no arguments, nan as its time": ["stop", None, None, float("nan")],
     "arguments by name": ["push", [np.ones(3)], {"a": 1}, 60.0],
     "two arguments": ["push", [np.ones(3), np.ones(3)], None, 60.0],
     "a tuple": ["push", (np.ones(3),), None, 60.0],

@@ -53,6 +53,11 @@ def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY, start=LONE
     return start + bytes([code]) + data + header + bytes([len(header)])
 
 
+def bare_call(*call):
+    packed = packb(call)
+    return CALL + bytes([len(packed)]) + packed
+
+
 def call_of_one(*call):
     packed = call[0] if isinstance(call[0], bytes) else packb(call)
     start = CALL + bytes([len(packed)]) + packed
@@ -280,7 +285,10 @@ WRONG = {
     "lone array in a list": b"\x91" + lone("<f4", 1, data=bytes(4)),
     "lone array, and more": lone("<f4", 1, data=bytes(4)) + b"\xc0",
     "call cut short": CALL + b"\x09" + packb(["act", 1]),
-    "call without an array": CALL + b"\x06" + packb(["act", 1]),
+    "call without arguments, in words": bare_call("act", "soon"),
+    "call without arguments of no method": bare_call(1, 60.0),
+    "call without arguments, and more": bare_call("act", 60.0) + b"\xc0",
+    "call without arguments, cut short": bare_call("act", 60.0)[:-1],
     "call of no method": call_of_one(1, 60.0),
     "call by bytes": call_of_one(b"\x92\xc4\x01a\xc0"),
     "call in words": call_of_one("act", "soon"),
@@ -356,6 +364,21 @@ def test_a_body_that_is_not_the_heads_is_refused():
     for body in wrong:
         with pytest.raises(DecodeError, match="A body must hold what the head names"):
             decode(head, body)
+
+
+def test_a_body_of_a_call_without_arguments_is_refused():
+    head = encode(["stop", None, None, 60.0]).head
+    with pytest.raises(DecodeError, match="A body must hold what the head names"):
+        decode(head, memoryview(b"a"))
+
+
+def test_a_call_without_arguments_counts_as_deep_as_it_is():
+    call = ["stop", None, None, 60.0]
+    flat = MessageLimits(depth=0)
+    with pytest.raises(MessageTooLargeError, match="containers"):
+        decode(encode(call).head, limits=flat)
+    with pytest.raises(MessageTooLargeError):
+        encode(call, limits=flat)
 
 
 def rich():

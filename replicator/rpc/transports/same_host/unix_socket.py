@@ -153,7 +153,7 @@ class UnixConnection:
 
     def has_received(self) -> bool:
         """Tell whether `receive` has a message, or an error, without waiting."""
-        return self._reader.has_frame()
+        return bool(self._reader.rest) and self._reader.has_frame()
 
     def fileno(self) -> int | None:
         """Return the socket's descriptor; -1 once it is closed."""
@@ -193,13 +193,15 @@ class UnixConnection:
     def _receive_frame(self, timeout_s: float | None) -> Frame:
         reader = self._reader
         remaining_s = timeout_s
-        started_s = time.monotonic()
+        may_wait = timeout_s != 0  # who has been told that there is something does not
+        flags = _DO_NOT_WAIT
+        started_s = time.monotonic() if may_wait else 0.0
         if timeout_s is None or timeout_s > SHORT_S:
             self._waits.begin(started_s)
         while not self._is_closed:
-            flags = 0
-            if remaining_s != self._bounded_s:
-                flags = self._wait_at_most(remaining_s)
+            if may_wait:
+                is_set = remaining_s == self._bounded_s
+                flags = 0 if is_set else self._wait_at_most(remaining_s)
             target = reader.target
             try:
                 if target is None:
@@ -218,7 +220,8 @@ class UnixConnection:
                 else:
                     frame = reader.filled(num_bytes)
             if frame is not None:
-                self._waits.end(started_s)
+                if may_wait:
+                    self._waits.end(started_s)
                 return frame
             if timeout_s is not None:
                 remaining_s = started_s + timeout_s - time.monotonic()
