@@ -204,7 +204,7 @@ class CompiledStep:
         signature = _signature((state, batch, key))
         program = self._programs.get(signature)
         if program is None:
-            with self._phases.during("compile"), collection_paused():
+            with self._phases.during("compile"):
                 program = self._compile(state, batch, key)
             self._programs[signature] = program
         self._by_batch[_signature(batch)] = program
@@ -216,9 +216,10 @@ class CompiledStep:
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
         if self._newest is not None:
             _warn_of_change(self._newest, given)
-        traced = self._prove(state, batch, key)
-        self._newest = given
-        lowered = traced.lower()
+        with collection_paused():
+            traced = self._prove(state, batch, key)
+            self._newest = given
+            lowered = traced.lower()
         require_same_program(self._mesh, lowered)
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))

@@ -10,6 +10,7 @@ times what is set, so nearly never.
 import contextlib
 import itertools
 import math
+import mmap
 import select
 import socket
 import struct
@@ -17,8 +18,6 @@ import threading
 import time
 from collections import deque
 from typing import NoReturn
-
-import numpy as np
 
 from replicator.errors import (
     CallTimeoutError,
@@ -54,6 +53,7 @@ from replicator.rpc.transports.same_host.shared_memory import (
 from replicator.rpc.transports.same_host.unread_bytes import UnreadBytes
 
 _DO_NOT_WAIT = socket.MSG_DONTWAIT
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _PARTS_AT_ONCE = 512  # below the system's IOV_MAX
 _LONGEST_WAIT = 20  # as a power of two, in seconds
 _SHORTEST_WAIT = -9
@@ -94,8 +94,9 @@ class UnixConnection:
         self._send = sock.send
         self._receive_into = sock.recv_into
         # `recv` would take new memory for each message, and wait with it: over hours
-        # a server's heap would be full of holes. This is touched as far as it is used.
-        self._received = np.empty(READ_BYTES, np.uint8).data
+        # a server's heap would be full of holes. Of this, pages that no message needs
+        # are never there.
+        self._received = memoryview(mmap.mmap(-1, READ_BYTES, flags=_PRIVATE))
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         self._waits = ShortWaits(poller.poll)
