@@ -108,9 +108,12 @@ def test_a_callback_that_ends_its_thread_ends_no_other_future(monkeypatch):
     with courier("unix", client={"heartbeat_s": HEARTBEAT_S}) as (client, probe):
         held = [client.futures.hold(n) for n in range(3)]
         # Held, too: the callback of a future that is done runs in this thread.
-        client.futures.hold("ends").add_done_callback(end)
+        ends = client.futures.hold("ends")
+        ends.add_done_callback(end)
         probe.go_on.set()
         assert [future.result(LONG_S) for future in held] == [0, 1, 2]
+        # Or it would be done when the client closes, and end this thread.
+        assert ends.result(LONG_S) == "ends"
         assert client.futures.echo(2).result(LONG_S) == 2
 
 
