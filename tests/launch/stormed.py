@@ -16,7 +16,7 @@ from replicator.launch.own_session import terminal_held, that_forgets
 from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
 from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
 
-STARTS = 5
+STARTS = 3
 
 
 @contextlib.contextmanager
