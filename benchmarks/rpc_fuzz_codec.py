@@ -67,6 +67,7 @@ class Cases:
         values = [self._values.value() for _ in range(_ORIGINALS)]
         values += [jax.random.key(0), {"rng": jax.random.split(jax.random.key(1))}]
         values += [["push", [np.ones(n)], None, 60.0] for n in (0, 9, 900) * 20]
+        values += [self._values.bare_call() for _ in range(60)]
         self._originals = [encode(value, registry=REGISTRY) for value in values]
         for original in self._originals:  # what is imported late, is imported now
             decode(original.head, original.buffers, registry=REGISTRY)
@@ -77,7 +78,10 @@ class Cases:
     def run(self, number: int) -> None:
         """Run one case."""
         if self._rng.random() < 0.05:
-            self._round_trip(self._values.value())
+            is_bare = self._rng.random() < 0.1
+            self._round_trip(
+                self._values.bare_call() if is_bare else self._values.value()
+            )
             return
         head, buffers = self._message()
         is_traced = number % _TRACED_EVERY == 0

@@ -102,7 +102,7 @@ class Calls:
         timeout_s: float | None,
     ) -> PyTree:
         """Make a call and wait for its result."""
-        body = [method, [*args] or None, kwargs or None, timeout_s]
+        body = body_of(method, args, kwargs, timeout_s)
         call_id = next(self._ids)
         started_s = time.monotonic()
         deadline_s = math.inf if timeout_s is None else started_s + timeout_s

@@ -4,8 +4,8 @@ The head is msgpack. What msgpack has no type for is an extension, or a list tha
 with a tag: `[tuple, 1, 2]`, `[object, "Point", "x", 1, "y", 2]`. Long arrays and long
 bytes are not in the head: they are buffers, in the order in which the head names them,
 untouched, and arrive as read-only views that keep their memory alive. An array that is
-the whole value, or the one argument of a call, does without msgpack, and a call without
-arguments is packed once: see `lone_arrays`.
+the whole value, or the one argument of a call, does without msgpack (`lone_arrays`); a
+call without arguments is packed once (`bare_calls`).
 
     arrives as it was   None, bool, int, float, complex, str, bytes, `...`, list, tuple,
                         dict, OrderedDict, set, frozenset, range, slice, date, datetime,
@@ -24,6 +24,7 @@ from msgpack import unpackb
 
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.protocols import PyTree
+from replicator.rpc.codec.bare_calls import BareCall, read_bare, write_bare
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
 from replicator.rpc.codec.lone_arrays import read_lone, write_lone
 from replicator.rpc.codec.message_limits import MessageLimits
@@ -31,7 +32,7 @@ from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
 from replicator.rpc.codec.unsendable import find_unsendable, told
 from replicator.rpc.codec.value_reader import Body, ValueReader, read_dict
 from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes
-from replicator.rpc.codec.wire_format import LONE, NONE, SURROGATES, too_large
+from replicator.rpc.codec.wire_format import BARE, LONE, NONE, SURROGATES, too_large
 
 _DEFAULT_LIMITS = MessageLimits()
 # A head that is so much longer than its arrays is searched for long bytes.
@@ -77,6 +78,12 @@ def encode(
     if value is None:  # what most methods return
         return _new_tuple(Encoded, (NONE, [], len(NONE)))
     try:
+        if type(value) is BareCall:
+            head = write_bare(*value)
+            num_bytes = len(head)
+            if 0 < num_bytes <= limits.head_bytes and num_bytes <= limits.message_bytes:
+                return _new_tuple(Encoded, (head, [], num_bytes))
+            value = [*value]
         lone = write_lone(value, limits)
         if lone is not None:
             return _new_tuple(Encoded, lone)
@@ -131,13 +138,15 @@ def decode(
       DecodeError: It is no value of ours.
       MessageTooLargeError: It is past a limit.
     """
+    if head == NONE and not len(body):
+        return None
     num_bytes = len(head)
     if num_bytes > limits.head_bytes:
         raise _head_too_large(num_bytes, limits)
-    if head == NONE and not len(body):
-        return None
     try:
         if num_bytes and head[0] == LONE:
+            if head[:2] == BARE:
+                return read_bare(head, body)
             return read_lone(head, body, limits)
         if num_bytes > SHORT_HEAD_BYTES:
             check_bounds(head, limits)

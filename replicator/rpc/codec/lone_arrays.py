@@ -7,19 +7,23 @@ Programs push arrays, and the way through msgpack costs more than what else ther
            is `[method, [array], None, timeout_s]`
     code   ARRAY or SHORT_ARRAY, with the data that it has as an extension
 
-Without code and data it is a call without arguments: `[method, None, None, timeout_s]`.
-Calls come again and again, so they are packed and unpacked once.
+Calls come again and again, so `call` is packed and unpacked once.
 """
 
 import functools
 from typing import Any
 
 import numpy as np
-from msgpack import packb, unpackb
 
 from replicator.errors import DecodeError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.array_headers import read_header, write_header
+from replicator.rpc.codec.bare_calls import (
+    REMEMBERED,
+    TIMES,
+    pack_call,
+    unpack_call,
+)
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.value_reader import (
     ONE_PIECE,
@@ -33,7 +37,6 @@ from replicator.rpc.codec.wire_format import (
     ARRAY,
     LONE,
     SHORT_ARRAY,
-    SURROGATES,
     too_large,
 )
 
@@ -41,9 +44,6 @@ _ALONE = bytes([LONE, 0])
 _ARRAY, _SHORT_ARRAY = bytes([ARRAY]), bytes([SHORT_ARRAY])
 _CALL_ITEMS = 4
 _CALL_DEPTH = 2
-_MOST_CALL_BYTES = 255
-_TIMES = (float, int, type(None))
-_LONGEST_S = 2**31
 
 _ndarray = np.ndarray
 _uint8 = np.uint8
@@ -62,10 +62,8 @@ def write_lone(
     if type(value) is not list or len(value) != _CALL_ITEMS:
         return None
     method, args, kwargs, timeout_s = value
-    if kwargs is not None or type(method) is not str or type(timeout_s) not in _TIMES:
+    if kwargs is not None or type(method) is not str or type(timeout_s) not in TIMES:
         return None
-    if args is None:
-        return _written_bare(_start_of_call(method, timeout_s), limits)
     if type(args) is list and len(args) == 1 and type(args[0]) is _ndarray:
         start = _start_of_call(method, timeout_s)
         if start and limits.depth >= _CALL_DEPTH:
@@ -80,8 +78,6 @@ def read_lone(head: bytes | memoryview, body: Body, limits: MessageLimits) -> Py
       Exception: It is nothing of that kind; of any type.
     """
     at = 2 + head[1]
-    if at == len(head) > len(_ALONE):
-        return _read_bare(head, body, limits)
     code = head[at]
     # A copy: there the elements are aligned.
     array = _read(code, bytes(head[at + 1 :]), body, limits)
@@ -91,24 +87,6 @@ def read_lone(head: bytes | memoryview, body: Body, limits: MessageLimits) -> Py
         raise too_large("containers in a call", _CALL_DEPTH, "depth", limits.depth)
     method, timeout_s = _read_call(bytes(head[2:at]))
     return [method, [array], None, timeout_s]
-
-
-def _written_bare(
-    head: bytes, limits: MessageLimits
-) -> tuple[bytes, list[memoryview], int] | None:
-    """Write a call without arguments; None if msgpack has to."""
-    size = len(head)
-    is_fit = size <= limits.message_bytes and size <= limits.head_bytes
-    return (head, [], size) if head and is_fit and limits.depth > 0 else None
-
-
-def _read_bare(head: bytes | memoryview, body: Body, limits: MessageLimits) -> PyTree:
-    if len(body):
-        raise DecodeError("A body must hold what the head names and no more.")
-    if limits.depth < 1:
-        raise too_large("containers in a call", 1, "depth", limits.depth)
-    method, timeout_s = _read_call(bytes(head[len(_ALONE) :]))
-    return [method, None, None, timeout_s]
 
 
 def _written(
@@ -160,20 +138,11 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
     return array_of(header, buffer, 0, limits)
 
 
-@functools.lru_cache(maxsize=4096, typed=True)
+@functools.lru_cache(maxsize=REMEMBERED, typed=True)
 def _start_of_call(method: str, timeout_s: float | None) -> bytes:
     """Return the start of a call's head; nothing: leave it to msgpack."""
-    # Zeros of both signs are equal, and would be taken for each other.
-    if timeout_s is not None and not 0 < timeout_s < _LONGEST_S:
-        return b""
-    call = packb([method, timeout_s], unicode_errors=SURROGATES)
-    assert call is not None  # the packer is one that returns what it packed
-    return bytes([LONE, len(call)]) + call if len(call) <= _MOST_CALL_BYTES else b""
+    call = pack_call(method, timeout_s)
+    return bytes([LONE, len(call)]) + call if call else b""
 
 
-@functools.lru_cache(maxsize=4096)
-def _read_call(call: bytes) -> tuple[str, float | None]:
-    method, timeout_s = unpackb(call, unicode_errors=SURROGATES)
-    if type(method) is not str or type(timeout_s) not in _TIMES:
-        raise DecodeError("A call must be of a method, with a timeout.")
-    return method, timeout_s
+_read_call = functools.lru_cache(maxsize=REMEMBERED)(unpack_call)

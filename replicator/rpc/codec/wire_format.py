@@ -20,6 +20,8 @@ NONE = b"\xc0"
 
 LONE = 0xC1
 """Begins a head that is not msgpack; see `lone_arrays`. msgpack never writes it."""
+BARE = bytes([LONE, 0xFF])
+"""Begins the head of a call without arguments; see `bare_calls`."""
 
 SURROGATES = "surrogatepass"
 """How strings are encoded: Python's may hold halves of pairs."""

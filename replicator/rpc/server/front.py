@@ -45,12 +45,8 @@ class Watched(Protocol):
     is_listed: bool
     is_paused: bool
 
-    def expect(self, message: Message) -> None:
-        """Note a call before another thread may read on."""
-        ...
-
     def handle(self, message: Message, received_s: float, reader: Reader) -> None:
-        """Do what a message asks for; may take long."""
+        """Lay the right to read down, and do what a message asks for."""
         ...
 
     def is_alone(self) -> bool:
@@ -215,10 +211,7 @@ class Front:
         if watched.connection.has_received():
             watched.is_listed = True
             self._ready.append(watched)
-        now_s = time.monotonic()
-        watched.expect(message)
-        reader.lay_down(now_s)
-        watched.handle(message, now_s, reader)
+        watched.handle(message, time.monotonic(), reader)
         if not reader.take_up():
             return False
         if len(self._watched) == 1 and not watched.is_listed and watched.is_alone():

@@ -89,14 +89,12 @@ class ServedConnection:
         """Run a call that waited, in this thread, which has a slot for it."""
         run_if_wanted(self.service, call)
 
-    def expect(self, message: Message) -> None:
-        """Note a call before another thread may read on: it may read a ping for it."""
-        if message.kind == _CALL:
-            self.arriving[message.call_id] = []
-
     def handle(self, message: Message, received_s: float, reader: Reader) -> None:
-        """Do what a message asks for; may take long, but then others may read."""
+        """Lay the right to read down, and do what a message asks for."""
         kind, call_id, payload = message
+        if kind == _CALL:  # before another thread may read a ping for it
+            self.arriving[call_id] = []
+        reader.lay_down(received_s)
         try:
             if kind == _CALL:
                 self._take(call_id, payload, received_s, reader)
@@ -194,10 +192,7 @@ class ServedConnection:
                     front.add(self)
                     return
                 message = receive(timeout_s=None)
-                now_s = time.monotonic()
-                self.expect(message)
-                reader.lay_down(now_s)
-                self.handle(message, now_s, reader)
+                self.handle(message, time.monotonic(), reader)
                 del message  # its arrays, while the next is long in coming
                 if not reader.take_up():
                     return

@@ -53,10 +53,20 @@ Body = memoryview | bytes | np.ndarray
 """Bytes; an array of them where they lie in shared memory."""
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
+_unpack_start = struct.Struct("<8sQIQ").unpack_from  # what says what it is, in one
 _pack_where = _WHERE.pack
+_pack_crc = struct.Struct("<I").pack
 _unpack_where = _WHERE.unpack_from
 _new_tuple = tuple.__new__  # a named one at half the price
 _crc32 = zlib.crc32
+
+
+def _starts(flags: int) -> dict[bytes, int]:
+    """Return the kind by the first 8 bytes of a frame with such flags."""
+    return {_pack_header(MAGIC, k, flags, VERSION, 0, 0, 0)[:8]: k for k in range(256)}
+
+
+_STARTS, _SHARED_STARTS = _starts(0), _starts(SHARED)
 
 
 class Where(NamedTuple):
@@ -124,7 +134,7 @@ def check_fits(head: bytes, layout: Layout, limits: MessageLimits) -> None:
 def frame_without_buffers(kind: int, call_id: int, head: bytes) -> bytes:
     """Return the whole frame of a message that has no body."""
     frame = _pack_header(MAGIC, kind, 0, VERSION, call_id, len(head), 0) + head
-    return frame + _crc32(frame).to_bytes(_CRC_BYTES, "little")
+    return frame + _pack_crc(_crc32(frame))
 
 
 def frame_with_shared_body(
@@ -133,7 +143,7 @@ def frame_with_shared_body(
     """Return the frame of a message whose body of `num_bytes` is in shared memory."""
     header = _pack_header(MAGIC, kind, SHARED, VERSION, call_id, len(head), num_bytes)
     frame = b"".join((header, head, _pack_where(*where)))
-    return frame + _crc32(frame).to_bytes(_CRC_BYTES, "little")
+    return frame + _pack_crc(_crc32(frame))
 
 
 def frame_with_buffers(
@@ -153,7 +163,7 @@ def frame_with_buffers(
     padding = _ZEROS[: _padding(HEADER_BYTES + len(head), is_checked)]
     body = _padded(layout)
     checked = b"".join((header, head, padding, *(body if is_checked else ())))
-    first = checked + _crc32(checked).to_bytes(_CRC_BYTES, "little")
+    first = checked + _pack_crc(_crc32(checked))
     return [first] if is_checked else [first, *body]
 
 
@@ -203,21 +213,18 @@ class FrameReader:
         # Nearly always: nothing is left from before, and it is one frame whose body, if
         # there is one, lies elsewhere.
         if not self.rest and len(data) >= _FRAME_BYTES:
-            magic, kind, flags, version, call_id, head_bytes, body_bytes = (
-                _unpack_header(data)
-            )
+            start, call_id, head_bytes, body_bytes = _unpack_start(data)
+            kind = (_SHARED_STARTS if body_bytes else _STARTS).get(start)
             end = HEADER_BYTES + head_bytes
             if (
-                len(data) == end + (_SHARED_END_BYTES if flags else _CRC_BYTES)
-                and flags == (SHARED if body_bytes else 0)
-                and magic == MAGIC
-                and version == VERSION
+                kind is not None
+                and len(data) == end + (_SHARED_END_BYTES if body_bytes else _CRC_BYTES)
                 and head_bytes <= self._max_head_bytes
                 and head_bytes + body_bytes <= self._max_bytes
                 and _crc32(data) == _RIGHT_CRC
             ):
                 body = b""
-                if flags:
+                if body_bytes:
                     where = _new_tuple(Where, _unpack_where(data, end))
                     body = self._open_shared(where, body_bytes)
                 return _new_tuple(Frame, (kind, call_id, data[HEADER_BYTES:end], body))

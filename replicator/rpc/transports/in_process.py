@@ -100,14 +100,14 @@ class InProcessConnection:
 
     def _encoded(self, value: PyTree) -> Payload:
         registry, limits = self._registry, self._limits
-        head, buffers, num_bytes = encode(value, registry=registry, limits=limits)
+        head, buffers, _ = encode(value, registry=registry, limits=limits)
         layout = lay_out(buffers)
         check_fits(head, layout, limits)
         body = bytearray(layout.num_bytes)
         for offset, buffer in zip(layout.offsets, buffers, strict=True):
             body[offset : offset + len(buffer)] = buffer
         view = memoryview(body).toreadonly()
-        return EncodedPayload(head, view, registry, limits, num_bytes)
+        return EncodedPayload(head, view, registry, limits)
 
     def _lost(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")

@@ -17,14 +17,17 @@ class EncodedPayload(NamedTuple):
       body: Likewise; read-only.
       registry: Classes that may travel.
       limits: Of messages.
-      num_bytes: How many bytes the value takes.
     """
 
     head: bytes
     body: Body
     registry: Registry
     limits: MessageLimits
-    num_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes the value takes."""
+        return len(self.head) + len(self.body)
 
     def value(self) -> PyTree:
         """Return the value; arrays are read-only and keep their memory alive.

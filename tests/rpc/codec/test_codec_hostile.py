@@ -18,6 +18,7 @@ from msgpack import ExtType, Timestamp, packb
 from benchmarks.rpc_values import REGISTRY, Color, Frozen, Point, is_same
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
+from replicator.rpc.codec.bare_calls import BareCall
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
@@ -54,8 +55,7 @@ def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY, start=LONE
 
 
 def bare_call(*call):
-    packed = packb(call)
-    return CALL + bytes([len(packed)]) + packed
+    return wire_format.BARE + packb(call)
 
 
 def call_of_one(*call):
@@ -285,10 +285,15 @@ WRONG = {
     "lone array in a list": b"\x91" + lone("<f4", 1, data=bytes(4)),
     "lone array, and more": lone("<f4", 1, data=bytes(4)) + b"\xc0",
     "call cut short": CALL + b"\x09" + packb(["act", 1]),
-    "call without arguments, in words": bare_call("act", "soon"),
-    "call without arguments of no method": bare_call(1, 60.0),
-    "call without arguments, and more": bare_call("act", 60.0) + b"\xc0",
-    "call without arguments, cut short": bare_call("act", 60.0)[:-1],
+    "bare call of nothing": wire_format.BARE,
+    "bare call in words": bare_call("act", "soon"),
+    "bare call of a truth": bare_call("act", True),
+    "bare call of no method": bare_call(1, 60.0),
+    "bare call, and more": bare_call("act", 60.0) + b"\xc0",
+    "bare call cut short": bare_call("act", 60.0)[:-1],
+    "bare call of a long name": bare_call("a" * 300, 60.0),
+    "bare call in a list": b"\x91" + bare_call("act", 60.0),
+    "call of one, and no array": CALL + b"\x0d" + packb(["act", 60.0]),
     "call of no method": call_of_one(1, 60.0),
     "call by bytes": call_of_one(b"\x92\xc4\x01a\xc0"),
     "call in words": call_of_one("act", "soon"),
@@ -366,19 +371,24 @@ def test_a_body_that_is_not_the_heads_is_refused():
             decode(head, body)
 
 
-def test_a_body_of_a_call_without_arguments_is_refused():
-    head = encode(["stop", None, None, 60.0]).head
+BARE = BareCall("stop", None, None, 60.0)
+
+
+def test_a_body_of_a_bare_call_is_refused():
+    head = encode(BARE).head
     with pytest.raises(DecodeError, match="A body must hold what the head names"):
         decode(head, memoryview(b"a"))
 
 
-def test_a_call_without_arguments_counts_as_deep_as_it_is():
-    call = ["stop", None, None, 60.0]
-    flat = MessageLimits(depth=0)
-    with pytest.raises(MessageTooLargeError, match="containers"):
-        decode(encode(call).head, limits=flat)
+@pytest.mark.parametrize("limits", [{"head_bytes": 10}, {"message_bytes": 10}])
+def test_a_bare_call_past_a_limit_is_refused_at_the_sender(limits):
     with pytest.raises(MessageTooLargeError):
-        encode(call, limits=flat)
+        encode(BARE, limits=MessageLimits(**limits))
+
+
+def test_a_bare_call_past_a_limit_is_refused_at_the_receiver():
+    with pytest.raises(MessageTooLargeError):
+        decode(encode(BARE).head, limits=MessageLimits(head_bytes=10))
 
 
 def rich():

@@ -113,9 +113,7 @@ class ChunkedConnection:
             raise CallTimeoutError(
                 f"No message came from {self._peer} within {timeout_s} s."
             ) from None
-        num_bytes = len(frame.head) + len(frame.body)
-        encoded = frame.head, frame.body, self._registry, self._limits, num_bytes
-        payload = EncodedPayload(*encoded)
+        payload = EncodedPayload(frame.head, frame.body, self._registry, self._limits)
         return Message(frame.kind, frame.call_id, payload)
 
     def has_received(self) -> bool:

@@ -147,10 +147,8 @@ class UnixConnection:
             if self._is_closed:
                 self._close_when_idle()
         kind, call_id, head, body = frame
-        num_bytes = len(head) + len(body)
-        encoded = head, body, self._registry, self._limits, num_bytes
-        payload = _new_tuple(EncodedPayload, encoded)
-        return _new_tuple(Message, (kind, call_id, payload))
+        encoded = head, body, self._registry, self._limits
+        return _new_tuple(Message, (kind, call_id, _new_tuple(EncodedPayload, encoded)))
 
     def has_received(self) -> bool:
         """Tell whether `receive` has a message, or an error, without waiting."""
@@ -192,45 +190,50 @@ class UnixConnection:
     # Receiving.
 
     def _receive_frame(self, timeout_s: float | None) -> Frame:
-        reader = self._reader
-        remaining_s = timeout_s
-        may_wait = timeout_s != 0  # who has been told that there is something does not
-        flags = _DO_NOT_WAIT
-        started_s = time.monotonic() if may_wait else 0.0
+        if timeout_s == 0:  # who has been told that there is something does not wait
+            frame = None if self._is_closed else self._read(_DO_NOT_WAIT)
+        else:
+            frame = self._wait_for_frame(timeout_s)
+        if frame is not None:
+            return frame
+        if self._is_closed:
+            raise self._lost("was closed")
+        raise CallTimeoutError(f"{self._peer} sent no message within {timeout_s:g} s.")
+
+    def _wait_for_frame(self, timeout_s: float | None) -> Frame | None:
+        """Return None if it is late, or the connection was closed."""
+        started_s = time.monotonic()
         if timeout_s is None or timeout_s > SHORT_S:
             self._waits.begin(started_s)
+        remaining_s = timeout_s
         while not self._is_closed:
-            if may_wait:
-                is_set = remaining_s == self._bounded_s
-                flags = 0 if is_set else self._wait_at_most(remaining_s)
-            target = reader.target
-            try:
-                if target is None:
-                    num_bytes = self._receive_into(self._received, 0, flags)
-                else:
-                    num_bytes = self._receive_into(target, 0, flags)
-            except (BlockingIOError, InterruptedError):
-                frame = None
-            except OSError as error:
-                raise self._lost(f"is gone ({error})") from error
-            else:
-                if not num_bytes:
-                    raise self._ended()
-                if target is None:
-                    frame = reader.read(bytes(self._received[:num_bytes]))
-                else:
-                    frame = reader.filled(num_bytes)
+            is_set = remaining_s == self._bounded_s
+            frame = self._read(0 if is_set else self._wait_at_most(remaining_s))
             if frame is not None:
-                if may_wait:
-                    self._waits.end(started_s)
+                self._waits.end(started_s)
                 return frame
             if timeout_s is not None:
                 remaining_s = started_s + timeout_s - time.monotonic()
                 if remaining_s <= 0:
-                    raise CallTimeoutError(
-                        f"{self._peer} sent no message within {timeout_s:g} s."
-                    )
-        raise self._lost("was closed")
+                    return None
+        return None
+
+    def _read(self, flags: int) -> Frame | None:
+        """Receive once; return the frame that is whole now, if one is."""
+        reader = self._reader
+        target = reader.target
+        into = self._received if target is None else target
+        try:
+            num_bytes = self._receive_into(into, 0, flags)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise self._lost(f"is gone ({error})") from error
+        if not num_bytes:
+            raise self._ended()
+        if target is None:
+            return reader.read(bytes(into[:num_bytes]))
+        return reader.filled(num_bytes)
 
     def _ended(self) -> ConnectionLostError:
         if self._reader.is_between_frames:

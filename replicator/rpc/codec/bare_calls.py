@@ -1,0 +1,89 @@
+"""Calls without arguments: they come again and again, so each is packed once.
+
+    head   BARE, msgpack `[method, timeout_s]`
+
+What was unpacked is remembered as well. Both memories are bounded, in calls and in the
+bytes of each.
+"""
+
+import functools
+from typing import Any, Final, NamedTuple
+
+from msgpack import packb, unpackb
+
+from replicator.errors import DecodeError
+from replicator.rpc.codec.wire_format import BARE, SURROGATES
+
+REMEMBERED: Final = 256
+"""Calls of one kind that are not packed, or unpacked, again. Few: a call that is tried
+again has a deadline that never comes back."""
+_MOST_BYTES = 252
+_LONGEST_S = 2**31
+TIMES = (float, int, type(None))
+"""Types of a deadline; a bool is none of them."""
+
+
+class BareCall(NamedTuple):
+    """The value of a call message without arguments; others are lists of the same.
+
+    It arrives as it is, or as a list if the method's name is long.
+    """
+
+    method: str
+    args: None
+    kwargs: None
+    timeout_s: float | None
+
+
+def pack_call(method: str, timeout_s: float | None) -> bytes:
+    """Return method and deadline as msgpack; nothing: they want more care."""
+    if not _is_plain(method, timeout_s):
+        return b""
+    call = packb([method, timeout_s], unicode_errors=SURROGATES)
+    assert call is not None  # the packer is one that returns what it packed
+    return call if len(call) <= _MOST_BYTES else b""
+
+
+def unpack_call(call: bytes) -> tuple[str, float | None]:
+    """Return what `pack_call` was given.
+
+    Raises:
+      Exception: It is nothing of that kind; of any type.
+    """
+    if len(call) > _MOST_BYTES:
+        raise DecodeError(f"Method and time must have at most {_MOST_BYTES} bytes.")
+    method, timeout_s = unpackb(call, unicode_errors=SURROGATES)
+    if not _is_plain(method, timeout_s):
+        raise DecodeError("A call must be of a method, with a timeout.")
+    return method, timeout_s
+
+
+def _is_plain(method: Any, timeout_s: Any) -> bool:
+    if type(method) is not str or type(timeout_s) not in TIMES:
+        return False
+    # Zeros of both signs are equal, and would be taken for each other.
+    return timeout_s is None or 0 < timeout_s < _LONGEST_S
+
+
+@functools.lru_cache(maxsize=REMEMBERED, typed=True)
+def write_bare(method: str, args: None, kwargs: None, timeout_s: float | None) -> bytes:
+    """Return the head of a bare call; nothing: leave it to msgpack."""
+    call = pack_call(method, timeout_s)
+    return BARE + call if call else b""
+
+
+def read_bare(head: bytes | memoryview, body: Any) -> BareCall:
+    """Return what `write_bare` was given.
+
+    Raises:
+      Exception: It is nothing of that kind; of any type.
+    """
+    if len(body):
+        raise DecodeError("A body must hold what the head names and no more.")
+    return _read(bytes(head))
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _read(head: bytes) -> BareCall:
+    method, timeout_s = unpack_call(head[len(BARE) :])
+    return BareCall(method, None, None, timeout_s)
