@@ -43,8 +43,10 @@ class Payload(Protocol):
         """Return how many bytes it takes; 0 where nothing was encoded."""
         ...
 
-    def value(self) -> PyTree:
-        """Return the value; arrays are read-only views that keep their memory alive.
+    def take(self) -> PyTree:
+        """Return the value, once: who has taken it alone keeps its memory alive.
+
+        Arrays are read-only views, each of which does.
 
         Raises:
           DecodeError: The bytes are no value of ours, or past a limit.

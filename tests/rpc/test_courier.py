@@ -3,6 +3,7 @@
 import concurrent.futures
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -46,6 +47,40 @@ def test_arrays_travel_both_ways(transport):
         back = client.echo(arrays)
         assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
         assert all(back[name].dtype == arrays[name].dtype for name in arrays)
+
+
+class Watcher:
+    """Remembers the arrays that it is given, but does not keep them."""
+
+    def __init__(self):
+        self.given = []
+
+    def push(self, *args, **kwargs):
+        self.given += map(weakref.ref, [*args, *kwargs.values()])
+
+    def num_alive(self):
+        return sum(array() is not None for array in self.given)
+
+
+@pytest.mark.parametrize("transport", ENCODED, indirect=True)
+def test_a_server_lets_go_of_arrays_before_it_replies(transport, monkeypatch):
+    array = np.zeros(50_000)
+    alive = []
+    watcher = Watcher()
+    with serving(transport, watcher) as server, client_of(server) as client:
+        client.push(array)
+        (served,) = server._service.connections
+
+        def noting(*args, send=served.connection.send, **kwargs):
+            alive.append(watcher.num_alive())
+            return send(*args, **kwargs)
+
+        monkeypatch.setattr(served.connection, "send", noting)
+        for _ in range(10):  # in a thread of the pool first, then where it was read
+            client.push(array)
+            client.push(array, named=array)
+    assert len(alive) >= 20
+    assert not any(alive)
 
 
 def test_an_exception_is_raised_with_its_type_text_and_server(transport):

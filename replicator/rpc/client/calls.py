@@ -115,7 +115,7 @@ class Calls:
                 raise call_errors.unsendable(self._edge(method), error) from None
             if isinstance(answer, Message) and answer.kind == _REPLY:
                 try:
-                    return answer.payload.value()
+                    return answer.payload.take()
                 except RpcError as error:
                     raise call_errors.unreadable(self._edge(method), error) from None
         request = Request(call_id, body, started_s=started_s, deadline_s=deadline_s)
@@ -274,7 +274,7 @@ class Calls:
         return Failed(self._error(request, read, isinstance(decision, OutOfTime)))
 
     def _read(self, request: Request, message: Message) -> Done | Failed | Failure:
-        value = message.payload.value()
+        value = message.payload.take()
         if message.kind == _REPLY:
             return Done(value)
         edge = self._edge(request.method)

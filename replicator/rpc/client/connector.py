@@ -139,9 +139,9 @@ class Connector:
         if isinstance(answer, Failure):
             raise answer.cause or CallTimeoutError("It did not say hello in time.")
         if answer.kind != Kind.REPLY:
-            raise DecodeError(f"It did not say hello: {answer.payload.value()!r:.200}")
+            raise DecodeError(f"It did not say hello: {answer.payload.take()!r:.200}")
         try:
-            protocol, label, retried = answer.payload.value()
+            protocol, label, retried = answer.payload.take()
             if protocol != PROTOCOL:
                 raise ValueError(f"it speaks version {protocol}, this is {PROTOCOL}")
             self.server, self.retried = str(label), frozenset(map(str, retried))

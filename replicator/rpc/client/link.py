@@ -365,7 +365,7 @@ class Link:
     def _take_pong(self, message: Message) -> None:
         """Note what the server does with calls; settle those that it does not know."""
         try:
-            pong = self._signs.pong(message.call_id, message.payload.value())
+            pong = self._signs.pong(message.call_id, message.payload.take())
         except (RpcError, TypeError, ValueError) as error:
             self.lose(ConnectionLostError(f"{self.connection.peer}: bad pong: {error}"))
             return

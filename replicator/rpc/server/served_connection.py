@@ -101,7 +101,7 @@ class ServedConnection:
             elif kind == Kind.CANCEL:
                 self._cancel(call_id)
             elif kind == Kind.PING:
-                self.say(Kind.PONG, self._states(payload.value()), call_id=call_id)
+                self.say(Kind.PONG, self._states(payload.take()), call_id=call_id)
         except Exception:
             _log.exception("the connection with %s ends", self.connection.peer)
             self.close()
@@ -206,7 +206,7 @@ class ServedConnection:
         """Run a call, or let it wait for a thread, or say why not."""
         service = self.service
         try:
-            name, args, kwargs, timeout_s = payload.value()[:4]
+            name, args, kwargs, timeout_s = payload.take()[:4]
             target = service.methods.get(name)
             deadline_s = math.inf if timeout_s is None else received_s + timeout_s
         except Exception as error:
@@ -228,6 +228,7 @@ class ServedConnection:
             deadline_s,
             num_bytes,
         )
+        del args, kwargs  # so that the call can let go of them before it replies
         # `close`, or a cancellation, ran meanwhile, and may not have seen it.
         if (self._is_closed and not target.is_idempotent) or self.arriving.get(call_id):
             call.give_up()

@@ -1,6 +1,6 @@
 """The value of a message on its way to who asks for it."""
 
-from typing import NamedTuple, final
+from typing import final
 
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import decode
@@ -9,50 +9,59 @@ from replicator.rpc.codec.registry import Registry
 from replicator.rpc.transports.frames import Body
 
 
-class EncodedPayload(NamedTuple):
-    """A value as bytes, decoded when it is asked for; see `Payload`.
+@final
+class EncodedPayload:
+    """A value as bytes, decoded when it is taken; see `Payload`.
 
     Attributes:
-      head: What the codec of the other end wrote.
-      body: Likewise; read-only.
-      registry: Classes that may travel.
-      limits: Of messages.
+      num_bytes: How many bytes the value takes.
     """
 
-    head: bytes
-    body: Body
-    registry: Registry
-    limits: MessageLimits
+    __slots__ = ("_body", "_head", "_limits", "_registry", "num_bytes")
 
-    @property
-    def num_bytes(self) -> int:
-        """Return how many bytes the value takes."""
-        return len(self.head) + len(self.body)
+    def __init__(
+        self, head: bytes, body: Body, registry: Registry, limits: MessageLimits
+    ) -> None:
+        """Hold what arrived.
 
-    def value(self) -> PyTree:
+        Args:
+          head: What the codec of the other end wrote.
+          body: Likewise; read-only.
+          registry: Classes that may travel.
+          limits: Of messages.
+        """
+        self._head = head
+        self._body = body
+        self._registry = registry
+        self._limits = limits
+        self.num_bytes = len(head) + len(body)
+
+    def take(self) -> PyTree:
         """Return the value; arrays are read-only and keep their memory alive.
 
         Raises:
           DecodeError: The bytes are no value of ours, or past a limit.
         """
-        return decode(self.head, self.body, registry=self.registry, limits=self.limits)
+        body, self._body = self._body, b""
+        return decode(self._head, body, registry=self._registry, limits=self._limits)
 
 
 @final
 class PlainPayload:
-    """A value itself: nothing was encoded."""
+    """A value itself: nothing was encoded.
 
-    __slots__ = ("_value",)
+    Attributes:
+      num_bytes: 0.
+    """
+
+    __slots__ = ("_value", "num_bytes")
 
     def __init__(self, value: PyTree) -> None:
         """Hold `value`."""
         self._value = value
+        self.num_bytes = 0
 
-    @property
-    def num_bytes(self) -> int:
-        """Return 0."""
-        return 0
-
-    def value(self) -> PyTree:
+    def take(self) -> PyTree:
         """Return the object that was sent."""
-        return self._value
+        value, self._value = self._value, None
+        return value

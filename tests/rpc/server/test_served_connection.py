@@ -140,7 +140,7 @@ def test_what_is_no_call_of_ours_is_refused_and_the_connection_lives():
             raw.send(Kind.CALL, number, body, timeout_s=LONG_S)
             assert raw.receive(timeout_s=LONG_S)[:2] == (Kind.ERROR, number)
         raw.send(Kind.CALL, 99, ["echo", ["fine"], None, 1.0], timeout_s=LONG_S)
-        assert raw.receive(timeout_s=LONG_S).payload.value() == "fine"
+        assert raw.receive(timeout_s=LONG_S).payload.take() == "fine"
         raw.close()
 
 
@@ -154,7 +154,7 @@ def test_a_call_sent_twice_runs_once():
         raw.send(Kind.PING, 0, [5], timeout_s=LONG_S)
         assert raw.receive(timeout_s=LONG_S).kind == Kind.PONG
         probe.go_on.set()
-        assert raw.receive(timeout_s=LONG_S).payload.value() == "once"
+        assert raw.receive(timeout_s=LONG_S).payload.take() == "once"
         raw.close()
     assert probe.runs == 1
 
@@ -203,7 +203,7 @@ def known(raw, *call_ids):
     raw.send(Kind.PING, 1, call_ids, timeout_s=LONG_S)
     pong = raw.receive(timeout_s=LONG_S)
     assert pong.kind == Kind.PONG
-    return [call_id for call_id, _, _ in pong.payload.value()]
+    return [call_id for call_id, _, _ in pong.payload.take()]
 
 
 def test_a_ping_that_overtakes_its_call_hears_that_it_waits():

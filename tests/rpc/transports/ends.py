@@ -77,7 +77,7 @@ def pass_on(sender, receiver, value, *, kind=Kind.CALL, call_id=7):
         message = receiver.receive(timeout_s=LONG_S)
         sent.result(LONG_S)
     assert (message.kind, message.call_id) == (kind, call_id)
-    return message.payload.value()
+    return message.payload.take()
 
 
 @contextlib.contextmanager

@@ -122,7 +122,7 @@ def test_messages_arrive_in_order(ends):
         for index, array in enumerate(arrays):
             message = server.receive(timeout_s=LONG_S)
             assert message.call_id == index
-            np.testing.assert_array_equal(message.payload.value(), array)
+            np.testing.assert_array_equal(message.payload.take(), array)
         sent.result()
 
 
@@ -140,7 +140,7 @@ def test_many_senders_do_not_mix_their_messages(ends):
         for _ in range(8 * len(arrays)):
             message = server.receive(timeout_s=LONG_S)
             sender, index = divmod(message.call_id, 1000)
-            np.testing.assert_array_equal(message.payload.value(), arrays[index])
+            np.testing.assert_array_equal(message.payload.take(), arrays[index])
             seen[sender].append(index)
         for one in sent:
             one.result()
@@ -154,7 +154,7 @@ def test_both_ends_may_send_at_once(ends):
         with ThreadPoolExecutor(1) as pool:
             sent = pool.submit(send_all, connection, arrays)
             for array in arrays:
-                got = connection.receive(timeout_s=LONG_S).payload.value()
+                got = connection.receive(timeout_s=LONG_S).payload.take()
                 np.testing.assert_array_equal(got, array)
             sent.result()
 
@@ -259,7 +259,7 @@ def test_whole_messages_arrive_at_a_slow_reader(ends):
     number, _ = send_until_full(client, 30_000)
     for index in range(number):
         message = server.receive(timeout_s=LONG_S)
-        assert (message.call_id, len(message.payload.value())) == (index, 30_000)
+        assert (message.call_id, len(message.payload.take())) == (index, 30_000)
 
 
 # Ends.

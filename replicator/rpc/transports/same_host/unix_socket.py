@@ -147,8 +147,8 @@ class UnixConnection:
             if self._is_closed:
                 self._close_when_idle()
         kind, call_id, head, body = frame
-        encoded = head, body, self._registry, self._limits
-        return _new_tuple(Message, (kind, call_id, _new_tuple(EncodedPayload, encoded)))
+        payload = EncodedPayload(head, body, self._registry, self._limits)
+        return _new_tuple(Message, (kind, call_id, payload))
 
     def has_received(self) -> bool:
         """Tell whether `receive` has a message, or an error, without waiting."""

@@ -23,7 +23,7 @@ def echo(connection):
     with contextlib.suppress(ConnectionLostError):
         while True:
             message = connection.receive(timeout_s=None)
-            value = message.payload.value()
+            value = message.payload.take()
             if isinstance(value, tuple) and value[0] == "hold the GIL":
                 # Called through the Python API, `usleep` does not let go of it.
                 ctypes.PyDLL(None).usleep(int(value[1] * 1e6))

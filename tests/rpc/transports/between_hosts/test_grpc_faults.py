@@ -58,7 +58,7 @@ def server():
 
 def ask(connection, value):
     connection.send(Kind.CALL, 1, value, timeout_s=LONG_S)
-    return connection.receive(timeout_s=LONG_S).payload.value()
+    return connection.receive(timeout_s=LONG_S).payload.take()
 
 
 def seconds_until_lost(connection):
@@ -91,7 +91,7 @@ def test_a_client_that_is_gone_or_stopped_is_noticed(sent):
         worker("connect", listener.address) as process,
         contextlib.closing(promise.result(LONG_S)) as connection,
     ):
-        assert connection.receive(timeout_s=LONG_S).payload.value() == "here"
+        assert connection.receive(timeout_s=LONG_S).payload.take() == "here"
         os.kill(process.pid, sent)
         assert seconds_until_lost(connection) < STOP_NOTICED_S
 

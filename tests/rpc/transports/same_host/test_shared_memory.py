@@ -476,7 +476,7 @@ print("listening", flush=True)
 connection = listener.accept()()
 kept = []
 while True:
-    kept.append(connection.receive(timeout_s=60).payload.value())
+    kept.append(connection.receive(timeout_s=60).payload.take())
     connection.send(2, 1, kept[-1], timeout_s=60)
 """
 
@@ -493,7 +493,7 @@ def test_a_killed_peer_leaves_nothing_behind(tmp_path):
         kept = []
         for number in range(5):
             connection.send(1, 1, np.full(MIB, number), timeout_s=LONG_S)
-            kept.append(connection.receive(timeout_s=LONG_S).payload.value())
+            kept.append(connection.receive(timeout_s=LONG_S).payload.take())
         child.send_signal(signal.SIGKILL)
         child.wait(LONG_S)
     with pytest.raises(ConnectionLostError):

@@ -79,7 +79,7 @@ def soon(function, *args, **kwargs):
 def test_what_is_no_message_closes_the_connection(data, reason):
     with raw_peer() as (connection, peer):
         peer.sendall(SMALL + data[:1000])
-        assert connection.receive(timeout_s=LONG_S).payload.value() == "hello"
+        assert connection.receive(timeout_s=LONG_S).payload.take() == "hello"
         error = soon(connection.receive, timeout_s=LONG_S)
         assert "the other end sent what is no message" in error
         assert re.search(reason, error)
@@ -101,7 +101,7 @@ def test_an_end_between_messages_is_told_as_such():
     with raw_peer() as (connection, peer):
         peer.sendall(SMALL)
         peer.close()
-        assert connection.receive(timeout_s=LONG_S).payload.value() == "hello"
+        assert connection.receive(timeout_s=LONG_S).payload.take() == "hello"
         error = soon(connection.receive, timeout_s=LONG_S)
         assert error == ("The connection is lost: the other end closed the connection.")
 
@@ -122,9 +122,9 @@ def test_a_value_that_is_none_of_ours_harms_no_other_message():
     with raw_peer() as (connection, peer):
         peer.sendall(frame_without_buffers(1, 1, b"\x91") + SMALL)
         bad = connection.receive(timeout_s=LONG_S).payload
-        assert connection.receive(timeout_s=LONG_S).payload.value() == "hello"
+        assert connection.receive(timeout_s=LONG_S).payload.take() == "hello"
         with pytest.raises(ValueError, match="value"):
-            bad.value()
+            bad.take()
 
 
 # Time.
@@ -316,7 +316,7 @@ def test_large_messages_reuse_warm_memory():
         for _ in range(10):
             sent = pool.submit(peer.sendall, frame)
             payload = connection.receive(timeout_s=LONG_S).payload
-            assert payload.value().nbytes == 200_000
+            assert payload.take().nbytes == 200_000
             del payload
             sent.result(LONG_S)
     assert buffers.kept_bytes < 300_000
