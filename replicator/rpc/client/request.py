@@ -20,7 +20,7 @@ def body_of(
     kwargs: Mapping[str, PyTree],
     timeout_s: float | None,
 ) -> Body:
-    """Return the value of a CALL message; lists and None are the shortest to send."""
+    """Return the value of a CALL message, as what is the shortest to send."""
     if args or kwargs:
         return [method, [*args] or None, kwargs or None, timeout_s]
     return _new_tuple(BareCall, (method, None, None, timeout_s))

@@ -12,12 +12,14 @@ from typing import Any, Final, NamedTuple
 from msgpack import packb, unpackb
 
 from replicator.errors import DecodeError
-from replicator.rpc.codec.wire_format import BARE, SURROGATES
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.wire_format import BARE, SURROGATES, too_large
 
 REMEMBERED: Final = 256
 """Calls of one kind that are not packed, or unpacked, again. Few: a call that is tried
 again has a deadline that never comes back."""
 _MOST_BYTES = 252
+_DEPTH = 1  # it counts as the list that it stands for
 _LONGEST_S = 2**31
 TIMES = (float, int, type(None))
 """Types of a deadline; a bool is none of them."""
@@ -72,7 +74,7 @@ def write_bare(method: str, args: None, kwargs: None, timeout_s: float | None) -
     return BARE + call if call else b""
 
 
-def read_bare(head: bytes | memoryview, body: Any) -> BareCall:
+def read_bare(head: bytes | memoryview, body: Any, limits: MessageLimits) -> BareCall:
     """Return what `write_bare` was given.
 
     Raises:
@@ -80,6 +82,8 @@ def read_bare(head: bytes | memoryview, body: Any) -> BareCall:
     """
     if len(body):
         raise DecodeError("A body must hold what the head names and no more.")
+    if limits.depth < _DEPTH:
+        raise too_large("containers in a call", _DEPTH, "depth", limits.depth)
     return _read(bytes(head))
 
 

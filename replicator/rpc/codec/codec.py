@@ -81,7 +81,10 @@ def encode(
         if type(value) is BareCall:
             head = write_bare(*value)
             num_bytes = len(head)
-            if 0 < num_bytes <= limits.head_bytes and num_bytes <= limits.message_bytes:
+            is_fit = (
+                num_bytes <= limits.head_bytes and num_bytes <= limits.message_bytes
+            )
+            if head and is_fit and limits.depth > 0:
                 return _new_tuple(Encoded, (head, [], num_bytes))
             value = [*value]
         lone = write_lone(value, limits)
@@ -146,7 +149,7 @@ def decode(
     try:
         if num_bytes and head[0] == LONE:
             if head[:2] == BARE:
-                return read_bare(head, body)
+                return read_bare(head, body, limits)
             return read_lone(head, body, limits)
         if num_bytes > SHORT_HEAD_BYTES:
             check_bounds(head, limits)

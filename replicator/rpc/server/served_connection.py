@@ -193,7 +193,7 @@ class ServedConnection:
                     return
                 message = receive(timeout_s=None)
                 self.handle(message, time.monotonic(), reader)
-                del message  # its arrays, while the next is long in coming
+                del message  # what was not taken, while the next is long in coming
                 if not reader.take_up():
                     return
         except RpcError as error:

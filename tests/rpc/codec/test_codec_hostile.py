@@ -391,6 +391,14 @@ def test_a_bare_call_past_a_limit_is_refused_at_the_receiver():
         decode(encode(BARE).head, limits=MessageLimits(head_bytes=10))
 
 
+def test_a_bare_call_counts_as_deep_as_the_list_that_it_stands_for():
+    flat = MessageLimits(depth=0)
+    with pytest.raises(MessageTooLargeError, match="containers"):
+        decode(encode(BARE).head, limits=flat)
+    with pytest.raises(MessageTooLargeError):
+        encode(BARE, limits=flat)
+
+
 def rich():
     head, buffers, _ = encode(RICH, registry=REGISTRY)
     assert not buffers
