@@ -26,7 +26,7 @@ FLOORS = {
     """,
     "kitchen": "collectives per_replica state inputs rpc",
     "library": """
-        metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
+        metrics ordered_bits proof marks shared_noise nnx averages loss_scale optimizer_state checkpoint
         metric_totals exact_metrics best_so_far
         memory_errors program_cost run_numbers
     """,
