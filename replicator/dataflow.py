@@ -50,7 +50,9 @@ class DependsOn:
         """Return all the inputs that `marks` name."""
         return frozenset().union(*marks)
 
-    def decide(self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]) -> None:
+    def decide(
+        self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]
+    ) -> Sequence[frozenset[int]] | None:
         """Leave every equation to `flow`."""
 
     def inside(self, eqn: core.JaxprEqn) -> "DependsOn":
@@ -78,7 +80,9 @@ def flow(jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]) -> lis
 def sub_jaxprs(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
     """List the jaxprs that the parameters of `eqn` hold, opened."""
     found = []
-    for value in eqn.params.values():
+    # jax 0.12 keeps those of `custom_root` in an object.
+    hidden = getattr(eqn.params.get("_prim"), "params", {})
+    for value in (*eqn.params.values(), *hidden.values()):
         if isinstance(value, _JAXPRS):
             found.append(_open(value))
         elif isinstance(value, tuple):
@@ -117,7 +121,7 @@ _JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
 # A primitive is not in here for looking alike: `reduce` and `run_state` do too.
 _CALLS = frozenset(
     {
-        *("jit", "pjit", "call", "core_call", "closed_call", "core_closed_call"),
+        *("jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr"),
         *("remat", "remat2", "checkpoint", "remat_opt"),
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
         *("custom_vmap_call", "composite", "compute_on", "xla_metadata_call"),
