@@ -42,7 +42,7 @@ def _synced(x):
 
 
 _synced.defvjp(
-    lambda x: (_synced(x), x), lambda x, g: (mean(g) * jnp.ones_like(x) / 4,)
+    lambda x: (_synced(x), x), lambda x, g: (mean(g)[None] * jnp.ones_like(x) / 4,)
 )
 
 
@@ -250,7 +250,7 @@ def _ring_of_maxima(x, w, key):
 
 def _loop_carrying_both(x, w, key):
     return lax.while_loop(
-        lambda c: c[0] < 3, lambda c: (c[0] + 1, 2 * c[1], c[2] * w), (0, w, x)
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, 2 * c[1], c[2] * w[None]), (0, w, x)
     )[1]
 
 

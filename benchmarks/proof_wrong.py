@@ -134,7 +134,7 @@ def _line_search(x, w, key):
 
 def _clipped_by_own_norm(x, w, key):
     grad = jax.grad(loss)(w, x)
-    return w - lax.pmean(grad, AXIS) / optax.global_norm(grad)
+    return w - lax.pmean(grad, AXIS) / jnp.linalg.norm(grad)
 
 
 def _norm_of_own_batch(x, w, key):
