@@ -31,7 +31,7 @@ from .fake_devices import fake_devices
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .loss_scale import DynamicLossScale
-from .metrics import Max, Mean, Sum
+from .metrics import Concat, Max, Mean, Min, Sum
 from .optimizer import scale_loss, wrap_optimizer
 from .optimizer_state import OptimizerState
 from .per_replica import PerReplica
@@ -43,6 +43,7 @@ from .watchdog.limits import Limits
 __all__ = [
     "BestSoFar",
     "CompiledStep",
+    "Concat",
     "DynamicLossScale",
     "EvaluateEvery",
     "Evaluation",
@@ -52,6 +53,7 @@ __all__ = [
     "Limits",
     "Max",
     "Mean",
+    "Min",
     "OptimizerState",
     "PerReplica",
     "RecompilationWarning",

@@ -8,6 +8,7 @@ key around it; n updates in one `lax.scan`. Nothing here runs or compiles.
 import contextlib
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator
 
 import jax
@@ -19,6 +20,7 @@ from replicator.accumulate import accumulated
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, StateError
 from replicator.mesh import REPLICA_AXIS
+from replicator.metric_rows import join_rows
 from replicator.optimizer_state import (
     Reduction,
     optimizer_states,
@@ -59,6 +61,11 @@ def lift(
             after, reported = many(state, block, key)
         else:
             after, reported = single(state, batch, key)
+        reported = join_rows(
+            reported,
+            examples=_examples(batch, accumulate),
+            whole=lambda: _of_one_microbatch(single, (state, batch, key), accumulate),
+        )
         return after, metrics.merge_replicas(reported, reduction=reduction)
 
     return update
@@ -105,6 +112,26 @@ def takes_key(step_fn: Callable) -> bool:
     found = inspect.signature(step_fn).parameters.values()
     required = [each for each in found if each.default is inspect.Parameter.empty]
     return sum(each.kind in positional for each in required) >= 3
+
+
+def _examples(batch: PyTree, accumulate: int) -> int:
+    leaf = next(iter(jax.tree.leaves(batch)), jnp.zeros(0))
+    return math.prod(leaf.shape[: 1 + int(accumulate > 1)])
+
+
+def _of_one_microbatch(single: KeyedStep, given: tuple, accumulate: int) -> PyTree:
+    """Return the shapes of the metrics of a whole batch."""
+    state, batch, key = given
+    if accumulate > 1:
+        batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+    try:
+        return jax.eval_shape(single, state, batch, key)[1]
+    except Exception as failure:
+        failure.add_note(
+            f"`step_fn` was traced with the {_examples(batch, 1)} examples of a "
+            "replica at once, to see which metrics have one row per example."
+        )
+        raise
 
 
 def _single(step: KeyedStep) -> KeyedStep:
