@@ -1,6 +1,7 @@
 """A metric has the same value, dtype and shape for any replicas and microbatches."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -250,3 +251,35 @@ def test_what_the_trace_of_the_whole_batch_raises_says_why_it_was_traced():
         "metrics have one row per example."
     )
     assert note in caught.value.__notes__
+
+
+def test_a_run_takes_all_kinds_and_goes_on_with_them(tmp_path):
+    rep = replicas(2)
+    init_fn, train = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)
+    batch = {"x": x, "y": x[:, 0]}
+
+    def step_fn(state, batch):
+        y = batch["y"]
+        kept = {"y": Concat(y), "half": Concat(y.astype("bfloat16"))}
+        own = PerReplica({"n": jnp.asarray(len(y)), "up": y > 0})
+        return train(state, batch)[0], {**kept, "least": Min(y.min()), "own": own}
+
+    for steps in (2, 4):
+        found = rep.run(
+            step_fn,
+            [batch],
+            init_fn=init_fn,
+            steps=steps,
+            accumulate=2,
+            directory=tmp_path,
+            checkpoint_dir=tmp_path / "checkpoints",
+            write_every=1,
+            display=False,
+        )
+    np.testing.assert_array_equal(found.metrics["y"], x[:, 0])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert (row["least"], row["y/15"], row["own/n/1"]) == (-1, float(x[15, 0]), 4)
