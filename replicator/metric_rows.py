@@ -5,6 +5,7 @@ happen to be as long. So the step is traced once more, with the whole batch of a
 at once, and metrics come out in the shapes that they have there.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -17,7 +18,9 @@ from replicator.protocols import PyTree
 from replicator.trees import describe, leaf_path
 
 
-def join_rows(metrics: PyTree, *, examples: int, whole: Callable[[], PyTree]) -> PyTree:
+def join_rows(
+    metrics: PyTree, step: Callable[..., tuple], given: tuple, *, cut: bool
+) -> PyTree:
     """Check rows per example, and join those that a replica keeps for itself.
 
     A `PerReplica` leaf with a row per example gets the rows of all microbatches, in
@@ -27,12 +30,12 @@ def join_rows(metrics: PyTree, *, examples: int, whole: Callable[[], PyTree]) ->
     Args:
       metrics: Declared; `Concat` and `PerReplica` have an axis of microbatches in
         front.
-      examples: Of this replica, in all microbatches.
-      whole: Returns the same metrics, as shapes, of all examples as one microbatch; it
-        is called only where it is needed.
+      step: Runs over one microbatch; its second result are declared metrics.
+      given: The state, the batch of a replica, and what else `step` takes.
+      cut: Whether leaves of that batch have an axis of microbatches in front.
 
     Returns:
-      The metrics; `PerReplica` leaves have the shapes of `whole`, without that axis.
+      The metrics; `PerReplica` leaves have the shapes that the whole batch gives them.
 
     Raises:
       ArgumentError: Rows are not one per example; names the metric.
@@ -40,8 +43,9 @@ def join_rows(metrics: PyTree, *, examples: int, whole: Callable[[], PyTree]) ->
     kept = list(filter(_may_have_rows, jax.tree.leaves(metrics, is_leaf=is_metric)))
     if not kept:
         return metrics
-    may_grow = any(leaf.ndim > 1 and len(leaf) > 1 for leaf in jax.tree.leaves(kept))
-    shapes = whole() if may_grow else metrics
+    may_grow = cut and any(leaf.ndim > 1 for leaf in jax.tree.leaves(kept))
+    shapes = _shapes_of_whole(step, *given) if may_grow else metrics
+    examples = _examples(given[1], cut=cut)
 
     def join(path: tuple, metric: PyTree, like: PyTree) -> PyTree:
         if isinstance(metric, Concat):
@@ -51,6 +55,24 @@ def join_rows(metrics: PyTree, *, examples: int, whole: Callable[[], PyTree]) ->
         return jax.tree.map(lambda *of: _own(leaf_path(path), *of), metric, like)
 
     return jax.tree_util.tree_map_with_path(join, metrics, shapes, is_leaf=is_metric)
+
+
+def _shapes_of_whole(step: Callable, state: PyTree, batch: PyTree, *rest) -> PyTree:
+    """Return the shapes of the metrics that all microbatches yield as one."""
+    batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+    try:
+        return jax.eval_shape(step, state, batch, *rest)[1]
+    except Exception as failure:
+        failure.add_note(
+            f"`step_fn` was traced with the {_examples(batch, cut=False)} examples of "
+            "a replica at once, to see which metrics have one row per example."
+        )
+        raise
+
+
+def _examples(batch: PyTree, *, cut: bool) -> int:
+    leaf = next(iter(jax.tree.leaves(batch)), jnp.zeros(0))
+    return math.prod(leaf.shape[: 1 + int(cut)])
 
 
 def _may_have_rows(metric: PyTree) -> bool:
