@@ -28,6 +28,7 @@ FLOORS = {
     "library": """
         metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
         metric_totals exact_metrics metric_rows blocks best_so_far gradients
+        gradient_sums
         memory_errors program_cost run_numbers
     """,
     "stairs": """
