@@ -19,6 +19,7 @@ from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.axes import num_replicas
+from replicator.collectives.markers import mark_reduced
 from replicator.collectives.ordered import add_in_order
 from replicator.errors import (
     ArgumentError,
@@ -232,6 +233,7 @@ class _Wrapped:
 
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
+        grads = mark_reduced(grads, self.name)
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         wide = _scaled(grads, None if state.scale is None else 1 / state.scale.value)
         norm = global_norm(wide).astype(state.gradient_norm.dtype)

@@ -144,8 +144,9 @@ def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:
     """
     for_init, for_steps = run_keys(seed)
     user = first_state(init_fn, mesh, key=for_init)
-    # On the host: what is born is donated, and may be born once more.
-    step = skipped = np.zeros((), np.int32)
+    # On the host: what is born is donated, and may be born once more. On a CPU arrays
+    # may lie where NumPy has them: each has a place of its own.
+    step, skipped = np.zeros((), np.int32), np.zeros((), np.int32)
     key = np.array(jax.random.key_data(for_steps))
     everywhere = replicated(mesh)
     return FirstState(
