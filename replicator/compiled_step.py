@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh
 
@@ -34,7 +35,7 @@ from replicator.mesh import put
 from replicator.optimizer_state import optimizer_states
 from replicator.ordered_bits import refuse_other_collectives
 from replicator.padding import refuse_padding, without_mask
-from replicator.per_replica import PerReplica, is_per_replica
+from replicator.per_replica import is_per_replica
 from replicator.phases import Phases
 from replicator.program import (
     CompileOptions,
@@ -48,8 +49,8 @@ from replicator.protocols import Key, PyTree
 from replicator.run_ahead import RunAhead
 from replicator.same_everywhere import require_same_program
 from replicator.source_lines import user_stacklevel
-from replicator.state import state_shardings
-from replicator.trees import describe, first_difference, leaf_path, named_leaves
+from replicator.state import check_own_axes, state_shardings
+from replicator.trees import describe, first_difference, leaf_path
 
 
 class RecompilationWarning(UserWarning):
@@ -231,7 +232,7 @@ class CompiledStep:
     ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state on the mesh."""
         state = jax.tree.map(jnp.asarray, flat.tree)
-        _check_declared(state, self._mesh.size)
+        check_own_axes("state", state, self._mesh)
         _check_key(key, self._options.steps_per_call)
         state = put(state, state_shardings(state, self._mesh))
         signature = _signature((state, batch, key))
@@ -355,20 +356,24 @@ def _state_leaves(state: PyTree) -> list[tuple[str, bool]]:
 
 def _check_key(key: Key | None, steps_per_call: int) -> None:
     check_key(key)
-    if key is None or steps_per_call == 1 or key.shape[:1] == (steps_per_call,):
+    if key is None:
         return
-    raise ArgumentError(
-        f"`key` must hold {steps_per_call} keys with `steps_per_call={steps_per_call}`,"
-        f" got {describe(key)}. Pass `jax.random.split(key, {steps_per_call})`."
-    )
-
-
-def _check_declared(state: PyTree, num_replicas: int) -> None:
-    for path, node in named_leaves(state, is_leaf=is_per_replica):
-        for leaf in jax.tree.leaves(node) if isinstance(node, PerReplica) else ():
-            if leaf.shape[:1] != (num_replicas,):
-                raise ArgumentError(
-                    f"`state` must hold a leading axis of {num_replicas} replicas at "
-                    f"`{path}`, a `PerReplica` leaf, got {describe(leaf)}. Make the "
-                    "state with `rep.init(init_fn)`."
-                )
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and (key.dtype != np.uint32 or key.ndim == 0):
+        raise ArgumentError(
+            f"`key` must be a random key, got {describe(key)}. Pass "
+            "`jax.random.key(0)`."
+        )
+    # A key of the old kind is an array of numbers: its last axis is no axis of keys.
+    shape = key.shape if typed else key.shape[:-1]
+    if steps_per_call > 1 and shape != (steps_per_call,):
+        raise ArgumentError(
+            f"`key` must hold {steps_per_call} keys with "
+            f"`steps_per_call={steps_per_call}`, got {describe(key)}. Pass "
+            f"`jax.random.split(key, {steps_per_call})`."
+        )
+    if steps_per_call == 1 and shape:
+        raise ArgumentError(
+            f"`key` must be one key, got {describe(key)}. Pass one of them, and draw "
+            "more in the step with `jax.random.split`."
+        )

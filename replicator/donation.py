@@ -142,7 +142,7 @@ class Donation:
             own = _buffers(leaves[place])
             if met := [owners[each] for each in own if each in owners]:
                 shared[place] = met[0]
-                leaves[place] = _copy(leaves[place])
+                leaves[place] = copied(leaves[place])
             owners.update(dict.fromkeys(own, place))
         if not shared:
             return flat
@@ -196,10 +196,10 @@ def _buffers(leaf: PyTree) -> set[tuple]:
     }
 
 
-def _copy(leaf: jax.Array) -> jax.Array:
+def copied(leaf: jax.Array) -> jax.Array:
     """Copy an array where it lies, without the other processes."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = _copy(jax.random.key_data(leaf))
+        data = copied(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     shards = [jnp.copy(shard.data) for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)

@@ -17,6 +17,8 @@ from jax.extend import core
 from jax.sharding import Mesh
 
 from replicator import dataflow
+from replicator.collectives.keys import refuse_keys
+from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, check_function, check_whole
 from replicator.exact_metrics import (
     DATA_MARK,
@@ -27,6 +29,7 @@ from replicator.exact_metrics import (
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
+from replicator.lookup_notes import names_noted
 from replicator.mesh import put, readable, replica_spec
 from replicator.metric_totals import BlockRows, MetricTotals
 from replicator.per_replica import is_per_replica, per_replica_specs, take_own
@@ -103,10 +106,12 @@ class Evaluation:
           is no scalar. `examples` says how many there were.
 
         Raises:
-          ArgumentError: `eval_fn` returns what could not be counted exactly.
+          ArgumentError: `eval_fn` returns what could not be counted exactly, or JAX
+            traces the call.
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
+        require_eager("evaluate")
         state = self._place(state)
         totals = MetricTotals(num_replicas=self._mesh.size)
         ahead = RunAhead(self._max_in_flight)
@@ -184,7 +189,8 @@ def _make_program(eval_fn: EvalFn, mesh: Mesh, block: int) -> Any:
             own = treedef.unflatten(leaves)
             real = each[MASK]
             batch, weights = _with_mask(each[BATCH], real)
-            metrics = _checked_dict(eval_fn(own, batch))
+            with names_noted(own, batch):
+                metrics = _checked_dict(eval_fn(own, batch))
             return carry, _Blocks(metrics, real.sum(), weights)
 
         blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[1:]), rows)
@@ -231,6 +237,7 @@ def _checked_dict(metrics: Any) -> dict[str, PyTree]:
             f"`eval_fn` must leave the name `{EXAMPLES}` to the count of examples, got "
             "a metric of that name. Rename it."
         )
+    refuse_keys("eval_fn", metrics)
     return jax.tree.map(jnp.asarray, metrics)
 
 

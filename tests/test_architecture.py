@@ -23,7 +23,7 @@ FLOORS = {
         run_record run_ahead phases events stacks goodput peak_flops device_memory
         exit_codes distributed launch
         agreed_time same_everywhere in_flight closing to_host collection_pause
-        eager_calls donation
+        eager_calls donation lookup_notes
     """,
     "kitchen": "collectives per_replica state inputs rpc",
     "library": """
