@@ -164,7 +164,6 @@ class Replicator(OwnLoops):
           StateError: `step_fn` returned another structure.
         """
         phases = Phases()
-        require_eager("rep.run")
         check_count("write_every", write_every)
         check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
         check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
@@ -228,6 +227,7 @@ class Replicator(OwnLoops):
     def _first(
         self, init_fn: InitFn | None, init_state: PyTree, seed: int
     ) -> FirstState:
+        require_eager("rep.run")
         if (init_fn is None) == (init_state is None):
             raise ArgumentError(
                 "One of `init_fn` and `init_state` must be given, got "
