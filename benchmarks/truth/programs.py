@@ -1,7 +1,11 @@
 """All programs, in the order in which they are run."""
 
-from benchmarks.truth import programs_local
+from benchmarks.truth import programs_games, programs_local, programs_meeting
 
-PROGRAMS = [*programs_local.PROGRAMS]
+PROGRAMS = [
+    *programs_local.PROGRAMS,
+    *programs_meeting.PROGRAMS,
+    *programs_games.PROGRAMS,
+]
 
 assert len({each.name for each in PROGRAMS}) == len(PROGRAMS)

@@ -138,7 +138,7 @@ def _gradients(recipe: Recipe, state, batch, key):
     kept = {}
 
     def local(params):
-        world = our_world(recipe, batch, key)
+        world = our_world(batch, key, recipe)
         losses, _ = recipe.task.losses(params, batch, world)
         kept["moved"] = getattr(world.norm, "moved", None)
         weight = jnp.ones(losses.shape, losses.dtype) if mask is None else mask
@@ -166,13 +166,13 @@ def _gradients(recipe: Recipe, state, batch, key):
     return (loss, found | kept), grads, {"weight": found["count"]}
 
 
-def our_world(recipe: Recipe, batch, key) -> World:
+def our_world(batch, key, recipe: Recipe) -> World:
     """Return what a model knows on one of many replicas."""
     rows = len(next(iter(batch.values())))
     norm = _LibraryNorm(recipe) if recipe.norm == "library" else _HandNorm()
     return World(
         keys=None if key is None else replicator.example_keys(key, rows),
-        weight=batch.get("mask"),
+        weight=example_weight(batch),
         norm=norm,
         total=lambda x: replicator.all_reduce(x, "sum"),
         largest=lambda x: replicator.all_reduce(x, "max"),
@@ -181,6 +181,12 @@ def our_world(recipe: Recipe, batch, key) -> World:
             replicator.replica_id() * len(x),
         ),
     )
+
+
+def example_weight(batch):
+    """Return how much each example counts; one counts if any of its tokens does."""
+    mask = batch.get("mask")
+    return mask if mask is None or mask.ndim == 1 else mask.max(1)
 
 
 class _LibraryNorm:
@@ -319,7 +325,7 @@ def plain_world(batch, keys) -> World:
 
     return World(
         keys=keys,
-        weight=batch.get("mask"),
+        weight=example_weight(batch),
         norm=norm,
         total=lambda x: x,
         largest=lambda x: x,

@@ -7,6 +7,7 @@ late is replaced, and its program failed.
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,11 @@ from benchmarks.truth.program import ALL, Program, Setting
 from benchmarks.truth.programs import PROGRAMS
 
 _MARK = "truth: "
+# Hundreds of programs are compiled and run a few times: machine code may be slow. What
+# XLA makes of a program, reductions included, is the same.
+_FAST_COMPILER = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,5 +120,6 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "XLA_FLAGS": _FAST_COMPILER},
         )
         return self._process
