@@ -41,7 +41,9 @@ def seen(tree: PyTree) -> dict[str, np.ndarray]:
                 return {"inner": open_all(node.inner), **kept}
             case PerReplica():
                 return node.value
-            case nnx.Module():
+            case nnx.Optimizer():
+                return {"step": node.step[...], "opt": open_all(node.opt_state)}
+            case nnx.Pytree():
                 return nnx.to_pure_dict(nnx.state(node))
         return node
 
@@ -105,7 +107,7 @@ def _norm(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _is_special(node: Any) -> bool:
-    return isinstance(node, OptimizerState | PerReplica | nnx.Module)
+    return isinstance(node, OptimizerState | PerReplica | nnx.Pytree)
 
 
 def _host(leaf: Any) -> np.ndarray:

@@ -1,11 +1,17 @@
 """All programs, in the order in which they are run."""
 
-from benchmarks.truth import programs_games, programs_local, programs_meeting
+from benchmarks.truth import (
+    programs_games,
+    programs_local,
+    programs_meeting,
+    programs_modules,
+)
 
 PROGRAMS = [
     *programs_local.PROGRAMS,
     *programs_meeting.PROGRAMS,
     *programs_games.PROGRAMS,
+    *programs_modules.PROGRAMS,
 ]
 
 assert len({each.name for each in PROGRAMS}) == len(PROGRAMS)
