@@ -90,15 +90,16 @@ def _distance(
 ) -> float:
     if leaf.shape != truth.shape or leaf.dtype != truth.dtype:
         return np.inf
+    if np.array_equal(leaf, truth):
+        return 0.0
     if not jnp.issubdtype(leaf.dtype, np.inexact):
-        return 0.0 if np.array_equal(leaf, truth) else np.inf
+        return np.inf
     # What is kept in fewer bits than the program computes in (running statistics are
     # always float32) is rounded at every update.
     bits = 2e-6 if leaf.dtype == np.float32 else 0.0
     away = np.zeros_like(truth) if first is None else first
     scale = max(_norm(truth, away), floor)
-    apart = _norm(leaf, truth)
-    return 0.0 if apart == 0 else apart / (max(tolerance, bits) * scale)
+    return _norm(leaf, truth) / (max(tolerance, bits) * scale)
 
 
 def _norm(one: np.ndarray, other: np.ndarray) -> float:

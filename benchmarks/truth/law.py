@@ -104,7 +104,7 @@ def run_ours(program: Program, setting: Setting) -> Run:
         num_replicas=setting.replicas, compilation_cache=False, **program.options
     )
     init_fn, step_fn = program.ours(rep, setting)
-    state = rep.init(init_fn)
+    state = program.prepare(rep.init(init_fn))
     start = seen(state)
     state, metrics = _DRIVES[program.drive](program, setting, rep, step_fn, state)
     return Run(start=start, end=seen(state), metrics=[seen(each) for each in metrics])

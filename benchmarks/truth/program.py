@@ -9,6 +9,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import optax
+
 from replicator import Replicator
 from replicator.protocols import PyTree
 
@@ -88,6 +92,7 @@ class Program:
         one's own that hands over one microbatch per call, a reader that pads what is
         uneven, or `compile(steps_per_call=)`.
       options: Of the `Replicator`.
+      prepare: What is done to the placed state before the first update.
     """
 
     name: str
@@ -101,12 +106,60 @@ class Program:
     keyed: bool = False
     drive: Literal["compile", "own", "padded", "joined"] = "compile"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prepare: Callable[[PyTree], PyTree] = lambda state: state
 
 
-def plain(tx: Any, **options: Any) -> Any:
-    """Stand for `wrap_optimizer` in an oracle: the transformation as it is."""
+def plain(
+    tx: Any, *, skip_nonfinite: bool = False, loss_scale: Any = None, **options: Any
+) -> Any:
+    """Stand for `wrap_optimizer` in an oracle: nothing to reduce, all else by hand."""
     del options
-    return tx
+    if not skip_nonfinite and loss_scale is None:
+        return tx
+    return _scaled(optax.with_extra_args_support(tx), loss_scale)
+
+
+def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
+    """Unscale gradients; leave out, and count, an update that is not finite."""
+
+    def wide(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
+
+    def init(params):
+        state = {"inner": tx.init(wide(params)), "skipped": jnp.zeros((), jnp.int32)}
+        if loss_scale is None:
+            return state
+        scale = {"value": jnp.float32(loss_scale.initial), "good": jnp.int32(0)}
+        return state | {"scale": scale}
+
+    def update(grads, state, params):
+        factor = state["scale"]["value"] if "scale" in state else 1.0
+        unscaled = jax.tree.map(lambda g: g / factor, wide(grads))
+        finite = jnp.all(
+            jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(unscaled)])
+        )
+        updates, inner = tx.update(unscaled, state["inner"], wide(params))
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), inner, state["inner"]
+        )
+        skipped = state["skipped"] + jnp.where(finite, 0, 1).astype(jnp.int32)
+        after = {"inner": kept, "skipped": skipped}
+        if "scale" in state:
+            after["scale"] = _rescaled(state["scale"], finite, loss_scale)
+        updates = jax.tree.map(
+            lambda u, g: jnp.where(finite, u, 0).astype(g.dtype), updates, grads
+        )
+        return updates, after
+
+    return optax.GradientTransformation(init, update)
+
+
+def _rescaled(scale: PyTree, finite: Any, rule: Any) -> PyTree:
+    good = jnp.where(finite, scale["good"] + 1, 0)
+    grow = good == rule.growth_interval
+    value = jnp.where(grow, scale["value"] * rule.factor, scale["value"])
+    value = jnp.where(finite, value, scale["value"] / rule.factor)
+    return {"value": value, "good": jnp.where(grow, 0, good)}
 
 
 def pair(make: Callable[..., Init], ours: Callable, oracle: Callable) -> dict[str, Any]:

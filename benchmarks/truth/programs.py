@@ -5,6 +5,7 @@ from benchmarks.truth import (
     programs_local,
     programs_meeting,
     programs_modules,
+    programs_state,
 )
 
 PROGRAMS = [
@@ -12,6 +13,7 @@ PROGRAMS = [
     *programs_meeting.PROGRAMS,
     *programs_games.PROGRAMS,
     *programs_modules.PROGRAMS,
+    *programs_state.PROGRAMS,
 ]
 
 assert len({each.name for each in PROGRAMS}) == len(PROGRAMS)

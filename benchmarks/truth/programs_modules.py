@@ -18,7 +18,7 @@ from benchmarks.truth import masks, optimizers
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.masks import Mask
 from benchmarks.truth.program import Program, pair
-from benchmarks.truth.supervised import hand_norm
+from benchmarks.truth.supervised import hand_norm, moved_statistics
 from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, vectors, weights
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
@@ -134,12 +134,8 @@ def _norm_oracle(tx, pieces: int):
         )
         updates, opt = optimizer.update(grads, state["opt"], params)
         params = optax.apply_updates(params, updates)
-        real = (count > 0)[:, None]
         moved = {
-            name: (
-                0.8 * norm[name]
-                + 0.2 * jnp.where(real, new, 0).sum(0) / real.sum()
-            ).astype(jnp.float32)
+            name: moved_statistics(norm[name], new, count, last=False)
             for name, new in moments.items()
         }
         model = {**params, "norm": params["norm"] | moved}

@@ -297,7 +297,7 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
             last = recipe.norm == "hand"
             new = found["moments"]
             after["running"] = {
-                name: _moved(state["running"][name], new[name], counts, last=last)
+                name: moved_statistics(state["running"][name], new[name], counts, last=last)
                 for name in new
             }
         return after, metrics
@@ -339,12 +339,16 @@ def _cut(tree, pieces: int):
     )
 
 
-def _moved(old, new, counts, *, last: bool):
-    """Move statistics by those of the last microbatch, or the mean of the real ones."""
+def moved_statistics(old, new, counts, *, last: bool):
+    """Move statistics by the last microbatch alone, or by an equal share of each.
+
+    A microbatch without a real example leaves them where they are.
+    """
     if last:
-        mean = new[-1]
-    else:
-        real = counts > 0
-        mean = jnp.where(real[:, None], new, 0).sum(0) / jnp.maximum(real.sum(), 1)
-        mean = jnp.where(real.any(), mean, old)
-    return (MOMENTUM * old + (1 - MOMENTUM) * mean).astype(old.dtype)
+        return (MOMENTUM * old + (1 - MOMENTUM) * new[-1]).astype(old.dtype)
+    average, share = old, (1 - MOMENTUM) / len(new)
+    for turn, one in enumerate(new):
+        before = MOMENTUM + share * turn
+        moved = (before * average + share * one) / (before + share)
+        average = jnp.where(counts[turn] > 0, moved.astype(old.dtype), average)
+    return average
