@@ -2,9 +2,11 @@
 
 from benchmarks.truth import (
     programs_games,
+    programs_half,
     programs_local,
     programs_meeting,
     programs_modules,
+    programs_solvers,
     programs_state,
 )
 
@@ -14,6 +16,8 @@ PROGRAMS = [
     *programs_games.PROGRAMS,
     *programs_modules.PROGRAMS,
     *programs_state.PROGRAMS,
+    *programs_half.PROGRAMS,
+    *programs_solvers.PROGRAMS,
 ]
 
 assert len({each.name for each in PROGRAMS}) == len(PROGRAMS)

@@ -13,7 +13,7 @@ import replicator
 from benchmarks.truth import extras, masks, optimizers, tasks
 from benchmarks.truth.games import Game, game
 from benchmarks.truth.law import cut_by
-from benchmarks.truth.program import Parts, Program, Setting, pair
+from benchmarks.truth.program import WHOLE, Parts, Program, Refused, Setting, pair
 from benchmarks.truth.supervised import Recipe, make_batch, supervised
 from benchmarks.truth.tasks import MLP_WEIGHTS, ROWS, vectors
 
@@ -133,11 +133,18 @@ def _around(wrap):
     )
 
 
+_TRAINED = {"w1": True, "b1": False, "w2": True}
+
+
 def _masked(wrap):
-    """Train but one leaf."""
-    return optax.masked(
-        wrap(optimizers.clipped_adam()), {"w1": True, "b1": False, "w2": True}
-    )
+    """Train all but one leaf, which optax leaves at its raw gradient."""
+    return optax.masked(wrap(optimizers.clipped_adam()), _TRAINED)
+
+
+def _frozen(wrap):
+    """Train all but one leaf, which stays."""
+    others = {name: not trained for name, trained in _TRAINED.items()}
+    return optax.chain(_masked(wrap), optax.masked(optax.set_to_zero(), others))
 
 
 def _ahead(wrap):
@@ -222,7 +229,13 @@ def _ordered(name: str, counting, task) -> Program:
 PROGRAMS = [
     _own("chain-behind-the-wrap", _Own(make=_behind)),
     _own("multi-transform-around-wraps", _Own(make=_around)),
-    _own("masked-around-the-wrap", _Own(make=_masked)),
+    _own("masked-around-the-wrap", _Own(make=_frozen)),
+    _own(
+        "masked-raw-gradient-refused",
+        _Own(make=_masked),
+        expect=Refused(by="ReplicationError", word="`params/b1` may differ"),
+        settings=WHOLE[1:],
+    ),
     _own(
         "lookahead",
         _Own(
