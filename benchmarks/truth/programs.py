@@ -6,6 +6,7 @@ from benchmarks.truth import (
     programs_local,
     programs_meeting,
     programs_modules,
+    programs_refused,
     programs_solvers,
     programs_state,
 )
@@ -18,6 +19,7 @@ PROGRAMS = [
     *programs_state.PROGRAMS,
     *programs_half.PROGRAMS,
     *programs_solvers.PROGRAMS,
+    *programs_refused.PROGRAMS,
 ]
 
 assert len({each.name for each in PROGRAMS}) == len(PROGRAMS)
