@@ -21,6 +21,7 @@ from replicator.accumulate import accumulated, single
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, StateError
 from replicator.mesh import REPLICA_AXIS
+from replicator.metric_rows import join_rows
 from replicator.optimizer_state import (
     Reduction,
     Showing,
@@ -72,6 +73,7 @@ def lift(
             after, reported, shown = many(state, block, key)
         else:
             after, reported, shown = lone(state, batch, key)
+        reported = join_rows(reported, lone, (state, batch, key), cut=accumulate > 1)
         merged = metrics.merge_replicas(reported, reduction=reduction)
         return after, Measured(merged, shown) if measures else merged
 
