@@ -17,10 +17,17 @@ class Microbatch:
     """Position inside one update: `index` (maybe traced) of `count` microbatches.
 
     Compared by identity: as a key of a trace cache it stands for one trace.
+
+    Attributes:
+      index: Microbatches before this one.
+      count: Microbatches of the update.
+      real: Whether each microbatch of the update holds a real example on any replica,
+        bool [count]; None where nobody knows before it has run.
     """
 
     index: jax.Array | int
     count: int
+    real: jax.Array | None = None
 
 
 _position = jax.make_user_context(None)
