@@ -28,6 +28,7 @@ from .compiled_step import CompiledStep, RecompilationWarning
 from .evaluate import Evaluation
 from .evaluate_every import EvaluateEvery
 from .fake_devices import fake_devices
+from .gradients import LocalSum, global_loss, value_and_grad
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .loss_scale import DynamicLossScale
@@ -50,6 +51,7 @@ __all__ = [
     "InputContext",
     "InputOptions",
     "Limits",
+    "LocalSum",
     "Max",
     "Mean",
     "OptimizerState",
@@ -73,6 +75,7 @@ __all__ = [
     "example_keys",
     "exit_codes",
     "fake_devices",
+    "global_loss",
     "hooks",
     "is_last_microbatch",
     "map_gather",
@@ -85,6 +88,7 @@ __all__ = [
     "run",
     "scale_loss",
     "testing",
+    "value_and_grad",
     "wrap_optimizer",
     "writers",
 ]

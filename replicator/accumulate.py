@@ -1,15 +1,17 @@
 """Make one update from k microbatches: exactly the gradient of one batch.
 
 The step runs once per microbatch with its optimizers collecting: gradients add up in a
-`lax.scan`, nothing else moves but the state that depends on no optimizer (running
-statistics, random counters). Then it is traced once more with the sums in hand, for the
-parameters, the optimizer states and whatever follows from them. What this last trace
-would need of the data (forward and backward pass) is not used, so the compiler drops
-it: the program is the one written by hand, a scan of gradients, one reduction, one
-inner update.
+`lax.scan`, nothing else moves but the state that reads the batch (running statistics).
+Then it is traced once more with the sums in hand and the state as it was before the
+update, for the parameters, the optimizer states, whatever follows from them, and
+whatever follows from state and key alone (counters, target networks). What this last
+trace would need of the data (forward and backward pass) is not used, so the compiler
+drops it: the program is the one written by hand, a scan of gradients, one reduction,
+one inner update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import jax
@@ -22,11 +24,22 @@ from replicator.collecting import (
     Sums,
     collect,
     finish,
-    take_pending,
     zero_sums,
 )
+from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.microbatch import Microbatch, in_microbatch
-from replicator.optimizer_state import Show, Shown, optimizer_states, with_pending
+from replicator.inputs.remainder import MASK
+from replicator.optimizer_state import (
+    Collected,
+    OwnSums,
+    Show,
+    Showing,
+    empty_slot,
+    optimizer_states,
+    own_variables,
+    with_pending,
+)
+from replicator.ordered_bits import ordered_scope
 from replicator.protocols import Key, PyTree
 from replicator.tail import Tail, find_tail
 
@@ -34,22 +47,29 @@ from replicator.tail import Tail, find_tail
 class _Collected(NamedTuple):
     """What is known once the step ran over all microbatches."""
 
-    summed: tuple[PyTree, Sums]  # the state before the last microbatch; all gradients
-    data: tuple[PyTree, Key | None]  # the last microbatch, and its key
+    summed: tuple[PyTree, Sums]  # the state before the update; all gradients
+    data: tuple[PyTree, Key | None]  # the last microbatch, and the key
     moved: list  # the leaves that are no tail, after the last microbatch
     reported: PyTree  # declared metrics, with a leading microbatch axis
     tail: Tail
 
 
-def accumulated(step: KeyedStep, count: int) -> KeyedStep:
+ShowingStep = Callable[[PyTree, PyTree, Key | None], tuple[PyTree, PyTree, dict]]
+"""An update that also returns what its optimizers showed, by their names."""
+
+
+def accumulated(
+    step: KeyedStep, count: int, *, show: Showing = "nothing"
+) -> ShowingStep:
     """Lift a step over one microbatch to an update over `count` of them.
 
     Args:
       step: Runs over one microbatch; its state holds the state of a wrapped optimizer.
       count: Microbatches per update.
+      show: What the optimizers are to show.
 
     Returns:
-      A step whose batch leaves are [count, examples, ...]. Its metrics are declared:
+      An update whose batch leaves are [count, examples, ...]. Its metrics are declared:
       merged over microbatches, or, where they follow from the update, those of it.
 
     Raises:
@@ -57,54 +77,108 @@ def accumulated(step: KeyedStep, count: int) -> KeyedStep:
         otherwise than with one microbatch; see `zero_sums` and `find_tail`.
     """
 
-    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
         found = _run_all(step, count, state, batch, key)
-        after, _, final = finish(step, found.summed, found.data, count=count)
+        after, shown, final = _finish(step, found, count, show=show)
         merged = _fill(found.tail.leaves, jax.tree.leaves(after), found.moved)
-        return jax.tree.structure(after).unflatten(merged), jax.tree.map(
+        reported = jax.tree.map(
             lambda late, end, mean: end if late else mean,
             found.tail.metrics,
             final,
             metrics.merge_microbatches(found.reported),
             is_leaf=metrics.is_metric,
         )
+        after = jax.tree.structure(after).unflatten(merged)
+        return after, reported, by_name(state, shown)
 
     return update
 
 
-def reduced_gradients(
-    step: KeyedStep, count: int, *, collects: bool
+def shown_by_update(
+    step: KeyedStep, count: int, *, collects: bool, show: Showing
 ) -> Callable[[PyTree, PyTree, Key | None], dict[str, PyTree]]:
-    """Return a function that makes an update's gradients, and no update.
+    """Return a function that makes what an update would show, and no update.
 
     Args:
       step: As in `accumulated`.
       count: Microbatches per update.
       collects: Whether the update that is asked about accumulates; it does not if
         `count` is 1 and the reduction is fast.
+      show: What is asked for.
 
     Returns:
-      `gradients(state, batch, key)`: by the name of each optimizer, its gradient as
-      reduced over microbatches and replicas.
+      `shown(state, batch, key)`: by the name of each optimizer, for example its
+      gradient as reduced over microbatches and replicas.
+    """
+    run = accumulated(step, count, show=show) if collects else single(step, show=show)
+    return lambda state, batch, key: run(state, batch, key)[2]
+
+
+def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
+    """Treat the whole batch as the only microbatch of its update; as `accumulated`.
+
+    In a loop of one's own that feeds microbatches one by one
+    (`wrap_optimizer(accumulate=k)`) a call is one of k, and knows which.
     """
 
-    def gradients(state: PyTree, batch: PyTree, key: Key | None) -> dict[str, PyTree]:
-        optimizers = optimizer_states(state)
-        if collects:
-            found = _run_all(step, count, state, batch, key)
-            shown = finish(step, found.summed, found.data, count=count, show="reduced")[
-                1
-            ]
-        else:
-            asked = with_pending(state, [Show()] * len(optimizers))
-            shown = take_pending(step(asked, batch, _fold(key, 0))[0])[1]
-        return {
-            optimizer.name: each.gradients
-            for optimizer, each in zip(optimizers, shown, strict=True)
-            if isinstance(each, Shown)
-        }
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
+        with _own_position(state):
+            asking = _asking(step, show, state, batch, key)
+            after, reported = step(asking, batch, key)
+        after, shown = _take_shown(after)
+        return after, metrics.declare(reported), by_name(state, shown)
 
-    return gradients
+    return update
+
+
+def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
+    """Return what optimizers showed by their names; without those that did not."""
+    return {
+        optimizer.name: each.shown
+        for optimizer, each in zip(optimizer_states(state), shown, strict=True)
+        if isinstance(each, Collected | Show) and each.show != "nothing"
+    }
+
+
+def _asking(
+    step: KeyedStep, show: Showing, state: PyTree, batch: PyTree, key: Key | None
+) -> PyTree:
+    """Ask the optimizers of `state` for something, but for those that accumulate."""
+    if show == "nothing":
+        return state
+    pending = [each.pending for each in optimizer_states(state)]
+    variables = own_variables(state)
+    totals: list[PyTree] = [None] * len(pending)
+    if any(variables) and show != "norm":
+        totals = [each and each.total for each in zero_sums(step, state, batch, key)]
+    asked = [
+        each or Show(show=show, shown=empty_slot(show, total, variable))
+        for each, total, variable in zip(pending, totals, variables, strict=True)
+    ]
+    return with_pending(state, asked)
+
+
+def _take_shown(after: PyTree) -> tuple[PyTree, list]:
+    """Part what was shown from the state; what accumulates in it stays."""
+    shown = [each.pending for each in optimizer_states(after)]
+    kept = [each if isinstance(each, OwnSums) else None for each in shown]
+    return with_pending(after, kept), shown
+
+
+def _own_position(state: PyTree) -> AbstractContextManager[None]:
+    """Say which microbatch a call of a loop of one's own is, if it is one."""
+    sums = [each.pending for each in optimizer_states(state)]
+    own = [each for each in sums if isinstance(each, OwnSums)]
+    if len({each.every for each in own}) != 1:
+        return nullcontext()
+    return in_microbatch(Microbatch(own[0].count, own[0].every))
+
+
+def _finish(
+    step: KeyedStep, found: _Collected, count: int, *, show: Showing
+) -> tuple[PyTree, list, PyTree]:
+    last = Microbatch(count - 1, count)
+    return finish(step, found.summed, found.data, position=last, show=show)
 
 
 def _run_all(
@@ -115,33 +189,39 @@ def _run_all(
     start = zero_sums(step, state, first, key)
     tail = find_tail(step, state, start, first, key)
     leaves, treedef = jax.tree.flatten(state)
+    real = _real_microbatches(batch)
 
     def run_microbatch(carry: tuple, turn: tuple) -> tuple[tuple, PyTree]:
-        (moved, _, sums), (index, microbatch) = carry, turn
+        (moved, sums), (index, microbatch) = carry, turn
         now = treedef.unflatten(_fill(tail.leaves, leaves, moved))
-        with in_microbatch(Microbatch(index, count)):
-            folded = _fold(key, index)
-            after, sums, reported = collect(step, now, sums, microbatch, folded)
-        return (_others(tail.leaves, jax.tree.leaves(after)), moved, sums), reported
+        with in_microbatch(Microbatch(index, count, real=real)):
+            after, sums, reported = collect(step, now, sums, microbatch, key)
+        return (_others(tail.leaves, jax.tree.leaves(after)), sums), reported
 
     indices = jnp.arange(count, dtype=jnp.int32)
-    others = _others(tail.leaves, leaves)
-    carry, reported = lax.scan(
-        run_microbatch, (others, others, start), (indices, batch)
+    (moved, sums), reported = lax.scan(
+        run_microbatch, (_others(tail.leaves, leaves), start), (indices, batch)
     )
-    moved, moved_before, sums = carry
     return _Collected(
-        # The last run repeats the last microbatch, so it starts where that one did.
-        summed=(treedef.unflatten(_fill(tail.leaves, leaves, moved_before)), sums),
-        data=(jax.tree.map(lambda leaf: leaf[-1], batch), _fold(key, count - 1)),
+        summed=(state, sums),
+        data=(jax.tree.map(lambda leaf: leaf[-1], batch), key),
         moved=moved,
         reported=reported,
         tail=tail,
     )
 
 
-def _fold(key: Key | None, index: jax.Array | int) -> Key | None:
-    return None if key is None else jax.random.fold_in(key, index)
+def _real_microbatches(batch: PyTree) -> jax.Array | None:
+    """Tell which microbatches hold a real example on any replica; None: all do.
+
+    The mask is there before the first of them runs: running statistics need to know.
+    """
+    masks = jax.tree.leaves(batch.get(MASK)) if isinstance(batch, dict) else []
+    if not masks:
+        return None
+    real = [(mask != 0).reshape(len(mask), -1).any(axis=1) for mask in masks]
+    with ordered_scope():
+        return all_reduce(jnp.stack(real).any(axis=0), "max")
 
 
 def _fill(late: list[bool], leaves: list, moved: list) -> list:

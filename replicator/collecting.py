@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,14 @@ from replicator.errors import ArgumentError
 from replicator.optimizer_state import (
     Collected,
     Collecting,
+    Given,
+    Learning,
     OptimizerState,
-    Shown,
+    Showing,
+    empty_slot,
+    nothing_yet,
     optimizer_states,
+    own_variables,
     with_pending,
     without_pending,
 )
@@ -53,20 +57,20 @@ def finish(
     summed: tuple[PyTree, Sums],
     data: tuple[PyTree, Key | None],
     *,
-    count: int,
-    show: Literal["nothing", "given", "reduced"] = "nothing",
-) -> tuple[PyTree, list[Shown | None], PyTree]:
+    position: Microbatch,
+    show: Showing = "nothing",
+) -> tuple[PyTree, list, PyTree]:
     """Run the step with all gradients summed: optimizers reduce, and update.
 
     Args:
       step: Any keyed step.
-      summed: The state before the last microbatch, and the sums over all.
-      data: The last microbatch and its key.
-      count: Microbatches per update.
+      summed: The state before the update, and the sums over all microbatches.
+      data: One microbatch, and the key: of what follows from the sums nothing reads it.
+      position: Of the last microbatch.
       show: As in `Collected`.
 
     Returns:
-      The state after it, what was asked to be shown, and declared metrics.
+      The state after it, what is pending in its optimizers, and declared metrics.
     """
     state, sums = summed
     collected = [
@@ -75,12 +79,13 @@ def finish(
             total=each.total,
             weight=each.weight,
             count=each.count,
-            weighted=each.weighted,
+            share=each.share,
             show=show,
+            shown=empty_slot(show, each.total, variable),
         )
-        for each in sums
+        for each, variable in zip(sums, own_variables(state), strict=True)
     ]
-    with in_microbatch(Microbatch(count - 1, count)):
+    with in_microbatch(position):
         after, reported = step(with_pending(state, collected), *data)
     return *take_pending(after), metrics.declare(reported)
 
@@ -103,10 +108,15 @@ def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) ->
     """
     optimizers = optimizer_states(state)
     _check_can_collect(optimizers)
-    empty = Collecting(total=None, weight=jnp.zeros(()), count=jnp.zeros((), jnp.int32))
+    variables = own_variables(state)
+    given = [Given() for _ in optimizers]
 
     def run(state: PyTree, batch: PyTree, key: Key | None) -> list:
-        after, _ = step(with_pending(state, [empty] * len(optimizers)), batch, key)
+        pending = [
+            Learning(given=seen) if variable else nothing_yet()
+            for variable, seen in zip(variables, given, strict=True)
+        ]
+        after, _ = step(with_pending(state, pending), batch, key)
         return take_pending(after)[1]
 
     with in_microbatch(Microbatch(0, 2)):
@@ -120,6 +130,9 @@ def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) ->
                 "under `lax.cond`, got more. Call it always, and choose between its "
                 "result and the old state with `jnp.where`."
             ) from error
+    shapes = [
+        _learned(each.given) if isinstance(each, Learning) else each for each in shapes
+    ]
     for optimizer, shape in zip(optimizers, shapes, strict=True):
         if shape.calls > 1:
             raise ArgumentError(
@@ -128,10 +141,8 @@ def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) ->
                 "call an optimizer of its own."
             )
     return [
-        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _forget_calls(s))
-        if s.calls
-        else None
-        for s in shapes
+        _zeros(_forget_calls(shape), variable or jnp.asarray) if shape.calls else None
+        for shape, variable in zip(shapes, variables, strict=True)
     ]
 
 
@@ -153,6 +164,16 @@ def _check_can_collect(optimizers: list[OptimizerState]) -> None:
             "got more. Drop `wrap_optimizer(accumulate=...)`, or compile with "
             "`accumulate=1`."
         )
+
+
+def _learned(given: Given) -> Collecting:
+    """Return the shapes that calls of `update` were given, and how many they were."""
+    last = given.calls[-1] if given.calls else nothing_yet()
+    return dataclasses.replace(last, calls=len(given.calls))
+
+
+def _zeros(shapes: PyTree, make: Callable) -> PyTree:
+    return jax.tree.map(lambda leaf: make(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
 
 def _forget_calls(pending: Collecting | None) -> Collecting | None:

@@ -49,7 +49,9 @@ class DependsOn:
         """Return all the inputs that `marks` name."""
         return frozenset().union(*marks)
 
-    def decide(self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]) -> None:
+    def decide(
+        self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]
+    ) -> Sequence[frozenset[int]] | None:
         """Leave every equation to `flow`."""
 
     def inside(self, eqn: core.JaxprEqn) -> "DependsOn":

@@ -9,7 +9,7 @@ from replicator.errors import ArgumentError
 from replicator.phases import Phases
 from replicator.program import CompileOptions
 from replicator.protocols import StepFn
-from replicator.steps import count_steps, lift, repeat_steps
+from replicator.steps import count_steps, lift, repeat_steps, report_norms
 
 
 def compiled_step(
@@ -19,6 +19,7 @@ def compiled_step(
     *,
     counted: bool,
     skips_bad: bool = False,
+    reports_norms: bool = True,
     phases: Phases | None = None,
 ) -> CompiledStep:
     """Return a step that runs on all replicas, compiled at its first call.
@@ -29,19 +30,32 @@ def compiled_step(
       options: How it is lifted.
       counted: Whether its state is a run's, with a step count and a key of its own.
       skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
+      reports_norms: Whether metrics tell the gradients' norms; for `counted`.
       phases: Where the run notes that it compiles.
     """
-    update = lift(step_fn, accumulate=options.accumulate, reduction=options.reduction)
+    update = lift(
+        step_fn,
+        accumulate=options.accumulate,
+        reduction=options.reduction,
+        measures=counted,
+    )
     if counted:
         update = count_steps(update)
-    if skips_bad:
-        update = skip_bad_updates(update, reduction=options.reduction)
+        if skips_bad:
+            update = skip_bad_updates(update, reduction=options.reduction)
+        update = report_norms(update, among_metrics=reports_norms)
     if options.steps_per_call > 1:
         update = repeat_steps(update)
     return CompiledStep(update, mesh, options, phases)
 
 
-def debug_step(step_fn: StepFn, options: CompileOptions, *, counted: bool) -> DebugStep:
+def debug_step(
+    step_fn: StepFn,
+    options: CompileOptions,
+    *,
+    counted: bool,
+    reports_norms: bool = True,
+) -> DebugStep:
     """Return a step that runs as one replica on the whole batch, without `jit`.
 
     Args:
@@ -49,6 +63,7 @@ def debug_step(step_fn: StepFn, options: CompileOptions, *, counted: bool) -> De
       options: How it would be lifted; of these only `accumulate` may differ from the
         default.
       counted: As in `compiled_step`.
+      reports_norms: As in `compiled_step`.
 
     Raises:
       ArgumentError: `options` ask for what only a compiled step does.
@@ -58,7 +73,7 @@ def debug_step(step_fn: StepFn, options: CompileOptions, *, counted: bool) -> De
             "`debug` must be False with `steps_per_call` above 1 or `checks`, got "
             "True. Leave those out: in debug mode checks raise by themselves."
         )
-    update = lift(step_fn)
-    return DebugStep(
-        count_steps(update) if counted else update, accumulate=options.accumulate
-    )
+    update = lift(step_fn, measures=counted)
+    if counted:
+        update = report_norms(count_steps(update), among_metrics=reports_norms)
+    return DebugStep(update, accumulate=options.accumulate)

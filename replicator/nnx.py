@@ -50,6 +50,7 @@ from replicator.errors import (
     check_number,
     check_whole,
 )
+from replicator.gradients import LocalSum, as_mean, checked_sum
 from replicator.protocols import PyTree
 from replicator.trees import describe, named_leaves
 
@@ -282,13 +283,16 @@ def value_and_grad(
     it moves there.
 
     Args:
-      loss_fn: `loss_fn(model, *args)` returns a scalar, or `(scalar, aux)`.
+      loss_fn: `loss_fn(model, *args)` returns a loss, or `(loss, aux)`. A loss is a
+        scalar, the mean over this replica's examples; or a `LocalSum`, which is exact
+        where replicas have different numbers of them.
       has_aux: Whether it returns the latter.
 
     Returns:
       A function of the same arguments that returns `((loss, model), grads)` or
       `(((loss, aux), model), grads)`: the model as the loss left it, and gradients as
-      `params_of` names parameters.
+      `params_of` names parameters. Of a `LocalSum`, `loss` is a `Mean` to be reported
+      as it is, and the gradient is for `update(..., count=loss.weight)`.
 
     Raises:
       ArgumentError: `loss_fn` is no function; or, later, its model no module.
@@ -299,16 +303,21 @@ def value_and_grad(
         _check_module(model)
         graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
-        def moving_loss(params: PyTree) -> tuple[Array, tuple[Any, PyTree]]:
+        def moving_loss(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree]]:
             copy = nnx.merge(graphdef, params, rest, copy=True)
-            value = loss_fn(copy, *args)
+            returned = loss_fn(copy, *args)
+            loss, aux = returned if has_aux else (returned, None)
             moved = nnx.to_pure_dict(nnx.state(copy, nnx.Not(nnx.Param)))
-            return (value[0] if has_aux else value), (value, moved)
+            if not isinstance(loss, LocalSum):
+                return loss, (loss, aux, moved)
+            total, count = checked_sum(loss)
+            return total, (as_mean(total, count), aux, moved)
 
         params = nnx.to_pure_dict(params)
-        (_, (value, moved)), grads = jax.value_and_grad(moving_loss, has_aux=True)(
+        (_, (loss, aux, moved)), grads = jax.value_and_grad(moving_loss, has_aux=True)(
             params
         )
+        value = (loss, aux) if has_aux else loss
         return (value, nnx.merge(graphdef, params, moved, copy=True)), grads
 
     return value_and_grad_fn

@@ -1,16 +1,18 @@
 """Reduce gradients over replicas, then update: a wrapper of any optax transformation.
 
 The reduction is innermost: clipping, schedules, masks and chains see the gradient of
-the whole global batch. Under accumulation the step runs once per microbatch with the
-optimizer's state `Collecting` (gradients add up, updates are zero), then once more with
-the sums `Collected` (they are reduced and the inner transformation runs). Which of the
-two it is, is part of the structure of the state: no flag, and no buffer at one
-microbatch.
+the whole global batch. What is reduced keeps its dtype on the wire, except float16,
+which is reduced in float32 and takes twice its bytes.
+
+Under accumulation the step runs once per microbatch with the optimizer's state
+`Collecting` (gradients add up, updates are zero), then once more with the sums
+`Collected` (they are reduced and the inner transformation runs). Which of the two it
+is, is part of the structure of the state: no flag, and no buffer at one microbatch.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,8 @@ import optax
 from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
-from replicator.collectives.axes import num_replicas
+from replicator.collectives.axes import at_leaf, num_replicas
+from replicator.collectives.markers import mark_weighted
 from replicator.collectives.ordered import add_in_order
 from replicator.errors import (
     ArgumentError,
@@ -29,17 +32,23 @@ from replicator.errors import (
 )
 from replicator.global_norm import global_norm
 from replicator.loss_scale import DynamicLossScale
+from replicator.mesh import REPLICA_AXIS
 from replicator.optimizer_state import (
     Collected,
     Collecting,
+    Learning,
     OptimizerState,
     OwnSums,
     Reduction,
-    Shown,
+    Share,
+    Show,
+    Showing,
+    nothing_yet,
 )
 from replicator.ordered_bits import ordered_scope
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
+from replicator.trees import describe, named_leaves
 
 
 def wrap_optimizer(
@@ -50,13 +59,17 @@ def wrap_optimizer(
     loss_scale: DynamicLossScale | None = None,
     accumulate: int = 1,
     reduction: Reduction = "fast",
+    axis_name: str = REPLICA_AXIS,
 ) -> optax.GradientTransformationExtraArgs:
     """Reduce gradients over all replicas and microbatches, then let `tx` update.
 
-    `update(grads, state, params, weight=n)` takes one replica's gradients of the mean
-    loss over its `n` examples (or tokens); the result is exactly the gradient of the
-    mean over all of them. Without `weight` all replicas and microbatches count alike.
-    Outside a replica context it acts as one replica.
+    `update(grads, state, params, count=n)` takes one replica's gradients of the *sum*
+    of its losses over `n` examples (or tokens), as `replicator.value_and_grad` makes
+    them; the result is exactly the gradient of the mean over the examples of all
+    replicas and microbatches. `weight=n` takes gradients of the mean over `n` examples
+    instead: exact where the loss speaks to no other replica, and refused where weights
+    differ and it does. With neither, all replicas and microbatches count alike. Outside
+    a replica context it acts as one replica.
 
     Args:
       tx: Any optax transformation.
@@ -66,12 +79,14 @@ def wrap_optimizer(
         holds NaN or infinity, and count it in `OptimizerState.skipped`; all replicas
         agree.
       loss_scale: A dynamic loss scale for float16; multiply the loss by
-        `replicator.scale_loss`. Implies `skip_nonfinite`.
+        `replicator.scale_loss`. Implies `skip_nonfinite`. For parameters in float16
+        `tx` works, and keeps its state, in float32.
       accumulate: For own loops that feed microbatches one by one: every call adds up,
         every `accumulate`-th updates. With `rep.compile(step_fn, accumulate=k)` leave
         it at 1.
       reduction: `"ordered"` adds blocks in example order, so that bits do not depend on
         how many replicas there are (design law 1); `"fast"` leaves the order to XLA.
+      axis_name: Mesh axis of the replicas; another one for a mesh of your own.
 
     Returns:
       An optax transformation whose state is an `OptimizerState`.
@@ -81,6 +96,7 @@ def wrap_optimizer(
     """
     _check_transformation(tx)
     check_text("name", name)
+    check_text("axis_name", axis_name)
     check_flags(skip_nonfinite=skip_nonfinite)
     check_kind("loss_scale", loss_scale, DynamicLossScale)
     check_count("accumulate", accumulate)
@@ -97,6 +113,7 @@ def wrap_optimizer(
         loss_scale=loss_scale,
         accumulate=accumulate,
         reduction=reduction,
+        axis_name=axis_name,
     )
     # Any: optax types states and updates more narrowly than it treats them.
     init: Any = wrapped.init
@@ -130,11 +147,16 @@ def check_reduction(reduction: Reduction) -> None:
 def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
     """Multiply `loss` by the optimizer's loss scale; unchanged if it has none.
 
+    A loss in half precision comes back in float32: times the scale it would overflow.
+
     Raises:
       ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
     """
     _check_state(state)
-    return loss if state.scale is None else loss * state.scale.value.astype(loss.dtype)
+    if state.scale is None:
+        return loss
+    wide = jnp.asarray(loss).astype(_sum_dtype(loss))
+    return wide * state.scale.value.astype(wide.dtype)
 
 
 def _check_state(state: object) -> None:
@@ -145,6 +167,16 @@ def _check_state(state: object) -> None:
         )
 
 
+class _Given(NamedTuple):
+    """What `update` is given in one call."""
+
+    grads: PyTree
+    share: Share
+    weight: (
+        jax.Array | None
+    )  # a scalar of JAX's default float; None if shares are equal
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wrapped:
     tx: optax.GradientTransformationExtraArgs
@@ -153,14 +185,15 @@ class _Wrapped:
     loss_scale: DynamicLossScale | None
     accumulate: int
     reduction: Reduction
+    axis_name: str
 
     def init(self, params: PyTree) -> OptimizerState:
+        sums = None if self.accumulate == 1 else _own_sums(params, self.accumulate)
         return OptimizerState(
-            inner=self.tx.init(params),
-            gradient_norm=jnp.zeros((), jnp.float32),
+            inner=self.tx.init(self._master(params)),
             skipped=jnp.zeros((), jnp.int32) if self.skip else None,
             scale=None if self.loss_scale is None else self.loss_scale.init(),
-            pending=None if self.accumulate == 1 else _own_sums(params),
+            pending=sums,
             name=self.name,
             reduction=self.reduction,
         )
@@ -172,76 +205,120 @@ class _Wrapped:
         params: PyTree = None,
         *,
         weight: jax.Array | None = None,
+        count: jax.Array | None = None,
         **extra,
     ) -> tuple[PyTree, OptimizerState]:
         _check_state(state)
+        given = _given(grads, weight, count)
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
+            case Learning() as learning:
+                collected = functools.partial(
+                    _collect, nothing_yet(), given, self.reduction
+                )
+                learning.given.calls.append(jax.eval_shape(collected))
+                return _zeros(grads), state
             case Collecting() as pending:
                 return _zeros(grads), dataclasses.replace(
-                    state, pending=_collect(pending, grads, weight, self.reduction)
+                    state, pending=_collect(pending, given, self.reduction)
                 )
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = {"nothing": None, "given": grads, "reduced": reduced}
-                return _tie((updates, _show(after, shown[sums.show])), sums.count)
+                shown = grads if sums.show == "given" else _shown(reduced, sums.show)
+                return _tie((updates, _show(after, sums, shown)), sums.count)
             case OwnSums() as sums:
-                return self._update_own(grads, state, sums, weight, finish)
+                return self._update_own(given, state, sums, finish)
             case pending:
-                mean = all_reduce(grads, "mean", weight=weight)
-                updates, after, reduced = finish(mean, state)
-                return updates, _show(after, reduced if pending is not None else None)
+                updates, after, reduced = finish(self._mean_of(given), state)
+                shown = None if pending is None else _shown(reduced, pending.show)
+                return updates, _show(after, pending, shown)
+
+    def _mean_of(self, given: _Given) -> PyTree:
+        """Reduce the gradients of a single call over replicas."""
+        if given.share == "count" and given.weight is not None:
+            return self._reduced(given.grads, given.weight, like=given.grads)
+        return all_reduce(
+            given.grads, "mean", weight=given.weight, axis_name=self.axis_name
+        )
 
     def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
         """Divide the sums over microbatches by what stands behind them."""
-        own = _divided(sums.total, sums.weight, like=like)
         if self.reduction == "ordered":  # summed over replicas already
-            return own
-        return all_reduce(own, "mean", weight=sums.weight if sums.weighted else None)
+            return _divided(sums.total, sums.weight, like=like)
+        if sums.share == "equal":
+            own = _divided(sums.total, sums.weight, like=like)
+            return all_reduce(own, "mean", axis_name=self.axis_name)
+        return self._reduced(sums.total, sums.weight, like=like)
 
-    def _update_own(self, grads, state, sums, weight, finish):
+    def _reduced(self, total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
+        """Divide by the weight of all replicas, then add up: sums could overflow."""
+        everywhere = all_reduce(weight, "sum", axis_name=self.axis_name)
+        share = _divided(total, everywhere, like=like)
+        return all_reduce(share, "sum", axis_name=self.axis_name)
+
+    def _update_own(self, given, state, sums, finish):
         """Add one microbatch of an own loop; reduce and update at the last."""
         # Without weights a microbatch counts once, on however many replicas it was: the
         # sums may be saved, and go on with microbatches of another number of them.
-        scalar = jnp.ones(()) / num_replicas() if weight is None else _scalar(weight)
-        total = _add(sums.total.value, grads, scalar)
+        scalar = given.weight
+        if scalar is None:
+            scalar = jnp.ones(()) / num_replicas(axis_name=self.axis_name)
+        factor = None if given.share == "count" else scalar
+        total = _add(sums.total.value, given.grads, factor)
         weights = sums.weight.value + scalar.astype(sums.weight.value.dtype)
         count = sums.count + 1
 
         def update(total, weights):
             # Weighted always: replicas may have been given weights at some calls only.
-            own = _divided(total, weights, like=grads)
-            mean = all_reduce(own, "mean", weight=weights)
+            mean = self._reduced(total, weights, like=given.grads)
             updates, after, _ = finish(mean, state)
             zeros = (_zeros(total), jnp.zeros_like(weights), jnp.zeros_like(count))
             return updates, after, *zeros
 
         def wait(total, weights):
-            return _zeros(grads), state, total, weights, count
+            return _zeros(given.grads), state, total, weights, count
 
         updates, after, total, weights, count = lax.cond(
             count == self.accumulate, update, wait, total, weights
         )
-        pending = OwnSums(
+        pending = dataclasses.replace(
+            sums,
             total=dataclasses.replace(sums.total, value=total),
             weight=dataclasses.replace(sums.weight, value=weights),
             count=count,
         )
         return updates, dataclasses.replace(after, pending=pending)
 
+    def _master(self, params: PyTree) -> PyTree:
+        """Return what `tx` works on: float16 parameters under a scale in float32.
+
+        Unscaled gradients and their squares are below what float16 holds.
+        """
+        if self.loss_scale is None or params is None:
+            return params
+        half = jnp.dtype(jnp.float16)
+        return jax.tree.map(
+            lambda p: p.astype(_sum_dtype(p)) if jnp.result_type(p) == half else p,
+            params,
+        )
+
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
         # Half precision would overflow in the norm, and lose what it is unscaled to.
-        wide = _scaled(grads, None if state.scale is None else 1 / state.scale.value)
-        norm = global_norm(wide).astype(state.gradient_norm.dtype)
-        grads = _like(wide, grads)
-        updates, inner = self.tx.update(grads, state.inner, params, **extra)
-        after = dataclasses.replace(state, inner=inner, gradient_norm=norm)
+        factor = None if state.scale is None else 1 / state.scale.value
+        wide = _scaled(grads, factor)
+        used = grads if factor is None else _like(wide, self._master(grads))
+        updates, inner = self.tx.update(
+            used, state.inner, self._master(params), **extra
+        )
+        if factor is not None:
+            updates = _like(updates, grads)
+        after = dataclasses.replace(state, inner=inner)
         if self.skip:
             finite = _all_finite(wide)
             updates, after = self._skip_nonfinite(finite, updates, state, after)
-        return updates, after, grads
+        return updates, after, wide
 
     def _skip_nonfinite(self, finite, updates, state, after):
         # Gradients are reduced: `finite` is the same on every replica.
@@ -249,7 +326,6 @@ class _Wrapped:
         return _select(finite, updates, _zeros(updates)), dataclasses.replace(
             after,
             inner=_select(finite, after.inner, state.inner),
-            gradient_norm=jnp.where(finite, after.gradient_norm, state.gradient_norm),
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
             scale=self.loss_scale.update(state.scale, finite)
             if self.loss_scale is not None
@@ -257,39 +333,74 @@ class _Wrapped:
         )
 
 
-def _show(state: OptimizerState, gradients: PyTree | None) -> OptimizerState:
-    shown = None if gradients is None else Shown(gradients=gradients)
-    return dataclasses.replace(state, pending=shown)
+def _given(grads: PyTree, weight: object, count: object) -> _Given:
+    """Check what `update` is given, and mark it for the proof."""
+    for path, leaf in named_leaves(grads):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise ArgumentError(
+                f"`grads` must hold floating-point leaves, got {describe(leaf)}"
+                f"{at_leaf(path)}. Keep integers out of the parameters."
+            )
+    if weight is not None and count is not None:
+        raise ArgumentError(
+            "`weight` and `count` must not be given together, got both. Pass `count` "
+            "with gradients of a sum over examples, `weight` with those of a mean."
+        )
+    if count is not None:
+        return _Given(grads, "count", _scalar("count", count))
+    if weight is None:
+        return _Given(grads, "equal", None)
+    scalar = _scalar("weight", weight)
+    marked = jax.tree.map(lambda leaf: mark_weighted(leaf, scalar), grads)
+    return _Given(marked, "weight", scalar)
 
 
-def _own_sums(params: PyTree) -> OwnSums:
+def _shown(gradients: PyTree, what: Showing) -> PyTree:
+    """Return what was asked for of the reduced gradients; None if nothing was."""
+    if what == "norm":
+        return global_norm(gradients).astype(jnp.float32)
+    return gradients if what == "reduced" else None
+
+
+def _show(
+    state: OptimizerState, pending: Collected | Show | None, shown: PyTree
+) -> OptimizerState:
+    """Put into the state what was asked for; nothing stays pending otherwise."""
+    if pending is not None and shown is not None:
+        return dataclasses.replace(
+            state, pending=dataclasses.replace(pending, shown=shown)
+        )
+    return dataclasses.replace(state, pending=None)
+
+
+def _own_sums(params: PyTree, every: int) -> OwnSums:
     zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), _sum_dtype(p)), params)
     return OwnSums(
         total=PerReplica(zeros, on_resize="sum"),
         weight=PerReplica(jnp.zeros(()), on_resize="sum"),
         count=jnp.zeros((), jnp.int32),
+        every=every,
     )
 
 
-def _collect(
-    pending: Collecting, grads: PyTree, weight: jax.Array | None, reduction: Reduction
-) -> Collecting:
-    scalar = jnp.ones(()) if weight is None else _scalar(weight)
+def _collect(pending: Collecting, given: _Given, reduction: Reduction) -> Collecting:
+    scalar = jnp.ones(()) if given.weight is None else given.weight
+    factor = given.weight if given.share == "weight" else None
     if reduction == "ordered":
-        share = _scaled(grads, scalar)
+        share = _scaled(given.grads, factor)
         total = pending.total if pending.total is not None else _zeros(share)
         with ordered_scope():
             total = add_in_order(total, share)
             weights = add_in_order(pending.weight, scalar)
     else:
-        total = _add(pending.total, grads, scalar if weight is not None else None)
+        total = _add(pending.total, given.grads, factor)
         weights = pending.weight + scalar
     return Collecting(
         total=total,
         weight=weights,
         count=pending.count + 1,
         calls=pending.calls + 1,
-        weighted=weight is not None,
+        share=given.share,
     )
 
 
@@ -326,12 +437,12 @@ def _sum_dtype(leaf: jax.Array) -> jnp.dtype:
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-def _scalar(weight: jax.Array) -> jax.Array:
+def _scalar(name: str, weight: object) -> jax.Array:
     array = jnp.asarray(weight)
-    if array.ndim != 0:
+    if array.ndim != 0 or not jnp.isrealobj(array):
         raise ArgumentError(
-            f"`weight` must be a scalar, got shape {array.shape}. Pass the number of "
-            "examples or tokens behind these gradients, e.g. `mask.sum()`."
+            f"`{name}` must be one real number, got {describe(array)}. Pass the number "
+            "of examples or tokens behind these gradients, e.g. `mask.sum()`."
         )
     return array.astype(float)
 

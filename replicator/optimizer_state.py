@@ -1,22 +1,36 @@
 """What a wrapped optimizer carries from update to update, and within one.
 
 The slot `pending` says what `update` is to do: nothing there means reduce and update;
-`Collecting` add up, `Collected` update from the sums, `Show` tell the gradients too.
-That is part of the structure of the state, so it is known while a step is traced.
+`Collecting` add up, `Collected` update from the sums, `Show` return the gradients or
+their norm, too. That is part of the structure of the state, so it is known while a step
+is traced, and what nobody asks for is not computed.
+
+A `flax.nnx.Optimizer` writes the values of its new state into the old one, whose
+structure cannot change. For such a state what `update` would collect is learned first
+(`Learning`), and sums and slots are there, in its variables, before it is called.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from replicator.loss_scale import LossScaleState
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
 
 Reduction = Literal["fast", "ordered"]
+
+Share = Literal["equal", "weight", "count"]
+"""What gradients are: of means that count alike, of means that count as much as their
+weight, or of sums over a count of examples."""
+
+Showing = Literal["nothing", "given", "reduced", "norm"]
+"""What `update` hands back in `shown`: nothing; the gradients it was given, and does
+not use (the analysis asks what they depend on); the reduced ones; or their norm."""
 
 
 def _node(*, data: tuple[str, ...], meta: tuple[str, ...] = ()):
@@ -25,73 +39,107 @@ def _node(*, data: tuple[str, ...], meta: tuple[str, ...] = ()):
     )
 
 
-@_node(data=("total", "weight", "count"), meta=("calls", "weighted"))
+@_node(data=("total", "weight", "count"), meta=("calls", "share"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collecting:
     """Gradients add up: the step is running over the microbatches of one update.
 
     Attributes:
-      total: Sum of weighted gradients so far, or None before the first.
-      weight: Sum of weights so far, a scalar of JAX's default float.
+      total: Sum of gradients so far, times their weights if they have such, or None
+        before the first.
+      weight: Sum of weights or counts so far, a scalar of JAX's default float.
       count: Microbatches so far, an int32 scalar.
       calls: How often `update` was called in this run of the step.
-      weighted: Whether `update` was given weights.
+      share: What the gradients are.
     """
 
     total: PyTree
     weight: jax.Array
     count: jax.Array
     calls: int = 0
-    weighted: bool = False
+    share: Share = "equal"
 
 
-@_node(data=("total", "weight", "count"), meta=("weighted", "show"))
+def nothing_yet() -> Collecting:
+    """Return sums of nothing, whose structure is not known."""
+    return Collecting(total=None, weight=jnp.zeros(()), count=jnp.zeros((), jnp.int32))
+
+
+@dataclasses.dataclass(eq=False)
+class Given:
+    """What calls of `update` were given; compared by identity, as a trace is one.
+
+    Attributes:
+      calls: `Collecting` of shapes, one per call.
+    """
+
+    calls: list[Collecting] = dataclasses.field(default_factory=list)
+
+
+@_node(data=(), meta=("given",))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Ask what `update` would collect, and change nothing."""
+
+    given: Given
+
+
+@_node(data=("total", "weight", "count", "shown"), meta=("share", "show"))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collected:
     """All microbatches of the update are in the sums: reduce them and update.
 
     Attributes:
-      total: Sum of weighted gradients.
-      weight: Sum of weights, a scalar of JAX's default float.
+      total: Sum of gradients, times their weights if they have such.
+      weight: Sum of weights or counts, a scalar of JAX's default float.
       count: How many microbatches, an int32 scalar.
-      weighted: Whether `update` was given weights.
-      show: Which gradients `update` hands back as `Shown`: those it was given, and does
-        not use (the analysis asks what they depend on), or the reduced ones.
+      share: What the gradients are.
+      show: What `update` hands back.
+      shown: Its place.
     """
 
     total: PyTree
     weight: jax.Array
     count: jax.Array
-    weighted: bool = False
-    show: Literal["nothing", "given", "reduced"] = "nothing"
+    share: Share = "equal"
+    show: Showing = "nothing"
+    shown: PyTree = None
 
 
-@_node(data=())
-@dataclasses.dataclass(frozen=True)
-class Show:
-    """Ask an update without accumulation for the reduced gradients, as `Shown`."""
-
-
-@_node(data=("gradients",))
+@_node(data=("shown",), meta=("show",))
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shown:
-    """The gradients that were asked for."""
+class Show:
+    """Ask an update without accumulation for something: gradients, or their norm.
 
-    gradients: PyTree
+    Attributes:
+      show: What `update` hands back.
+      shown: Its place.
+    """
+
+    show: Showing
+    shown: PyTree = None
 
 
-@_node(data=("total", "weight", "count"))
+@_node(data=("total", "weight", "count"), meta=("every",))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnSums:
-    """Sums of an own loop that feeds microbatches one by one."""
+    """Sums of an own loop that feeds microbatches one by one.
+
+    Attributes:
+      total: Sum of gradients, times their weights if they have such.
+      weight: Sum of weights or counts.
+      count: Microbatches so far, an int32 scalar.
+      every: How many make an update.
+    """
 
     total: PerReplica
     weight: PerReplica
     count: jax.Array
+    every: int
 
 
 @_node(
-    data=("inner", "gradient_norm", "skipped", "scale", "pending"),
+    data=("inner", "skipped", "scale", "pending"),
     meta=("name", "reduction"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +148,6 @@ class OptimizerState:
 
     Attributes:
       inner: State of the wrapped transformation.
-      gradient_norm: Global norm of the last gradient that was not skipped, reduced.
       skipped: Updates skipped for a non-finite gradient, int32; None if not asked for.
       scale: The dynamic loss scale, or None.
       pending: None between updates; sums under accumulation.
@@ -109,10 +156,9 @@ class OptimizerState:
     """
 
     inner: PyTree
-    gradient_norm: jax.Array
     skipped: jax.Array | None
     scale: LossScaleState | None
-    pending: Collecting | Collected | Show | Shown | OwnSums | None
+    pending: Learning | Collecting | Collected | Show | OwnSums | None
     name: str
     reduction: Reduction
 
@@ -120,6 +166,31 @@ class OptimizerState:
 def is_optimizer_state(node: PyTree) -> bool:
     """Tell whether `node` is the state of a wrapped optimizer."""
     return isinstance(node, OptimizerState)
+
+
+def own_variables(tree: PyTree) -> list[Callable | None]:
+    """Return per optimizer state what makes a variable for it; None for plain arrays.
+
+    A `flax.nnx.Optimizer` keeps its state, and its step, in variables.
+    """
+
+    def is_holder(node: PyTree) -> bool:
+        held = getattr(node, "opt_state", None)
+        return hasattr(node, "wrt") and is_optimizer_state(held)
+
+    def is_either(node: PyTree) -> bool:
+        return is_optimizer_state(node) or is_holder(node)
+
+    nodes = filter(is_either, jax.tree.leaves(tree, is_leaf=is_either))
+    return [type(node.step) if is_holder(node) else None for node in nodes]
+
+
+def empty_slot(show: Showing, total: PyTree, variable: Callable | None) -> PyTree:
+    """Return where an update puts what it shows, if that must be there before."""
+    if variable is None or show == "nothing":
+        return None
+    like = jnp.zeros((), jnp.float32) if show == "norm" else total
+    return jax.tree.map(lambda leaf: variable(jnp.zeros_like(leaf)), like)
 
 
 def without_pending(tree: PyTree) -> PyTree:

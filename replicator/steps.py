@@ -2,25 +2,28 @@
 
 From the inside out: a step that always takes a key and must keep its state's structure;
 an update of k microbatches; metrics merged over replicas; the run's own step count and
-key around it; n updates in one `lax.scan`. Nothing here runs or compiles.
+key around it; gradient norms among the metrics; n updates in one `lax.scan`. Nothing
+here runs or compiles.
 """
 
 import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from replicator import metrics
-from replicator.accumulate import accumulated
+from replicator.accumulate import accumulated, single
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, StateError
 from replicator.mesh import REPLICA_AXIS
 from replicator.optimizer_state import (
     Reduction,
+    Showing,
     optimizer_states,
     without_pending,
 )
@@ -29,11 +32,19 @@ from replicator.state import RunState
 from replicator.trees import first_difference, first_without_numbers
 
 
+class Measured(NamedTuple):
+    """Metrics, and the norm of each optimizer's reduced gradient by its name."""
+
+    metrics: PyTree
+    gradient_norms: dict[str, jax.Array]
+
+
 def lift(
     step_fn: StepFn,
     *,
     accumulate: int = 1,
     reduction: Reduction = "fast",
+    measures: bool = False,
 ) -> KeyedStep:
     """Lift `step_fn` to one update of one replica, with metrics merged.
 
@@ -42,24 +53,27 @@ def lift(
       accumulate: Microbatches per update; batch leaves then are [accumulate, examples,
         ...] of one replica.
       reduction: How gradients and metrics add up over replicas.
+      measures: Whether metrics come as `Measured`.
 
     Returns:
       `update(state, batch, key) -> (state, metrics)`; `PerReplica` metrics stay
       declared.
     """
     step = keyed(step_fn)
-    single, many = _single(step), accumulated(step, accumulate)
+    show: Showing = "norm" if measures else "nothing"
+    lone, many = single(step, show=show), accumulated(step, accumulate, show=show)
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
         if accumulate > 1:
-            after, reported = many(state, batch, key)
+            after, reported, shown = many(state, batch, key)
         elif reduction == "ordered" and optimizer_states(state):
             # Ordered bits need every block to pass the same scan body, also a lone one.
             block = jax.tree.map(lambda leaf: leaf[None], batch)
-            after, reported = many(state, block, key)
+            after, reported, shown = many(state, block, key)
         else:
-            after, reported = single(state, batch, key)
-        return after, metrics.merge_replicas(reported, reduction=reduction)
+            after, reported, shown = lone(state, batch, key)
+        merged = metrics.merge_replicas(reported, reduction=reduction)
+        return after, Measured(merged, shown) if measures else merged
 
     return update
 
@@ -70,8 +84,6 @@ def count_steps(update: KeyedStep) -> KeyedStep:
     def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
         step_key = jax.random.fold_in(jax.random.wrap_key_data(run.key), run.step)
         user, reported = update(run.user, batch, step_key)
-        if isinstance(reported, dict):
-            reported = _gradient_norms(user) | reported
         return dataclasses.replace(run, step=run.step + 1, user=user), reported
 
     return counted
@@ -88,12 +100,26 @@ def repeat_steps(update: KeyedStep) -> KeyedStep:
     return repeated
 
 
-def _gradient_norms(state: PyTree) -> dict[str, jax.Array]:
-    """Report each optimizer's gradient norm, by its name where there are several."""
-    optimizers = optimizer_states(state)
-    if len(optimizers) == 1:
-        return {"gradient_norm": optimizers[0].gradient_norm}
-    return {f"gradient_norm/{each.name}": each.gradient_norm for each in optimizers}
+def report_norms(update: KeyedStep, *, among_metrics: bool) -> KeyedStep:
+    """Return plain metrics for `Measured` ones.
+
+    Args:
+      update: Its metrics are `Measured`.
+      among_metrics: Whether a dict of metrics tells the norms: `gradient_norm`, or
+        `gradient_norm/NAME` where there are several optimizers. What is told to nobody
+        is not computed.
+    """
+
+    def plain(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        after, (reported, norms) = update(state, batch, key)
+        if among_metrics and isinstance(reported, dict):
+            names = dict.fromkeys(norms, "gradient_norm")
+            if len(norms) > 1:
+                names = {name: f"gradient_norm/{name}" for name in norms}
+            reported = {names[name]: norms[name] for name in norms} | reported
+        return after, reported
+
+    return plain
 
 
 def takes_key(step_fn: Callable) -> bool:
@@ -105,17 +131,6 @@ def takes_key(step_fn: Callable) -> bool:
     found = inspect.signature(step_fn).parameters.values()
     required = [each for each in found if each.default is inspect.Parameter.empty]
     return sum(each.kind in positional for each in required) >= 3
-
-
-def _single(step: KeyedStep) -> KeyedStep:
-    """Treat the whole batch as the only microbatch of its update."""
-
-    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
-        folded = None if key is None else jax.random.fold_in(key, 0)
-        after, reported = step(state, batch, folded)
-        return after, metrics.declare(reported)
-
-    return update
 
 
 def keyed(step_fn: StepFn) -> KeyedStep:

@@ -1,24 +1,40 @@
-"""Find what follows from the optimizers of a step, and moves once per update.
+"""Find what moves once per update, and what moves at every microbatch.
 
 The step is traced once with the summed gradients as inputs of their own, and marks are
-followed from there. Parameters, optimizer states and averages depend on the sums;
-running statistics and counters do not. What would be wrong with several microbatches is
-refused here, by name: gradients taken after an update in the same step, and results of
-an update that read the batch other than by its gradients.
+followed from there, from the batch, and from the microbatch's index. State that reads
+neither batch nor index belongs to the update: parameters, optimizer states and averages
+follow from the sums, counters and target networks from state alone. What reads the
+batch (running statistics) moves with each microbatch.
+
+What would be wrong with several microbatches is refused here, by name: gradients taken
+after an update in the same step, results of an update that read the batch other than by
+its gradients, and state that is moved by gradients which no wrapped optimizer takes.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.extend import core
 
 from replicator import dataflow, metrics
 from replicator.collecting import KeyedStep, Sums, finish, zero_sums
+from replicator.collectives.microbatch import Microbatch
 from replicator.errors import ArgumentError
-from replicator.optimizer_state import OptimizerState, Shown, optimizer_states
+from replicator.optimizer_state import (
+    OptimizerState,
+    is_optimizer_state,
+    optimizer_states,
+)
+from replicator.per_replica import is_per_replica
 from replicator.protocols import Key, PyTree
-from replicator.trees import named_leaves
+from replicator.trees import leaf_path, named_leaves
 
-_BATCH = -1  # the mark of the batch; optimizers are marked 0, 1, …
+# The marks; optimizers are marked 0, 1, …
+_BATCH = -1  # reads the batch, or which microbatch it is
+_GRADIENT = -2  # reads the batch by a gradient
+_COUNTERS = -3  # reads the new value of counter c: _COUNTERS - c
 
 
 class Tail(NamedTuple):
@@ -31,7 +47,7 @@ class Tail(NamedTuple):
 def find_tail(
     step: KeyedStep, state: PyTree, sums: Sums, batch: PyTree, key: Key | None
 ) -> Tail:
-    """Tell what depends on the sums, and refuse what microbatches would make wrong.
+    """Tell what moves once per update, and refuse what microbatches would make wrong.
 
     Args:
       step: Any keyed step.
@@ -44,30 +60,46 @@ def find_tail(
       Which leaves and metrics to take from the last run of the step.
 
     Raises:
-      ArgumentError: Gradients depend on an update in the same step, or a leaf or metric
-        on both an update and the batch.
+      ArgumentError: Gradients depend on an update in the same step, a leaf or metric on
+        both an update and the batch, or a leaf on gradients that no update takes.
     """
 
-    def run(sums: Sums, state: PyTree, batch: PyTree, key: Key | None) -> tuple:
-        return finish(step, (state, sums), (batch, key), count=2, show="given")
+    def run(
+        sums: Sums, state: PyTree, batch: PyTree, key: Key | None, index: jax.Array
+    ) -> tuple:
+        position = Microbatch(index, 2, last=True)
+        data = (batch, key)
+        return finish(step, (state, sums), data, position=position, show="given")
 
-    closed, shapes = jax.make_jaxpr(run, return_shape=True)(sums, state, batch, key)
+    arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
         *(frozenset() for _ in jax.tree.leaves(state)),
         *(frozenset({_BATCH}) for _ in jax.tree.leaves(batch)),
         *(frozenset() for _ in jax.tree.leaves(key)),
+        frozenset({_BATCH}),
     ]
-    out_marks = dataflow.flow(closed.jaxpr, in_marks, dataflow.DependsOn())
+    own = len(jax.tree.leaves(state))
+    counters = _counters(closed.jaxpr.outvars[:own], closed.jaxpr)
+    numbers = {eqn: _COUNTERS - n for n, eqn in enumerate(counters.values())}
+    out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
     after, given, reported = jax.tree.structure(shapes).unflatten(out_marks)
     _refuse_chained(optimizer_states(state), given)
+    _refuse_outside_wrap(after)
     for where, tree in (("state", after), ("metrics", reported)):
         _refuse_mixed(where, tree)
+    marks = jax.tree.leaves(after, is_leaf=_is_mark)
+    moved = dataflow.DependsOn().join([mark for mark in marks if _BATCH in mark])
+    weighing = {place for place, eqn in counters.items() if numbers[eqn] in moved}
     return Tail(
-        leaves=[_is_tail(mark) for mark in jax.tree.leaves(after, is_leaf=_is_mark)],
+        leaves=[
+            _BATCH not in mark and place not in weighing
+            for place, mark in enumerate(marks)
+        ],
         metrics=jax.tree.map(
             lambda metric: any(
-                map(_is_tail, jax.tree.leaves(metric, is_leaf=_is_mark))
+                map(_follows_update, jax.tree.leaves(metric, is_leaf=_is_mark))
             ),
             reported,
             is_leaf=metrics.is_metric,
@@ -78,7 +110,7 @@ def find_tail(
 def follows_optimizer(
     step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None
 ) -> list[bool]:
-    """Tell which leaves of the state depend on an optimizer's gradients.
+    """Tell which leaves of the state move once per update, by what it does.
 
     Args:
       step: Any keyed step.
@@ -93,18 +125,95 @@ def follows_optimizer(
     return find_tail(step, state, sums, batch, key).leaves
 
 
+class _UpdateRules(dataflow.DependsOn):
+    """Mark also gradients of the batch, and new values of counters.
+
+    Args:
+      counters: By equation, the mark of the counter that it computes.
+      in_gradient: Whether the equations lie inside a backward pass.
+    """
+
+    def __init__(
+        self, counters: Mapping[tuple, int], *, in_gradient: bool = False
+    ) -> None:
+        self._counters = counters
+        self._in_gradient = in_gradient
+
+    def decide(
+        self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]
+    ) -> list[frozenset[int]] | None:
+        if dataflow.sub_jaxprs(eqn):
+            return None
+        mark = self.join(marks)
+        if eqn.primitive.name.startswith(("random_", "threefry", "rng_")):
+            # Randomness of the n-th update is no average over n.
+            mark = frozenset(each for each in mark if each > _COUNTERS)
+        if _BATCH in mark and _GRADIENT not in mark and self._is_gradient(eqn):
+            mark |= {_GRADIENT}
+        counter = self._counters.get(_meaning(eqn)) if self._counters else None
+        if counter is not None:
+            mark |= {counter}
+        return [mark] * len(eqn.outvars)
+
+    def inside(self, eqn: core.JaxprEqn) -> "_UpdateRules":
+        return _UpdateRules(self._counters, in_gradient=self._is_gradient(eqn))
+
+    def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
+        return self._in_gradient or "transpose(" in str(eqn.source_info.name_stack)
+
+
+def _counters(variables: Sequence[Any], jaxpr: core.Jaxpr) -> dict[int, tuple]:
+    """Find the scalars of the state that add something to themselves.
+
+    A counter whose new value weighs what the batch moves (`count` in `mean + (x - mean)
+    / count`) counts what moves it, and so moves with the microbatches; all other ones
+    count updates.
+
+    Returns:
+      By place among `variables`, what the equation that adds means.
+    """
+    found = {}
+    for place, variable in enumerate(variables):
+        if variable.aval.shape == ():
+            eqn = _computing(jaxpr, variable)
+            if eqn is not None and eqn.primitive.name in ("add", "sub"):
+                found[place] = _meaning(eqn)
+    return found
+
+
+def _computing(jaxpr: core.Jaxpr, variable: object) -> core.JaxprEqn | None:
+    """Return the equation that computes an output of `jaxpr`, in calls too."""
+    for eqn in reversed(jaxpr.eqns):
+        for place, out in enumerate(eqn.outvars):
+            if out is variable:
+                subs = dataflow.sub_jaxprs(eqn)
+                if len(subs) == 1 and len(subs[0].outvars) == len(eqn.outvars):
+                    return _computing(subs[0], subs[0].outvars[place])
+                return None if subs else eqn
+    return None
+
+
+def _meaning(eqn: core.JaxprEqn) -> tuple:
+    """Return what is equal for equations that compute the same, if written twice."""
+    operands = [
+        ("literal", str(atom.val)) if isinstance(atom, core.Literal) else id(atom)
+        for atom in eqn.invars
+    ]
+    return (eqn.primitive.name, *operands)
+
+
 def _is_mark(node: PyTree) -> bool:
     return isinstance(node, frozenset)
 
 
-def _is_tail(mark: frozenset[int]) -> bool:
-    return bool(mark - {_BATCH})
+def _follows_update(mark: frozenset[int]) -> bool:
+    return any(each >= 0 for each in mark)
 
 
 def _refuse_mixed(where: str, tree: PyTree) -> None:
     """Refuse what reads both: it would see the last microbatch alone."""
     for path, mark in named_leaves(tree, is_leaf=_is_mark):
-        if _BATCH in mark and _is_tail(mark):
+        if _BATCH in mark and _follows_update(mark):
             raise ArgumentError(
                 f"`accumulate` must be 1 where `{path}` of the returned {where} "
                 "depends on an update and, other than by gradients, on the batch. "
@@ -112,17 +221,45 @@ def _refuse_mixed(where: str, tree: PyTree) -> None:
             )
 
 
-def _refuse_chained(
-    optimizers: list[OptimizerState], given: list[Shown | None]
-) -> None:
+def _refuse_outside_wrap(state: PyTree) -> None:
+    """Refuse what gradients move without a wrapped optimizer: k times an update.
+
+    The state of an optimizer is known by its type; parameters that a plain one moves
+    are known by the backward pass that they follow from.
+    """
+
+    def is_looked_at(node: PyTree) -> bool:
+        own = is_optimizer_state(node) or is_per_replica(node) or _is_mark(node)
+        return own or _is_of_optax(node)
+
+    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_looked_at):
+        if is_optimizer_state(node) or is_per_replica(node):
+            continue
+        mark = dataflow.DependsOn().join(jax.tree.leaves(node, is_leaf=_is_mark))
+        if _follows_update(mark):
+            continue
+        if _GRADIENT in mark or (_is_of_optax(node) and _BATCH in mark):
+            raise ArgumentError(
+                f"`accumulate` must be 1 where `{leaf_path(path)}` of the returned "
+                "state is moved by gradients outside of a wrapped optimizer, got more. "
+                "Wrap the one that moves it: `rep.wrap_optimizer(tx, name=...)`."
+            )
+
+
+def _is_of_optax(node: PyTree) -> bool:
+    return type(node).__module__.partition(".")[0] == "optax"
+
+
+def _refuse_chained(optimizers: list[OptimizerState], given: list) -> None:
     """Refuse gradients that were taken after another optimizer's update.
 
     With k microbatches such a gradient would have to be taken again over all of them,
     after that update; taken once it is not the gradient of one batch.
     """
-    for own, gradients in enumerate(given):
-        marks = dataflow.DependsOn().join(jax.tree.leaves(gradients, is_leaf=_is_mark))
-        for other in marks - {own, _BATCH}:
+    for own, pending in enumerate(given):
+        shown = jax.tree.leaves(pending and pending.shown, is_leaf=_is_mark)
+        marks = dataflow.DependsOn().join(shown)
+        for other in {each for each in marks if each >= 0} - {own}:
             raise ArgumentError(
                 "`accumulate` must be 1 where gradients depend on an update in the "
                 f"same step, got those for `{optimizers[own].name}` after the update "

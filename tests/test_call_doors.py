@@ -145,7 +145,6 @@ def test_half_precision_gradients_are_unscaled_in_single_precision(rep):
     grads = {"w": jnp.full(1000, 2.0**15, jnp.float16)}
     updates, state = optimizer.update(grads, state, params)
     np.testing.assert_allclose(updates["w"], -(2.0**-10), rtol=1e-3)
-    np.testing.assert_allclose(state.gradient_norm, 2.0**-10 * 1000**0.5, rtol=1e-3)
 
 
 def test_a_hook_sees_the_state_of_the_user(rep):

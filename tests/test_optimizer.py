@@ -124,11 +124,10 @@ def test_extra_arguments_reach_the_inner_update():
 def test_the_gradient_norm_is_that_of_the_reduced_gradient():
     rep, batch = replicas(8), regression_batch()
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-    state = rep.init(init_fn)
-    grads = jax.grad(mlp_loss)(jax.device_get(state["params"]), batch)
-    after, _ = rep.compile(step_fn)(state, batch)
+    grads = jax.grad(mlp_loss)(jax.device_get(rep.init(init_fn)["params"]), batch)
+    result = rep.run(step_fn, [batch], init_fn=init_fn, steps=1, display=False)
     norm = optax.tree.norm(grads)
-    np.testing.assert_allclose(after["opt"].gradient_norm, norm, rtol=1e-5)
+    np.testing.assert_allclose(result.metrics["gradient_norm"], norm, rtol=1e-5)
 
 
 def test_outside_any_replica_it_is_the_plain_transformation():

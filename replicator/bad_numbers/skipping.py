@@ -25,6 +25,7 @@ from replicator.ordered_bits import ordered_scope
 from replicator.per_replica import is_per_replica
 from replicator.protocols import Key, PyTree
 from replicator.state import RunState
+from replicator.steps import Measured
 
 MOST_AXES = 1
 """Metrics with more axes are no numbers but images, and not looked at."""
@@ -37,7 +38,7 @@ def skip_bad_updates(update: KeyedStep, *, reduction: Reduction = "fast") -> Key
     moves, too, as it would never come down otherwise.
 
     Args:
-      update: Works on a `RunState`, as `count_steps` makes it.
+      update: Works on a `RunState`, as `count_steps` makes it; metrics are `Measured`.
       reduction: As in `lift`.
 
     Returns:
@@ -47,29 +48,29 @@ def skip_bad_updates(update: KeyedStep, *, reduction: Reduction = "fast") -> Key
     """
 
     def guarded(run: RunState, batch: PyTree, key: Key | None):
-        after, reported = update(run, batch, key)
-        good = _is_good(run.user, after.user, reported, reduction=reduction)
+        after, measured = update(run, batch, key)
+        good = _is_good(run.user, after.user, measured, reduction=reduction)
         skipped = run.skipped
         if skipped is not None:
             skipped += jnp.where(good, 0, 1).astype(skipped.dtype)
-            if isinstance(reported, dict):
-                reported = reported | {"skipped_updates": skipped.astype(jnp.float32)}
+            if isinstance(measured.metrics, dict):
+                told = {"skipped_updates": skipped.astype(jnp.float32)}
+                measured = measured._replace(metrics=measured.metrics | told)
         user = _chosen(good, after.user, run.user)
-        return dataclasses.replace(after, user=user, skipped=skipped), reported
+        return dataclasses.replace(after, user=user, skipped=skipped), measured
 
     return guarded
 
 
 def _is_good(
-    before: PyTree, after: PyTree, reported: PyTree, *, reduction: Reduction
+    before: PyTree, after: PyTree, measured: Measured, *, reduction: Reduction
 ) -> jax.Array:
     """Tell, alike on all replicas, whether every number that counts is finite."""
-    optimizers = optimizer_states(after)
-    shared = [each.gradient_norm for each in optimizers]
-    shared += _numbers(reported, own=False)
+    norms = list(measured.gradient_norms.values())
+    shared = norms + _numbers(measured.metrics, own=False)
     good = _all(map(_finite, shared))
-    own = list(map(_finite, _numbers(reported, own=True)))
-    if not optimizers:
+    own = list(map(_finite, _numbers(measured.metrics, own=True)))
+    if not optimizer_states(after):
         good &= _all(_stayed_finite(before, after, own=False))
         own += _stayed_finite(before, after, own=True)
     return good & _on_all_replicas(_all(own), reduction) if own else good

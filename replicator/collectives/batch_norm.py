@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
 from replicator.collectives.microbatch import is_last_microbatch, microbatch
 from replicator.collectives.moments import Moments, wider_dtype
@@ -99,8 +99,7 @@ def update_running(
     Returns:
       The average that counts this microbatch.
     """
-    done, count, real = _place(running.mean.dtype)
-    return _moved(running, moments, momentum, (done, count), real)
+    return _moved(running, moments, momentum, _place(moments, running.mean.dtype))
 
 
 def update_standing(
@@ -118,51 +117,55 @@ def update_standing(
       The mean that counts this microbatch, and the number of updates it counts: one
       without a real example does not count.
     """
-    done, count, real = _place(standing.mean.dtype)
+    place = _place(moments, standing.mean.dtype)
     whole = jnp.floor(batches)
-    # Before the first batch there is nothing that could count.
-    done = jnp.where(batches > whole, done, 0)
-    moved = _moved(standing, moments, whole / (whole + 1), (done, count), real)
-    known = microbatch().real
-    counts = (moments.weight[0] > 0) & (True if known is None else known.any())
-    batches = jnp.where(counts, whole + 0.5, batches)
+    # Until one counts, what the average holds has no share for those before.
+    place = place._replace(done=jnp.where(batches > whole, place.done, 0))
+    moved = _moved(standing, moments, whole / (whole + 1), place)
+    # Reading the index keeps the half from microbatch to microbatch: what reads neither
+    # it nor the batch moves once per update.
+    begun = place.counts & jnp.asarray(microbatch().index >= 0)
+    batches = jnp.where(begun, whole + 0.5, batches)
     return moved, jnp.where(is_last_microbatch(), jnp.ceil(batches), batches)
 
 
-def _moved(
-    average: RunningMoments,
-    moments: Moments,
-    momentum: float | Array,
-    place: tuple[Array, Array],
-    real: Array,
-) -> RunningMoments:
-    """Move by the share of one microbatch, the one after `done` of `count`."""
-    done, count = place
-    # What the average so far weighs, if it weighs 1 after the last microbatch: so each
-    # of them ends up with the same share.
-    before, share = momentum + (1 - momentum) * done / count, (1 - momentum) / count
-    counts = real & (moments.weight > 0)
+class _Place(NamedTuple):
+    """How many microbatches count before this one and in all, and whether it does."""
 
-    def move(old: Array, new: Array) -> Array:
-        moved = (before * old + share * new[0].astype(old.dtype)) / (before + share)
-        return jnp.where(counts, moved, old)
-
-    return RunningMoments(
-        move(average.mean, moments.mean), move(average.var, moments.var)
-    )
+    done: Float[Array, ""]
+    count: Float[Array, ""]
+    counts: Bool[Array, ""]
 
 
-def _place(dtype: DTypeLike) -> tuple[Array, Array, Array]:
-    """Return how many microbatches count before this one and in all, and if it does."""
+def _place(moments: Moments, dtype: DTypeLike) -> _Place:
     here = microbatch()
+    weighs = moments.weight[0] > 0
     if here.real is None:
         done, count = jnp.asarray(here.index, dtype), jnp.asarray(here.count, dtype)
-        return done, count, jnp.asarray(True)
+        return _Place(done, count, weighs)
     before = jnp.arange(len(here.real)) < here.index
     done = (here.real & before).sum(dtype=dtype)
     # At least 1: in an update of padding alone nothing moves.
     count = jnp.maximum(here.real.sum(dtype=dtype), 1)
-    return done, count, here.real[here.index]
+    return _Place(done, count, weighs & here.real[here.index])
+
+
+def _moved(
+    average: RunningMoments, moments: Moments, momentum: float | Array, place: _Place
+) -> RunningMoments:
+    """Give a microbatch the share that all will have after the last."""
+    # What the average so far weighs, if it weighs 1 after the last microbatch.
+    before = momentum + (1 - momentum) * place.done / place.count
+    share = (1 - momentum) / place.count
+
+    def move(old: Array, new: Array) -> Array:
+        new = new[0].astype(old.dtype)
+        moved = (before * old + share * new) / (before + share)
+        return jnp.where(place.counts, moved.astype(old.dtype), old)
+
+    return RunningMoments(
+        move(average.mean, moments.mean), move(average.var, moments.var)
+    )
 
 
 def _per_example(

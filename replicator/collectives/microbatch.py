@@ -21,12 +21,15 @@ class Microbatch:
     Attributes:
       index: Microbatches before this one.
       count: Microbatches of the update.
+      last: Whether this is the last one, where that is known by other means; the
+        analysis of a step marks `index`, and may not mark what waits for the last.
       real: Whether each microbatch of the update holds a real example on any replica,
         bool [count]; None where nobody knows before it has run.
     """
 
     index: jax.Array | int
     count: int
+    last: bool | None = None
     real: jax.Array | None = None
 
 
@@ -46,11 +49,13 @@ def microbatch() -> Microbatch:
 def is_last_microbatch() -> jax.Array:
     """Tell whether this call of the step completes its update.
 
-    State that is no parameter and no optimizer state (running statistics, averages)
-    moves once per update if it moves only where this is true.
+    State that reads the batch (running statistics) moves at every microbatch; it moves
+    once per update if it moves only where this is true. What reads no batch (counters,
+    target networks) moves once per update by itself.
 
     Returns:
-      A scalar bool array; always true outside an accumulating step.
+      A scalar bool array; always true outside an accumulating step. With
+      `wrap_optimizer(accumulate=k)` in a loop of one's own, true at every k-th call.
     """
     here = microbatch()
-    return jnp.asarray(here.index == here.count - 1)
+    return jnp.asarray(here.index == here.count - 1 if here.last is None else here.last)

@@ -16,7 +16,7 @@ from replicator.collecting import KeyedStep
 from replicator.per_replica import is_per_replica, take_own
 from replicator.postmortem.watched import Place, watched
 from replicator.protocols import Key, PyTree, StepFn
-from replicator.steps import count_steps, lift, repeat_steps
+from replicator.steps import count_steps, lift, repeat_steps, report_norms
 from replicator.trees import named_leaves
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
@@ -51,9 +51,9 @@ def one_replica_update(
       counted: Whether the state is a `RunState`.
       steps_per_call: Updates per call.
     """
-    update = lift(step_fn)
+    update = lift(step_fn, measures=counted)
     if counted:
-        update = count_steps(update)
+        update = report_norms(count_steps(update), among_metrics=True)
     return repeat_steps(update) if steps_per_call > 1 else update
 
 

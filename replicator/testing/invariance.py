@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from replicator.accumulate import reduced_gradients
+from replicator.accumulate import shown_by_update
 from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.errors import (
     ArgumentError,
@@ -285,7 +285,9 @@ class _Case:
 
 
 def _make_gradients(step_fn: StepFn, mesh: Mesh, accumulate: int) -> Callable:
-    run = reduced_gradients(keyed(step_fn), accumulate, collects=accumulate > 1)
+    run = shown_by_update(
+        keyed(step_fn), accumulate, collects=accumulate > 1, show="reduced"
+    )
     return jax.jit(_on_each_replica(run, mesh, accumulate=accumulate))
 
 

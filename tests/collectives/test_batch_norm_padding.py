@@ -90,10 +90,7 @@ def running_by_definition(x, real, cut, start):
             moments = [(p.mean((0, 1)), p.var((0, 1))) for p in parts]
             found.append(np.average(moments, axis=0, weights=sizes))
     new = np.mean(found, axis=0)
-    return [
-        MOMENTUM * old + (1 - MOMENTUM) * each
-        for old, each in zip(start, new, strict=True)
-    ]
+    return MOMENTUM * np.stack(start) + (1 - MOMENTUM) * new
 
 
 @functools.cache
