@@ -134,7 +134,10 @@ def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
 def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
     """Return what optimizers showed by their names; without those that did not."""
     return {
-        optimizer.name: each.shown
+        # One that is held in variables shows a norm in a variable.
+        optimizer.name: jax.tree.leaves(each.shown)[0]
+        if each.show == "norm"
+        else each.shown
         for optimizer, each in zip(optimizer_states(state), shown, strict=True)
         if isinstance(each, Collected | Show) and each.show != "nothing"
     }

@@ -12,7 +12,7 @@ is, is part of the structure of the state: no flag, and no buffer at one microba
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,7 @@ import optax
 from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
-from replicator.collectives.axes import at_leaf, num_replicas
-from replicator.collectives.markers import mark_weighted
-from replicator.collectives.ordered import add_in_order
+from replicator.collectives.axes import num_replicas
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -31,6 +29,18 @@ from replicator.errors import (
     check_text,
 )
 from replicator.global_norm import global_norm
+from replicator.gradient_sums import (
+    Given,
+    added,
+    checked_given,
+    collect_given,
+    divided,
+    like_dtypes,
+    no_own_sums,
+    scaled,
+    sum_dtype,
+    zeros_like,
+)
 from replicator.loss_scale import DynamicLossScale
 from replicator.mesh import REPLICA_AXIS
 from replicator.optimizer_state import (
@@ -40,15 +50,11 @@ from replicator.optimizer_state import (
     OptimizerState,
     OwnSums,
     Reduction,
-    Share,
     Show,
     Showing,
     nothing_yet,
 )
-from replicator.ordered_bits import ordered_scope
-from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
-from replicator.trees import describe, named_leaves
 
 
 def wrap_optimizer(
@@ -155,7 +161,7 @@ def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
     _check_state(state)
     if state.scale is None:
         return loss
-    wide = jnp.asarray(loss).astype(_sum_dtype(loss))
+    wide = jnp.asarray(loss).astype(sum_dtype(loss))
     return wide * state.scale.value.astype(wide.dtype)
 
 
@@ -165,16 +171,6 @@ def _check_state(state: object) -> None:
             f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
             "what the wrapped one's `init` returned."
         )
-
-
-class _Given(NamedTuple):
-    """What `update` is given in one call."""
-
-    grads: PyTree
-    share: Share
-    weight: (
-        jax.Array | None
-    )  # a scalar of JAX's default float; None if shares are equal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,7 +184,7 @@ class _Wrapped:
     axis_name: str
 
     def init(self, params: PyTree) -> OptimizerState:
-        sums = None if self.accumulate == 1 else _own_sums(params, self.accumulate)
+        sums = None if self.accumulate == 1 else no_own_sums(params, self.accumulate)
         return OptimizerState(
             inner=self.tx.init(self._master(params)),
             skipped=jnp.zeros((), jnp.int32) if self.skip else None,
@@ -209,18 +205,18 @@ class _Wrapped:
         **extra,
     ) -> tuple[PyTree, OptimizerState]:
         _check_state(state)
-        given = _given(grads, weight, count)
+        given = checked_given(grads, weight, count)
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
             case Learning() as learning:
-                collected = functools.partial(
-                    _collect, nothing_yet(), given, self.reduction
+                collect = functools.partial(
+                    collect_given, nothing_yet(), given, self.reduction
                 )
-                learning.given.calls.append(jax.eval_shape(collected))
-                return _zeros(grads), state
+                learning.given.calls.append(jax.eval_shape(collect))
+                return zeros_like(grads), state
             case Collecting() as pending:
-                return _zeros(grads), dataclasses.replace(
-                    state, pending=_collect(pending, given, self.reduction)
+                return zeros_like(grads), dataclasses.replace(
+                    state, pending=collect_given(pending, given, self.reduction)
                 )
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=grads), sums.count)
@@ -234,7 +230,7 @@ class _Wrapped:
                 shown = None if pending is None else _shown(reduced, pending.show)
                 return updates, _show(after, pending, shown)
 
-    def _mean_of(self, given: _Given) -> PyTree:
+    def _mean_of(self, given: Given) -> PyTree:
         """Reduce the gradients of a single call over replicas."""
         if given.share == "count" and given.weight is not None:
             return self._reduced(given.grads, given.weight, like=given.grads)
@@ -245,16 +241,16 @@ class _Wrapped:
     def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
         """Divide the sums over microbatches by what stands behind them."""
         if self.reduction == "ordered":  # summed over replicas already
-            return _divided(sums.total, sums.weight, like=like)
+            return divided(sums.total, sums.weight, like=like)
         if sums.share == "equal":
-            own = _divided(sums.total, sums.weight, like=like)
+            own = divided(sums.total, sums.weight, like=like)
             return all_reduce(own, "mean", axis_name=self.axis_name)
         return self._reduced(sums.total, sums.weight, like=like)
 
     def _reduced(self, total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
         """Divide by the weight of all replicas, then add up: sums could overflow."""
         everywhere = all_reduce(weight, "sum", axis_name=self.axis_name)
-        share = _divided(total, everywhere, like=like)
+        share = divided(total, everywhere, like=like)
         return all_reduce(share, "sum", axis_name=self.axis_name)
 
     def _update_own(self, given, state, sums, finish):
@@ -265,7 +261,7 @@ class _Wrapped:
         if scalar is None:
             scalar = jnp.ones(()) / num_replicas(axis_name=self.axis_name)
         factor = None if given.share == "count" else scalar
-        total = _add(sums.total.value, given.grads, factor)
+        total = added(sums.total.value, given.grads, factor)
         weights = sums.weight.value + scalar.astype(sums.weight.value.dtype)
         count = sums.count + 1
 
@@ -273,11 +269,11 @@ class _Wrapped:
             # Weighted always: replicas may have been given weights at some calls only.
             mean = self._reduced(total, weights, like=given.grads)
             updates, after, _ = finish(mean, state)
-            zeros = (_zeros(total), jnp.zeros_like(weights), jnp.zeros_like(count))
+            zeros = (zeros_like(total), jnp.zeros_like(weights), jnp.zeros_like(count))
             return updates, after, *zeros
 
         def wait(total, weights):
-            return _zeros(given.grads), state, total, weights, count
+            return zeros_like(given.grads), state, total, weights, count
 
         updates, after, total, weights, count = lax.cond(
             count == self.accumulate, update, wait, total, weights
@@ -299,7 +295,7 @@ class _Wrapped:
             return params
         half = jnp.dtype(jnp.float16)
         return jax.tree.map(
-            lambda p: p.astype(_sum_dtype(p)) if jnp.result_type(p) == half else p,
+            lambda p: p.astype(sum_dtype(p)) if jnp.result_type(p) == half else p,
             params,
         )
 
@@ -307,13 +303,13 @@ class _Wrapped:
         """Run the inner transformation on reduced gradients; return them unscaled."""
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         factor = None if state.scale is None else 1 / state.scale.value
-        wide = _scaled(grads, factor)
-        used = grads if factor is None else _like(wide, self._master(grads))
+        wide = scaled(grads, factor)
+        used = grads if factor is None else like_dtypes(wide, self._master(grads))
         updates, inner = self.tx.update(
             used, state.inner, self._master(params), **extra
         )
         if factor is not None:
-            updates = _like(updates, grads)
+            updates = like_dtypes(updates, grads)
         after = dataclasses.replace(state, inner=inner)
         if self.skip:
             finite = _all_finite(wide)
@@ -323,7 +319,7 @@ class _Wrapped:
     def _skip_nonfinite(self, finite, updates, state, after):
         # Gradients are reduced: `finite` is the same on every replica.
         assert state.skipped is not None
-        return _select(finite, updates, _zeros(updates)), dataclasses.replace(
+        return _select(finite, updates, zeros_like(updates)), dataclasses.replace(
             after,
             inner=_select(finite, after.inner, state.inner),
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
@@ -331,28 +327,6 @@ class _Wrapped:
             if self.loss_scale is not None
             else None,
         )
-
-
-def _given(grads: PyTree, weight: object, count: object) -> _Given:
-    """Check what `update` is given, and mark it for the proof."""
-    for path, leaf in named_leaves(grads):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            raise ArgumentError(
-                f"`grads` must hold floating-point leaves, got {describe(leaf)}"
-                f"{at_leaf(path)}. Keep integers out of the parameters."
-            )
-    if weight is not None and count is not None:
-        raise ArgumentError(
-            "`weight` and `count` must not be given together, got both. Pass `count` "
-            "with gradients of a sum over examples, `weight` with those of a mean."
-        )
-    if count is not None:
-        return _Given(grads, "count", _scalar("count", count))
-    if weight is None:
-        return _Given(grads, "equal", None)
-    scalar = _scalar("weight", weight)
-    marked = jax.tree.map(lambda leaf: mark_weighted(leaf, scalar), grads)
-    return _Given(marked, "weight", scalar)
 
 
 def _shown(gradients: PyTree, what: Showing) -> PyTree:
@@ -371,84 +345,6 @@ def _show(
             state, pending=dataclasses.replace(pending, shown=shown)
         )
     return dataclasses.replace(state, pending=None)
-
-
-def _own_sums(params: PyTree, every: int) -> OwnSums:
-    zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), _sum_dtype(p)), params)
-    return OwnSums(
-        total=PerReplica(zeros, on_resize="sum"),
-        weight=PerReplica(jnp.zeros(()), on_resize="sum"),
-        count=jnp.zeros((), jnp.int32),
-        every=every,
-    )
-
-
-def _collect(pending: Collecting, given: _Given, reduction: Reduction) -> Collecting:
-    scalar = jnp.ones(()) if given.weight is None else given.weight
-    factor = given.weight if given.share == "weight" else None
-    if reduction == "ordered":
-        share = _scaled(given.grads, factor)
-        total = pending.total if pending.total is not None else _zeros(share)
-        with ordered_scope():
-            total = add_in_order(total, share)
-            weights = add_in_order(pending.weight, scalar)
-    else:
-        total = _add(pending.total, given.grads, factor)
-        weights = pending.weight + scalar
-    return Collecting(
-        total=total,
-        weight=weights,
-        count=pending.count + 1,
-        calls=pending.calls + 1,
-        share=given.share,
-    )
-
-
-def _add(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTree:
-    share = _scaled(grads, weight)
-    return share if total is None else jax.tree.map(jnp.add, total, share)
-
-
-def _scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
-    """Multiply in float32 at least; factor 0 counts for nothing, not even by a NaN."""
-    wide = jax.tree.map(lambda g: g.astype(_sum_dtype(g)), grads)
-    if factor is None:
-        return wide
-    return jax.tree.map(
-        lambda g: jnp.where(factor == 0, jnp.zeros_like(g), g * factor.astype(g.dtype)),
-        wide,
-    )
-
-
-def _divided(total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
-    """Divide sums by their weight, in the dtypes of `like`."""
-    # All examples may be padding: then the sums are zero, too.
-    safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
-    return _like(jax.tree.map(lambda g: g / safe.astype(g.dtype), total), like)
-
-
-def _like(tree: PyTree, like: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
-
-
-def _sum_dtype(leaf: jax.Array) -> jnp.dtype:
-    """Add up in float32 at least: half precision loses small gradients."""
-    dtype = jnp.result_type(leaf)
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
-
-
-def _scalar(name: str, weight: object) -> jax.Array:
-    array = jnp.asarray(weight)
-    if array.ndim != 0 or not jnp.isrealobj(array):
-        raise ArgumentError(
-            f"`{name}` must be one real number, got {describe(array)}. Pass the number "
-            "of examples or tokens behind these gradients, e.g. `mask.sum()`."
-        )
-    return array.astype(float)
-
-
-def _zeros(tree: PyTree) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, tree)
 
 
 def _select(choice: jax.Array, new: PyTree, old: PyTree) -> PyTree:

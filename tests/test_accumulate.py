@@ -284,13 +284,14 @@ def test_all_microbatches_share_the_key_of_their_step():
     np.testing.assert_allclose(metrics["drawn"], 2 * 4 * drawn, rtol=1e-6)
 
 
-def test_dropout_by_example_agrees_over_replicas_under_accumulation():
-    def trained(n):
+def test_dropout_by_example_agrees_over_replicas_and_microbatches():
+    def trained(n, k):
         return params_after(
-            *sgd_step(n, 2, dropout_trainer), regression_batch(), key=jax.random.key(1)
+            *sgd_step(n, k, dropout_trainer), regression_batch(), key=jax.random.key(1)
         )
 
-    assert_close(trained(8), trained(1))
+    assert_close(trained(8, 2), trained(1, 1))
+    assert_close(trained(2, 4), trained(1, 1))
 
 
 def test_metrics_merge_over_microbatches_and_replicas():

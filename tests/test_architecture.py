@@ -27,7 +27,7 @@ FLOORS = {
     "kitchen": "collectives per_replica state inputs rpc",
     "library": """
         metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
-        metric_totals exact_metrics best_so_far gradients
+        metric_totals exact_metrics best_so_far gradients gradient_sums
         memory_errors program_cost run_numbers
     """,
     "stairs": """

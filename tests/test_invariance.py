@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import replicator
-from replicator import wrap_optimizer
+from replicator import PerReplica, wrap_optimizer
 from replicator.collectives.batch_norm import normalize
 from replicator.collectives.moments import batch_moments, make_windows
 from replicator.errors import ArgumentError, InvarianceError
@@ -59,7 +59,8 @@ def test_cross_replica_batch_norm_by_pmean_obeys_the_law():
         wrap_optimizer(SGD), lambda x: lax.pmean(x, "replica")
     )
     report = assert_invariant(step_fn, init_fn, image_batch(), accumulate=(1,))
-    assert_all_checked(report, comparisons=3 + 1)
+    # The running mean reads the batch: a comparison of its own.
+    assert_all_checked(report, comparisons=3 + 2)
 
 
 def windowed_loss(params, batch, *, stats):
@@ -79,12 +80,65 @@ def test_batch_norm_over_fixed_windows_obeys_the_law_at_any_accumulation():
     assert_all_checked(report, comparisons=3 * 3 + 3)
 
 
-def test_dropout_by_example_obeys_the_law():
+def test_dropout_by_example_obeys_the_law_at_any_accumulation():
     init_fn, step_fn = dropout_trainer(wrap_optimizer(SGD))
     report = assert_invariant(
-        step_fn, init_fn, regression_batch(), accumulate=(1,), at_steps=(0, 5)
+        step_fn, init_fn, regression_batch(32), replicas=(8,), at_steps=(0, 5)
     )
-    assert_all_checked(report, comparisons=2 + 1)
+    assert_all_checked(report, comparisons=2 * (2 + 1))
+
+
+def test_a_counter_of_replicas_is_caught():
+    optimizer = wrap_optimizer(SGD)
+    base_init, base_step = trainer(optimizer)
+
+    def step_fn(state, batch):
+        after, metrics = base_step(
+            {name: state[name] for name in ("params", "opt")}, batch
+        )
+        return after | {"seen": state["seen"] + replicator.num_replicas()}, metrics
+
+    def init_fn(key):
+        return base_init(key) | {"seen": jnp.zeros((), jnp.int32)}
+
+    assert "most at `seen`" in caught(step_fn, init_fn, at_steps=(2,))
+
+
+def test_statistics_of_one_replica_are_caught():
+    optimizer = wrap_optimizer(SGD)
+    base_init, base_step = trainer(optimizer)
+
+    def step_fn(state, batch):
+        after, metrics = base_step(
+            {name: state[name] for name in ("params", "opt")}, batch
+        )
+        return after | {"largest": replicator.all_reduce(batch["x"].max())}, metrics
+
+    def init_fn(key):
+        return base_init(key) | {"largest": jnp.zeros(())}
+
+    message = caught(step_fn, init_fn, at_steps=(2,))
+    assert message.startswith("float64 state that reads the batch must be the same")
+
+
+def test_leaves_of_each_replica_are_named_as_left_out():
+    optimizer = wrap_optimizer(SGD)
+    base_init, base_step = trainer(optimizer)
+
+    def step_fn(state, batch):
+        after, metrics = base_step(
+            {name: state[name] for name in ("params", "opt")}, batch
+        )
+        return after | {"own": PerReplica(batch["x"].sum())}, metrics
+
+    report = assert_invariant(
+        step_fn,
+        lambda key: base_init(key) | {"own": PerReplica(jnp.zeros(()))},
+        regression_batch(),
+        accumulate=(1,),
+        at_steps=(0,),
+    )
+    assert "not checked: `own`, a `PerReplica` leaf" in str(report)
 
 
 def test_a_gan_obeys_the_law():

@@ -122,7 +122,7 @@ def _require_same(
         differences += [
             f"`{leaf.path}` was saved and is not asked for"
             for leaf in manifest.leaves
-            if leaf.parts not in known
+            if leaf.parts not in known and not _is_former(leaf)
         ]
     if differences:
         more = len(differences) - _NAMED
@@ -134,6 +134,14 @@ def _require_same(
             f"{manifest.step}, got another: {listed}. "
             "Use another directory, or restore a part with `only`."
         )
+
+
+def _is_former(leaf: LeafRecord) -> bool:
+    """Tell whether a leaf is one that only former versions save.
+
+    The state of a wrapped optimizer once held the norm of its last gradient.
+    """
+    return (leaf.parts[-1], leaf.dtype, leaf.shape) == ("gradient_norm", "float32", ())
 
 
 def _difference(

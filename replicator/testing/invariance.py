@@ -2,12 +2,15 @@
 
 Design law 1. At equal parameters the gradient of a fixed global batch is the same on 1,
 2, 4 and 8 replicas and at any accumulation, up to rounding; and in float64 whole
-trajectories are. Parameters in float32 are not compared: a bias before a batch norm has
-gradient zero, only rounding moves it, and no two device counts round alike.
+trajectories are, leaf by leaf. Parameters in float32 are not compared: a bias before a
+batch norm has gradient zero, only rounding moves it, and no two device counts round
+alike. State that reads the batch moves at every microbatch, so it is compared with one
+replica's at the same accumulation.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +29,7 @@ from replicator.errors import (
 from replicator.inputs.placement import batch_spec, place
 from replicator.mesh import replica_mesh
 from replicator.per_replica import (
+    is_per_replica,
     per_replica_specs,
     repeat_own,
     take_own,
@@ -34,6 +38,7 @@ from replicator.protocols import InitFn, Key, PyTree, StepFn
 from replicator.state import init_state, state_shardings
 from replicator.steps import keyed, lift, takes_key
 from replicator.tail import follows_optimizer
+from replicator.trees import named_leaves
 
 GRADIENT_TOLERANCE = 1e-5 + 1e-6
 """Of the norm of the whole gradient, float32: law 1."""
@@ -43,6 +48,9 @@ OPTIMUM_FLOOR = 1e-2
 
 TRAJECTORY_TOLERANCE = 1e-9
 """Of the norm of all parameters, float64: law 1."""
+
+READS_BATCH = "float64 state that reads the batch"
+"""What running statistics and the like are called in a report."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,8 +118,10 @@ def assert_replica_invariant(
     on every number of replicas at every accumulation, and compared in float32:
     |g_N - g_1| ≤ (1e-5 + 1e-6)·|g_1| over all leaves of an optimizer, where |g_1|
     counts as at least a hundredth of the first gradient's norm. Then the run is
-    repeated in float64 on each, and what follows from the optimizers may differ by 1e-9
-    of its norm at the end.
+    repeated in float64 on each, and at its end the state may differ by 1e-9 of its
+    norm: what moves once per update from that of one replica and one microbatch, what
+    reads the batch from that of one replica at the same accumulation. Integers, keys
+    and flags must be equal; `PerReplica` leaves are not compared, and named.
 
     Args:
       step_fn: With an optimizer from `wrap_optimizer`.
@@ -119,7 +129,7 @@ def assert_replica_invariant(
       batch: One global batch, which divides by replicas times microbatches.
       replicas: Numbers of replicas.
       accumulate: Numbers of microbatches. Leave it at (1,) for batch norm over the
-        whole microbatch and for random keys, on which the answer depends.
+        whole microbatch, on which the answer depends.
       at_steps: After how many updates gradients are compared; the last is where
         trajectories are.
       seed: Of the run.
@@ -149,7 +159,11 @@ def assert_replica_invariant(
     settings = [(n, k) for n in replicas for k in accumulate if (n, k) != (1, 1)]
     states = case.visit(sorted(at_steps), 1, 1)
     comparisons = list(case.compare_gradients(states, settings))
-    left_out = []
+    left_out = [
+        f"`{path}`, a `PerReplica` leaf: each replica has its own"
+        for path, node in named_leaves(states[min(states)], is_leaf=is_per_replica)
+        if is_per_replica(node)
+    ]
     try:
         comparisons += case.compare_trajectories(max(at_steps), settings)
     except (ReplicatorError, TypeError, ValueError) as refusal:
@@ -195,52 +209,54 @@ class _Case:
             for step, by_name in found.items():
                 for name, gradient in by_name.items():
                     yield _compared(
-                        Comparison(
-                            what=f"gradient of `{name}`",
-                            replicas=n,
-                            accumulate=k,
-                            step=step,
-                            difference=_difference(
-                                gradient, expected[step][name], floor=floors[name]
-                            ),
-                            tolerance=GRADIENT_TOLERANCE,
-                        ),
                         gradient,
                         expected[step][name],
+                        floor=floors[name],
+                        what=f"gradient of `{name}`",
+                        replicas=n,
+                        accumulate=k,
+                        step=step,
+                        tolerance=GRADIENT_TOLERANCE,
                     )
 
     def compare_trajectories(self, steps: int, settings: Sequence) -> list[Comparison]:
         """Compare the state after `steps` updates in float64."""
         with jax.enable_x64(True):
-            follows = self._follows_optimizer()
-            expected = self._parameters(follows, steps, 1, 1)
-            return [
-                _compared(
-                    Comparison(
-                        what="float64 trajectory",
+            once = self._follows_optimizer()
+            cuts = {(1, 1), *((1, k) for _, k in settings)}
+            alone = {k: self._final(once, steps, n, k) for n, k in sorted(cuts)}
+            comparisons = []
+            for n, k in settings:
+                updated, read = alone[k] if n == 1 else self._final(once, steps, n, k)
+                pairs = [("float64 trajectory", updated, alone[1][0])]
+                if read and n > 1:
+                    pairs.append((READS_BATCH, read, alone[k][1]))
+                comparisons += [
+                    _compared(
+                        found,
+                        expected,
+                        what=what,
                         replicas=n,
                         accumulate=k,
                         step=steps,
-                        difference=_difference(found, expected),
                         tolerance=TRAJECTORY_TOLERANCE,
-                    ),
-                    found,
-                    expected,
-                )
-                for n, k in settings
-                for found in [self._parameters(follows, steps, n, k)]
-            ]
+                    )
+                    for what, found, expected in pairs
+                ]
+            return comparisons
 
-    def _parameters(
-        self, follows: list[bool], steps: int, num_replicas: int, accumulate: int
-    ) -> dict[str, np.ndarray]:
+    def _final(
+        self, once: list[bool], steps: int, num_replicas: int, accumulate: int
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return what moves once per update, and what reads the batch, by path."""
         state = self.visit([steps], num_replicas, accumulate)[steps]
-        flat, _ = jax.tree_util.tree_flatten_with_path(state)
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-            for (path, leaf), is_followed in zip(flat, follows, strict=True)
-            if is_followed and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        }
+        updated, read = {}, {}
+        marks = iter(once)
+        for path, node in named_leaves(state, is_leaf=is_per_replica):
+            own = [next(marks) for _ in jax.tree.leaves(node)]
+            if not is_per_replica(node):
+                (updated if own[0] else read)[path] = _numbers(node)
+        return updated, read
 
     def _follows_optimizer(self) -> list[bool]:
         found: list[bool] = []
@@ -329,15 +345,29 @@ def _as_wide(tree: PyTree) -> PyTree:
     return jax.tree.map(widen, tree)
 
 
+def _numbers(leaf: jax.Array | np.ndarray) -> np.ndarray:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf)
+
+
 def _norm(tree: PyTree) -> float:
     return float(np.sqrt(sum(np.square(_wide(x)).sum() for x in jax.tree.leaves(tree))))
 
 
 def _difference(found: PyTree, expected: PyTree, *, floor: float = 0.0) -> float:
     """Return ‖found - expected‖ / max(‖expected‖, floor) over all leaves."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+    if not all(
+        np.array_equal(a, b)
+        for a, b in pairs
+        if not jnp.issubdtype(b.dtype, jnp.inexact)
+    ):
+        return np.inf
+    # Counts and keys would be most of the norm.
+    pairs = [(a, b) for a, b in pairs if jnp.issubdtype(b.dtype, jnp.inexact)]
     apart = _norm([_wide(a) - _wide(b) for a, b in pairs])
-    scale = max(_norm(expected), floor)
+    scale = max(_norm([b for _, b in pairs]), floor)
     return apart / scale if scale > 0 else apart
 
 
@@ -345,7 +375,11 @@ def _wide(leaf: np.ndarray) -> np.ndarray:
     return np.asarray(leaf, np.float64)
 
 
-def _compared(comparison: Comparison, found: PyTree, expected: PyTree) -> Comparison:
+def _compared(
+    found: PyTree, expected: PyTree, *, floor: float = 0.0, **about: Any
+) -> Comparison:
+    difference = _difference(found, expected, floor=floor)
+    comparison = Comparison(difference=difference, **about)
     # Written so that NaN fails, too.
     if comparison.difference <= comparison.tolerance:
         return comparison

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from replicator.collectives import example_keys, replica_key
+from replicator.collectives.microbatch import Microbatch, in_microbatch
 from tests.helpers import on_replicas
 
 
@@ -34,3 +35,23 @@ def test_each_replica_has_its_own_key(key):
 def test_the_key_of_an_example_is_the_key_folded_with_its_position(key):
     expected = jax.random.fold_in(key, 2)
     assert jnp.array_equal(example_keys(key, 3)[2], expected)
+
+
+def test_an_example_keeps_its_key_in_any_microbatch(key):
+    alone = example_bits(key, 8)
+    parts = []
+    for index in range(4):
+        with in_microbatch(Microbatch(index, 4)):
+            rows = on_replicas(
+                lambda _: example_bits(key, 1), np.ones(2, np.float32), n=2
+            )
+        parts += rows.ravel().tolist()
+    assert parts == alone.tolist()
+
+
+def test_each_microbatch_has_its_own_replica_key(key):
+    bits = set()
+    for index in range(4):
+        with in_microbatch(Microbatch(index, 4)):
+            bits.add(int(jax.random.bits(replica_key(key))))
+    assert len(bits) == 4
