@@ -27,7 +27,12 @@ from replicator.collecting import (
     zero_sums,
 )
 from replicator.collectives.all_reduce import all_reduce
-from replicator.collectives.microbatch import Microbatch, in_microbatch
+from replicator.collectives.microbatch import (
+    Asked,
+    Microbatch,
+    in_microbatch,
+    noting_in,
+)
 from replicator.inputs.remainder import MASK
 from replicator.optimizer_state import (
     Collected,
@@ -189,10 +194,11 @@ def _run_all(
 ) -> _Collected:
     """Run the step over all microbatches, collecting."""
     first = jax.tree.map(lambda leaf: leaf[0], batch)
-    start = zero_sums(step, state, first, key)
+    with noting_in(asked := Asked()):
+        start = zero_sums(step, state, first, key)
+    real = _real_microbatches(batch) if asked.by_step else None
     tail = find_tail(step, state, start, first, key)
     leaves, treedef = jax.tree.flatten(state)
-    real = _real_microbatches(batch)
 
     def run_microbatch(carry: tuple, turn: tuple) -> tuple[tuple, PyTree]:
         (moved, sums), (index, microbatch) = carry, turn

@@ -34,7 +34,11 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from replicator.collectives.microbatch import is_last_microbatch, microbatch
+from replicator.collectives.microbatch import (
+    is_last_microbatch,
+    microbatch,
+    real_microbatches,
+)
 from replicator.collectives.moments import Moments, wider_dtype
 
 
@@ -133,21 +137,20 @@ class _Place(NamedTuple):
     """How many microbatches count before this one and in all, and whether it does."""
 
     done: Float[Array, ""]
-    count: Float[Array, ""]
+    total: Float[Array, ""]
     counts: Bool[Array, ""]
 
 
 def _place(moments: Moments, dtype: DTypeLike) -> _Place:
-    here = microbatch()
+    here, real = microbatch(), real_microbatches()
     weighs = moments.weight[0] > 0
-    if here.real is None:
-        done, count = jnp.asarray(here.index, dtype), jnp.asarray(here.count, dtype)
-        return _Place(done, count, weighs)
-    before = jnp.arange(len(here.real)) < here.index
-    done = (here.real & before).sum(dtype=dtype)
+    if real is None:
+        done, total = jnp.asarray(here.index, dtype), jnp.asarray(here.count, dtype)
+        return _Place(done, total, weighs)
+    done = (real & (jnp.arange(len(real)) < here.index)).sum(dtype=dtype)
     # At least 1: in an update of padding alone nothing moves.
-    count = jnp.maximum(here.real.sum(dtype=dtype), 1)
-    return _Place(done, count, weighs & here.real[here.index])
+    total = jnp.maximum(real.sum(dtype=dtype), 1)
+    return _Place(done, total, weighs & real[here.index])
 
 
 def _moved(
@@ -155,8 +158,8 @@ def _moved(
 ) -> RunningMoments:
     """Give a microbatch the share that all will have after the last."""
     # What the average so far weighs, if it weighs 1 after the last microbatch.
-    before = momentum + (1 - momentum) * place.done / place.count
-    share = (1 - momentum) / place.count
+    before = momentum + (1 - momentum) * place.done / place.total
+    share = (1 - momentum) / place.total
 
     def move(old: Array, new: Array) -> Array:
         new = new[0].astype(old.dtype)
