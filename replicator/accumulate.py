@@ -144,7 +144,10 @@ def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
         if each.show == "norm"
         else each.shown
         for optimizer, each in zip(optimizer_states(state), shown, strict=True)
-        if isinstance(each, Collected | Show) and each.show != "nothing"
+        if isinstance(each, Collected | Show)
+        and each.show != "nothing"
+        # What was not called showed nothing.
+        and each.shown is not None
     }
 
 

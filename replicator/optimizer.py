@@ -21,6 +21,7 @@ from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.axes import num_replicas
+from replicator.collectives.markers import mark_reduced
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -111,6 +112,12 @@ def wrap_optimizer(
         raise ArgumentError(
             "`accumulate` must be 1 with `reduction='ordered'`, got "
             f"{accumulate}. Accumulate with `rep.compile(step_fn, accumulate=...)`."
+        )
+    if axis_name != REPLICA_AXIS and (accumulate > 1 or reduction == "ordered"):
+        raise ArgumentError(
+            "`axis_name` must be 'replica' with `accumulate` above 1 or "
+            f"`reduction='ordered'`, got {axis_name!r}. Leave those out in a mesh of "
+            "your own."
         )
     wrapped = _Wrapped(
         tx=optax.with_extra_args_support(tx),
@@ -301,6 +308,7 @@ class _Wrapped:
 
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
+        grads = mark_reduced(grads, self.name)
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         factor = None if state.scale is None else 1 / state.scale.value
         wide = scaled(grads, factor)
