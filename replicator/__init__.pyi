@@ -24,7 +24,9 @@ from .collectives.map_gather import map_gather, map_reduce
 from .collectives.microbatch import is_last_microbatch
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
+from .collectives.step_number import step_number
 from .compiled_step import CompiledStep, RecompilationWarning
+from .donation import SharedBufferWarning
 from .evaluate import Evaluation
 from .evaluate_every import EvaluateEvery
 from .fake_devices import fake_devices
@@ -32,7 +34,7 @@ from .gradients import LocalSum, global_loss, value_and_grad
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .loss_scale import DynamicLossScale
-from .metrics import Max, Mean, Sum
+from .metrics import Concat, Max, Mean, Min, Sum
 from .optimizer import scale_loss, wrap_optimizer
 from .optimizer_state import OptimizerState
 from .per_replica import PerReplica
@@ -44,6 +46,7 @@ from .watchdog.limits import Limits
 __all__ = [
     "BestSoFar",
     "CompiledStep",
+    "Concat",
     "DynamicLossScale",
     "EvaluateEvery",
     "Evaluation",
@@ -54,10 +57,12 @@ __all__ = [
     "LocalSum",
     "Max",
     "Mean",
+    "Min",
     "OptimizerState",
     "PerReplica",
     "RecompilationWarning",
     "Replicator",
+    "SharedBufferWarning",
     "SharedRandomKeyWarning",
     "Spikes",
     "Sum",
@@ -87,6 +92,7 @@ __all__ = [
     "replica_key",
     "run",
     "scale_loss",
+    "step_number",
     "testing",
     "value_and_grad",
     "wrap_optimizer",

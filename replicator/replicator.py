@@ -24,6 +24,7 @@ from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
 from replicator.compiled_step import CompiledStep
+from replicator.eager_calls import require_eager
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -45,7 +46,7 @@ from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records, check_profile, open_journal
 from replicator.saving import Checkpoints, hook_states
-from replicator.state import FirstState, first_run
+from replicator.state import FirstState, first_run, given_run
 from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
 
@@ -71,7 +72,8 @@ class Replicator(OwnLoops):
         step_fn: StepFn,
         dataset: Dataset,
         *,
-        init_fn: InitFn,
+        init_fn: InitFn | None = None,
+        init_state: PyTree = None,
         steps: int | None,
         seed: int = 0,
         accumulate: int = 1,
@@ -106,6 +108,7 @@ class Replicator(OwnLoops):
           dataset: An iterable of global batches, or `input_fn(context)`; one that can
             be iterated again is, until the steps are done.
           init_fn: `init_fn(key)` returns the first state.
+          init_state: In its place: the first state, as `put` takes it; copied.
           steps: Updates to make; None runs until the dataset ends.
           seed: Of the keys of `init_fn` and `step_fn`.
           accumulate: Equal microbatches that each global batch is cut into.
@@ -165,7 +168,7 @@ class Replicator(OwnLoops):
         check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
         check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
-        _check_kinds(step_fn, init_fn, inputs=inputs, spikes=spikes)
+        _check_kinds(step_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
         _check_left_to_run(inputs, options, plan)
@@ -175,7 +178,7 @@ class Replicator(OwnLoops):
         if checkpoints is not None:
             hook_states(hooks)  # refuses one that could not be saved
         check_profile(profile, directory)
-        first = first_run(init_fn, self._mesh, seed=seed)
+        first = self._first(init_fn, init_state, seed)
         events = open_journal(directory)
         if auto_microbatch:
             batch = first_batch(dataset, self._mesh, inputs or InputOptions())
@@ -220,6 +223,21 @@ class Replicator(OwnLoops):
             limits=limits,
         )
         return train(training)
+
+    def _first(
+        self, init_fn: InitFn | None, init_state: PyTree, seed: int
+    ) -> FirstState:
+        require_eager("rep.run")
+        if (init_fn is None) == (init_state is None):
+            raise ArgumentError(
+                "One of `init_fn` and `init_state` must be given, got "
+                f"{'neither' if init_fn is None else 'both'}. Pass `init_fn`, or a "
+                "state to go on from."
+            )
+        if init_fn is None:
+            return given_run(init_state, self._mesh, seed=seed)
+        check_function("init_fn", init_fn, "key")
+        return first_run(init_fn, self._mesh, seed=seed)
 
     def _compiled(
         self,
@@ -293,23 +311,17 @@ def run(
     step_fn: StepFn,
     dataset: Dataset,
     *,
-    init_fn: InitFn,
     steps: int | None,
     **arguments: Any,
 ) -> LoopResult:
     """Train on all devices: `Replicator().run(...)`, which says what it takes."""
-    return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
+    return Replicator().run(step_fn, dataset, steps=steps, **arguments)
 
 
 def _check_kinds(
-    step_fn: StepFn,
-    init_fn: InitFn,
-    *,
-    inputs: InputOptions | None,
-    spikes: Spikes | None,
+    step_fn: StepFn, *, inputs: InputOptions | None, spikes: Spikes | None
 ) -> None:
     check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-    check_function("init_fn", init_fn, "key")
     check_kind("inputs", inputs, InputOptions)
     check_kind("spikes", spikes, Spikes)
 
