@@ -82,7 +82,7 @@ CARRYING = {
     "scan": in_a_scan,
     "remat in scan": jax.checkpoint(in_a_scan),
     "custom_vjp": by_rule,
-    "vmap": jax.vmap(centred, in_axes=1, out_axes=1),
+    "vmap": jax.vmap(lambda x: centred(x[:, None])[:, 0], 1, 1),
     "all_gather": gathered,
     "ppermute": passed_on,
     "max": with_extremes,
@@ -94,10 +94,7 @@ CARRYING = {
 def test_own_weights_of_gradients_that_passed_between_replicas_are_refused(
     name, accumulate
 ):
-    norm = CARRYING[name]
-    if name == "vmap":
-        norm = jax.vmap(lambda column: centred(column[:, None])[:, 0], 1, 1)
-    step_fn, state = weighted_step(mean_of(norm), own_weight)
+    step_fn, state = weighted_step(mean_of(CARRYING[name]), own_weight)
     message = refusal(step_fn, state, accumulate=accumulate)
     assert message.startswith("`weight` must be equal on all replicas where gradients")
 
