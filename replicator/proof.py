@@ -151,7 +151,7 @@ class _ReplicationRules:
 
 
 _MARKERS = frozenset({ASSUME_REPLICATED, LOCAL_SUM, WEIGHTED_GRADIENT})
-_WAYS = {"while": "loop", "cond": "branch"}
+_WAYS = {"while": "`while` loop", "cond": "branch"}
 
 
 def _is_transposed(scope: Sequence[str]) -> bool:

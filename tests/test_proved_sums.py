@@ -11,7 +11,6 @@ from jax import lax
 import replicator
 from replicator import LocalSum
 from replicator.errors import ReplicationError
-from replicator.gradients import value_and_grad
 from tests.steps import FEATURES, apply, regression_batch, replicas
 from tests.test_proof import line_of, prove
 
@@ -151,7 +150,7 @@ def summed_step(loss_fn):
     optimizer = replicas(8).wrap_optimizer(optax.sgd(0.1))
 
     def step_fn(state, batch):
-        loss, grads = value_and_grad(loss_fn)(state["params"], batch)
+        loss, grads = replicator.value_and_grad(loss_fn)(state["params"], batch)
         return apply(optimizer, state, grads, count=loss.weight), {"loss": loss}
 
     params = jnp.ones((FEATURES,))
