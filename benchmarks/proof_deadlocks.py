@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.experimental.ode import odeint
+from jax.scipy.optimize import minimize
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 import replicator
@@ -186,6 +187,9 @@ DEADLOCKS: dict[str, Program] = {
     "newton until one's own loss is small": _own_newton,
     "a search along one's own loss": _own_search,
     "a search along one's own slope": _own_slope,
+    "curvature of one's own": lambda x, w, key: (
+        minimize(lambda w: lax.pmean(loss(w, x), AXIS), w, method="BFGS").x
+    ),
     "a step that some skip": _skipped_alone,
     "an optimizer that some ask": _trained_if,
     "decided in a mutable array": _decided_in_a_mutable_array,

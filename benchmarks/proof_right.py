@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.pallas import run_state
+from jax.experimental.pallas import pallas_call, run_state
 
 import replicator
 from benchmarks.proof_right_training import RIGHT_TRAINING, mean, mean_grad
@@ -55,6 +55,14 @@ def _kept(w):
 
 
 _kept.defjvp(lambda primals, tangents: (_kept(*primals), tangents[0] * 2))
+
+
+def _doubled(value):
+    def kernel(given, found):
+        found[...] = given[...] * 2
+
+    shape = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    return pallas_call(kernel, out_shape=shape, interpret=True)(value)
 
 
 def _written(write: Callable) -> Program:
@@ -170,6 +178,9 @@ _CONTROL: dict[str, Program] = {
     "a loop carry reduced in each turn": lambda x, w, key: lax.fori_loop(
         0, 3, lambda _, c: mean(c * w), x.mean(0)
     ),
+    "a scan carry reduced a turn late": lambda x, w, key: lax.scan(
+        lambda c, row: ((c[1], mean(c[0] + row)), None), (x[0], x[1]), x
+    )[0],
     "a scan that reduces its outputs": lambda x, w, key: lax.scan(
         lambda c, row: (c, lax.psum(row, AXIS)), w, x
     ),
@@ -190,6 +201,7 @@ _CONTROL: dict[str, Program] = {
     "a combiner of one's own": lambda x, w, key: lax.reduce(
         w, 0.0, lambda a, b: a + 2 * b, (0,)
     ),
+    "a kernel of one's own": lambda x, w, key: _doubled(w),
     "a window of one's own": lambda x, w, key: lax.reduce_window(
         w, 0.0, lambda a, b: a + 2 * b, (2,), (1,), "VALID"
     ),

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 from jax import lax
 from jax.experimental.ode import odeint
+from jax.scipy.optimize import minimize
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 import replicator
@@ -28,24 +29,6 @@ def mean_grad(w, x):
 
 def _matvec(x):
     return lambda v: lax.psum(x.T @ (x @ v), AXIS) + v
-
-
-@jax.custom_vjp
-def _synced(x):
-    return mean(x.mean(0))
-
-
-_synced.defvjp(
-    lambda x: (_synced(x), x), lambda x, g: (mean(g)[None] * jnp.ones_like(x) / 4,)
-)
-
-
-@jax.custom_jvp
-def _kept(w):
-    return w * 2
-
-
-_kept.defjvp(lambda primals, tangents: (_kept(*primals), tangents[0] * 2))
 
 
 def _trained(tx: optax.GradientTransformation, *, steps: int = 1) -> Program:
@@ -86,6 +69,19 @@ def _searched(tx: optax.GradientTransformationExtraArgs) -> Program:
         return w + updates
 
     return program
+
+
+def _global_loss(x):
+    return replicator.global_loss(
+        lambda w: replicator.LocalSum(loss(w, x) * len(x), count=len(x))
+    )
+
+
+def _searched_globally(x, w, key):
+    tx, mean_loss = optax.lbfgs(), _global_loss(x)
+    value, grad = jax.value_and_grad(mean_loss)(w)
+    given = {"value": value, "grad": grad, "value_fn": mean_loss}
+    return w + tx.update(grad, tx.init(w), w, **given)[0]
 
 
 def _skipped_together(x, w, key):
@@ -223,6 +219,10 @@ _TRAINING: dict[str, Program] = {
         )
     ),
     "a step that all skip": _skipped_together,
+    "a search along `global_loss`": _searched_globally,
+    "curvature": lambda x, w, key: (
+        minimize(_global_loss(x), w, method="BFGS", options={"maxiter": 3}).x
+    ),
     "local steps, averaged": _local_steps_averaged,
     "the norm of all": _norm_of_all,
     "modules": _modules,

@@ -116,6 +116,7 @@ def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
 
 
 _JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
+_NARROWING_TURNS = 4
 
 # They run the one jaxpr that they hold once, on their inputs, and return its outputs.
 # A primitive is not in here for looking alike: `reduce` and `run_state` do too.
@@ -205,11 +206,17 @@ def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
         outs, after = _run(body, [*state, *xs], rules)
         return [*after[:num_consts], *outs[:num_carry]], outs
 
-    _, (after, outs) = _fixed_point(turn, marks[:start], rules)
-    if eqn.params["length"]:
-        # The last turn made what the loop hands on; what it began with is gone.
-        return outs, [*after, *xs]
-    return [*marks[num_consts:start], *outs[num_carry:]], marks
+    state, (after, outs) = _fixed_point(turn, marks[:start], rules)
+    length = eqn.params["length"]
+    if not length:
+        return [*marks[num_consts:start], *outs[num_carry:]], marks
+    # The last turn made what the loop hands on: what it began with is gone, and with
+    # more turns what the first ones made of it.
+    for _ in range(min(length, _NARROWING_TURNS) - 1):
+        if after == state:
+            break
+        state, (after, _) = after, turn(after)
+    return [*after[num_consts:], *outs[num_carry:]], [*after, *xs]
 
 
 def _scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:

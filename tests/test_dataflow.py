@@ -198,10 +198,20 @@ def test_a_chain_of_carries_needs_as_many_turns_as_it_is_long():
         return (*carry[1:], carry[-1]), None
 
     def fn(*values):
-        return lax.scan(shift, values, None, length=9)[0]
+        _, seen = lax.scan(lambda c, _: (shift(c, _)[0], c), values, None, length=9)
+        return seen[0]
 
-    # The first value is gone after one turn.
-    assert depends(fn, *map(float, range(9)))[0] == set(range(1, 9))
+    assert depends(fn, *map(float, range(9))) == [set(range(9))]
+
+
+def test_what_the_first_turns_of_a_scan_lose_is_gone():
+    def turn(carry, c):
+        return (carry[1], carry[2], c), None
+
+    def fn(a, b, c):
+        return lax.scan(turn, (a, b, a), jnp.stack([c] * 3))[0][0]
+
+    assert depends(fn, 1.0, 2.0, 3.0) == [{2}]
 
 
 def test_every_nested_jaxpr_is_found():
