@@ -34,7 +34,7 @@ from .gradients import LocalSum, global_loss, value_and_grad
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .loss_scale import DynamicLossScale
-from .metrics import Max, Mean, Sum
+from .metrics import Concat, Max, Mean, Min, Sum
 from .optimizer import scale_loss, wrap_optimizer
 from .optimizer_state import OptimizerState
 from .per_replica import PerReplica
@@ -46,6 +46,7 @@ from .watchdog.limits import Limits
 __all__ = [
     "BestSoFar",
     "CompiledStep",
+    "Concat",
     "DynamicLossScale",
     "EvaluateEvery",
     "Evaluation",
@@ -56,6 +57,7 @@ __all__ = [
     "LocalSum",
     "Max",
     "Mean",
+    "Min",
     "OptimizerState",
     "PerReplica",
     "RecompilationWarning",

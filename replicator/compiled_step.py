@@ -283,7 +283,14 @@ class CompiledStep:
         constants = len(inside.invars) - len(inputs)
         paths = _must_agree(state)
         paths += [None] * (len(inside.outvars) - len(paths))
-        proof.prove_replicated(inside, [proof.CLEAN] * constants + inputs, paths)
+        n, k = self._options.steps_per_call, self._options.accumulate
+        proof.prove_replicated(
+            inside,
+            [proof.CLEAN] * constants + inputs,
+            paths,
+            num_replicas=self._mesh.size,
+            batch_axis=int(n > 1) + int(k > 1),
+        )
         return traced
 
 
@@ -333,7 +340,7 @@ def _shard_map_body(jaxpr: core.Jaxpr) -> core.Jaxpr:
 
 def _state_marks(state: PyTree) -> list[proof.Mark]:
     return [
-        proof.DECLARED if declared else proof.CLEAN
+        proof.DECLARED if declared else proof.STATE
         for _, declared in _state_leaves(state)
     ]
 

@@ -3,17 +3,18 @@
 A mark says something about a value ("may differ between replicas", "depends on the
 summed gradients"). `flow` walks the equations in order: a rule may decide an equation;
 otherwise calls are entered, loops are walked until nothing changes, branches are joined
-with their predicate, and an equation that nobody knows joins all its inputs. Marks only
-ever grow, so the walk ends.
+with their predicate, and an equation that nobody knows joins all its inputs with what
+the jaxprs that it holds could make. The mark of a mutable array is that of its content:
+a write changes it, also from inside a call. Marks only ever grow, so the walk ends.
 """
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 from jax.extend import core
 
 Mark = TypeVar("Mark")
+Extra = TypeVar("Extra")
 
 
 class Rules(Protocol, Generic[Mark]):
@@ -36,7 +37,7 @@ class Rules(Protocol, Generic[Mark]):
         ...
 
     def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
-        """Look at a branch or loop whose way `predicate` decides; may raise."""
+        """Look at an equation whose way inside `predicate` decides; may raise."""
         ...
 
 
@@ -73,28 +74,20 @@ def flow(jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]) -> lis
     Returns:
       One mark per output variable.
     """
-    env: dict[core.Var, Mark] = {var: rules.clean for var in jaxpr.constvars}
-    env.update(zip(jaxpr.invars, in_marks, strict=True))
-
-    def read(atom: core.Var | core.Literal) -> Mark:
-        return rules.clean if isinstance(atom, core.Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        marks = [read(atom) for atom in eqn.invars]
-        decided = rules.decide(eqn, marks)
-        outs = _walk(eqn, marks, rules) if decided is None else decided
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return _run(jaxpr, in_marks, rules)[0]
 
 
 def sub_jaxprs(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
     """List the jaxprs that the parameters of `eqn` hold, opened."""
-    return [
-        _open(value)
-        for param in eqn.params.values()
-        for value in (param if isinstance(param, tuple) else (param,))
-        if isinstance(value, (core.Jaxpr, core.ClosedJaxpr))
-    ]
+    found = []
+    # jax 0.12 keeps those of `custom_root` in an object.
+    hidden = getattr(eqn.params.get("_prim"), "params", {})
+    for value in (*eqn.params.values(), *hidden.values()):
+        if isinstance(value, _JAXPRS):
+            found.append(_open(value))
+        elif isinstance(value, tuple):
+            found += [_open(each) for each in value if isinstance(each, _JAXPRS)]
+    return found
 
 
 def find_equation(
@@ -122,41 +115,100 @@ def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
     return axis_name in (axes if isinstance(axes, (tuple, list)) else (axes,))
 
 
+_JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
+
+# They run the one jaxpr that they hold once, on their inputs, and return its outputs.
+# A primitive is not in here for looking alike: `reduce` and `run_state` do too.
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr"),
+        *("remat", "remat2", "checkpoint", "remat_opt"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        *("custom_vmap_call", "composite", "compute_on", "xla_metadata_call"),
+    }
+)
+
+
 def _open(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
 
 
-def _walk(eqn: core.JaxprEqn, marks: list, rules: Rules) -> Sequence:
-    structural = _STRUCTURAL.get(eqn.primitive.name)
-    if structural is not None:
+def _run(
+    jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]
+) -> tuple[list[Mark], list[Mark]]:
+    """Return the marks of outputs, and those of inputs after what was written."""
+    clean = rules.clean
+    env: dict[core.Var, Mark] = {var: clean for var in jaxpr.constvars}
+    env.update(zip(jaxpr.invars, in_marks, strict=True))
+
+    def read(atom: core.Var | core.Literal) -> Mark:
+        return clean if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        marks = [clean if type(x) is core.Literal else env[x] for x in eqn.invars]
+        outs = rules.decide(eqn, marks)
+        if outs is None:
+            outs, after = _walk(eqn, marks, rules)
+            if eqn.effects:
+                for atom, mark in zip(eqn.invars, after, strict=True):
+                    if _is_mutable(atom):
+                        env[atom] = mark
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars], [env[var] for var in jaxpr.invars]
+
+
+def _is_mutable(atom: core.Var | core.Literal) -> TypeGuard[core.Var]:
+    return hasattr(atom.aval, "inner_aval")
+
+
+def _walk(
+    eqn: core.JaxprEqn, marks: list[Mark], rules: Rules[Mark]
+) -> tuple[Sequence[Mark], Sequence[Mark]]:
+    """Return the marks of the outputs of `eqn`, and those of its inputs after it."""
+    name = eqn.primitive.name
+    if (structural := _STRUCTURAL.get(name)) is not None:
         return structural(eqn, marks, rules.inside(eqn))
+    if (leaf := _LEAVES.get(name)) is not None:
+        return leaf(eqn, marks, rules)
     subs = sub_jaxprs(eqn)
-    if not subs:  # nearly all: looking up its line for what is inside takes time
-        return [rules.join(marks)] * len(eqn.outvars)
-    rules = rules.inside(eqn)
-    if len(subs) == 1 and _is_call(eqn, subs[0]):
-        return flow(subs[0], marks, rules)
-    # What an unknown primitive does inside is not known: whatever marks it could make
-    # from clean inputs reach all its outputs, with those of its own inputs.
-    inside = [
-        mark
-        for sub in subs
-        for mark in flow(sub, [rules.clean] * len(sub.invars), rules)
-    ]
-    return [rules.join([*marks, *inside])] * len(eqn.outvars)
+    if not subs:  # nearly all
+        joined = rules.join(marks)
+        return [joined] * len(eqn.outvars), [joined] * len(marks)
+    if name in _CALLS and len(subs) == 1 and len(subs[0].invars) == len(marks):
+        return _run(subs[0], marks, rules.inside(eqn))
+    return _unknown(eqn, marks, rules)
 
 
-def _is_call(eqn: core.JaxprEqn, sub: core.Jaxpr) -> bool:
-    return len(sub.invars) == len(eqn.invars) and len(sub.outvars) == len(eqn.outvars)
+def _unknown(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    """Join all inputs with all that the bodies could make of them, in any order."""
+    joined = rules.join(marks)
+    rules.check_branch(eqn, joined)
+    inner = rules.inside(eqn)
+    while True:
+        made = [joined]
+        for sub in sub_jaxprs(eqn):
+            outs, after = _run(sub, [joined] * len(sub.invars), inner)
+            made += outs + after
+        grown = rules.join(made)
+        if grown == joined:
+            return [joined] * len(eqn.outvars), [joined] * len(marks)
+        joined = grown
 
 
-def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
+def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
     num_consts, num_carry = _scan_sizes(eqn)
-    consts, xs = marks[:num_consts], marks[num_consts + num_carry :]
-    body = functools.partial(flow, _open(eqn.params["jaxpr"]), rules=rules)
-    carry = marks[num_consts : num_consts + num_carry]
-    carry, outs = _fixed_point(lambda c: body([*consts, *c, *xs]), carry, rules)
-    return [*carry, *outs[num_carry:]]
+    start = num_consts + num_carry
+    body, xs = _open(eqn.params["jaxpr"]), marks[start:]
+
+    def turn(state: list) -> tuple[list, list]:
+        outs, after = _run(body, [*state, *xs], rules)
+        return [*after[:num_consts], *outs[:num_carry]], outs
+
+    _, (after, outs) = _fixed_point(turn, marks[:start], rules)
+    if eqn.params["length"]:
+        # The last turn made what the loop hands on; what it began with is gone.
+        return outs, [*after, *xs]
+    return [*marks[num_consts:start], *outs[num_carry:]], marks
 
 
 def _scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
@@ -167,39 +219,108 @@ def _scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def _while(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
+def _while(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
     split = eqn.params["cond_nconsts"]
     start = split + eqn.params["body_nconsts"]
-    cond_consts, body_consts, carry = marks[:split], marks[split:start], marks[start:]
     cond, body = _open(eqn.params["cond_jaxpr"]), _open(eqn.params["body_jaxpr"])
 
-    def turn(carry: list) -> list:
-        # How often the loop turns decides every value that it carries.
-        [again] = flow(cond, [*cond_consts, *carry], rules)
+    def turn(state: list) -> tuple[list, None]:
+        [again], seen = _run(cond, [*state[:split], *state[start:]], rules)
         rules.check_branch(eqn, again)
-        outs = flow(body, [*body_consts, *carry], rules)
-        return [rules.join([out, again]) for out in outs]
+        outs, after = _run(body, state[split:], rules)
+        consts = [*seen[:split], *after[: start - split]]
+        # How often the loop turns decides every value that it carries.
+        carry = [rules.join([out, again]) for out in outs]
+        return [*_decided(eqn.invars, consts, again, rules), *carry], None
 
-    return _fixed_point(turn, carry, rules)[0]
+    state, _ = _fixed_point(turn, marks, rules)
+    return state[start:], state
 
 
-def _cond(eqn: core.JaxprEqn, marks: list, rules: Rules) -> list:
+def _cond(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
     index, *operands = marks
     rules.check_branch(eqn, index)
-    outs = [flow(_open(b), operands, rules) for b in eqn.params["branches"]]
-    return [rules.join([index, *column]) for column in zip(*outs, strict=True)]
+    ways = [_run(_open(b), operands, rules) for b in eqn.params["branches"]]
+    outs, after = (
+        [rules.join(column) for column in zip(*rows, strict=True)]
+        for rows in zip(*ways, strict=True)
+    )
+    after = _decided(eqn.invars[1:], after, index, rules)
+    return [rules.join([index, out]) for out in outs], [index, *after]
 
 
-_STRUCTURAL = {"scan": _scan, "while": _while, "cond": _cond}
+def _decided(atoms: Sequence, marks: Sequence, predicate: Any, rules: Rules) -> list:
+    """Add `predicate` to the marks of mutable arrays: it decides what is written."""
+    return [
+        rules.join([mark, predicate]) if _is_mutable(atom) else mark
+        for atom, mark in zip(atoms, marks, strict=False)
+    ]
+
+
+def _linear_solve(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    # Only `solve` runs; the other three are there for derivatives.
+    sizes = eqn.params["const_lengths"]
+    start, end = sizes.matvec + sizes.vecmat, sum(sizes)
+    consts = marks[start : start + sizes.solve]
+    solve = _open(eqn.params["jaxprs"].solve)
+    return _run(solve, [*consts, *marks[end:]], rules)[0], marks
+
+
+def _run_state(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    body = _open(eqn.params["jaxpr"])
+    if len(body.invars) != len(marks) or any(map(_is_mutable, eqn.invars)):
+        return _unknown(eqn, marks, rules)
+    _, after = _run(body, marks, rules)  # it returns what its arrays hold at the end
+    return after, marks
+
+
+_STRUCTURAL = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+    "run_state": _run_state,
+}
+
+
+def _each_its_own(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    return marks, marks
+
+
+def _read(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    return [rules.join(marks)], marks
+
+
+def _swap(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    array, value, *indices = eqn.invars
+    joined = rules.join(marks)
+    shapes = [getattr(atom.aval, "shape", None) for atom in (array, value)]
+    whole = not indices and shapes[0] == shapes[1]
+    content = marks[1] if whole else joined
+    return [rules.join([marks[0], *marks[2:]])], [content, *marks[1:]]
+
+
+def _sort(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
+    order = rules.join(marks[: eqn.params["num_keys"]])
+    return [rules.join([order, mark]) for mark in marks], marks
+
+
+_LEAVES = {
+    "optimization_barrier": _each_its_own,
+    "get": _read,
+    "freeze": _read,
+    "swap": _swap,
+    "sort": _sort,
+}
 
 
 def _fixed_point(
-    turn: Callable[[list], list], carry: list, rules: Rules
-) -> tuple[list, list[Any]]:
-    """Repeat `turn` until the carry no longer grows; return it and the last outputs."""
+    turn: Callable[[list], tuple[list, Extra]], state: list, rules: Rules
+) -> tuple[list, tuple[list, Extra]]:
+    """Repeat `turn` until the state no longer grows; return it and the last turn's."""
     while True:
-        outs = turn(carry)
-        grown = [rules.join([old, new]) for old, new in zip(carry, outs, strict=False)]
-        if grown == carry:
-            return carry, outs
-        carry = grown
+        made = turn(state)
+        grown = [rules.join(pair) for pair in zip(state, made[0], strict=True)]
+        if grown == state:
+            return state, made
+        state = grown

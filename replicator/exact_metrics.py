@@ -8,74 +8,47 @@ of the block follows from the block's mask: a walk over the program's jaxpr tell
 from typing import NamedTuple
 
 import jax
-from jax.extend import core
 
 from replicator import dataflow
+from replicator.blocks import Traced, has_rows
 from replicator.errors import ArgumentError
 from replicator.inputs.remainder import MASK
-from replicator.mesh import REPLICA_AXIS
-from replicator.metrics import Max, Mean, Metric, Sum, is_metric
-from replicator.protocols import PyTree
-from replicator.source_lines import user_line
+from replicator.metrics import Concat, Max, Mean, Metric, Min, Sum, is_metric
 from replicator.trees import describe, named_leaves
 
 DATA_MARK: frozenset[int] = frozenset({0})
 MASK_MARK: frozenset[int] = frozenset({1})
 
 
-def refuse_collectives(jaxpr: core.Jaxpr) -> None:
-    """Refuse to mix blocks: which ones run side by side depends on the replicas.
-
-    Raises:
-      ArgumentError: There is a collective; names it and the user's line.
-    """
-    found = dataflow.find_equation(
-        jaxpr, lambda eqn: dataflow.is_collective(eqn, REPLICA_AXIS)
-    )
-    if found is not None:
-        raise ArgumentError(
-            f"`eval_fn` must not speak to other replicas, got `{found.primitive.name}` "
-            f"at {user_line(found)}. Return what one replica finds: metrics are merged."
-        )
-
-
-def check_exact(
-    metrics: PyTree,
-    *,
-    doubled: PyTree,
-    block: int,
-    marks: list[frozenset[int]],
-) -> None:
+def check_exact(traced: Traced, block: int) -> None:
     """Check every metric that a block reports.
 
     Args:
-      metrics: Shapes with an axis of blocks in front.
-      doubled: The same where blocks have twice the examples: an axis of examples is one
-        that grows with them, not one that happens to be as long.
+      traced: Its outputs are the metrics, and what each row counts.
       block: Examples per block.
-      marks: Per leaf of `metrics`, `DATA_MARK` and `MASK_MARK` by what it follows from.
 
     Raises:
       ArgumentError: A metric could not be merged exactly.
     """
-    others = jax.tree.leaves(doubled)
-    for path, metric in named_leaves(metrics, is_leaf=is_metric):
+    marks = _follow(traced)
+    others = jax.tree.leaves(traced.doubled)
+    for path, metric in named_leaves(traced.outputs[0], is_leaf=is_metric):
         own = jax.tree.leaves(metric)
         leaves = [
             _Leaf(
                 text=describe(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)),
                 scalar=leaf.ndim == 1,
-                by_row=leaf.shape[1:2] == (block,) and other.shape[1:2] == (2 * block,),
+                by_row=has_rows(leaf, other, block),
                 data=mark >= DATA_MARK,
                 mask=mark >= MASK_MARK,
             )
             for leaf, other, mark in zip(own, others, marks, strict=False)
         ]
         others, marks = others[len(own) :], marks[len(own) :]
-        if is_metric(metric):
-            _check_declared(path, metric, leaves)
+        if isinstance(metric, Concat) or not is_metric(metric):
+            _check_rows(path, metric, *leaves)
         else:
-            _check_plain(path, *leaves)
+            _check_declared(path, metric, leaves)
 
 
 class _Leaf(NamedTuple):
@@ -88,13 +61,19 @@ class _Leaf(NamedTuple):
     mask: bool  # follows from the batch's mask
 
 
-def _check_plain(path: str, leaf: _Leaf) -> None:
-    if not leaf.by_row:
+def _check_rows(path: str, metric: object, leaf: _Leaf) -> None:
+    if leaf.by_row:
+        return
+    if isinstance(metric, Concat):
         raise ArgumentError(
-            "`eval_fn` must return one row per example for a plain metric, got "
-            f"{leaf.text} for `{path}`. Leave the mean over examples to the "
-            "evaluation, or declare it: `Mean(value, weight)`, `Sum` or `Max`."
+            f"`eval_fn` must return one row per example for `{path}`, a `Concat`, got "
+            f"{leaf.text}. Leave examples in the first axis, or declare it otherwise."
         )
+    raise ArgumentError(
+        "`eval_fn` must return one row per example for a plain metric, got "
+        f"{leaf.text} for `{path}`. Leave the mean over examples to the "
+        "evaluation, or declare it: `Mean(value, weight)`, `Sum` or `Max`."
+    )
 
 
 def _check_declared(path: str, metric: Metric, leaves: list[_Leaf]) -> None:
@@ -107,8 +86,8 @@ def _check_declared(path: str, metric: Metric, leaves: list[_Leaf]) -> None:
             )
     if isinstance(metric, Mean):
         _check_weight(path, leaves[1:])
-    if isinstance(metric, Max):
-        return  # padding repeats examples that are there, so it changes no maximum
+    if isinstance(metric, Max | Min):
+        return  # padding repeats examples that are there: it changes neither
     must_read = leaves if isinstance(metric, Sum) else [x for x in leaves if x.data]
     if not all(leaf.mask for leaf in must_read):
         _refuse_unmasked(path, kind)
@@ -131,3 +110,11 @@ def _refuse_unmasked(path: str, kind: str) -> None:
         "for rows that only fill up, got no use of it. Multiply by it, or return one "
         "row per example."
     )
+
+
+def _follow(traced: Traced) -> list[frozenset[int]]:
+    """Tell of each output of a program whether it follows from batch and mask."""
+    rows = jax.tree.map(lambda _: DATA_MARK, traced.rows)
+    marks = jax.tree.leaves({**rows, MASK: MASK_MARK})
+    unmarked = [frozenset()] * len(jax.tree.leaves(traced.state))
+    return dataflow.flow(traced.jaxpr, [*unmarked, *marks], dataflow.DependsOn())

@@ -19,7 +19,7 @@ from replicator.writers.writer import named_numbers
 
 _MOST_NDIM = 1  # what is larger is no number, and nobody writes it
 MOST_NUMBERS = 10_000
-"""Results are kept without arrays of more numbers."""
+"""Results, and the metrics of a step, are kept without arrays of more numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,12 @@ class InFlight:
 
     def as_json(self) -> dict[str, Any]:
         """Wait for the metrics, and return plain values; large arrays are left out."""
-        most = _MOST_NDIM + int(self.stacked)
-        leaves = _leaves(self.metrics, keep=lambda array: array.ndim <= most)
+        most_ndim = _MOST_NDIM + int(self.stacked)
+        most = MOST_NUMBERS * (self.steps if self.stacked else 1)
+        leaves = _leaves(
+            self.metrics,
+            keep=lambda array: array.ndim <= most_ndim and array.size <= most,
+        )
         return {"steps": self.steps, "stacked": self.stacked, "leaves": leaves}
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator.metrics import Max, Mean, Sum, is_metric
+from replicator.metrics import Concat, Max, Mean, Min, Sum, is_metric
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
 
@@ -105,16 +105,30 @@ class _Sum:
         return _as_python(self._sum)
 
 
-class _Max:
-    def __init__(self) -> None:
-        self._max: Any = None
+class _Extreme:
+    def __init__(self, pick: np.ufunc) -> None:
+        self._pick = pick
+        self._best: Any = None
 
-    def add(self, metric: Max, rows: BlockRows) -> None:
+    def add(self, metric: Max | Min, rows: BlockRows) -> None:
         value = _wide(metric.value)
-        self._max = value if self._max is None else np.maximum(self._max, value)
+        self._best = value if self._best is None else self._pick(self._best, value)
 
     def merged(self) -> PyTree:
-        return _as_python(self._max)
+        return _as_python(self._best)
+
+
+class _Rows:
+    """The rows of all examples, in order."""
+
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] = []
+
+    def add(self, metric: Concat, rows: BlockRows) -> None:
+        self._rows.append(np.asarray(metric.value)[: rows.real])
+
+    def merged(self) -> np.ndarray:
+        return np.concatenate(self._rows)
 
 
 class _EachReplica:
@@ -146,7 +160,7 @@ class _EachReplica:
         return jax.tree.map(divide, self._sums)
 
 
-_Total = _Average | _Sum | _Max | _EachReplica
+_Total = _Average | _Sum | _Extreme | _Rows | _EachReplica
 
 
 def _start(metric: PyTree, num_replicas: int) -> _Total:
@@ -154,7 +168,11 @@ def _start(metric: PyTree, num_replicas: int) -> _Total:
         case Sum():
             return _Sum()
         case Max():
-            return _Max()
+            return _Extreme(np.maximum)
+        case Min():
+            return _Extreme(np.minimum)
+        case Concat():
+            return _Rows()
         case PerReplica():
             return _EachReplica(num_replicas)
         case _:

@@ -1,8 +1,9 @@
 """Numbers that a step reports, with the word for how they merge.
 
 A step returns a tree of metrics. Each says how it merges over microbatches and
-replicas: `Mean` (weighted), `Sum`, `Max`, `PerReplica`; a plain array is a `Mean` of
-equal weights. What comes back has the same types for 1 and N devices: plain arrays.
+replicas: `Mean` (weighted), `Sum`, `Max`, `Min`, `Concat`, `PerReplica`; a plain array
+is a `Mean` of equal weights. What comes back is plain arrays, whose dtypes depend on
+neither number.
 """
 
 import contextlib
@@ -14,7 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from replicator.collectives.all_gather import all_gather
 from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.precision import sum_dtype
 from replicator.ordered_bits import ordered_scope
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
@@ -42,7 +45,11 @@ class Mean:
 )
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """A value that adds up over microbatches and replicas."""
+    """A value that adds up over microbatches and replicas.
+
+    Booleans and integers of fewer than 32 bits come back as int32, half precision as
+    float32: a sum over a batch would leave their range.
+    """
 
     value: jax.Array
 
@@ -57,25 +64,51 @@ class Max:
     value: jax.Array
 
 
-Metric: TypeAlias = Mean | Sum | Max | PerReplica
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Min:
+    """A value of which the smallest counts."""
+
+    value: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Concat:
+    """One row for each example of a microbatch, [examples, ...]; all rows are kept.
+
+    What comes back is [global_batch, ...], in the order of the global batch, whole on
+    every replica: one gather. Rows of examples that only fill up are among them, but
+    not in an evaluation.
+    """
+
+    value: jax.Array
+
+
+Metric: TypeAlias = Mean | Sum | Max | Min | Concat | PerReplica
 
 
 def is_metric(node: PyTree) -> bool:
     """Tell whether `node` says how it merges."""
-    return isinstance(node, Mean | Sum | Max | PerReplica)
+    return isinstance(node, Metric)
 
 
 def declare(metrics: PyTree) -> PyTree:
     """Make every plain leaf of `metrics` a `Mean` of equal weights.
 
-    Means come in floats, counts of booleans in integers: types do not depend on how
-    many replicas and microbatches there are.
+    Means come in floats, sums in 32 bits at least: types do not depend on how many
+    replicas and microbatches there are.
 
     Args:
       metrics: What a step reported.
 
     Returns:
-      The tree with every leaf inside a metric.
+      The tree with every leaf inside a metric. Rows, and what replicas keep for
+      themselves, have a new leading axis of microbatches, of length 1.
     """
 
     def as_metric(node: PyTree) -> Metric:
@@ -83,15 +116,13 @@ def declare(metrics: PyTree) -> PyTree:
             case Mean(value, None):
                 return Mean(_as_float(value))
             case Mean(value, weight):
-                return Mean(_as_float(value), _as_float(weight))  # type: ignore[arg-type]
-            case Sum(value) if jnp.asarray(value).dtype == bool:
-                return Sum(jnp.asarray(value).astype(jnp.int32))
+                return Mean(_as_float(value), _as_weight(weight))  # type: ignore[arg-type]
             case Sum(value):
-                return Sum(jnp.asarray(value))
-            case Max(value):
-                return Max(jnp.asarray(value))
-            case PerReplica(value, on_resize):
-                return PerReplica(jax.tree.map(_as_float, value), on_resize)
+                return Sum(_as_sum(value))
+            case Max(value) | Min(value):
+                return type(node)(jnp.asarray(value))
+            case Concat() | PerReplica():
+                return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], node)
             case plain:
                 return Mean(_as_float(plain))
 
@@ -99,7 +130,10 @@ def declare(metrics: PyTree) -> PyTree:
 
 
 def merge_microbatches(metrics: PyTree) -> PyTree:
-    """Merge declared metrics whose leaves have a leading microbatch axis."""
+    """Merge declared metrics whose leaves have a leading microbatch axis.
+
+    `Concat` and `PerReplica` keep that axis: see `metric_rows`.
+    """
     return jax.tree.map(_merge_microbatches, metrics, is_leaf=is_metric)
 
 
@@ -107,7 +141,8 @@ def merge_replicas(metrics: PyTree, *, reduction: str = "fast") -> PyTree:
     """Merge declared metrics over replicas; leaves come back as plain arrays.
 
     Args:
-      metrics: One replica's declared metrics.
+      metrics: One replica's declared metrics; `Concat` with an axis of microbatches in
+        front, `PerReplica` without.
       reduction: As in `all_reduce`: `"ordered"` adds in replica order.
 
     Returns:
@@ -123,6 +158,12 @@ def merge_replicas(metrics: PyTree, *, reduction: str = "fast") -> PyTree:
                 return all_reduce(value, "sum", reduction=reduction)
             case Max(value):
                 return all_reduce(value, "max")
+            case Min(value):
+                return all_reduce(value, "min")
+            case Concat(value):
+                # Microbatch j is the j-th part of the batch, replica r has its r-th.
+                rows = all_gather(value).swapaxes(0, 1)
+                return rows.reshape(-1, *rows.shape[3:])
             case PerReplica():
                 return metric
 
@@ -137,22 +178,39 @@ def _as_float(leaf: ArrayLike) -> jax.Array:
     return array.astype(jnp.float32)
 
 
+def _as_weight(weight: ArrayLike) -> jax.Array:
+    # Not in the dtype of the value: a count of tokens overflows float16.
+    array = jnp.asarray(weight)
+    return array.astype(float) if jnp.isrealobj(array) else array
+
+
+def _as_sum(value: ArrayLike) -> jax.Array:
+    array = jnp.asarray(value)
+    is_small = array.dtype == bool or (
+        jnp.issubdtype(array.dtype, jnp.integer) and jnp.iinfo(array.dtype).bits < 32
+    )
+    return array.astype(jnp.int32 if is_small else sum_dtype(array.dtype))
+
+
 def _merge_microbatches(metric: Metric) -> Metric:
     match metric:
         case Mean(value, None):
             return Mean(value.mean(0))
         case Mean(value, weight):
-            weights = jnp.asarray(weight).astype(value.dtype)
+            weights = jnp.asarray(weight)
             total = weights.sum(0)
-            column = weights.reshape(weights.shape + (1,) * (value.ndim - weights.ndim))
-            # A microbatch of padding alone weighs nothing, be it NaN; so may all do.
-            counted = jnp.where(column == 0, jnp.zeros_like(value), value * column)
             safe = jnp.where(total == 0, jnp.ones_like(total), total)
-            return Mean(counted.sum(0) / safe, total)
+            wide = value.astype(sum_dtype(value.dtype))
+            share = (weights / safe).astype(wide.dtype)
+            column = share.reshape(share.shape + (1,) * (value.ndim - share.ndim))
+            # A microbatch of padding alone weighs nothing, be it NaN; so may all do.
+            counted = jnp.where(column == 0, jnp.zeros_like(wide), wide * column)
+            return Mean(counted.sum(0).astype(value.dtype), total)
         case Sum(value):
-            return Sum(value.sum(0))
+            return Sum(value.sum(0, dtype=value.dtype))  # int32 in 64-bit mode, too
         case Max(value):
             return Max(value.max(0))
-        case PerReplica(value, on_resize):
-            means = jax.tree.map(lambda leaf: leaf.mean(0), value)
-            return PerReplica(means, on_resize)
+        case Min(value):
+            return Min(value.min(0))
+        case Concat() | PerReplica():
+            return jax.tree.map(lambda leaf: leaf[:, 0], metric)

@@ -113,6 +113,12 @@ def wrap_optimizer(
             "`accumulate` must be 1 with `reduction='ordered'`, got "
             f"{accumulate}. Accumulate with `rep.compile(step_fn, accumulate=...)`."
         )
+    if axis_name != REPLICA_AXIS and (accumulate > 1 or reduction == "ordered"):
+        raise ArgumentError(
+            "`axis_name` must be 'replica' with `accumulate` above 1 or "
+            f"`reduction='ordered'`, got {axis_name!r}. Leave those out in a mesh of "
+            "your own."
+        )
     wrapped = _Wrapped(
         tx=optax.with_extra_args_support(tx),
         name=name,

@@ -33,7 +33,7 @@ def refuse_other_collectives(jaxpr: core.Jaxpr) -> None:
     Raises:
       ArgumentError: There is such a collective; names it and the user's line.
     """
-    found = dataflow.find_equation(jaxpr, _is_other_collective)
+    found = _find_other_collective(jaxpr)
     if found is not None:
         raise ArgumentError(
             "`reduction` must be 'fast' for a step with collectives of its own, got "
@@ -42,6 +42,13 @@ def refuse_other_collectives(jaxpr: core.Jaxpr) -> None:
         )
 
 
-def _is_other_collective(eqn: core.JaxprEqn) -> bool:
-    ours = _SCOPE in str(eqn.source_info.name_stack)
-    return dataflow.is_collective(eqn, REPLICA_AXIS) and not ours
+def _find_other_collective(jaxpr: core.Jaxpr) -> core.JaxprEqn | None:
+    for eqn in jaxpr.eqns:
+        if _SCOPE in str(eqn.source_info.name_stack):
+            continue  # with all that is inside, where the scope may not be named
+        if dataflow.is_collective(eqn, REPLICA_AXIS):
+            return eqn
+        for sub in dataflow.sub_jaxprs(eqn):
+            if (found := _find_other_collective(sub)) is not None:
+                return found
+    return None

@@ -13,12 +13,13 @@ import optax
 from jax.sharding import Mesh
 
 from replicator import optimizer as optimizers
+from replicator.blocks import DEFAULT_BLOCK
 from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
 from replicator.eager_calls import require_eager
 from replicator.errors import check_flags, check_function
-from replicator.evaluate import DEFAULT_BLOCK, EvalFn, Evaluation
+from replicator.evaluate import EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
@@ -28,6 +29,7 @@ from replicator.lifting import compiled_step, debug_step
 from replicator.loss_scale import DynamicLossScale
 from replicator.mesh import replica_mesh
 from replicator.optimizer_state import Reduction
+from replicator.predict import PredictFn, Prediction
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
@@ -58,6 +60,7 @@ class OwnLoops:
         )
         # By function, so that evaluating every n steps compiles once.
         self._evaluation = functools.lru_cache(maxsize=16)(self.compile_evaluation)
+        self._prediction = functools.lru_cache(maxsize=16)(self._compile_prediction)
 
     @property
     def mesh(self) -> Mesh:
@@ -262,6 +265,52 @@ class OwnLoops:
         check_function("eval_fn", eval_fn)
         evaluation = self._evaluation(eval_fn, block=block)
         return evaluation(state, dataset, inputs=inputs)
+
+    def predict(
+        self,
+        predict_fn: PredictFn,
+        dataset: Dataset,
+        state: PyTree,
+        *,
+        inputs: InputOptions | None = None,
+        block: int = DEFAULT_BLOCK,
+    ) -> PyTree:
+        """Return outputs for every example of a dataset, in its order.
+
+        They have the same bits on any number of replicas, and for any batches that the
+        dataset comes in; every process gets all of them. Each function is compiled
+        once.
+
+        Args:
+          predict_fn: `predict_fn(state, batch)` gets `block` examples, as the dataset
+            has them, and returns a pytree of arrays with one row per example. Some
+            examples of the last blocks only fill up: their rows are left out.
+          dataset: As in `evaluate`. Of an `input_fn` that reads in every process, the
+            order is that in which replicas got the examples.
+          state: As in `evaluate`.
+          inputs: How the dataset is read; see `Evaluation`.
+          block: Examples that `predict_fn` gets at a time; bits depend on it.
+
+        Returns:
+          What `predict_fn` returns, with NumPy leaves [examples, ...].
+
+        Raises:
+          ArgumentError: `predict_fn` returns something without a row per example, or
+            speaks to other replicas.
+          BatchError: The dataset is empty, or its batches do not fit each other.
+          NonFiniteError: A batch holds NaN.
+        """
+        # Here, too: what is no function may be nothing that a cache takes.
+        check_function("predict_fn", predict_fn)
+        return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
+
+    def _compile_prediction(self, predict_fn: PredictFn, *, block: int) -> Prediction:
+        return Prediction(
+            predict_fn,
+            self._mesh,
+            block=block,
+            max_in_flight=self._defaults.max_in_flight,
+        )
 
     def _options(
         self, accumulate: int, steps_per_call: int, checks: frozenset | None

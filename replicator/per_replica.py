@@ -27,6 +27,10 @@ _ON_RESIZE = ("sum", "mean", "first", "refuse")
 class PerReplica:
     """A value of which each replica holds its own.
 
+    As a metric it keeps its dtype. Under accumulation a leaf with a row per example has
+    the rows of all microbatches, in order; of any other leaf, floats are averaged over
+    microbatches, integers and booleans are those of the last.
+
     Attributes:
       value: Any pytree. In `init_fn` and inside a step: one replica's own value.
         Outside: leaves have a leading replica axis.

@@ -9,49 +9,33 @@ meet varying values elementwise: the same dropout mask everywhere.
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jax.extend import core
 
 from replicator import dataflow
 from replicator.collectives.assume_replicated import ASSUME_REPLICATED
-from replicator.errors import ReplicationError
+from replicator.collectives.markers import LOCAL_SUM, WEIGHTED_GRADIENT
+from replicator.errors import ArgumentError, ReplicationError
+from replicator.marks import BATCH, CLEAN, DECLARED, STATE, Mark, Origin, join
 from replicator.mesh import REPLICA_AXIS
+from replicator.shared_noise import SOURCES, SharedNoise
 from replicator.source_lines import UNKNOWN_LINE, user_line, user_stacklevel
+
+__all__ = ["BATCH", "CLEAN", "DECLARED", "STATE", "Mark", "prove_replicated"]
 
 _REDUCTIONS = frozenset(
     {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 )
-# What these return is not a function of their inputs: each device gets its own, or it
-# is read from a mutable array, whose writes the walk does not follow.
+# These return bits that were there: groups that begin with equal ones end with equal.
+_EXACT = _REDUCTIONS - {"psum", "psum_invariant"}
+# What these return is not a function of their inputs: each device gets its own.
 _IMPURE = frozenset(
-    {"rng_uniform", "io_callback", "pure_callback", "infeed", "get", "swap", "freeze"}
+    {"rng_uniform", "io_callback", "infeed", "empty", "empty2", "empty_ref"}
 )
-_ELEMENTWISE_MEETINGS = frozenset({"mul", "add", "sub", "div", "select_n"})
-_RANDOM_SOURCES = frozenset({"random_bits", "threefry2x32", "rng_bit_generator"})
 
 
 class SharedRandomKeyWarning(UserWarning):
     """Every replica draws the same random numbers where its own were likely meant."""
-
-
-class Origin(NamedTuple):
-    """Where a mark comes from."""
-
-    what: str
-    where: str
-
-
-class Mark(NamedTuple):
-    """What is known of one value of the step."""
-
-    varying: Origin | None = None
-    shared_random: Origin | None = None
-
-
-CLEAN = Mark()
-BATCH = Mark(varying=Origin("the batch", ""))
-DECLARED = Mark(varying=Origin("a `PerReplica` leaf", ""))
 
 
 class _ReplicationRules:
@@ -59,39 +43,39 @@ class _ReplicationRules:
 
     clean = CLEAN
 
-    def __init__(self, *, caller: str = UNKNOWN_LINE) -> None:
-        self.shared_keys: dict[str, Origin] = {}
-        self._caller = caller
+    def __init__(
+        self,
+        noise: SharedNoise,
+        *,
+        num_replicas: int | None,
+        outer: tuple[core.JaxprEqn, ...] = (),
+    ) -> None:
+        self._noise = noise
+        self._num_replicas = num_replicas
+        self._outer = outer  # the calls and loops that these equations lie in
 
     def join(self, marks: Sequence[Mark]) -> Mark:
-        varying = next((mark.varying for mark in marks if mark.varying), None)
-        shared = next(
-            (mark.shared_random for mark in marks if mark.shared_random), None
-        )
-        return Mark(varying, None if varying else shared)
+        return join(marks)
 
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> list[Mark] | None:
         name, outs = eqn.primitive.name, len(eqn.outvars)
-        if name == ASSUME_REPLICATED:
-            return [CLEAN] * outs
-        if name in _REDUCTIONS and dataflow.over_axis(eqn, REPLICA_AXIS):
-            return self._reduce(eqn, marks)
-        if name in _IMPURE or dataflow.over_axis(eqn, REPLICA_AXIS):
+        if name in _MARKERS:
+            return [self._pass_marker(name, marks)]
+        if dataflow.over_axis(eqn, REPLICA_AXIS):
+            return [self._collect(eqn, marks)] * outs
+        if name in _IMPURE or eqn.params.get("has_side_effect"):
             return [Mark(varying=self._origin(eqn))] * outs
-        # A scalar is a coin thrown for all, and likely meant so.
-        drawn = name in _RANDOM_SOURCES and any(
-            getattr(var.aval, "shape", ()) for var in eqn.outvars
-        )
-        if drawn and not self.join(marks).varying:
-            return [Mark(shared_random=self._origin(eqn))] * outs
-        if name in _ELEMENTWISE_MEETINGS:
-            self._note_shared_key(marks)
-        return None
+        mark = None
+        if name in SOURCES:
+            mark = self._noise.draw(eqn, marks, self._origin(eqn))
+        elif any([mark.noise for mark in marks]):
+            mark = self._noise.through(eqn, marks)
+        return None if mark is None else [mark] * outs
 
     def inside(self, eqn: core.JaxprEqn) -> "_ReplicationRules":
-        rules = _ReplicationRules(caller=user_line(eqn, caller=self._caller))
-        rules.shared_keys = self.shared_keys
-        return rules
+        return _ReplicationRules(
+            self._noise, num_replicas=self._num_replicas, outer=(*self._outer, eqn)
+        )
 
     def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
         """Refuse a collective that only some replicas may reach: it would never end."""
@@ -102,8 +86,8 @@ class _ReplicationRules:
                 sub, lambda inner: dataflow.is_collective(inner, REPLICA_AXIS)
             )
             if found is not None:
-                way = "loop" if eqn.primitive.name == "while" else "branch"
-                line = user_line(found, caller=self._caller)
+                way = _WAYS.get(eqn.primitive.name, f"`{eqn.primitive.name}`")
+                line = user_line(found, caller=self._line(eqn))
                 raise ReplicationError(
                     f"`{found.primitive.name}` at {line} must be reached by all "
                     f"replicas, got a {way} that may go another way on each (it "
@@ -111,42 +95,124 @@ class _ReplicationRules:
                     "`replicator.all_reduce` first."
                 )
 
+    def _line(self, eqn: core.JaxprEqn) -> str:
+        line = UNKNOWN_LINE
+        for each in (*self._outer, eqn):
+            line = user_line(each, caller=line)
+        return line
+
     def _origin(self, eqn: core.JaxprEqn) -> Origin:
-        return Origin(eqn.primitive.name, user_line(eqn, caller=self._caller))
+        return Origin(eqn.primitive.name, self._line(eqn))
 
-    def _reduce(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> list[Mark]:
-        if eqn.params.get("axis_index_groups") is None:
-            return [CLEAN] * len(eqn.outvars)
-        # Groups agree within, not with each other.
-        return [Mark(varying=self._origin(eqn))] * len(eqn.outvars)
+    def _collect(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> Mark:
+        """Return the mark of what an equation over the replicas makes."""
+        name = eqn.primitive.name
+        joined = self.join(marks)
+        scope = [str(each.source_info.name_stack) for each in (*self._outer, eqn)]
+        if name in _REDUCTIONS:
+            self._noise.reduce(marks)
+        carried = joined.carried
+        if name != "axis_index" and _is_transposed(scope):
+            carried = self._origin(eqn)
+        if not joined.varying and self._is_bijective(eqn):
+            return joined._replace(carried=carried)
+        groups = eqn.params.get("axis_index_groups")
+        if name not in _REDUCTIONS or (
+            # Groups agree within, not with each other.
+            groups is not None and (joined.varying or name not in _EXACT)
+        ):
+            return Mark(varying=self._origin(eqn), carried=carried)
+        if _is_transposed(scope):
+            return Mark(carried=carried)
+        within_loss = any("jvp(" in part for part in scope)
+        return Mark(reduced=self._origin(eqn)) if within_loss else CLEAN
 
-    def _note_shared_key(self, marks: Sequence[Mark]) -> None:
-        varying = any(mark.varying for mark in marks)
-        for mark in marks:
-            if varying and mark.shared_random:
-                self.shared_keys[mark.shared_random.where] = mark.shared_random
+    def _is_bijective(self, eqn: core.JaxprEqn) -> bool:
+        """Tell whether every replica sends to one, and every one receives."""
+        if eqn.primitive.name != "ppermute" or self._num_replicas is None:
+            return False
+        everyone = set(range(self._num_replicas))
+        return all(
+            set(side) == everyone for side in zip(*eqn.params["perm"], strict=True)
+        )
+
+    def _pass_marker(self, name: str, marks: Sequence[Mark]) -> Mark:
+        """Look at a value that we named ourselves; return its mark."""
+        if name == ASSUME_REPLICATED:
+            return CLEAN
+        mark = marks[0]
+        if name == LOCAL_SUM and not mark.varying and mark.reduced:
+            raise _already_reduced(mark.reduced)
+        if name == WEIGHTED_GRADIENT:
+            if mark.carried and marks[1].varying:
+                raise _weight_varies(mark.carried)
+            self._noise.reduce(marks[:1])
+        return mark
+
+
+_MARKERS = frozenset({ASSUME_REPLICATED, LOCAL_SUM, WEIGHTED_GRADIENT})
+_WAYS = {"while": "loop", "cond": "branch"}
+
+
+def _is_transposed(scope: Sequence[str]) -> bool:
+    """Tell whether an equation in these name stacks belongs to a backward pass."""
+    again = any("rematted_computation" in part for part in scope)
+    return not again and any("transpose(" in part for part in scope)
+
+
+def _already_reduced(origin: Origin) -> ArgumentError:
+    return ArgumentError(
+        "`loss_fn` must return the sum over this replica's own examples, got one that "
+        f"`{origin.what}` at {origin.where} reduced over replicas already. Return the "
+        "local sum: the optimizer reduces."
+    )
+
+
+def _weight_varies(origin: Origin) -> ArgumentError:
+    return ArgumentError(
+        "`weight` must be equal on all replicas where gradients pass between them, got "
+        f"one that may differ and gradients that `{origin.what}` at {origin.where} "
+        "brings from other replicas. Take the gradient of a `LocalSum` by "
+        "`replicator.value_and_grad`, and pass `update(..., count=n)`."
+    )
 
 
 def prove_replicated(
-    jaxpr: core.Jaxpr, in_marks: Sequence[Mark], out_paths: Sequence[str | None]
+    jaxpr: core.Jaxpr,
+    in_marks: Sequence[Mark],
+    out_paths: Sequence[str | None],
+    *,
+    num_replicas: int | None = None,
+    batch_axis: int = 0,
 ) -> None:
     """Refuse a step whose returned state may differ between replicas.
 
     Args:
       jaxpr: What one replica computes.
-      in_marks: One mark per input of `jaxpr`: `CLEAN`, `BATCH` or `DECLARED`.
+      in_marks: One mark per input of `jaxpr`: `CLEAN`, `STATE`, `BATCH`, `DECLARED`.
       out_paths: One entry per output: the path of a state leaf that must be equal on
         all replicas, or None for an output that may differ.
+      num_replicas: How many there are, if that is known.
+      batch_axis: Which axis of an input marked `BATCH` counts its examples.
 
     Raises:
+      ArgumentError: A loss is reduced already, or a weight varies where gradients pass
+        between replicas.
       ReplicationError: A leaf may differ; the message names it, the primitive that
         computed it and the user's line.
 
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
     """
-    rules = _ReplicationRules()
-    out_marks = dataflow.flow(jaxpr, in_marks, rules)
+    shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
+    noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis))
+    # A number of the state, such as a count of steps, is no weights.
+    given = [
+        CLEAN if mark is STATE and not shape else mark
+        for mark, shape in zip(in_marks, shapes, strict=True)
+    ]
+    rules = _ReplicationRules(noise, num_replicas=num_replicas)
+    out_marks = dataflow.flow(jaxpr, given, rules)
     guilty = [
         (path, mark.varying, variable)
         for path, mark, variable in zip(
@@ -156,15 +222,30 @@ def prove_replicated(
     ]
     if guilty:
         raise ReplicationError(_complaint(jaxpr, *guilty[0], more=len(guilty) - 1))
-    for origin in rules.shared_keys.values():
+    for origin in noise.found.values():
         warnings.warn(
             f"every replica draws the same random numbers at {origin.where}. Use "
             "`replicator.replica_key(key)` or `replicator.example_keys(key, n)` for "
             "numbers of each replica's or each example's own; give an NNX module such "
-            "a key with `nnx.reseed`.",
+            "a key with `nnx.reseed`; pass numbers that all should share through "
+            "`replicator.assume_replicated`.",
             SharedRandomKeyWarning,
             stacklevel=user_stacklevel(),
         )
+
+
+def _num_examples(
+    shapes: Sequence[tuple[int, ...]], in_marks: Sequence[Mark], batch_axis: int
+) -> int:
+    """Return how many examples a replica sees at a time; 1 without a batch."""
+    return next(
+        (
+            shape[batch_axis]
+            for shape, mark in zip(shapes, in_marks, strict=True)
+            if mark is BATCH and len(shape) > batch_axis
+        ),
+        1,
+    )
 
 
 def _complaint(

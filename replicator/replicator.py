@@ -23,7 +23,6 @@ from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
-from replicator.compiled_step import CompiledStep
 from replicator.eager_calls import require_eager
 from replicator.errors import (
     ArgumentError,
@@ -92,6 +91,7 @@ class Replicator(OwnLoops):
         step_timeout: float | Limits | None = None,
         inputs: InputOptions | None = None,
         write_every: int = 10,
+        gradient_norm: bool = True,
         display: bool = True,
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
@@ -103,8 +103,8 @@ class Replicator(OwnLoops):
 
         Args:
           step_fn: What one replica does: `step_fn(state, batch[, key])` returns the new
-            state and metrics. The key is `fold_in(fold_in(run's key, step),
-            microbatch)`, equal on all replicas.
+            state and metrics. The key is `fold_in(run's key, step)`, equal on all
+            replicas and in all microbatches.
           dataset: An iterable of global batches, or `input_fn(context)`; one that can
             be iterated again is, until the steps are done.
           init_fn: `init_fn(key)` returns the first state.
@@ -139,6 +139,8 @@ class Replicator(OwnLoops):
           inputs: How the dataset is read and checked; its `accumulate`,
             `steps_per_call` and `steps` are left to the run.
           write_every: Steps between written metrics.
+          gradient_norm: Whether metrics tell the norm of the reduced gradient; it takes
+            one more reading of the gradient, several per cent of a small model's step.
           display: Whether progress is shown on standard error.
           profile: Steps to trace, for example `range(100, 110)`; the signal SIGUSR2
             traces the next ten.
@@ -167,6 +169,7 @@ class Replicator(OwnLoops):
         check_count("write_every", write_every)
         check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
         check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
+        check_flags(gradient_norm=gradient_norm)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
         _check_kinds(step_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
@@ -190,9 +193,17 @@ class Replicator(OwnLoops):
         )
         reading = _reading(inputs or InputOptions(), options, steps=steps)
         training = Training(
-            step=debug_step(step_fn, options, counted=True)
+            step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
-            else self._compiled(step_fn, options, on_nonfinite, phases),
+            else compiled_step(
+                step_fn,
+                self._mesh,
+                options,
+                counted=True,
+                skips_bad=on_nonfinite == "skip",
+                reports_norms=gradient_norm,
+                phases=phases,
+            ),
             first=first,
             dataset=dataset,
             mesh=self._mesh,
@@ -238,22 +249,6 @@ class Replicator(OwnLoops):
             return given_run(init_state, self._mesh, seed=seed)
         check_function("init_fn", init_fn, "key")
         return first_run(init_fn, self._mesh, seed=seed)
-
-    def _compiled(
-        self,
-        step_fn: StepFn,
-        options: CompileOptions,
-        on_nonfinite: OnNonfinite | None,
-        phases: Phases,
-    ) -> CompiledStep:
-        return compiled_step(
-            step_fn,
-            self._mesh,
-            options,
-            counted=True,
-            skips_bad=on_nonfinite == "skip",
-            phases=phases,
-        )
 
     def _fitted(
         self,

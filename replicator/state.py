@@ -32,8 +32,8 @@ class RunState:
     Attributes:
       step: Updates done, an int32 scalar.
       key: Data of the run's random key (`jax.random.key_data`); a step gets
-        `fold_in(fold_in(key, step), microbatch)`. A typed key would keep JAX from its
-        fast way of calling a compiled program: 300 µs a step.
+        `fold_in(key, step)`. A typed key would keep JAX from its fast way of calling a
+        compiled program: 300 µs a step.
       user: The state that the user's step sees.
       skipped: Updates left out for a bad number, an int32 scalar; None if not counted.
     """

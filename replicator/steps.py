@@ -24,6 +24,7 @@ from replicator.collectives.step_number import in_step
 from replicator.errors import ArgumentError, StateError
 from replicator.lookup_notes import names_noted
 from replicator.mesh import REPLICA_AXIS
+from replicator.metric_rows import join_rows
 from replicator.optimizer_state import (
     Reduction,
     Showing,
@@ -75,6 +76,7 @@ def lift(
             after, reported, shown = many(state, block, key)
         else:
             after, reported, shown = lone(state, batch, key)
+        reported = join_rows(reported, lone, (state, batch, key), cut=accumulate > 1)
         merged = metrics.merge_replicas(reported, reduction=reduction)
         return after, Measured(merged, shown) if measures else merged
 

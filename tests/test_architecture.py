@@ -27,13 +27,14 @@ FLOORS = {
     """,
     "kitchen": "collectives per_replica state inputs rpc",
     "library": """
-        metrics ordered_bits proof nnx averages loss_scale optimizer_state checkpoint
-        metric_totals exact_metrics best_so_far gradients gradient_sums
+        metrics ordered_bits proof marks shared_noise nnx averages loss_scale
+        optimizer_state checkpoint gradients gradient_sums
+        metric_totals exact_metrics metric_rows blocks best_so_far
         memory_errors program_cost run_numbers padding
     """,
     "stairs": """
         optimizer collecting tail accumulate steps program compiled_step debug_step
-        hooks finite_check loop evaluate evaluate_every lifting
+        hooks finite_check loop evaluate evaluate_every predict lifting
         watchdog stop_agreement preemption guards phase_journal profiler compile_notes
         saving records own_loops dispatched_call
         bad_numbers postmortem auto_microbatch

@@ -122,6 +122,19 @@ def unwrapped(optimizer):
     return trainer(optax.sgd(0.1))
 
 
+def reporting(own):
+    """Return a trainer that reports `own(batch)`."""
+
+    def make(optimizer):
+        init_fn, step_fn = trainer(optimizer)
+        return init_fn, lambda state, batch: (
+            step_fn(state, batch)[0],
+            {"own": own(batch)},
+        )
+
+    return make
+
+
 def swapped(optimizer):
     """Return a trainer that hands the optimizer its state first, then gradients."""
     init_fn, _ = trainer(optimizer)
@@ -1049,6 +1062,67 @@ ROWS = [
         ArgumentError,
         "`eval_dataset` must be one that can be read again, got `list_iterator`. Hand "
         "over a list, a grain dataset or `input_fn(context)`.",
+    ),
+    Row(
+        "Rows of a training step that are not one for each example",
+        lambda: step_on(
+            lambda state, batch: (
+                state,
+                {"worst": replicator.Concat(jax.lax.top_k(batch["y"], 1)[0])},
+            ),
+            {"w": 1.0},
+        ),
+        ArgumentError,
+        "`step_fn` must report one row per example for `worst`, a `Concat`, got "
+        "float32[1] for 2 examples. Declare what is no row per example otherwise: "
+        "`Mean`, `Sum`, `Max` or `Min`.",
+    ),
+    Row(
+        "Each replica's own rows along another axis, in microbatches",
+        lambda: compiled(
+            reporting(lambda batch: replicator.PerReplica(batch["x"].T)), accumulate=2
+        ),
+        ArgumentError,
+        "`step_fn` must report `own`, a `PerReplica`, in one shape or with one row per "
+        "example, got float32[4,1] of a microbatch and float32[4,2] of the whole "
+        "batch. Put the axis of examples first.",
+    ),
+    Row(
+        "Rows of an evaluation that are not one for each example",
+        lambda: replicas(8).evaluate(
+            lambda state, batch: {"worst": replicator.Concat(batch["y"].max())},
+            [regression_batch()],
+            state={},
+        ),
+        ArgumentError,
+        "`eval_fn` must return one row per example for `worst`, a `Concat`, got "
+        "float32[]. Leave examples in the first axis, or declare it otherwise.",
+    ),
+    Row(
+        "A prediction for the whole batch",
+        lambda: replicas(8).predict(
+            lambda state, batch: {"mean": batch["y"].mean()}, [regression_batch()], {}
+        ),
+        ArgumentError,
+        "`predict_fn` must return one row per example, got float32[] for `mean`. Leave "
+        "examples in the first axis; for sums and means use `evaluate`.",
+    ),
+    Row(
+        "A prediction that speaks to other replicas",
+        lambda: replicas(8).predict(
+            lambda state, batch: replicator.all_reduce(batch["y"], op="sum"),
+            [regression_batch()],
+            {},
+        ),
+        ArgumentError,
+        "`predict_fn` must not speak to other replicas, got `psum` at train.py:12 in "
+        "<lambda>. Return what one replica finds: the blocks of all are put together.",
+    ),
+    Row(
+        "A batch for a function to predict",
+        lambda: replicas(8).predict(regression_batch(), [regression_batch()], {}),
+        ArgumentError,
+        "`predict_fn` must be a function, got dict. Pass the function itself.",
     ),
     Row(
         "A step without a batch",

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 
 import replicator
-from replicator import Max, Mean, PerReplica, Sum
+from replicator import Concat, Max, Mean, Min, PerReplica, Sum
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from tests.steps import (
     conv,
@@ -198,7 +198,7 @@ def test_leaves_of_another_number_of_replicas_are_refused():
     state = replicas(4).init(lambda key: {"own": PerReplica(jnp.zeros(()))})
     message = (
         "`state` must hold a row for each of 2 replicas at `own`, a `PerReplica` leaf, "
-        "got float32[4]. Evaluate on the replicas it is from."
+        "got float32[4]. Use the replicas that it is from."
     )
 
     with pytest.raises(ArgumentError, match=f"^{re.escape(message)}$"):
@@ -293,7 +293,7 @@ def test_what_the_second_trace_raises_says_why_it_was_traced():
     with pytest.raises(TypeError) as caught:
         replicas(2).evaluate(eval_fn, [numbers(3)], state={}, block=8)
     assert caught.value.__notes__[-1] == (
-        "`eval_fn` was traced with 16 examples, after 8, to see which metrics have one "
+        "`eval_fn` was traced with 16 examples, after 8, to see which results have one "
         "row per example."
     )
 
@@ -334,6 +334,11 @@ REFUSED = {
         lambda s, b: {"x": Sum(b["x"] * b["mask"].astype(jnp.int32))},
         "`eval_fn` must reduce `x`, a `Sum`, over its examples, got int32[8]. Return "
         "the array itself for its mean over examples.",
+    ),
+    "rows that are none": (
+        lambda s, b: {"x": Concat(b["x"].sum())},
+        "`eval_fn` must return one row per example for `x`, a `Concat`, got int32[]. "
+        "Leave examples in the first axis, or declare it otherwise.",
     ),
     "no dict": (
         lambda s, b: (s, {"x": b["x"]}),
@@ -393,3 +398,36 @@ def test_a_scan_of_the_users_own_is_followed_to_the_mask():
     found = replicas(2).evaluate(eval_fn, [numbers(5)], state={})
 
     assert found == {"x": 15, "examples": 5}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3, 8])
+def test_rows_and_extremes_are_those_of_the_dataset(num_replicas):
+    def eval_fn(state, batch):
+        x = batch["x"]
+        rows = {"x": Concat(x), "pair": Concat(jnp.stack([x, -x], 1).astype("float16"))}
+        return {**rows, "min": Min(x.min()), "flag": Min((x > 0).all())}
+
+    evaluation = replicas(num_replicas).compile_evaluation(eval_fn, block=4)
+    for count in (1, 15, 16, 97):
+        x = np.arange(1, count + 1)
+        found = evaluation({}, cut(numbers(count), 10))
+        np.testing.assert_array_equal(found["x"], x)
+        np.testing.assert_array_equal(found["pair"], np.stack([x, -x], 1))
+        assert (found["min"], found["flag"]) == (1, 1)
+        assert (found["x"].dtype, found["pair"].dtype) == (np.int32, np.float16)
+
+
+def test_totals_of_half_precision_and_of_small_counts_do_not_overflow():
+    def eval_fn(state, batch):
+        mask = batch["mask"]
+        tokens = (mask * 60_000).sum()
+        value = jnp.asarray(60_000, jnp.float16)
+        return {
+            "mean": Mean(value, tokens),
+            "sum": Sum(value * mask.max().astype("float16")),
+            "count": Sum(mask.max().astype(jnp.int8) * 100),
+        }
+
+    found = replicas(2).evaluate(eval_fn, [numbers(64)], state={}, block=1)
+    expected = {"mean": 60_000, "sum": 64 * 60_000, "count": 6_400, "examples": 64}
+    assert found == expected

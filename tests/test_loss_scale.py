@@ -14,6 +14,7 @@ from tests.steps import (
     assert_close,
     assert_equal_bits,
     init_mlp,
+    lenient,
     mlp_loss,
     params_after,
     regression_batch,
@@ -122,11 +123,12 @@ def test_the_scale_falls_until_half_precision_holds_it():
 
 
 def test_the_gradient_norm_is_reported_unscaled():
-    step, state = scaled_step(2, DynamicLossScale())
-    params, batch = jax.device_get(state["params"]), regression_batch()
-    state, _ = step(state, batch)
-    norm = optax.tree.norm(jax.grad(mlp_loss)(params, batch))
-    np.testing.assert_allclose(state["opt"].gradient_norm, norm, rtol=1e-5)
+    rep, batch = replicas(2), regression_batch()
+    optimizer = rep.wrap_optimizer(optax.sgd(0.1), loss_scale=DynamicLossScale())
+    init_fn, step_fn = scaled_trainer(optimizer)
+    result = rep.run(step_fn, [batch], init_fn=init_fn, steps=1, display=False)
+    norm = optax.tree.norm(jax.grad(mlp_loss)(init_mlp(None), batch))
+    np.testing.assert_allclose(result.metrics["gradient_norm"], norm, rtol=1e-5)
 
 
 def test_clipping_sees_unscaled_gradients():
@@ -151,3 +153,23 @@ def test_without_a_scale_the_loss_stays_as_it_is():
 def test_values_out_of_range_are_refused(options):
     with pytest.raises(ArgumentError, match="`loss_scale` must have initial > 0"):
         DynamicLossScale(**options)
+
+
+def test_a_loss_in_half_precision_is_scaled_in_single():
+    state = wrap_optimizer(optax.sgd(0.1), loss_scale=DynamicLossScale()).init({})
+    scaled = replicator.scale_loss(jnp.asarray(10.0, jnp.float16), state)
+    assert scaled.dtype == jnp.float32
+    assert scaled == 10 * 2.0**15
+
+
+def test_parameters_in_half_precision_keep_what_is_unscaled():
+    # Squares of gradients of 1e-6 are zero in float16, and Adam divides by their root.
+    optimizer = wrap_optimizer(
+        lenient(optax.adam(1e-2)), loss_scale=DynamicLossScale(initial=2.0**10)
+    )
+    params = {"w": jnp.ones(3, jnp.float16)}
+    state = optimizer.init(params)
+    grads = {"w": jnp.full(3, 1e-6 * 2.0**10, jnp.float16)}
+    updates, state = optimizer.update(grads, state, params)
+    assert updates["w"].dtype == jnp.float16
+    np.testing.assert_allclose(updates["w"], -1e-2, rtol=5e-2)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicator import Max, Mean, PerReplica, Sum, metrics
+from replicator import Max, Mean, Min, PerReplica, Sum, metrics
 from replicator.errors import ArgumentError
 from tests.helpers import on_replicas
 from tests.steps import replicas
@@ -25,6 +25,7 @@ def merged(make, *arrays):
         (Mean, VALUES.mean()),
         (Sum, VALUES.sum()),
         (Max, VALUES.max()),
+        (Min, VALUES.min()),
     ],
 )
 def test_every_replica_gets_the_merged_value(make, expected):
@@ -119,3 +120,32 @@ def test_a_weight_per_example_is_refused():
         replicas(8).compile(step_fn)(
             {"w": jnp.ones(())}, {"x": np.ones(16, np.float32)}
         )
+
+
+def test_small_counts_do_not_grow_in_64_bit_mode():
+    with jax.enable_x64(True):
+        declared = metrics.declare(
+            {"n": Sum(jnp.ones(4, jnp.int8)), "x": Mean(jnp.ones(4))}
+        )
+        found = metrics.merge_microbatches(declared)
+    assert (found["n"].value.dtype, found["x"].value.dtype) == (jnp.int32, jnp.float64)
+
+
+def test_a_mean_of_doubles_is_weighted_in_doubles():
+    with jax.enable_x64(True):
+        weights = jnp.asarray([1, 2**25 + 1], jnp.int32)
+        declared = metrics.declare(Mean(jnp.asarray([0.0, 1.0]), weights))
+        found = metrics.merge_microbatches(declared)
+    assert float(found.value) == (2**25 + 1) / (2**25 + 2)
+
+
+@pytest.mark.parametrize("reduction", ["fast", "ordered"])
+def test_the_extremes_of_ordered_replicas_are_merged_too(reduction):
+    def step_fn(state, batch):
+        x = batch["x"].mean()
+        return state, {"max": Max(x), "min": Min(x), "half": x.astype(jnp.float16)}
+
+    rep = replicas(8, reduction=reduction)
+    _, found = rep.compile(step_fn)({"w": jnp.ones(())}, {"x": VALUES})
+    assert (found["max"], found["min"]) == (9, 1)
+    np.testing.assert_allclose(found["half"], VALUES.mean(), rtol=1e-3)

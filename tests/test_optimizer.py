@@ -322,3 +322,47 @@ def test_unweighted_updates_count_replicas_alike():
 
     state, _ = rep.compile(step_fn)(rep.init(init_fn), {"g": np.float32([1, 5])})
     assert float(state["params"]) == -3
+
+
+def test_it_reduces_over_the_axis_of_a_mesh_of_ones_own():
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:4]), ("data",))
+    optimizer, batch = (
+        wrap_optimizer(optax.sgd(0.1), axis_name="data"),
+        regression_batch(),
+    )
+    params = init_mlp(None)
+
+    def step(params, batch):
+        grads = jax.grad(mlp_loss)(params, batch)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    spec = jax.sharding.PartitionSpec
+    spread = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(spec(), spec("data")),
+        out_specs=spec(),
+        check_vma=False,
+    )
+    assert_close(jax.jit(spread)(params, batch), step_alone(params, batch))
+
+
+def step_alone(params, batch):
+    grads = jax.grad(mlp_loss)(params, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+def test_an_axis_of_ones_own_takes_no_accumulation():
+    with pytest.raises(ArgumentError, match="`axis_name` must be 'replica' with"):
+        wrap_optimizer(optax.sgd(0.1), axis_name="data", accumulate=2)
+
+
+@pytest.mark.parametrize(
+    "leaf", [jnp.ones(3, jnp.int32), np.zeros(3, jax.dtypes.float0)]
+)
+def test_gradients_that_are_no_floats_are_refused_by_name(leaf):
+    optimizer = wrap_optimizer(optax.sgd(0.1))
+    state = optimizer.init({"table": jnp.ones(3)})
+    with pytest.raises(ArgumentError, match=r"floating-point leaves, got .*`table`"):
+        optimizer.update({"table": leaf}, state)

@@ -32,11 +32,6 @@ def loss_fn(params, batch):
     return ((predicted - batch["y"]) ** 2).mean()
 
 
-def masked_loss(model, batch):
-    apart = (model(batch["x"])[:, 0] - batch["y"]) ** 2
-    return (apart * batch["mask"]).sum() / jnp.maximum(batch["mask"].sum(), 1.0)
-
-
 def line_of(examples):
     x = np.random.default_rng(0).normal(size=(examples, 4)).astype(np.float32)
     return {"x": x, "y": x @ np.arange(4, dtype=np.float32)}
@@ -55,7 +50,6 @@ def test_every_python_block_runs(tmp_path, monkeypatch):
         "folder": tmp_path,
         "init_params": init_params,
         "loss_fn": loss_fn,
-        "masked_loss": masked_loss,
         "make_model": lambda key: nnx.Linear(4, 1, rngs=nnx.Rngs(key)),
         "dataset": [line_of(32)] * 3,
         "loader": [line_of(32), line_of(32), line_of(19)],

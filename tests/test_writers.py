@@ -312,6 +312,7 @@ def test_numbers_are_named_by_their_path():
         "grads": {"norm": np.asarray(2)},
         "per_replica": np.asarray([1.0, 3.0]),
         "image": np.zeros((2, 2)),
+        "rows": np.zeros(1_025),
     }
     assert named_numbers(metrics) == {
         "loss": 0.5,

@@ -1,5 +1,6 @@
 """Collect every replica's value, so that each replica holds all of them."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -7,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from replicator.collectives.axes import Axis, at_leaf, resolve_equal_axis, with_arrays
+from replicator.collectives.precision import move
 from replicator.errors import ArgumentError
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
@@ -22,7 +24,7 @@ def all_gather(
 ) -> PyTree:
     """Give every replica the values of all replicas, in replica order.
 
-    One collective per leaf; differentiable.
+    One collective per leaf; differentiable. Cotangents of float16 add up in float32.
 
     Args:
       tree: Per-replica arrays; leaf shapes agree on all replicas. Any dtype.
@@ -57,7 +59,10 @@ def gather_leaf(
     """Stack one array over the replicas of `axis`."""
     if axis.name is None:
         return leaf[None]
-    return lax.all_gather(leaf, axis.name, axis_index_groups=axis.groups)
+    gather = functools.partial(
+        lax.all_gather, axis_name=axis.name, axis_index_groups=axis.groups
+    )
+    return move(leaf, gather)
 
 
 def _concatenate_leaf(
@@ -65,4 +70,7 @@ def _concatenate_leaf(
 ) -> Shaped[Array, "all_n *shape"]:
     if axis.name is None:
         return leaf
-    return lax.all_gather(leaf, axis.name, axis_index_groups=axis.groups, tiled=True)
+    gather = functools.partial(
+        lax.all_gather, axis_name=axis.name, axis_index_groups=axis.groups, tiled=True
+    )
+    return move(leaf, gather)

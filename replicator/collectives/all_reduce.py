@@ -19,6 +19,12 @@ from replicator.collectives.axes import (
     with_arrays,
 )
 from replicator.collectives.ordered import ordered_sum_leaf
+from replicator.collectives.precision import (
+    like_leaf,
+    on_wire,
+    sum_dtype,
+    wire_dtype,
+)
 from replicator.errors import ArgumentError, check_word
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
@@ -54,6 +60,10 @@ def all_reduce(
     `reduction="ordered"`, which gather. Differentiable: for `max` and `min`, replicas
     that tie share the gradient equally. On booleans `max` means any and `min` all.
 
+    Sums and means of float16 (and float8) are taken in float32, also on the wire, which
+    is twice the bytes of the leaf; so are those of cotangents. bfloat16 travels as it
+    is. Integers keep their dtype, and wrap.
+
     Args:
       tree: Per-replica arrays; leaf shapes agree on all replicas.
       op: "sum", "mean", "max", "min" or "product". A mean takes no integers.
@@ -85,7 +95,7 @@ def all_reduce(
         combine = functools.partial(_weighted_mean_leaf, share=share, sum_leaf=sum_leaf)
     else:
         combine = _combine_fn(op, sum_leaf)
-    return jax.tree.map(lambda leaf: combine(leaf, axis), tree)
+    return jax.tree.map(lambda leaf: like_leaf(combine(leaf, axis), leaf), tree)
 
 
 def check_op(op: str, *, known: tuple[str, ...]) -> None:
@@ -142,7 +152,10 @@ def _weighted_mean_leaf(
     # Only NaN and infinity are taken out: the gradient in the weight stays right.
     ignored = (share == 0) & ~jnp.isfinite(leaf)
     counted = jnp.where(ignored, jnp.zeros_like(leaf), leaf)
-    return sum_leaf(counted * share.astype(leaf.dtype), axis)
+    wide = sum_dtype(leaf.dtype)
+    shared = counted.astype(wide) * share.astype(wide)
+    # Narrow again where sums may be narrow, so that bfloat16 travels as it is.
+    return sum_leaf(shared.astype(wire_dtype(leaf.dtype)), axis)
 
 
 def _combine_fn(op: str, sum_leaf: _SumFn) -> Callable[[Array, Axis], Array]:
@@ -158,11 +171,12 @@ def _combine_fn(op: str, sum_leaf: _SumFn) -> Callable[[Array, Axis], Array]:
 def _sum_leaf(leaf: Array, axis: Axis) -> Array:
     if axis.name is None:
         return leaf
-    return lax.psum(leaf, axis.name, axis_index_groups=axis.groups)
+    return lax.psum(on_wire(leaf), axis.name, axis_index_groups=axis.groups)
 
 
 def _mean_leaf(leaf: Array, axis: Axis, *, sum_leaf: _SumFn) -> Array:
-    return sum_leaf(leaf, axis) / _group_size_of_this(axis, leaf.dtype)
+    total = sum_leaf(leaf, axis)
+    return total / _group_size_of_this(axis, total.dtype)
 
 
 def _group_size_of_this(axis: Axis, dtype: jnp.dtype) -> int | Array:
@@ -175,7 +189,8 @@ def _group_size_of_this(axis: Axis, dtype: jnp.dtype) -> int | Array:
 
 
 def _product_leaf(leaf: Array, axis: Axis) -> Array:
-    return jnp.prod(gather_leaf(leaf, axis), axis=0, dtype=leaf.dtype)
+    wide = sum_dtype(leaf.dtype)
+    return jnp.prod(gather_leaf(leaf, axis).astype(wide), axis=0, dtype=wide)
 
 
 def _extreme_leaf(leaf: Array, axis: Axis, *, op: str) -> Array:
@@ -205,4 +220,5 @@ def _extreme_jvp(
     leaf = lax.optimization_barrier(leaf)
     best = _differentiable_extreme(leaf, axis, op)
     wins = (leaf == best).astype(leaf.dtype)
-    return best, _sum_leaf(wins * tangent, axis) / _sum_leaf(wins, axis)
+    shared = _sum_leaf(wins * tangent, axis) / _sum_leaf(wins, axis)
+    return best, like_leaf(shared, leaf)

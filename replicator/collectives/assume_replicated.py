@@ -3,6 +3,7 @@
 The proof walks the step's jaxpr and trusts sums and gathers over all replicas. A ring
 of `permute` calls may agree by arithmetic that it does not know. The promise is a
 primitive of its own, so that the proof finds it by name; the compiler never sees it.
+It also tells the proof that random numbers are meant to be shared by all examples.
 """
 
 import jax
@@ -21,7 +22,8 @@ def assume_replicated(tree: PyTree) -> PyTree:
     """Return `tree` unchanged, promised to be equal on all replicas.
 
     The promise is not checked. State that breaks it drifts apart without a word: use it
-    only where `compile` refuses a value that you can show to be equal.
+    only where `compile` refuses a value that you can show to be equal. Random numbers
+    that pass through it are meant to be shared by all replicas, and not warned of.
 
     Args:
       tree: Per-replica arrays that are equal on all replicas.

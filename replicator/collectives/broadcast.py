@@ -12,6 +12,7 @@ from replicator.collectives.axes import (
     resolve_axis,
     with_arrays,
 )
+from replicator.collectives.precision import move
 from replicator.errors import ArgumentError, check_whole
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
@@ -59,4 +60,4 @@ def _send_leaf(
     # All others add zeros. JAX sums booleans as int32: a byte is enough here.
     number = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
     sent = jnp.where(position(axis) == source, number, jnp.zeros_like(number))
-    return lax.psum(sent, axis.name).astype(leaf.dtype)
+    return move(sent, lambda x: lax.psum(x, axis.name)).astype(leaf.dtype)

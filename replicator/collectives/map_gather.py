@@ -23,12 +23,14 @@ from replicator.collectives.all_reduce import (
     check_op_dtypes,
 )
 from replicator.collectives.axes import Axis, position, resolve_axis, with_arrays
+from replicator.collectives.precision import sum_dtype, wire_dtype
 from replicator.errors import ArgumentError, check_function
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
 from replicator.trees import describe, first_difference
 
 WorkFn = Callable[[PyTree], PyTree]
+_PICKS = ("max", "min")  # what picks one of the results needs no wider dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,8 @@ def map_reduce(
     """Combine `fn(item)` over all items, the work split over replicas.
 
     Each replica combines its share as it goes, and one all-reduce per result leaf joins
-    them: no replica ever holds all results. Differentiable.
+    them: no replica ever holds all results. Differentiable. Each replica adds and
+    multiplies in float32 at least; on the wire float16 is float32, bfloat16 is not.
 
     Args:
       fn: Pure function of one item, whose result has the same shapes for every item; it
@@ -114,13 +117,16 @@ def map_reduce(
     check_op(op, known=REDUCE_OPS)
     axis = resolve_axis(axis_name)
     groups = _grouped(fn, items, pad)
-    total = _identities(_result_shape(fn, groups), op)
+    shapes = _result_shape(fn, groups)
+    total = _identities(shapes, op)
     for group in groups:
         total = _fold(fn, total, group, axis=axis, op=op)
-    if op != "mean":
-        return all_reduce(total, op, axis_name=axis_name)
-    total = all_reduce(total, "sum", axis_name=axis_name)
-    return jax.tree.map(lambda leaf: leaf / len(items), total)
+    if op not in _PICKS:
+        total = _as(total, shapes, wire_dtype)
+    total = all_reduce(total, "sum" if op == "mean" else op, axis_name=axis_name)
+    if op == "mean":
+        total = jax.tree.map(lambda leaf: leaf / len(items), total)
+    return _as(total, shapes, jnp.dtype)
 
 
 def _grouped(fn: WorkFn, items: Sequence[PyTree], pad: PyTree) -> list[_Group]:
@@ -190,8 +196,10 @@ def _result_shape(fn: WorkFn, groups: list[_Group]) -> PyTree:
 
 def _identities(shapes: PyTree, op: str) -> PyTree:
     check_op_dtypes(shapes, op, door="`fn` must return")
+    dtype_of = jnp.dtype if op in _PICKS else sum_dtype
     return jax.tree.map(
-        lambda leaf: jnp.full(leaf.shape, _identity_of(op, leaf.dtype)), shapes
+        lambda leaf: jnp.full(leaf.shape, _identity_of(op, dtype_of(leaf.dtype))),
+        shapes,
     )
 
 
@@ -216,18 +224,26 @@ def _fold(fn: WorkFn, total: PyTree, group: _Group, *, axis: Axis, op: str) -> P
         "min": jnp.minimum,
         "product": jnp.multiply,
     }[op]
-    if axis.name is None:
-        results = [fn(item) for item in group.items]
-        return functools.reduce(
-            functools.partial(jax.tree.map, combine), results, total
+
+    def join(so_far: PyTree, item: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda x, y: combine(x, jnp.asarray(y, x.dtype)), so_far, fn(item)
         )
+
+    if axis.name is None:
+        return functools.reduce(join, group.items, total)
 
     def step(so_far: PyTree, work: tuple[Array, PyTree]) -> tuple[PyTree, None]:
         row, item = work
-        together = jax.tree.map(combine, so_far, fn(item))
-        return _where(row < len(group.items), together, so_far), None
+        return _where(row < len(group.items), join(so_far, item), so_far), None
 
     return lax.scan(step, total, _share_of(group, axis))[0]
+
+
+def _as(tree: PyTree, shapes: PyTree, dtype_of: Callable[..., jnp.dtype]) -> PyTree:
+    return jax.tree.map(
+        lambda leaf, like: leaf.astype(dtype_of(like.dtype)), tree, shapes
+    )
 
 
 def _where(condition: Array, chosen: PyTree, other: PyTree) -> PyTree:

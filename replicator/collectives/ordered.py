@@ -16,6 +16,7 @@ from jaxtyping import Array, Shaped
 
 from replicator.collectives.all_gather import gather_leaf
 from replicator.collectives.axes import Axis, resolve_axis, with_arrays
+from replicator.collectives.precision import sum_dtype
 from replicator.errors import ArgumentError
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
@@ -51,10 +52,12 @@ def add_in_order(
 def ordered_sum_leaf(
     leaf: Shaped[Array, "*shape"], axis: Axis
 ) -> Shaped[Array, "*shape"]:
-    """Sum one array over the replicas of `axis` in replica order."""
-    return _add_leaf(jnp.zeros_like(leaf), leaf, axis)
+    """Sum one array over the replicas of `axis` in replica order, as `sum_dtype`."""
+    return _add_leaf(jnp.zeros_like(leaf, sum_dtype(leaf.dtype)), leaf, axis)
 
 
 def _add_leaf(total: Array, leaf: Array, axis: Axis) -> Array:
-    blocks = gather_leaf(leaf, axis)
-    return lax.scan(lambda sum_, block: (sum_ + block, None), total, blocks)[0]
+    def add(so_far: Array, block: Array) -> tuple[Array, None]:
+        return so_far + block.astype(so_far.dtype), None
+
+    return lax.scan(add, total, gather_leaf(leaf, axis))[0]

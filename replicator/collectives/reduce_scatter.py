@@ -13,6 +13,7 @@ from replicator.collectives.axes import (
     resolve_equal_axis,
     with_arrays,
 )
+from replicator.collectives.precision import like_leaf, on_wire
 from replicator.mesh import REPLICA_AXIS
 from replicator.protocols import PyTree
 
@@ -29,7 +30,8 @@ def reduce_scatter(
     """Combine each leaf over replicas; replica r gets slice r of the result's axis 0.
 
     `all_gather(…, tiled=True)` of the result is what `all_reduce` returns. One
-    collective per leaf, of half the bytes of an all-reduce; differentiable.
+    collective per leaf, of half the bytes of an all-reduce; differentiable. As there,
+    float16 is added in float32, also on the wire (twice its bytes).
 
     Args:
       tree: Per-replica arrays `[n, ...]`, where n divides by the number of replicas.
@@ -51,10 +53,13 @@ def reduce_scatter(
     tree = with_arrays(tree)
     check_op_dtypes(tree, op)
     check_divides(tree, axis)
-    slices = jax.tree.map(lambda leaf: _sum_slice(leaf, axis), tree)
-    if op == "sum":
-        return slices
-    return jax.tree.map(lambda leaf: leaf / axis.group_size, slices)
+    share = axis.group_size if op == "mean" else None
+
+    def combine(leaf: Array) -> Array:
+        total = _sum_slice(on_wire(leaf), axis)
+        return like_leaf(total if share is None else total / share, leaf)
+
+    return jax.tree.map(combine, tree)
 
 
 def _sum_slice(

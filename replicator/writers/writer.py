@@ -9,6 +9,9 @@ from replicator.errors import ArgumentError
 from replicator.protocols import PyTree
 from replicator.trees import named_leaves
 
+MOST_ENTRIES = 1_024
+"""Longer vectors are not written, entry by entry."""
+
 
 class Writer(Protocol):
     """A place for numbers.
@@ -47,7 +50,8 @@ def named_numbers(metrics: PyTree, *, max_ndim: int = 1) -> dict[str, float]:
 
     Args:
       metrics: NumPy leaves. A vector (one number for each replica) becomes one number
-        for each entry; larger arrays are no numbers and are left out.
+        for each entry; larger arrays, and vectors of more than `MOST_ENTRIES` (rows of
+        a batch), are no numbers and are left out.
       max_ndim: 0 leaves vectors out, too.
     """
     numbers: dict[str, float] = {}
@@ -55,6 +59,6 @@ def named_numbers(metrics: PyTree, *, max_ndim: int = 1) -> dict[str, float]:
         name, array = path or "metric", np.asarray(leaf)
         if array.ndim == 0:
             numbers[name] = float(array)
-        elif array.ndim == 1 <= max_ndim:
+        elif array.ndim == 1 <= max_ndim and array.size <= MOST_ENTRIES:
             numbers |= {f"{name}/{i}": float(entry) for i, entry in enumerate(array)}
     return numbers

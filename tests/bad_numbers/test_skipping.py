@@ -14,7 +14,7 @@ from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.loss_scale import DynamicLossScale
 from replicator.optimizer_state import optimizer_states
 from replicator.state import init_run
-from replicator.steps import count_steps, lift, repeat_steps
+from replicator.steps import count_steps, lift, repeat_steps, report_norms
 from tests.steps import (
     adam,
     apply,
@@ -33,8 +33,9 @@ def guarded(make, *, n=8, reduction="fast", wrap=None, steps_per_call=1, **optio
     init_fn, step_fn = make(rep.wrap_optimizer(adam(), **(wrap or {})))
     state = init_run(init_fn, rep.mesh, seed=0)
     state = dataclasses.replace(state, skipped=jnp.zeros((), jnp.int32))
-    update = count_steps(lift(step_fn, reduction=reduction, **options))
+    update = count_steps(lift(step_fn, reduction=reduction, measures=True, **options))
     step = skip_bad_updates(update, reduction=reduction)
+    step = report_norms(step, among_metrics=True)
     if steps_per_call > 1:
         step = repeat_steps(step)
     compiled = CompileOptions(
@@ -199,8 +200,10 @@ def test_with_an_optimizer_a_guard_sends_nothing_more():
         rep = replicas(8)
         init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
         state = init_run(init_fn, rep.mesh, seed=0)
-        update = make_step(count_steps(lift(step_fn)))
-        step = CompiledStep(update, rep.mesh, CompileOptions())
+        update = make_step(count_steps(lift(step_fn, measures=True)))
+        step = CompiledStep(
+            report_norms(update, among_metrics=True), rep.mesh, CompileOptions()
+        )
         return step.lower(state, batch_of()).as_text().count("all_reduce")
 
     assert sent(skip_bad_updates) == sent(lambda update: update)

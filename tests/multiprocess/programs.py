@@ -114,6 +114,21 @@ def evaluate(rep):
     return rep.evaluate(eval_fn, cut, state=state, block=8)
 
 
+def rows():
+    """Predict a dataset, and report the rows of a batch in four microbatches."""
+    rep = Replicator(compilation_cache=False)
+    init_fn, train_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    state, ids = rep.init(init_fn), np.arange(1003, dtype=np.float32)
+
+    def step_fn(state, batch):
+        return train_fn(state, batch)[0], {"x": replicator.Concat(batch["x"])}
+
+    predicted = rep.predict(lambda s, b: {"id": b}, [ids[:500], ids[500:]], state)
+    [batch] = global_batches(1)
+    _, metrics = rep.compile(step_fn, accumulate=3)(state, batch)
+    return np.asarray(predicted["id"]), np.asarray(metrics["x"])
+
+
 def uneven(rep):
     """Read an input function whose pipelines are of unlike lengths."""
     taken = []

@@ -134,6 +134,17 @@ def test_three_processes_evaluate_each_example_once(tmp_path, laws):
         assert found == laws[1, 4][0][0]["evaluated"]
 
 
+@pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 2)])
+def test_every_process_gets_the_rows_of_all(tmp_path, processes, devices):
+    arguments = {"processes": processes, "devices": devices}
+    for predicted, reported in values(
+        run_processes(programs.rows, tmp_path, **arguments)
+    ):
+        np.testing.assert_array_equal(predicted, np.arange(1003))
+        [batch] = programs.global_batches(1)
+        np.testing.assert_array_equal(reported, batch["x"])
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

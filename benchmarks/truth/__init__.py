@@ -1,0 +1,1 @@
+"""Training programs of many kinds, each against plain jax and optax on one device."""

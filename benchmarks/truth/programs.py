@@ -1,0 +1,25 @@
+"""All programs, in the order in which they are run."""
+
+from benchmarks.truth import (
+    programs_games,
+    programs_half,
+    programs_local,
+    programs_meeting,
+    programs_modules,
+    programs_refused,
+    programs_solvers,
+    programs_state,
+)
+
+PROGRAMS = [
+    *programs_local.PROGRAMS,
+    *programs_meeting.PROGRAMS,
+    *programs_games.PROGRAMS,
+    *programs_modules.PROGRAMS,
+    *programs_state.PROGRAMS,
+    *programs_half.PROGRAMS,
+    *programs_solvers.PROGRAMS,
+    *programs_refused.PROGRAMS,
+]
+
+assert len({each.name for each in PROGRAMS}) == len(PROGRAMS)
