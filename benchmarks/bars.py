@@ -57,6 +57,7 @@ BARS = (
     _bar("goodput", "goodput", ">=", 0.90),
     _bar("metrics_cost", "ratio_low", "<=", 1.03),
     _bar("eval_exact", "failures", "==", 0),
+    _bar("truth", "failed", "==", 0),
     _bar("rpc_fuzz", "failures", "==", 0),
     _bar("rpc", "noop_us", "<=", 70),
     _bar("rpc", "noop_ratio", "<=", 3.0),

@@ -86,7 +86,9 @@ def _first(rules: Game, tx: Mapping[str, Any]) -> Tree:
 
 
 def _moved(rules: Game, state: Tree, read: Tree, moves: Mapping[str, Tree]) -> Tree:
-    params = {n: optax.apply_updates(state["params"][n], m[0]) for n, m in moves.items()}
+    params = {
+        n: optax.apply_updates(state["params"][n], m[0]) for n, m in moves.items()
+    }
     after = {"params": params, "opt": {n: m[1] for n, m in moves.items()}}
     if rules.before is not None:
         after["read"] = read
@@ -122,7 +124,9 @@ def _ours(rules: Game, rep: replicator.Replicator) -> Parts:
             )
         return _moved(rules, state, read, moves), losses
 
-    step_fn = (lambda s, b, k: step(s, b, k)) if rules.keyed else lambda s, b: step(s, b)
+    step_fn = (
+        (lambda s, b, k: step(s, b, k)) if rules.keyed else lambda s, b: step(s, b)
+    )
     return lambda key: _first(rules, tx), step_fn
 
 
@@ -140,9 +144,7 @@ def _gradients(rules: Game, name: str, state: Tree, batch: Tree, world: World):
         take = replicator.value_and_grad(lambda own: replicator.LocalSum(*local(own)))
         loss, grads = take(state["params"][name])
         return loss, grads, {"count": loss.weight}
-    (loss, count), grads = jax.value_and_grad(mean, has_aux=True)(
-        state["params"][name]
-    )
+    (loss, count), grads = jax.value_and_grad(mean, has_aux=True)(state["params"][name])
     if rules.counting == "mean":
         return loss, grads, {}
     return replicator.Mean(loss, count), grads, {"weight": count}

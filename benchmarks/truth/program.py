@@ -123,7 +123,9 @@ def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
     """Unscale gradients; leave out, and count, an update that is not finite."""
 
     def wide(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
+        return jax.tree.map(
+            lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree
+        )
 
     def init(params):
         state = {"inner": tx.init(wide(params)), "skipped": jnp.zeros((), jnp.int32)}
@@ -162,7 +164,7 @@ def _rescaled(scale: PyTree, finite: Any, rule: Any) -> PyTree:
     return {"value": value, "good": jnp.where(grow, 0, good)}
 
 
-def pair(make: Callable[..., Init], ours: Callable, oracle: Callable) -> dict[str, Any]:
+def pair(make: Callable, ours: Callable, oracle: Callable) -> dict[str, Any]:
     """Fill in `ours` and `oracle` from an `init_fn` that both share.
 
     Args:

@@ -82,8 +82,19 @@ def _counted() -> list[Program]:
         mask=masks.scattered,
         stats={"stats_batch": 8},
     )
+    read = [
+        Recipe(
+            task=task,
+            counting="count",
+            tx=optimizers.clipped_adam,
+            extras={"ema": extras.ema},
+            drive="padded",
+        )
+        for task in (tasks.normed_conv, tasks.normed_dropout, tasks.contrastive)
+    ]
     return [
         *programs,
+        *(supervised(f"{each.task.name}-count-padded-loop", each) for each in read),
         supervised("conv-norm-penalty-ema-by-hand-count", decayed),
         supervised("norm-gradient-penalty-stats-batch-count", windows),
     ]

@@ -74,9 +74,7 @@ def _norm_program(name: str, tx, mask: Mask | None) -> Program:
         losses = _squared(model, batch)
         if mask is None:
             return losses.mean()
-        return replicator.LocalSum(
-            (losses * batch["mask"]).sum(), batch["mask"].sum()
-        )
+        return replicator.LocalSum((losses * batch["mask"]).sum(), batch["mask"].sum())
 
     def ours(optimizer):
         def step(state, batch):
@@ -152,7 +150,10 @@ def _nnx_optimizer(name: str, tx, mask: Mask | None) -> Program:
 
         def init(key):
             model = _Net(normed=False)
-            return {"model": model, "optimizer": nnx.Optimizer(model, optimizer, wrt=nnx.Param)}
+            return {
+                "model": model,
+                "optimizer": nnx.Optimizer(model, optimizer, wrt=nnx.Param),
+            }
 
         return init, optimizer
 
@@ -168,7 +169,9 @@ def _nnx_optimizer(name: str, tx, mask: Mask | None) -> Program:
 
     def mean(model, batch):
         weight = batch.get("mask", jnp.ones_like(batch["y"]))
-        return (_squared(model, batch) * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
+        return (_squared(model, batch) * weight).sum() / jnp.maximum(
+            weight.sum(), 1e-30
+        )
 
     def weighted(loss, batch):
         if mask is None:

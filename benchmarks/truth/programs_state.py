@@ -204,8 +204,14 @@ _ANNEALED = Game(
     tx={"model": optimizers.adam},
     batch=vectors,
     losses={
-        "model": lambda p, b, w: _losses(p["model"], b)
-        + (jnp.abs(b["x"] @ p["model"]["w1"]).sum(-1) * w.state["read"]["step"] / 50)
+        "model": lambda p, b, w: (
+            _losses(p["model"], b)
+            + (
+                jnp.abs(b["x"] @ p["model"]["w1"]).sum(-1)
+                * w.state["read"]["step"]
+                / 50
+            )
+        )
     },
     keyed=False,
     before=lambda read, params: {"step": read["step"] + 1},

@@ -54,8 +54,7 @@ class Recipe:
       penalty: Weight decay in the loss: a term that is no example's.
       norm: Whose: the library's, or by hand with `all_reduce`.
       stats: Arguments of the library's norm.
-      wrapped: Options of `wrap_optimizer`.
-      dtype: Of parameters; JAX's default float if None.
+      drive: As in `Program`.
     """
 
     task: Task
@@ -66,8 +65,7 @@ class Recipe:
     penalty: float = 0.0
     norm: Literal["library", "hand"] = "library"
     stats: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    wrapped: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    dtype: Any = None
+    drive: Literal["compile", "own", "padded", "joined"] = "compile"
 
 
 def supervised(name: str, recipe: Recipe, **program: Any) -> Program:
@@ -78,6 +76,7 @@ def supervised(name: str, recipe: Recipe, **program: Any) -> Program:
         oracle=lambda setting: _oracle(recipe, setting),
         batch=lambda number: make_batch(recipe, number),
         keyed="dropout" in recipe.task.name,
+        drive=recipe.drive,
         **program,
     )
 
@@ -86,16 +85,17 @@ def make_batch(recipe: Recipe, number: int) -> dict[str, np.ndarray]:
     """Return the global batch of an update."""
     rng = np.random.default_rng(100 + number)
     batch = recipe.task.batch(rng)
-    if recipe.mask is not None:
+    if recipe.drive == "padded":  # by a reader, which makes the mask of the last batch
+        real = ROWS if number < 2 else 19
+        batch["mask"] = (np.arange(ROWS) < real).astype(np.float32)
+    elif recipe.mask is not None:
         batch["mask"] = recipe.mask(rng)
     return batch
 
 
 def first_state(recipe: Recipe, tx: Any) -> dict[str, Any]:
     """Return the state that `tx` begins with."""
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, recipe.dtype), recipe.task.params
-    )
+    params = jax.tree.map(jnp.asarray, recipe.task.params)
     state = {"params": params, "opt": tx.init(params)}
     state |= {name: extra.init(params) for name, extra in recipe.extras.items()}
     if recipe.task.running is not None:
@@ -104,8 +104,8 @@ def first_state(recipe: Recipe, tx: Any) -> dict[str, Any]:
 
 
 def _ours(recipe: Recipe, rep: replicator.Replicator, setting: Setting) -> Parts:
-    del setting
-    tx = rep.wrap_optimizer(recipe.tx(), **recipe.wrapped)
+    accumulate = setting.microbatches if recipe.drive == "own" else 1
+    tx = rep.wrap_optimizer(recipe.tx(), accumulate=accumulate)
 
     def step(state, batch, key=None):
         (loss, found), grads, how = _gradients(recipe, state, batch, key)
@@ -281,8 +281,10 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
     @cut_by(pieces)
     def step(state, batch, key=None):
         places = jnp.arange(ROWS)
-        keys = key if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(
-            places
+        keys = (
+            key
+            if key is None
+            else jax.vmap(lambda i: jax.random.fold_in(key, i))(places)
         )
         take = jax.grad(loss_fn, has_aux=True)
         grads, (metrics, counts, found) = take(state["params"], batch, keys)
@@ -296,8 +298,12 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
         if recipe.task.running is not None:
             last = recipe.norm == "hand"
             new = found["moments"]
+            if recipe.drive == "padded":  # the library knows how many are to come
+                new, counts = real_mean(new, counts), counts.sum()[None]
             after["running"] = {
-                name: moved_statistics(state["running"][name], new[name], counts, last=last)
+                name: moved_statistics(
+                    state["running"][name], new[name], counts, last=last
+                )
                 for name in new
             }
         return after, metrics
@@ -334,8 +340,14 @@ def plain_world(batch, keys) -> World:
 
 
 def _cut(tree, pieces: int):
+    return jax.tree.map(lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), tree)
+
+
+def real_mean(moments, counts):
+    """Average moments over the microbatches that hold a real example."""
+    real = (counts > 0)[:, None]
     return jax.tree.map(
-        lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), tree
+        lambda leaf: (jnp.where(real, leaf, 0).sum(0) / real.sum())[None], moments
     )
 
 
