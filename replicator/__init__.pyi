@@ -24,7 +24,9 @@ from .collectives.map_gather import map_gather, map_reduce
 from .collectives.microbatch import is_last_microbatch
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
+from .collectives.step_number import step_number
 from .compiled_step import CompiledStep, RecompilationWarning
+from .donation import SharedBufferWarning
 from .evaluate import Evaluation
 from .evaluate_every import EvaluateEvery
 from .fake_devices import fake_devices
@@ -60,6 +62,7 @@ __all__ = [
     "PerReplica",
     "RecompilationWarning",
     "Replicator",
+    "SharedBufferWarning",
     "SharedRandomKeyWarning",
     "Spikes",
     "Sum",
@@ -89,6 +92,7 @@ __all__ = [
     "replica_key",
     "run",
     "scale_loss",
+    "step_number",
     "testing",
     "value_and_grad",
     "wrap_optimizer",

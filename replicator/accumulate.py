@@ -26,7 +26,14 @@ from replicator.collecting import (
     finish,
     zero_sums,
 )
-from replicator.collectives.microbatch import Microbatch, in_microbatch
+from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.microbatch import (
+    Asked,
+    Microbatch,
+    in_microbatch,
+    noting_in,
+)
+from replicator.inputs.remainder import MASK
 from replicator.optimizer_state import (
     Collected,
     OwnSums,
@@ -37,6 +44,7 @@ from replicator.optimizer_state import (
     own_variables,
     with_pending,
 )
+from replicator.ordered_bits import ordered_scope
 from replicator.protocols import Key, PyTree
 from replicator.tail import Tail, find_tail
 
@@ -136,7 +144,10 @@ def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
         if each.show == "norm"
         else each.shown
         for optimizer, each in zip(optimizer_states(state), shown, strict=True)
-        if isinstance(each, Collected | Show) and each.show != "nothing"
+        if isinstance(each, Collected | Show)
+        and each.show != "nothing"
+        # What was not called showed nothing.
+        and each.shown is not None
     }
 
 
@@ -186,14 +197,16 @@ def _run_all(
 ) -> _Collected:
     """Run the step over all microbatches, collecting."""
     first = jax.tree.map(lambda leaf: leaf[0], batch)
-    start = zero_sums(step, state, first, key)
+    with noting_in(asked := Asked()):
+        start = zero_sums(step, state, first, key)
+    real = _real_microbatches(batch) if asked.by_step else None
     tail = find_tail(step, state, start, first, key)
     leaves, treedef = jax.tree.flatten(state)
 
     def run_microbatch(carry: tuple, turn: tuple) -> tuple[tuple, PyTree]:
         (moved, sums), (index, microbatch) = carry, turn
         now = treedef.unflatten(_fill(tail.leaves, leaves, moved))
-        with in_microbatch(Microbatch(index, count)):
+        with in_microbatch(Microbatch(index, count, real=real)):
             after, sums, reported = collect(step, now, sums, microbatch, key)
         return (_others(tail.leaves, jax.tree.leaves(after)), sums), reported
 
@@ -208,6 +221,19 @@ def _run_all(
         reported=reported,
         tail=tail,
     )
+
+
+def _real_microbatches(batch: PyTree) -> jax.Array | None:
+    """Tell which microbatches hold a real example on any replica; None: all do.
+
+    The mask is there before the first of them runs: running statistics need to know.
+    """
+    masks = jax.tree.leaves(batch.get(MASK)) if isinstance(batch, dict) else []
+    if not masks:
+        return None
+    real = [(mask != 0).reshape(len(mask), -1).any(axis=1) for mask in masks]
+    with ordered_scope():
+        return all_reduce(jnp.stack(real).any(axis=0), "max")
 
 
 def _fill(late: list[bool], leaves: list, moved: list) -> list:

@@ -127,8 +127,9 @@ def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) ->
                 raise
             raise ArgumentError(
                 "`accumulate` must be 1 for a step that calls `update` of an optimizer "
-                "under `lax.cond`, got more. Call it always, and choose between its "
-                "result and the old state with `jnp.where`."
+                "under `lax.cond`, or in `lax.scan`, `while_loop` or `fori_loop`, got "
+                "more. Call it once, outside, and choose between its result and the "
+                "old state with `jnp.where`."
             ) from error
     shapes = [
         _learned(each.given) if isinstance(each, Learning) else each for each in shapes

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh
 
@@ -19,10 +20,11 @@ from replicator import dataflow, proof
 from replicator.collecting import KeyedStep
 from replicator.collection_pause import collection_paused
 from replicator.collectives.keys import check_key
+from replicator.donation import BufferSizes, Donation
+from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import Placed, place
-from replicator.inputs.remainder import MASK
 from replicator.memory_errors import (
     is_out_of_memory,
     memory_limit_bytes,
@@ -32,10 +34,12 @@ from replicator.memory_errors import (
 from replicator.mesh import put
 from replicator.optimizer_state import optimizer_states
 from replicator.ordered_bits import refuse_other_collectives
-from replicator.per_replica import PerReplica, is_per_replica
+from replicator.padding import refuse_padding, without_mask
+from replicator.per_replica import is_per_replica
 from replicator.phases import Phases
 from replicator.program import (
     CompileOptions,
+    Outputs,
     joined_metrics,
     make_program,
     raise_error,
@@ -45,8 +49,8 @@ from replicator.protocols import Key, PyTree
 from replicator.run_ahead import RunAhead
 from replicator.same_everywhere import require_same_program
 from replicator.source_lines import user_stacklevel
-from replicator.state import state_shardings
-from replicator.trees import describe, first_difference, leaf_path, named_leaves
+from replicator.state import check_own_axes, state_shardings
+from replicator.trees import describe, first_difference, leaf_path
 
 
 class RecompilationWarning(UserWarning):
@@ -55,10 +59,17 @@ class RecompilationWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Executable:
-    """A compiled program, and whether anything in it follows from the batch's mask."""
+    """A compiled program, and what has to be known of it at each call.
+
+    Attributes:
+      run: The program.
+      unmasked: What it learns without the batch's mask; None for nothing.
+      sizes: How large the arrays are that it takes.
+    """
 
     run: jax.stages.Compiled
-    reads_mask: bool
+    unmasked: str | None
+    sizes: BufferSizes
 
 
 class CompiledStep:
@@ -83,6 +94,7 @@ class CompiledStep:
         # The program that served such a batch last: no look at the state for each call.
         self._by_batch: dict[tuple, _Executable] = {}
         self._newest: PyTree = None  # shapes of what was compiled last
+        self._donation = Donation()
         self._run_ahead = RunAhead(options.max_in_flight)
         self._compilations: list[Compilation] = []
         self._uncounted: list[tuple[float, core.ClosedJaxpr, jax.stages.Compiled]] = []
@@ -122,7 +134,12 @@ class CompiledStep:
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
           DeviceMemoryError: The step needs more memory than a device has.
+          ArgumentError: The state or the key does not fit, or JAX traces the call.
+
+        Warns:
+          SharedBufferWarning: Arrays of the state share memory, and were copied.
         """
+        require_eager("step")
         try:
             return self._call(state, batch, key)
         except jax.errors.JaxRuntimeError as failure:
@@ -148,24 +165,41 @@ class CompiledStep:
         self, state: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[PyTree, PyTree]:
         value = self._value(batch)
-        flat = _donatable(FlatTree.of(state))
+        flat, donation = FlatTree.of(state), self._donation
+        foreign = donation.foreign(flat)
+        flat = donation.checked(flat, foreign)
         program = self._by_batch.get(_signature(value))
         if program is None:
             program, flat = self._prepare(flat, value, key)
-        if isinstance(batch, Placed) and batch.padded and not program.reads_mask:
-            _refuse_padding(batch)
+            foreign = range(len(flat.leaves))
+        if program.unmasked and isinstance(batch, Placed) and batch.padded:
+            refuse_padding(batch, program.unmasked)
         try:
-            outputs = program.run(flat, value, key)
+            outputs = self._run(program, flat, foreign, value, key)
         except (TypeError, ValueError):
             # Before anything ran: state or key are not what the program is for, or lie
             # elsewhere.
             program, flat = self._prepare(flat, value, key)
-            outputs = program.run(flat, value, key)
+            outputs = self._run(program, flat, range(len(flat.leaves)), value, key)
+        donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
             raise_error(outputs.error, self._mesh.size)
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
+
+    def _run(
+        self,
+        program: _Executable,
+        flat: FlatTree,
+        foreign: Sequence[int],
+        value: PyTree,
+        key: Key | None,
+    ) -> Outputs:
+        sizes = program.sizes
+        if foreign or sizes.meeting:
+            flat = self._donation.apart(flat, foreign, sizes, batch=value, key=key)
+        return program.run(flat, value, key)
 
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
         """Trace, prove and lower the step, and compile nothing.
@@ -198,7 +232,7 @@ class CompiledStep:
     ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state on the mesh."""
         state = jax.tree.map(jnp.asarray, flat.tree)
-        _check_declared(state, self._mesh.size)
+        check_own_axes("state", state, self._mesh)
         _check_key(key, self._options.steps_per_call)
         state = put(state, state_shardings(state, self._mesh))
         signature = _signature((state, batch, key))
@@ -225,7 +259,13 @@ class CompiledStep:
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
         return _Executable(
             run=compiled,
-            reads_mask=_reads_mask(traced.jaxpr.jaxpr, state, batch),
+            unmasked=without_mask(
+                traced.jaxpr.jaxpr,
+                state,
+                batch,
+                shared=[path is not None for path in _must_agree(state)],
+            ),
+            sizes=BufferSizes.of(state, (batch, key)),
         )
 
     def _prove(self, state: PyTree, batch: PyTree, key: Key | None):
@@ -265,24 +305,6 @@ def _warn_of_change(before: PyTree, now: PyTree) -> None:
         )
 
 
-def _refuse_padding(batch: Placed) -> None:
-    raise BatchError(
-        f'`step_fn` must read `batch["{MASK}"]` where a batch is padded, got '
-        f"{batch.examples} examples at batch {batch.index} and no use of it. Weight "
-        "the loss by it, or drop what is left over: `InputOptions(remainder='drop')`."
-    )
-
-
-def _reads_mask(jaxpr: core.Jaxpr, state: PyTree, batch: PyTree) -> bool:
-    """Tell whether any output of the program depends on the batch's mask."""
-    marks = [frozenset()] * len(jaxpr.invars)
-    before = len(jax.tree.leaves(state))
-    for position, (path, _) in enumerate(named_leaves(batch)):
-        if path == MASK:
-            marks[before + position] = frozenset({0})
-    return any(dataflow.flow(jaxpr, marks, dataflow.DependsOn()))
-
-
 def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
     optimizers = optimizer_states(state)
     names = [each.name for each in optimizers]
@@ -298,40 +320,6 @@ def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
                 f"{each.reduction!r} for `{each.name}` and {options.reduction!r}. Wrap "
                 "it with `rep.wrap_optimizer`."
             )
-
-
-def _donatable(flat: FlatTree) -> FlatTree:
-    """Copy an array that is in the state twice: a buffer can be donated once.
-
-    Raises:
-      ArgumentError: A leaf was donated before: to run with it crashes the process
-        (jaxlib 0.10, several CPU devices).
-    """
-    for kind in set(map(type, flat.leaves)):
-        # No loop of Python's over the leaves: there are hundreds, at every step.
-        same = [each for each in flat.leaves if type(each) is kind]
-        if issubclass(kind, jax.Array) and any(map(kind.is_deleted, same)):
-            _refuse_donated(flat.tree)
-    if len(set(map(id, flat.leaves))) == len(flat.leaves):
-        return flat
-    seen: set[int] = set()
-    leaves = []
-    for leaf in flat.leaves:
-        leaves.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
-        seen.add(id(leaf))
-    return FlatTree(leaves, flat.structure)
-
-
-def _refuse_donated(state: PyTree) -> None:
-    path = next(
-        path
-        for path, leaf in named_leaves(state)
-        if isinstance(leaf, jax.Array) and leaf.is_deleted()
-    )
-    raise ArgumentError(
-        "`state` must be the one that the last call returned, got one that a call took "
-        f"over: `{path}` is gone. Write `state, metrics = step(state, batch)`."
-    )
 
 
 def _signature(tree: PyTree) -> tuple:
@@ -375,20 +363,24 @@ def _state_leaves(state: PyTree) -> list[tuple[str, bool]]:
 
 def _check_key(key: Key | None, steps_per_call: int) -> None:
     check_key(key)
-    if key is None or steps_per_call == 1 or key.shape[:1] == (steps_per_call,):
+    if key is None:
         return
-    raise ArgumentError(
-        f"`key` must hold {steps_per_call} keys with `steps_per_call={steps_per_call}`,"
-        f" got {describe(key)}. Pass `jax.random.split(key, {steps_per_call})`."
-    )
-
-
-def _check_declared(state: PyTree, num_replicas: int) -> None:
-    for path, node in named_leaves(state, is_leaf=is_per_replica):
-        for leaf in jax.tree.leaves(node) if isinstance(node, PerReplica) else ():
-            if leaf.shape[:1] != (num_replicas,):
-                raise ArgumentError(
-                    f"`state` must hold a leading axis of {num_replicas} replicas at "
-                    f"`{path}`, a `PerReplica` leaf, got {describe(leaf)}. Make the "
-                    "state with `rep.init(init_fn)`."
-                )
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and (key.dtype != np.uint32 or key.ndim == 0):
+        raise ArgumentError(
+            f"`key` must be a random key, got {describe(key)}. Pass "
+            "`jax.random.key(0)`."
+        )
+    # A key of the old kind is an array of numbers: its last axis is no axis of keys.
+    shape = key.shape if typed else key.shape[:-1]
+    if steps_per_call > 1 and shape != (steps_per_call,):
+        raise ArgumentError(
+            f"`key` must hold {steps_per_call} keys with "
+            f"`steps_per_call={steps_per_call}`, got {describe(key)}. Pass "
+            f"`jax.random.split(key, {steps_per_call})`."
+        )
+    if steps_per_call == 1 and shape:
+        raise ArgumentError(
+            f"`key` must be one key, got {describe(key)}. Pass one of them, and draw "
+            "more in the step with `jax.random.split`."
+        )

@@ -12,10 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from replicator.blocks import DEFAULT_BLOCK, Block, BlockRunner
+from replicator.collectives.keys import refuse_keys
+from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, check_function
 from replicator.exact_metrics import check_exact
 from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
+from replicator.lookup_notes import names_noted
 from replicator.metric_totals import BlockRows, MetricTotals
 from replicator.protocols import Dataset, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
@@ -85,10 +88,12 @@ class Evaluation:
           is no scalar. `examples` says how many there were.
 
         Raises:
-          ArgumentError: `eval_fn` returns what could not be counted exactly.
+          ArgumentError: `eval_fn` returns what could not be counted exactly, or JAX
+            traces the call.
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
+        require_eager("evaluate")
         totals = MetricTotals(num_replicas=self._num_replicas)
 
         def take(block: Block) -> None:
@@ -105,7 +110,8 @@ def _evaluated(
 ) -> tuple[dict[str, PyTree], jax.Array]:
     """Return the metrics of a block, and what each of its rows counts."""
     batch, weights = _with_mask(batch, real)
-    return _checked_dict(eval_fn(state, batch)), weights
+    with names_noted(state, batch):
+        return _checked_dict(eval_fn(state, batch)), weights
 
 
 def _with_mask(batch: PyTree, real: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -135,4 +141,5 @@ def _checked_dict(metrics: Any) -> dict[str, PyTree]:
             f"`eval_fn` must leave the name `{EXAMPLES}` to the count of examples, got "
             "a metric of that name. Rename it."
         )
+    refuse_keys("eval_fn", metrics)
     return jax.tree.map(jnp.asarray, metrics)

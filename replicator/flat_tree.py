@@ -22,7 +22,7 @@ class FlatTree:
       structure: The `PyTreeDef` of the tree.
     """
 
-    __slots__ = ("_tree", "leaves", "structure")
+    __slots__ = ("__weakref__", "_tree", "leaves", "structure")
 
     def __init__(self, leaves: list[Any], structure: Any) -> None:
         self.leaves = leaves

@@ -66,7 +66,7 @@ def listed_devices(devices: Any) -> list[Device]:
     """Return the devices of an argument.
 
     Raises:
-      ArgumentError: It is no list of devices, or an empty one.
+      ArgumentError: It is no list of devices, or an empty one, or names one twice.
     """
     found = list(devices) if isinstance(devices, Iterable) else []
     if not found or not all(hasattr(each, "process_index") for each in found):
@@ -74,6 +74,11 @@ def listed_devices(devices: Any) -> list[Device]:
         raise ArgumentError(
             f"`devices` must be a list of JAX's devices, got {devices!r}. Pass those "
             f"that you mean: `jax.devices()[:{count}]`."
+        )
+    if twice := next((each for n, each in enumerate(found) if each in found[:n]), None):
+        raise ArgumentError(
+            f"`devices` must name each device once, got {twice} twice. Leave one out: "
+            "a device runs one replica."
         )
     return found
 

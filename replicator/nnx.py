@@ -65,6 +65,10 @@ class BatchNorm(nnx.Module):
     statistics and the running ones; `with_standing_statistics` to a plain mean over
     batches, for sampling with fixed weights.
 
+    Padding does not count: not in the statistics if `weight` is 0 for it, and under
+    accumulation microbatches of padding alone (`batch["mask"]`) leave the running
+    statistics where they are, which move as if there were only the others.
+
     Attributes:
       scale: Factor per feature, or None.
       bias: Offset per feature, or None.
@@ -151,7 +155,8 @@ class BatchNorm(nnx.Module):
 
         Args:
           x: This replica's examples.
-          weight: How much each example counts in the statistics; 0 for padding.
+          weight: How much each example counts in the statistics; 0 for padding. Where
+            statistics are shared by padding alone, outputs and gradients are 0.
           use_running_average: Overrides what `train()` or `eval()` set.
 
         Returns:

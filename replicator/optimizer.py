@@ -21,6 +21,7 @@ from jax import lax
 
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.axes import num_replicas
+from replicator.collectives.markers import mark_reduced
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -307,6 +308,7 @@ class _Wrapped:
 
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
+        grads = mark_reduced(grads, self.name)
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         factor = None if state.scale is None else 1 / state.scale.value
         wide = scaled(grads, factor)

@@ -17,6 +17,7 @@ from replicator.blocks import DEFAULT_BLOCK
 from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
+from replicator.eager_calls import require_eager
 from replicator.errors import check_flags, check_function
 from replicator.evaluate import EvalFn, Evaluation
 from replicator.fake_devices import size_cpu_pool
@@ -32,7 +33,7 @@ from replicator.predict import PredictFn, Prediction
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
-from replicator.state import init_state, run_keys
+from replicator.state import init_state, placed_copy, run_keys
 
 
 class OwnLoops:
@@ -105,11 +106,33 @@ class OwnLoops:
           The state; `PerReplica` leaves have a leading replica axis.
 
         Raises:
-          ArgumentError: `init_fn` is no function of a key, or `seed` no whole number.
+          ArgumentError: `init_fn` is no function of a key, `seed` is no whole number,
+            or JAX traces the call.
         """
         check_function("init_fn", init_fn, "key")
+        require_eager("rep.init")
         key, _ = run_keys(seed)
         return init_state(init_fn, self._mesh, key=key)
+
+    def put(self, state: PyTree) -> PyTree:
+        """Put a copy of a state on every device, for an own loop: to tune a model.
+
+        Args:
+          state: Any pytree of arrays, of JAX or of NumPy, from wherever; left as it
+            is. `PerReplica` leaves have a leading replica axis, as in `result.state`.
+
+        Returns:
+          The state as `init` would have made it. It shares no memory with what was
+          given: a step may take it over.
+
+        Raises:
+          ArgumentError: A leaf is no array, a `PerReplica` leaf has no row for each
+            replica, or JAX traces the call.
+
+        >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
+        """
+        require_eager("rep.put")
+        return placed_copy(state, self._mesh)
 
     @overload
     def compile(

@@ -8,8 +8,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicator.blocks import DEFAULT_BLOCK, Block, BlockRunner, Traced, has_rows
+from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
+from replicator.lookup_notes import names_noted
 from replicator.protocols import Dataset, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.trees import describe, named_leaves
@@ -43,8 +45,14 @@ class Prediction:
     ) -> None:
         check_function("predict_fn", predict_fn, "state, batch")
         self._block = block
+
+        def run(state: PyTree, batch: PyTree, real: jax.Array) -> PyTree:
+            del real
+            with names_noted(state, batch):
+                return jax.tree.map(jnp.asarray, predict_fn(state, batch))
+
         self._runner = BlockRunner(
-            lambda state, batch, _: jax.tree.map(jnp.asarray, predict_fn(state, batch)),
+            run,
             mesh,
             name="predict_fn",
             block=block,
@@ -66,6 +74,7 @@ class Prediction:
           What `predict_fn` returns, for all examples in the order of the dataset: NumPy
           leaves [examples, ...].
         """
+        require_eager("predict")
         kept: list[PyTree] = []
 
         def take(block: Block) -> None:

@@ -23,7 +23,7 @@ from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
-from replicator.compiled_step import CompiledStep
+from replicator.eager_calls import require_eager
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -45,7 +45,7 @@ from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records, check_profile, open_journal
 from replicator.saving import Checkpoints, hook_states
-from replicator.state import FirstState, first_run
+from replicator.state import FirstState, first_run, given_run
 from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
 
@@ -71,7 +71,8 @@ class Replicator(OwnLoops):
         step_fn: StepFn,
         dataset: Dataset,
         *,
-        init_fn: InitFn,
+        init_fn: InitFn | None = None,
+        init_state: PyTree = None,
         steps: int | None,
         seed: int = 0,
         accumulate: int = 1,
@@ -90,6 +91,7 @@ class Replicator(OwnLoops):
         step_timeout: float | Limits | None = None,
         inputs: InputOptions | None = None,
         write_every: int = 10,
+        gradient_norm: bool = True,
         display: bool = True,
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
@@ -101,11 +103,12 @@ class Replicator(OwnLoops):
 
         Args:
           step_fn: What one replica does: `step_fn(state, batch[, key])` returns the new
-            state and metrics. The key is `fold_in(fold_in(run's key, step),
-            microbatch)`, equal on all replicas.
+            state and metrics. The key is `fold_in(run's key, step)`, equal on all
+            replicas and in all microbatches.
           dataset: An iterable of global batches, or `input_fn(context)`; one that can
             be iterated again is, until the steps are done.
           init_fn: `init_fn(key)` returns the first state.
+          init_state: In its place: the first state, as `put` takes it; copied.
           steps: Updates to make; None runs until the dataset ends.
           seed: Of the keys of `init_fn` and `step_fn`.
           accumulate: Equal microbatches that each global batch is cut into.
@@ -136,6 +139,8 @@ class Replicator(OwnLoops):
           inputs: How the dataset is read and checked; its `accumulate`,
             `steps_per_call` and `steps` are left to the run.
           write_every: Steps between written metrics.
+          gradient_norm: Whether metrics tell the norm of the reduced gradient; it takes
+            one more reading of the gradient, several per cent of a small model's step.
           display: Whether progress is shown on standard error.
           profile: Steps to trace, for example `range(100, 110)`; the signal SIGUSR2
             traces the next ten.
@@ -164,8 +169,9 @@ class Replicator(OwnLoops):
         check_count("write_every", write_every)
         check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
         check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
+        check_flags(gradient_norm=gradient_norm)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
-        _check_kinds(step_fn, init_fn, inputs=inputs, spikes=spikes)
+        _check_kinds(step_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
         _check_left_to_run(inputs, options, plan)
@@ -175,7 +181,7 @@ class Replicator(OwnLoops):
         if checkpoints is not None:
             hook_states(hooks)  # refuses one that could not be saved
         check_profile(profile, directory)
-        first = first_run(init_fn, self._mesh, seed=seed)
+        first = self._first(init_fn, init_state, seed)
         events = open_journal(directory)
         if auto_microbatch:
             batch = first_batch(dataset, self._mesh, inputs or InputOptions())
@@ -187,9 +193,17 @@ class Replicator(OwnLoops):
         )
         reading = _reading(inputs or InputOptions(), options, steps=steps)
         training = Training(
-            step=debug_step(step_fn, options, counted=True)
+            step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
-            else self._compiled(step_fn, options, on_nonfinite, phases),
+            else compiled_step(
+                step_fn,
+                self._mesh,
+                options,
+                counted=True,
+                skips_bad=on_nonfinite == "skip",
+                reports_norms=gradient_norm,
+                phases=phases,
+            ),
             first=first,
             dataset=dataset,
             mesh=self._mesh,
@@ -221,21 +235,20 @@ class Replicator(OwnLoops):
         )
         return train(training)
 
-    def _compiled(
-        self,
-        step_fn: StepFn,
-        options: CompileOptions,
-        on_nonfinite: OnNonfinite | None,
-        phases: Phases,
-    ) -> CompiledStep:
-        return compiled_step(
-            step_fn,
-            self._mesh,
-            options,
-            counted=True,
-            skips_bad=on_nonfinite == "skip",
-            phases=phases,
-        )
+    def _first(
+        self, init_fn: InitFn | None, init_state: PyTree, seed: int
+    ) -> FirstState:
+        require_eager("rep.run")
+        if (init_fn is None) == (init_state is None):
+            raise ArgumentError(
+                "One of `init_fn` and `init_state` must be given, got "
+                f"{'neither' if init_fn is None else 'both'}. Pass `init_fn`, or a "
+                "state to go on from."
+            )
+        if init_fn is None:
+            return given_run(init_state, self._mesh, seed=seed)
+        check_function("init_fn", init_fn, "key")
+        return first_run(init_fn, self._mesh, seed=seed)
 
     def _fitted(
         self,
@@ -293,23 +306,17 @@ def run(
     step_fn: StepFn,
     dataset: Dataset,
     *,
-    init_fn: InitFn,
     steps: int | None,
     **arguments: Any,
 ) -> LoopResult:
     """Train on all devices: `Replicator().run(...)`, which says what it takes."""
-    return Replicator().run(step_fn, dataset, init_fn=init_fn, steps=steps, **arguments)
+    return Replicator().run(step_fn, dataset, steps=steps, **arguments)
 
 
 def _check_kinds(
-    step_fn: StepFn,
-    init_fn: InitFn,
-    *,
-    inputs: InputOptions | None,
-    spikes: Spikes | None,
+    step_fn: StepFn, *, inputs: InputOptions | None, spikes: Spikes | None
 ) -> None:
     check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-    check_function("init_fn", init_fn, "key")
     check_kind("inputs", inputs, InputOptions)
     check_kind("spikes", spikes, Spikes)
 

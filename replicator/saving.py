@@ -14,6 +14,7 @@ from replicator.checkpoint.reading import Restored
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
+from replicator.collectives.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
 from replicator.errors import ArgumentError
 from replicator.hooks import Every, Hook, MetricsEvent, StateEvent
@@ -165,6 +166,7 @@ class SaveCheckpoints(Hook):
                 "last_metrics": ended and result_as_json(ended.metrics),
                 "strategy": self._strategy,
                 "versions": versions(),
+                "random_streams": RANDOM_STREAMS,
             },
             own={"input": list(position.states)},
             late=self._late(late),
@@ -271,6 +273,13 @@ def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | Non
         raise
     if found is None:
         return None
+    if found.meta.get("random_streams") != RANDOM_STREAMS:
+        _log.warning(
+            "The checkpoint of step %d is from another version of replicator: from "
+            "here on the random keys of steps, examples and replicas are others than "
+            "the run would have had.",
+            int(found.arrays.step),
+        )
     position = _position(found)
     late, last = found.meta.get("in_flight"), found.meta.get("last_metrics")
     return Resumed(

@@ -12,11 +12,12 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 
 from replicator.collection_pause import collection_paused
+from replicator.donation import copied
 from replicator.errors import ArgumentError
 from replicator.mesh import put, replicated
-from replicator.per_replica import per_replica_specs, repeat_own
+from replicator.per_replica import is_per_replica, per_replica_specs, repeat_own
 from replicator.protocols import InitFn, Key, PyTree
-from replicator.trees import first_without_numbers
+from replicator.trees import describe, first_without_numbers, named_leaves
 
 
 @functools.partial(
@@ -31,8 +32,8 @@ class RunState:
     Attributes:
       step: Updates done, an int32 scalar.
       key: Data of the run's random key (`jax.random.key_data`); a step gets
-        `fold_in(fold_in(key, step), microbatch)`. A typed key would keep JAX from its
-        fast way of calling a compiled program: 300 µs a step.
+        `fold_in(key, step)`. A typed key would keep JAX from its fast way of calling a
+        compiled program: 300 µs a step.
       user: The state that the user's step sees.
       skipped: Updates left out for a bad number, an int32 scalar; None if not counted.
     """
@@ -61,6 +62,63 @@ class FirstState:
 
     shapes: PyTree
     born: Callable[[], PyTree]
+
+
+def check_own_axes(name: str, state: PyTree, mesh: Mesh) -> None:
+    """Refuse `PerReplica` leaves of the argument `name` that lack their replica axis.
+
+    Raises:
+      ArgumentError: One does.
+    """
+    for path, node in named_leaves(state, is_leaf=is_per_replica):
+        for leaf in jax.tree.leaves(node) if is_per_replica(node) else ():
+            if jnp.shape(leaf)[:1] != (mesh.size,):
+                raise ArgumentError(
+                    f"`{name}` must hold a leading axis of {mesh.size} replicas at "
+                    f"`{path}`, a `PerReplica` leaf, got {describe(leaf)}. Give each "
+                    "replica its row, or make the state with `rep.init(init_fn)`."
+                )
+
+
+def placed_copy(state: PyTree, mesh: Mesh, *, name: str = "state") -> PyTree:
+    """Put a copy of a state on a mesh; it shares no memory with what was given.
+
+    Args:
+      state: Arrays and numbers, of JAX or of NumPy; declared `PerReplica` leaves have a
+        leading replica axis.
+      mesh: The replicas.
+      name: Of the argument, for errors.
+
+    Raises:
+      ArgumentError: A leaf is no array, or lacks its replica axis.
+    """
+    _check_given(name, state, mesh)
+
+    def place(sharding: NamedSharding, below: PyTree) -> PyTree:
+        # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
+        # memory, and nothing is there three times at once.
+        return jax.tree.map(lambda leaf: copied(put(leaf, sharding)), below)
+
+    return jax.tree.map(place, state_shardings(state, mesh), state)
+
+
+def given_state(state: PyTree, mesh: Mesh, *, name: str) -> "FirstState":
+    """Return a first state that is a copy of `state`; arguments as `placed_copy`'s."""
+    _check_given(name, state, mesh)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    return FirstState(
+        shapes=_with_shardings(shapes, state_shardings(state, mesh)),
+        born=lambda: placed_copy(state, mesh, name=name),
+    )
+
+
+def _check_given(name: str, state: PyTree, mesh: Mesh) -> None:
+    if found := first_without_numbers(state):
+        raise ArgumentError(
+            f"`{name}` must hold arrays and numbers, got {found}. Keep it out of the "
+            "state."
+        )
+    check_own_axes(name, state, mesh)
 
 
 def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
@@ -143,9 +201,28 @@ def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:
       A `RunState` to be.
     """
     for_init, for_steps = run_keys(seed)
-    user = first_state(init_fn, mesh, key=for_init)
-    # On the host: what is born is donated, and may be born once more.
-    step = skipped = np.zeros((), np.int32)
+    return _first_run(first_state(init_fn, mesh, key=for_init), for_steps, mesh)
+
+
+def given_run(state: PyTree, mesh: Mesh, *, seed: int) -> FirstState:
+    """Return the state of a run at step 0 that begins with a copy of `state`.
+
+    Args:
+      state: As in `run(init_state=...)`.
+      mesh: The replicas.
+      seed: Of the run's random key; steps get the same as with `first_run`.
+
+    Returns:
+      A `RunState` to be.
+    """
+    _, for_steps = run_keys(seed)
+    return _first_run(given_state(state, mesh, name="init_state"), for_steps, mesh)
+
+
+def _first_run(user: FirstState, for_steps: Key, mesh: Mesh) -> FirstState:
+    # On the host: what is born is donated, and may be born once more. On a CPU arrays
+    # may lie where NumPy has them: each has a place of its own.
+    step, skipped = np.zeros((), np.int32), np.zeros((), np.int32)
     key = np.array(jax.random.key_data(for_steps))
     everywhere = replicated(mesh)
     return FirstState(

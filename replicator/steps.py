@@ -19,7 +19,10 @@ from jax import lax
 from replicator import metrics
 from replicator.accumulate import accumulated, single
 from replicator.collecting import KeyedStep
+from replicator.collectives.keys import refuse_keys
+from replicator.collectives.step_number import in_step
 from replicator.errors import ArgumentError, StateError
+from replicator.lookup_notes import names_noted
 from replicator.mesh import REPLICA_AXIS
 from replicator.metric_rows import join_rows
 from replicator.optimizer_state import (
@@ -85,7 +88,8 @@ def count_steps(update: KeyedStep) -> KeyedStep:
 
     def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
         step_key = jax.random.fold_in(jax.random.wrap_key_data(run.key), run.step)
-        user, reported = update(run.user, batch, step_key)
+        with in_step(run.step):
+            user, reported = update(run.user, batch, step_key)
         return dataclasses.replace(run, step=run.step + 1, user=user), reported
 
     return counted
@@ -153,7 +157,7 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                 "`key` must be given to a step whose `step_fn` takes one, got None. "
                 "Call `step(state, batch, key)`."
             )
-        with _axis_named():
+        with _axis_named(), names_noted(state, batch):
             returned = step_fn(*((state, batch, key) if wants_key else (state, batch)))
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StateError(
@@ -168,6 +172,7 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                     f"`step_fn` must return arrays and numbers, got {found} in its "
                     f"{what}. Leave it out."
                 )
+        refuse_keys("step_fn", reported)
         return _kept(state, after), reported
 
     return step

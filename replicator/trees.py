@@ -26,6 +26,8 @@ def describe(leaf: PyTree) -> str:
     """Write an array as its dtype and shape: `float32[8,28,28]`."""
     shape = ",".join(str(size) for size in np.shape(leaf))
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    if dtype == jax.dtypes.float0:  # of the gradient of an integer
+        dtype = "float0"
     return f"{dtype}[{shape}]"
 
 

@@ -23,13 +23,14 @@ FLOORS = {
         run_record run_ahead phases events stacks goodput peak_flops device_memory
         exit_codes distributed launch
         agreed_time same_everywhere in_flight closing to_host collection_pause
+        eager_calls donation lookup_notes
     """,
     "kitchen": "collectives per_replica state inputs rpc",
     "library": """
         metrics ordered_bits proof marks shared_noise nnx averages loss_scale
         optimizer_state checkpoint gradients gradient_sums
         metric_totals exact_metrics metric_rows blocks best_so_far
-        memory_errors program_cost run_numbers
+        memory_errors program_cost run_numbers padding
     """,
     "stairs": """
         optimizer collecting tail accumulate steps program compiled_step debug_step

@@ -176,3 +176,53 @@ def test_a_second_run_sets_the_first_aside(rep, tmp_path):
         )
     assert '"seed": 2' in (tmp_path / "run.json").read_text()
     assert '"seed": 1' in (tmp_path / "earlier" / "0" / "run.json").read_text()
+
+
+def test_a_missing_key_comes_with_what_there_is(rep):
+    def step_fn(state, batch):
+        return state, {"x": batch["imgae"].mean()}
+
+    with pytest.raises(KeyError, match="imgae") as caught:
+        rep.compile(step_fn)({"a": jnp.ones(3), "b": {}}, regression_batch())
+    assert caught.value.__notes__[:2] == [
+        "The batch of one replica holds `x` float32[8,4], `y` float32[8].",
+        "The state holds `a`, `b`.",
+    ]
+
+
+def test_a_missing_key_of_an_evaluation_comes_with_what_there_is(rep):
+    with pytest.raises(KeyError, match="z") as caught:
+        rep.evaluate(
+            lambda state, batch: {"x": batch["z"]},
+            [regression_batch()],
+            state={"a": 1.0},
+        )
+    assert "`mask` float32[64], `x` float32[64,4]" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_keys_of_the_old_kind_are_taken(rep, depth):
+    key = jax.random.PRNGKey(3)
+    keys = jax.random.split(key, 2) if depth else key
+    batch = regression_batch()
+    if depth:
+        batch = jax.tree.map(lambda leaf: np.stack([leaf] * 2), batch)
+
+    def step_fn(state, batch, key):
+        return state, {"u": jax.random.uniform(key)}
+
+    step = rep.compile(step_fn, steps_per_call=depth + 1)
+    _, metrics = step({"a": jnp.ones(3)}, batch, keys)
+    expected = jax.vmap(jax.random.uniform)(keys) if depth else jax.random.uniform(key)
+    np.testing.assert_array_equal(metrics["u"], expected)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
+def test_a_step_called_where_jax_traces_is_refused(rep, transform):
+    step = rep.compile(total)
+
+    def call(x):
+        return step({"a": jnp.ones(3)}, regression_batch())[1]["sum"] * x.sum()
+
+    with pytest.raises(ArgumentError, match="`step` must be called outside of `jit`"):
+        transform(call)(jnp.ones(3))

@@ -234,9 +234,57 @@ def donated_state():
     return step(state, regression_batch())
 
 
-def one_key_for_two_steps():
+def plain_step(state, batch):
+    return state, {}
+
+
+def keyed_step(key, step_fn=lambda state, batch, key: (state, {})):
+    return replicas(8).compile(step_fn)({"a": 1.0}, regression_batch(), key)
+
+
+def one_key_for_two_steps(key):
     step = replicas(8).compile(lambda state, batch, key: (state, {}), steps_per_call=2)
-    return step({"a": 1.0}, {"x": np.ones((2, 8))}, jax.random.key(0))
+    return step({"a": 1.0}, {"x": np.ones((2, 8))}, key)
+
+
+def squares(state, batch):
+    return {"x": state["a"] * batch["y"] ** 2}
+
+
+def evaluated(eval_fn, state=None):
+    return replicas(8).evaluate(
+        eval_fn, [regression_batch()], state=state or {"a": 1.0}
+    )
+
+
+def without_jit(call):
+    with jax.disable_jit():
+        call()
+
+
+def scanning(optimizer):
+    """Return a trainer that makes two updates in a `lax.scan`."""
+    init_fn, step_fn = trainer(optimizer)
+
+    def step(state, batch):
+        return lax.scan(lambda state, _: step_fn(state, batch), state, None, length=2)
+
+    return init_fn, step
+
+
+def counting_gradients(optimizer):
+    """Return a trainer whose parameters hold integers."""
+
+    def init_fn(key):
+        params = {"w": jnp.ones(4), "n": jnp.zeros(3, jnp.int32)}
+        return {"params": params, "opt": optimizer.init(params)}
+
+    def step(state, batch):
+        loss = lambda params: (batch["x"] @ params["w"]).mean()  # noqa: E731
+        grads = jax.grad(loss, allow_int=True)(state["params"])
+        return state | {"opt": optimizer.update(grads, state["opt"])[1]}, {}
+
+    return init_fn, step
 
 
 def own_leaf_without_axis():
@@ -416,9 +464,8 @@ ROWS = [
         lambda: run([regression_batch(), regression_batch(10)]),
         BatchError,
         '`step_fn` must read `batch["mask"]` where a batch is padded, got 10 examples '
-        "at batch 1 and no use of it. Weight the loss by it, or drop what is left "
-        "over: "
-        "`InputOptions(remainder='drop')`.",
+        "at batch 1 and gradients of `params/b1` computed without it. Weight the loss "
+        "by it, or drop what is left over: `InputOptions(remainder='drop')`.",
     ),
     Row(
         "A step that returns another state structure",
@@ -482,7 +529,39 @@ ROWS = [
         own_leaf_without_axis,
         ArgumentError,
         "`state` must hold a leading axis of 8 replicas at `own`, a `PerReplica` leaf, "
-        "got float32[]. Make the state with `rep.init(init_fn)`.",
+        "got float32[]. Give each replica its row, or make the state with "
+        "`rep.init(init_fn)`.",
+    ),
+    Row(
+        "A function in a state that is put",
+        lambda: replicas(8).put({"tx": optax.sgd}),
+        ArgumentError,
+        "`state` must hold arrays and numbers, got a `function` at `tx`. Keep it out "
+        "of the state.",
+    ),
+    Row(
+        "No first state for a run",
+        lambda: replicas(8).run(plain_step, [regression_batch()], steps=1),
+        ArgumentError,
+        "One of `init_fn` and `init_state` must be given, got neither. Pass `init_fn`, "
+        "or a state to go on from.",
+    ),
+    Row(
+        "Two first states for a run",
+        lambda: run([regression_batch()], init_state={"a": 1.0}),
+        ArgumentError,
+        "One of `init_fn` and `init_state` must be given, got both. Pass `init_fn`, "
+        "or a state to go on from.",
+    ),
+    Row(
+        "The number of a step in a loop of one's own",
+        lambda: step_on(
+            lambda state, batch: (state, {"n": replicator.step_number()}), {"a": 1.0}
+        ),
+        ArgumentError,
+        "`step_number` must be called in a step of `rep.run`, got a call outside of "
+        "one. In a loop of your own keep an int32 counter in the state, and add 1 in "
+        "the step: it moves once per update.",
     ),
     Row(
         "A state that was donated to an earlier call",
@@ -559,10 +638,48 @@ ROWS = [
     ),
     Row(
         "One key for many steps",
-        one_key_for_two_steps,
+        lambda: one_key_for_two_steps(jax.random.key(0)),
         ArgumentError,
         "`key` must hold 2 keys with `steps_per_call=2`, got key<fry>[]. Pass "
         "`jax.random.split(key, 2)`.",
+    ),
+    Row(
+        "One key of the old kind for many steps",
+        lambda: one_key_for_two_steps(jax.random.PRNGKey(0)),
+        ArgumentError,
+        "`key` must hold 2 keys with `steps_per_call=2`, got uint32[2]. Pass "
+        "`jax.random.split(key, 2)`.",
+    ),
+    Row(
+        "Many keys for one step",
+        lambda: keyed_step(jax.random.split(jax.random.key(0), 2)),
+        ArgumentError,
+        "`key` must be one key, got key<fry>[2]. Pass one of them, and draw more in "
+        "the step with `jax.random.split`.",
+    ),
+    Row(
+        "Numbers for a key",
+        lambda: keyed_step(jnp.ones(2)),
+        ArgumentError,
+        "`key` must be a random key, got float32[2]. Pass `jax.random.key(0)`.",
+    ),
+    Row(
+        "A random key among the metrics",
+        lambda: keyed_step(
+            jax.random.key(0), lambda state, batch, key: (state, {"k": key})
+        ),
+        ArgumentError,
+        "`step_fn` must return metrics of numbers, got key<fry>[] for `k`. Leave it "
+        "out, or report `jax.random.key_data(key)` as `PerReplica`.",
+    ),
+    Row(
+        "Random keys among the metrics of an evaluation",
+        lambda: evaluated(
+            lambda state, batch: {"k": jax.random.split(jax.random.key(0), 64)}
+        ),
+        ArgumentError,
+        "`eval_fn` must return metrics of numbers, got key<fry>[64] for `k`. Leave it "
+        "out, or report `jax.random.key_data(key)` as `PerReplica`.",
     ),
     Row(
         "Steps that are no multiple of `steps_per_call`",
@@ -608,8 +725,8 @@ ROWS = [
         lambda: run([regression_batch()], checkpoint_dir=of_another_model()),
         CheckpointMismatchError,
         "`like` must be the state of the model that was saved at step 1, got another: "
-        "`step` was not saved; `key` was not saved; `user/opt/gradient_norm` was not "
-        "saved; 5 more. Use another directory, or restore a part with `only`.",
+        "`step` was not saved; `key` was not saved; `user/params/b1` was not saved; 4 "
+        "more. Use another directory, or restore a part with `only`.",
     ),
     Row(
         "A directory of something else",
@@ -888,6 +1005,13 @@ ROWS = [
         "`jax.devices()[:4]`.",
     ),
     Row(
+        "One device for two replicas",
+        lambda: replicator.Replicator(devices=[jax.devices()[0]] * 2),
+        ArgumentError,
+        "`devices` must name each device once, got cpu:0 twice. Leave one out: a "
+        "device runs one replica.",
+    ),
+    Row(
         "A number for a directory",
         lambda: run([regression_batch()], checkpoint_dir=3),
         ArgumentError,
@@ -1054,9 +1178,60 @@ ROWS = [
         lambda: jax.jit(replicas(8).compile(lambda state, batch: (state, {})))(
             {"a": 1.0}, regression_batch()
         ),
-        BatchError,
-        "`batch` must hold arrays, got one that is traced: a compiled step is called "
-        "under `jit` or `grad`. Call it directly.",
+        ArgumentError,
+        "`step` must be called outside of `jit`, `grad`, `vmap` and the like, got a "
+        "call that JAX traces. Call it directly: it compiles by itself.",
+    ),
+    Row(
+        "A state made under `jit`",
+        lambda: jax.jit(lambda: replicas(8).init(lambda key: {"a": 1.0}))(),
+        ArgumentError,
+        "`rep.init` must be called outside of `jit`, `grad`, `vmap` and the like, got "
+        "a call that JAX traces. Call it directly: it compiles by itself.",
+    ),
+    Row(
+        "An evaluation under `grad`",
+        lambda: jax.grad(lambda a: evaluated(squares, state={"a": a})["x"])(1.0),
+        ArgumentError,
+        "`evaluate` must be called outside of `jit`, `grad`, `vmap` and the like, got "
+        "a call that JAX traces. Call it directly: it compiles by itself.",
+    ),
+    Row(
+        "A compiled step without `jit`",
+        lambda: without_jit(lambda: step_on(plain_step, {"a": 1.0})),
+        ArgumentError,
+        "`jax.disable_jit` must be off where `step` is called, got it on. To see "
+        "values inside a step, compile it with `debug=True`.",
+    ),
+    Row(
+        "A state made without `jit`",
+        lambda: without_jit(lambda: replicas(8).init(lambda key: {"a": 1.0})),
+        ArgumentError,
+        "`jax.disable_jit` must be off where `rep.init` is called, got it on. To see "
+        "values inside a step, compile it with `debug=True`.",
+    ),
+    Row(
+        "An evaluation without `jit`",
+        lambda: without_jit(lambda: evaluated(squares)),
+        ArgumentError,
+        "`jax.disable_jit` must be off where `evaluate` is called, got it on. To see "
+        "values inside a step, compile it with `debug=True`.",
+    ),
+    Row(
+        "An update in a loop under accumulation",
+        lambda: compiled(scanning, accumulate=2),
+        ArgumentError,
+        "`accumulate` must be 1 for a step that calls `update` of an optimizer under "
+        "`lax.cond`, or in `lax.scan`, `while_loop` or `fori_loop`, got more. Call it "
+        "once, outside, and choose between its result and the old state with "
+        "`jnp.where`.",
+    ),
+    Row(
+        "Gradients of integers under accumulation",
+        lambda: compiled(counting_gradients, accumulate=2),
+        ArgumentError,
+        "`grads` must hold floating-point leaves, got float0[3] (leaf `n`). Keep "
+        "integers out of the parameters.",
     ),
     Row(
         "A state and gradients in the wrong order",

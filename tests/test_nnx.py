@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from replicator import Mean
 from replicator.collectives.microbatch import Microbatch, in_microbatch
 from replicator.errors import ArgumentError
 from replicator.mesh import replica_mesh
@@ -19,6 +20,7 @@ from replicator.nnx import (
     with_standing_statistics,
 )
 from replicator.trees import named_leaves
+from tests.steps import replicas
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
@@ -180,6 +182,82 @@ def test_padded_examples_change_nothing(batch):
     y = padded(batch["x"], weight)
     np.testing.assert_allclose(y[:10], short(batch["x"][:10]), atol=1e-5)
     np.testing.assert_allclose(padded.norm.var[...], short.norm.var[...], rtol=1e-5)
+
+
+def padded_trainer(rep, *, weighted=True, standing=False, **norm):
+    """Train with a norm that is told of padding, or not."""
+    optimizer = rep.wrap_optimizer(optax.sgd(0.1))
+
+    def init_fn(key):
+        model = Mlp(nnx.Rngs(0), **norm)
+        model = with_standing_statistics(model) if standing else model
+        return {"model": model, "opt": optimizer.init(params_of(model))}
+
+    def masked_loss(model, batch):
+        y = model(batch["x"], batch["mask"] if weighted else None)
+        apart = jnp.square(y - batch["y"])[:, 0] * batch["mask"]
+        return apart.sum() / jnp.maximum(batch["mask"].sum(), 1)
+
+    def step_fn(state, batch):
+        model, examples = state["model"], batch["mask"].sum()
+        (loss, model), grads = value_and_grad(masked_loss)(model, batch)
+        updates, opt = optimizer.update(grads, state["opt"], weight=examples)
+        model = with_params(model, optax.apply_updates(params_of(model), updates))
+        return {"model": model, "opt": opt}, {"loss": Mean(loss, examples)}
+
+    return init_fn, step_fn
+
+
+def norm_after_an_update(n, k, batch, real, **choice):
+    rep = replicas(n)
+    init_fn, step_fn = padded_trainer(rep, **choice)
+    batch = {**batch, "mask": np.float32(np.arange(16) < real)}
+    state, _ = rep.compile(step_fn, accumulate=k)(rep.init(init_fn), batch)
+    return jax.device_get(state["model"].norm)
+
+
+def assert_moved_once_by(norm, parts):
+    """Compare with the mean over microbatches of their moments, each in NumPy."""
+    mean, var = np.mean([(part.mean(0), part.var(0)) for part in parts], axis=0)
+    np.testing.assert_allclose(norm.mean[...], 0.1 * mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(norm.var[...], 0.9 + 0.1 * var, rtol=1e-5)
+
+
+def seen_by_the_norm(batch, examples, k):
+    """Return the norm's inputs of each microbatch that holds one of the first few."""
+    hidden = np.asarray(Mlp(nnx.Rngs(0)).first(batch["x"]), np.float64)
+    cuts = np.arange(0, examples, 16 // k)[1:]
+    return np.split(hidden[:examples], cuts)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (2, 4), (4, 2), (2, 1)])
+def test_padding_moves_running_statistics_as_if_it_were_not_there(batch, n, k):
+    norm = norm_after_an_update(n, k, batch, 5)
+    assert_moved_once_by(norm, seen_by_the_norm(batch, 5, k))
+
+
+def test_microbatches_of_padding_alone_do_not_count_without_weights_either(batch):
+    norm = norm_after_an_update(2, 4, batch, 5, weighted=False)
+    assert_moved_once_by(norm, seen_by_the_norm(batch, 8, 4))
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_batch_of_padding_alone_moves_no_bit_of_the_running_statistics(batch, n, k):
+    for standing in (False, True):
+        norm = norm_after_an_update(n, k, batch, 0, standing=standing)
+        np.testing.assert_array_equal(norm.mean[...], 0)
+        np.testing.assert_array_equal(norm.var[...], 1)
+        assert not standing or norm.batches[...] == 0
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (2, 2), (2, 1)])
+def test_standing_statistics_count_a_padded_update_once(batch, n, k, weighted):
+    norm = norm_after_an_update(n, k, batch, 4, weighted=weighted, standing=True)
+    [kept] = seen_by_the_norm(batch, 4 if weighted else 16 // k, k)
+    assert norm.batches[...] == 1
+    np.testing.assert_allclose(norm.mean[...], kept.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(norm.var[...], kept.var(0), rtol=1e-5)
 
 
 def test_microbatches_move_running_statistics_once(pair, key):

@@ -6,6 +6,7 @@ import optax
 import pytest
 from jax.experimental import checkify
 
+import replicator
 from replicator.cli.main import main
 from replicator.errors import BatchError, NonFiniteError
 from replicator.postmortem.bundle import read_bundle
@@ -73,6 +74,23 @@ def test_a_checkify_error_leaves_one_with_the_replica(tmp_path):
     assert bundle.error["message"].startswith("replica 1: too small")
     np.testing.assert_array_equal(bundle.batch["x"], dataset()[BAD]["x"])
     assert int(bundle.state["step"]) == BAD
+
+
+def test_the_number_of_a_step_is_that_of_the_step_when_it_is_replayed(tmp_path, capsys):
+    def numbered(optimizer):
+        init_fn, step_fn = trainer(optimizer)
+
+        def step(state, batch):
+            after, metrics = step_fn(state, batch)
+            sign = jnp.where(replicator.step_number() == BAD, -1.0, 1.0)
+            return after, {"loss": metrics["loss"] * jnp.sqrt(sign)}
+
+        return init_fn, step
+
+    with pytest.raises(NonFiniteError, match=f"at step {BAD + 1}"):
+        die(tmp_path, make=numbered)
+    main(["replay", str(tmp_path / "run" / "postmortem" / str(BAD + 1))])
+    assert "first NaN: `sqrt` at " in capsys.readouterr().out
 
 
 def test_an_iterator_leaves_what_is_known(tmp_path):

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import replicator
+import replicator.saving
 from replicator.best_so_far import BestSoFar, Follow
 from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Hook, StateCallback, StepEvent, every
@@ -510,3 +511,19 @@ def test_an_evaluation_at_the_step_that_a_run_goes_on_from_stays_written(tmp_pat
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows if "eval/x" in row] == [2, 4, 6]
     assert found.evaluation["examples"] == sum(len(each["x"]) for each in dataset())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_says_so_where_its_random_streams_are_others(
+    tmp_path, caplog, monkeypatch, known
+):
+    with monkeypatch.context() as patched:
+        if not known:
+            patched.setattr(replicator.saving, "RANDOM_STREAMS", 1)
+        run(tmp_path, cut_at=None)
+    caplog.clear()
+    run(tmp_path)
+    told = [each.getMessage() for each in caplog.records if "random" in each.message]
+    assert len(told) == (0 if known else 1)
+    if told:
+        assert told[0].startswith("The checkpoint of step 12 is from another version")

@@ -16,7 +16,12 @@ al. 2018, "Large scale GAN training", §4 and appendix B). Variances are biased:
 ones too, as in flax, so that training and evaluation normalise alike.
 
 Under accumulation each average moves once per update, by the mean over the microbatches
-of their moments: each adds its share, and only the first one ages the old value.
+of their moments. A microbatch, window or replica may hold no real example: a window of
+weight 0 normalises to 0 and has no gradient, and an update without a real example
+leaves the average as it is. The average has room for itself alone, so how many
+microbatches will count has to be known at the first one: it is for padding
+(`Microbatch.real`). One that turns out empty otherwise leaves the average so far where
+it is: those before it then count less than those after it.
 `replicator.nnx.BatchNorm` is this as a module.
 """
 
@@ -26,9 +31,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Shaped
 
-from replicator.collectives.microbatch import is_last_microbatch, microbatch
+from replicator.collectives.microbatch import (
+    is_last_microbatch,
+    microbatch,
+    real_microbatches,
+)
 from replicator.collectives.moments import Moments, wider_dtype
 
 
@@ -58,10 +68,17 @@ def normalize(
       epsilon: Added to the variance.
 
     Returns:
-      The normalised examples, in the wider of the dtypes of `x` and `moments`.
+      The normalised examples, in the wider of the dtypes of `x` and `moments`; 0 in a
+      window of weight 0, whatever it holds.
     """
     dtype = wider_dtype(x.dtype, moments.mean.dtype)
-    factor = _per_example(lax.rsqrt(moments.var + epsilon), x).astype(dtype)
+    var = moments.var
+    if isinstance(moments, Moments):
+        real = moments.weight[:, None] > 0
+        x = jnp.where(_per_example(real, x), x, 0)  # the mean there is 0
+        var = jnp.where(real, var, 1)
+        bias = None if bias is None else jnp.where(real, bias[None], 0)
+    factor = _per_example(lax.rsqrt(var + epsilon), x).astype(dtype)
     if scale is not None:
         factor = factor * _per_example(scale, x).astype(dtype)
     y = (x.astype(dtype) - _per_example(moments.mean, x).astype(dtype)) * factor
@@ -74,7 +91,9 @@ def update_running(
     """Move an exponential average by the moments of this batch, once per update.
 
     After k microbatches it is `momentum · old + (1 − momentum) · new`, where `new` is
-    the mean of their moments; one without any weight leaves the average where it is.
+    the mean of their moments. One without weight, or with padding alone, leaves the
+    average bit for bit where it is; where padding is known (`Microbatch.real`) those
+    with real examples then move it as if they were all.
 
     Args:
       running: The average so far.
@@ -84,20 +103,7 @@ def update_running(
     Returns:
       The average that counts this microbatch.
     """
-    here = microbatch()
-    done = jnp.asarray(here.index, running.mean.dtype) / here.count
-    keep = jnp.where(done == 0, momentum, 1.0)
-    share = (1 - momentum) / here.count
-    # The weights in the sum so far: less than 1 from the second microbatch on.
-    mass = jnp.where(done == 0, 1.0, momentum + (1 - momentum) * done)
-
-    def move(old: Array, new: Array) -> Array:
-        new = jnp.where(moments.weight > 0, new[0].astype(old.dtype), old / mass)
-        return keep * old + share * new
-
-    return RunningMoments(
-        move(running.mean, moments.mean), move(running.var, moments.var)
-    )
+    return _moved(running, moments, momentum, _place(moments, running.mean.dtype))
 
 
 def update_standing(
@@ -108,21 +114,69 @@ def update_standing(
     Args:
       standing: The mean so far; anything finite before the first batch.
       moments: Of one window, equal on all replicas: from `pooled`.
-      batches: How many updates the mean counts so far.
+      batches: How many updates the mean counts so far; plus a half within an update
+        that it counts already.
 
     Returns:
-      The mean that counts this microbatch, and the number of updates it counts.
+      The mean that counts this microbatch, and the number of updates it counts: one
+      without a real example does not count.
     """
-    moved = update_running(standing, moments, momentum=batches / (batches + 1))
-    return moved, batches + is_last_microbatch().astype(batches.dtype)
+    place = _place(moments, standing.mean.dtype)
+    whole = jnp.floor(batches)
+    # Until one counts, what the average holds has no share for those before.
+    place = place._replace(done=jnp.where(batches > whole, place.done, 0))
+    moved = _moved(standing, moments, whole / (whole + 1), place)
+    # Reading the index keeps the half from microbatch to microbatch: what reads neither
+    # it nor the batch moves once per update.
+    begun = place.counts & jnp.asarray(microbatch().index >= 0)
+    batches = jnp.where(begun, whole + 0.5, batches)
+    return moved, jnp.where(is_last_microbatch(), jnp.ceil(batches), batches)
+
+
+class _Place(NamedTuple):
+    """How many microbatches count before this one and in all, and whether it does."""
+
+    done: Float[Array, ""]
+    total: Float[Array, ""]
+    counts: Bool[Array, ""]
+
+
+def _place(moments: Moments, dtype: DTypeLike) -> _Place:
+    here, real = microbatch(), real_microbatches()
+    weighs = moments.weight[0] > 0
+    if real is None:
+        done, total = jnp.asarray(here.index, dtype), jnp.asarray(here.count, dtype)
+        return _Place(done, total, weighs)
+    done = (real & (jnp.arange(len(real)) < here.index)).sum(dtype=dtype)
+    # At least 1: in an update of padding alone nothing moves.
+    total = jnp.maximum(real.sum(dtype=dtype), 1)
+    return _Place(done, total, weighs & real[here.index])
+
+
+def _moved(
+    average: RunningMoments, moments: Moments, momentum: float | Array, place: _Place
+) -> RunningMoments:
+    """Give a microbatch the share that all will have after the last."""
+    # What the average so far weighs, if it weighs 1 after the last microbatch.
+    before = momentum + (1 - momentum) * place.done / place.total
+    share = (1 - momentum) / place.total
+
+    def move(old: Array, new: Array) -> Array:
+        new = new[0].astype(old.dtype)
+        moved = (before * old + share * new) / (before + share)
+        return jnp.where(place.counts, moved.astype(old.dtype), old)
+
+    return RunningMoments(
+        move(average.mean, moments.mean), move(average.var, moments.var)
+    )
 
 
 def _per_example(
-    stat: Float[Array, "*windows features"],
+    stat: Shaped[Array, "*windows width"],
     x: Float[Array, "batch *positions features"],
-) -> Float[Array, "batch *ones features"]:
+) -> Shaped[Array, "batch *ones width"]:
     """Give each example the value of its window, or the one value for all."""
     by_window = stat.reshape(-1, 1, stat.shape[-1])
-    windows, _, features = by_window.shape
-    each = jnp.broadcast_to(by_window, (windows, len(x) // windows, features))
-    return each.reshape(len(x), *[1] * (x.ndim - 2), features)
+    windows, _, width = by_window.shape
+    each = jnp.broadcast_to(by_window, (windows, len(x) // windows, width))
+    return each.reshape(len(x), *[1] * (x.ndim - 2), width)

@@ -15,7 +15,11 @@ from replicator.collectives.axes import num_replicas, replica_id
 from replicator.collectives.microbatch import microbatch
 from replicator.errors import ArgumentError, check_whole
 from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import Key
+from replicator.protocols import Key, PyTree
+from replicator.trees import describe, named_leaves
+
+RANDOM_STREAMS = 2
+"""How random bits follow from a run's key: counted up where that changes."""
 
 
 def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
@@ -47,6 +51,22 @@ def check_key(key: Key | None) -> None:
         raise ArgumentError(
             f"`key` must be a random key, got {key!r}. Pass `jax.random.key({seed})`."
         )
+
+
+def refuse_keys(name: str, metrics: PyTree) -> None:
+    """Refuse random keys among the metrics that the function `name` returned.
+
+    Raises:
+      ArgumentError: There is one.
+    """
+    for path, leaf in named_leaves(metrics):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            raise ArgumentError(
+                f"`{name}` must return metrics of numbers, got {describe(leaf)} for "
+                f"`{path}`. Leave it out, or report `jax.random.key_data(key)` as "
+                "`PerReplica`."
+            )
 
 
 def example_keys(

@@ -4,11 +4,13 @@ Each marker is a primitive that returns its first operand unchanged. The compile
 sees it, gradients pass through, and the marker is not applied to them.
 """
 
+import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Shaped
 
 from replicator.protocols import PyTree
+from replicator.trees import named_leaves
 
 LOCAL_SUM = "local_sum"
 """Marks a loss that must be a sum over this replica's own examples."""
@@ -17,18 +19,22 @@ WEIGHTED_GRADIENT = "weighted_gradient"
 """Marks a gradient of a mean; the second operand is the weight of that mean."""
 
 
+REDUCED_GRADIENT = "reduced_gradient"
+"""Marks a gradient that an optimizer gets; its parameter `name` says of what."""
+
+
 def make_marker(name: str, *, operands: int) -> Primitive:
     """Return a primitive called `name` that returns the first of its `operands`."""
     marker = Primitive(name)
-    marker.def_impl(lambda leaf, *_: leaf)
-    marker.def_abstract_eval(lambda aval, *_: aval)
-    ad.defjvp(marker, lambda tangent, *_: tangent, *[None] * (operands - 1))
+    marker.def_impl(lambda leaf, *_, **__: leaf)
+    marker.def_abstract_eval(lambda aval, *_, **__: aval)
+    ad.defjvp(marker, lambda tangent, *_, **__: tangent, *[None] * (operands - 1))
 
-    def batch(operands: tuple, dimensions: tuple) -> tuple:
-        return marker.bind(*operands), dimensions[0]
+    def batch(operands: tuple, dimensions: tuple, **params: str) -> tuple:
+        return marker.bind(*operands, **params), dimensions[0]
 
     batching.primitive_batchers[marker] = batch
-    mlir.register_lowering(marker, lambda _, value, *__: [value])
+    mlir.register_lowering(marker, lambda _, value, *__, **___: [value])
     return marker
 
 
@@ -42,5 +48,16 @@ def mark_weighted(gradient: PyTree, weight: Shaped[Array, ""]) -> PyTree:
     return _weighted_gradient_p.bind(gradient, weight)
 
 
+def mark_reduced(gradients: PyTree, name: str) -> PyTree:
+    """Return gradients of `name`, marked leaf by leaf as what its optimizer gets."""
+    leaves, treedef = jax.tree.flatten(gradients)
+    paths = [path for path, _ in named_leaves(gradients)]
+    return treedef.unflatten(
+        _reduced_gradient_p.bind(leaf, name=f"{name}/{path}" if path else name)
+        for leaf, path in zip(leaves, paths, strict=True)
+    )
+
+
 _local_sum_p = make_marker(LOCAL_SUM, operands=1)
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
+_reduced_gradient_p = make_marker(REDUCED_GRADIENT, operands=1)

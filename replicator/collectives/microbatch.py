@@ -23,14 +23,24 @@ class Microbatch:
       count: Microbatches of the update.
       last: Whether this is the last one, where that is known by other means; the
         analysis of a step marks `index`, and may not mark what waits for the last.
+      real: Whether each microbatch of the update holds a real example on any replica,
+        bool [count]; None where nobody knows before it has run.
     """
 
     index: jax.Array | int
     count: int
     last: bool | None = None
+    real: jax.Array | None = None
+
+
+class Asked:
+    """Whether a step, while it is traced, asks which microbatches are real."""
+
+    by_step = False
 
 
 _position = jax.make_user_context(None)
+_asked = jax.make_user_context(None)
 
 
 def in_microbatch(position: Microbatch) -> AbstractContextManager[None]:
@@ -41,6 +51,21 @@ def in_microbatch(position: Microbatch) -> AbstractContextManager[None]:
 def microbatch() -> Microbatch:
     """Return the position of the step being traced; 0 of 1 outside accumulation."""
     return _position.value or Microbatch(0, 1)
+
+
+def noting_in(asked: Asked) -> AbstractContextManager[None]:
+    """Note in `asked` what a step asks that is traced inside a `with` block."""
+    return _asked(asked)
+
+
+def real_microbatches() -> jax.Array | None:
+    """Return `Microbatch.real` of the step being traced, and note the question.
+
+    The answer takes a collective, which no step is to have that does not ask.
+    """
+    if _asked.value is not None:
+        _asked.value.by_step = True
+    return microbatch().real
 
 
 def is_last_microbatch() -> jax.Array:

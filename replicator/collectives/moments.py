@@ -151,7 +151,7 @@ def batch_moments(
       x: This replica's examples.
       windows: Who shares statistics, from `make_windows`.
       weight: How much each example counts; 0 for padding, whatever it holds. A window
-        of weight 0 has mean 0 and variance 0.
+        of weight 0 has mean 0 and variance 0, and no gradient.
 
     Returns:
       The moments of this replica's windows, in float32 at least; replicas of one group
@@ -265,12 +265,16 @@ def _over_examples(
     """Merge the moments of the examples, all of the same size, of each window."""
     by_window = (windows.per_replica, -1, mean.shape[-1])
     mean, var = mean.reshape(by_window), var.reshape(by_window)
-    mass = jnp.ones((*mean.shape[:2], 1), mean.dtype)
-    if weight is not None:
-        mass = weight.reshape(mass.shape)
-    located, total = _sum_over(
-        windows.groups, lax.stop_gradient(mass * mean), mass, axis=1
-    )
+    located = lax.stop_gradient(mean)
+    if weight is None:
+        mass = jnp.ones((), mean.dtype)
+        [located] = _sum_over(windows.groups, located, axis=1)
+        # A constant: what tells full windows from empty ones costs nothing here.
+        examples = mean.shape[1] * len(windows.groups[0])
+        total = jnp.full((windows.per_replica, 1), examples, mean.dtype)
+    else:
+        mass = weight.reshape(*mean.shape[:2], 1)
+        located, total = _sum_over(windows.groups, mass * located, mass, axis=1)
     shift = _divide(located, total)
     deviation = mean - shift[:, None]
     scatter = jnp.square(deviation) + var

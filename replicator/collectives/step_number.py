@@ -1,0 +1,53 @@
+"""Know, inside a step of a run, how many updates came before this one.
+
+The number is a JAX user context, as the position among microbatches is: a jitted
+function that asks for it is traced anew for each step that is traced.
+"""
+
+import dataclasses
+from contextlib import AbstractContextManager
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """Compared by identity: as a key of a trace cache it stands for one trace."""
+
+    number: jax.Array
+
+
+_here = jax.make_user_context(None)
+
+
+def in_step(number: jax.Array) -> AbstractContextManager[None]:
+    """Make `number` the answer inside a `with` block, while a step is traced."""
+    return _here(_Step(number))
+
+
+def step_number() -> Int32[Array, ""]:
+    """Return how many updates the run made before this one.
+
+    It is the same on all replicas and in all microbatches, counts on where a run goes
+    on from a checkpoint, and is right for each update of `steps_per_call`: for a
+    schedule of one's own, a warm-up, or what is done at every n-th update. Updates that
+    were left out for a bad number count, too.
+
+    Returns:
+      An int32 scalar; 0 at the first update.
+
+    Raises:
+      ArgumentError: This is no step of a run: in a loop of one's own nobody counts.
+    """
+    here = _here.value
+    if here is None:
+        raise ArgumentError(
+            "`step_number` must be called in a step of `rep.run`, got a call outside "
+            "of one. In a loop of your own keep an int32 counter in the state, and add "
+            "1 in the step: it moves once per update."
+        )
+    return jnp.asarray(here.number, jnp.int32)

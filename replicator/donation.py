@@ -1,0 +1,205 @@
+"""Let a program take over the arrays of a state: each is there, and stands alone.
+
+A buffer that is donated twice, or donated and read, ends the process on several CPU
+devices (jaxlib 0.10). Two arrays share one without being one: `jax.device_put` copies
+only to devices where the values are not yet. What a call returned shares nothing, so
+addresses are looked up only where an array came from elsewhere, and where an input is
+as large as an array of the state.
+"""
+
+import dataclasses
+import operator
+import warnings
+import weakref
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from replicator.errors import ArgumentError
+from replicator.flat_tree import FlatTree
+from replicator.protocols import PyTree
+from replicator.source_lines import user_stacklevel
+from replicator.trees import named_leaves
+
+_is_deleted = operator.methodcaller("is_deleted")
+
+
+class SharedBufferWarning(UserWarning):
+    """An array of the state shares memory with another one, and was copied."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BufferSizes:
+    """How large the arrays of a program are: those of one size may share a buffer.
+
+    Attributes:
+      state: Bytes on each device, per leaf of the state.
+      meeting: The leaves that are as large as an input of the program.
+    """
+
+    state: Sequence[int]
+    meeting: Sequence[int]
+
+    @classmethod
+    def of(cls, state: PyTree, inputs: PyTree) -> "BufferSizes":
+        """Measure the state of a program, and what else it reads."""
+        sizes = [_device_bytes(leaf) for leaf in jax.tree.leaves(state)]
+        read = {_device_bytes(leaf) for leaf in jax.tree.leaves(inputs)} - {0}
+        return cls(
+            state=sizes, meeting=[n for n, size in enumerate(sizes) if size in read]
+        )
+
+    def suspects(self, leaves: Sequence, foreign: Sequence[int]) -> Sequence[int]:
+        """List the leaves that may share memory, where some came from elsewhere."""
+        if not foreign:
+            return self.meeting
+        found = {_device_bytes(leaves[place]) for place in foreign} - {0}
+        same = (place for place, size in enumerate(self.state) if size in found)
+        return sorted({*self.meeting, *foreign, *same})
+
+
+class Donation:
+    """What one compiled step knows of the arrays that it takes over."""
+
+    def __init__(self) -> None:
+        # Weak: the memory of a state that its owner let go of must be free.
+        self._flat: weakref.ref[FlatTree] | None = None
+        self._leaves: list[weakref.ref] = []
+        self._warned = False
+
+    def returned(self, flat: FlatTree, *, as_tree: bool) -> None:
+        """Remember the state that a call returned, as it was handed out."""
+        self._flat = weakref.ref(flat)
+        self._leaves = list(map(weakref.ref, flat.leaves)) if as_tree else []
+
+    def foreign(self, flat: FlatTree) -> Sequence[int]:
+        """List the leaves that are not those of the state that was returned last."""
+        if self._flat is not None and self._flat() is flat:
+            return ()
+        leaves, last = flat.leaves, self._leaves
+        if len(leaves) != len(last):
+            return range(len(leaves))
+        # A list's `==` would compare arrays. There are hundreds, at every step: the
+        # loop over them is C's. Of a live object there is one plain reference.
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        if len(arrays) == len(last) and all(
+            map(operator.is_, map(weakref.ref, arrays), last)
+        ):
+            return ()
+        return [n for n, leaf in enumerate(leaves) if last[n]() is not leaf]
+
+    def checked(self, flat: FlatTree, foreign: Sequence[int]) -> FlatTree:
+        """Copy an array that stands in the state twice.
+
+        Raises:
+          ArgumentError: An array was donated before: to run with it crashes the process
+            (jaxlib 0.10, several CPU devices).
+        """
+        arrays = flat.leaves
+        if foreign:
+            arrays = [leaf for leaf in arrays if isinstance(leaf, jax.Array)]
+        if any(map(_is_deleted, arrays)):
+            _refuse_donated(flat.tree)
+        if not foreign or len(set(map(id, flat.leaves))) == len(flat.leaves):
+            return flat
+        seen: set[int] = set()
+        leaves = []
+        for leaf in flat.leaves:
+            leaves.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
+            seen.add(id(leaf))
+        return FlatTree(leaves, flat.structure)
+
+    def apart(
+        self,
+        flat: FlatTree,
+        foreign: Sequence[int],
+        sizes: BufferSizes,
+        **inputs: PyTree,
+    ) -> FlatTree:
+        """Copy what shares memory with another array of the call.
+
+        Args:
+          flat: The state.
+          foreign: As found by `foreign`.
+          sizes: Those of the program.
+          **inputs: What else the program reads.
+
+        Returns:
+          A state whose buffers may all be donated.
+
+        Warns:
+          SharedBufferWarning: The first time that something is copied.
+        """
+        suspects = sizes.suspects(flat.leaves, foreign)
+        if not suspects:
+            return flat
+        owners: dict[tuple, str | int] = {}
+        for path, leaf in named_leaves(inputs):
+            owners.update(dict.fromkeys(_buffers(leaf), path))
+        leaves, shared = list(flat.leaves), {}
+        for place in suspects:
+            own = _buffers(leaves[place])
+            if met := [owners[each] for each in own if each in owners]:
+                shared[place] = met[0]
+                leaves[place] = copied(leaves[place])
+            owners.update(dict.fromkeys(own, place))
+        if not shared:
+            return flat
+        self._warn(flat, shared)
+        return FlatTree(leaves, flat.structure)
+
+    def _warn(self, flat: FlatTree, shared: dict[int, str | int]) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        paths = [f"state/{path}" for path, _ in named_leaves(flat.tree)]
+        place, other = next(iter(shared.items()))
+        name = paths[other] if isinstance(other, int) else other
+        more = f" So were {len(shared) - 1} more." if len(shared) > 1 else ""
+        warnings.warn(
+            f"`{paths[place]}` shares its memory with `{name}`, and a step takes over "
+            f"the memory of its state: it was copied.{more} To say so yourself, make "
+            "it with `jnp.copy`, or place the state with `rep.put`.",
+            SharedBufferWarning,
+            stacklevel=user_stacklevel(),
+        )
+
+
+def _refuse_donated(state: PyTree) -> None:
+    path = next(
+        path
+        for path, leaf in named_leaves(state)
+        if isinstance(leaf, jax.Array) and leaf.is_deleted()
+    )
+    raise ArgumentError(
+        "`state` must be the one that the last call returned, got one that a call took "
+        f"over: `{path}` is gone. Write `state, metrics = step(state, batch)`."
+    )
+
+
+def _device_bytes(leaf: PyTree) -> int:
+    """Return the bytes of an array of JAX on each of its devices, 0 for any other."""
+    if not isinstance(leaf, jax.Array):  # memory of NumPy's is donated to nobody
+        return 0
+    shards = leaf.addressable_shards
+    return shards[0].data.nbytes if shards else 0
+
+
+def _buffers(leaf: PyTree) -> set[tuple]:
+    """Name the buffers of an array: (device, address) of each."""
+    if not _device_bytes(leaf):
+        return set()
+    return {
+        (shard.device, shard.data.unsafe_buffer_pointer())
+        for shard in leaf.addressable_shards
+    }
+
+
+def copied(leaf: jax.Array) -> jax.Array:
+    """Copy an array where it lies, without the other processes."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = copied(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    shards = [jnp.copy(shard.data) for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)

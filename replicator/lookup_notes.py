@@ -1,0 +1,36 @@
+"""Note on a failed look-up what there is: leaves of a batch, keys of a state."""
+
+import contextlib
+from collections.abc import Iterator
+
+from replicator.protocols import PyTree
+from replicator.trees import describe, named_leaves
+
+_MOST = 20
+
+
+@contextlib.contextmanager
+def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
+    """List on a `KeyError` what a function of one replica was given.
+
+    Args:
+      state: What it got; its own keys are listed, not those below.
+      batch: What it got; leaves are listed with one replica's shapes.
+    """
+    try:
+        yield
+    except KeyError as failure:
+        leaves = [
+            f"`{path}` {describe(leaf)}" if path else describe(leaf)
+            for path, leaf in named_leaves(batch)
+        ]
+        failure.add_note(f"The batch of one replica holds {_listed(leaves)}.")
+        if isinstance(state, dict):
+            keys = [f"`{key}`" for key in state]
+            failure.add_note(f"The state holds {_listed(keys)}.")
+        raise
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return (", ".join(names[:_MOST]) or "nothing") + more

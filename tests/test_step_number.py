@@ -1,0 +1,106 @@
+"""A step of a run knows how many updates came before it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicator
+from replicator.errors import ArgumentError
+from replicator.hooks import Callback, every
+from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
+
+KINDS = {
+    "plain": {},
+    "microbatches": {"accumulate": 2},
+    "many steps a call": {"steps_per_call": 2},
+    "both": {"accumulate": 2, "steps_per_call": 2},
+    "ordered": {"reduction": "ordered"},
+    "debugged": {"debug": True},
+    "left out": {"on_nonfinite": "skip"},
+}
+
+
+def numbered(optimizer):
+    """Report the step's number, and train at the rate 1 / (number + 1)."""
+    init_fn, _ = trainer(optimizer)
+
+    @jax.jit
+    def scaled(grads):
+        rate = 1 / (replicator.step_number().astype(jnp.float32) + 1)
+        return jax.tree.map(lambda g: g * rate, grads)
+
+    def step_fn(state, batch):
+        number = replicator.step_number()
+        grads = scaled(jax.grad(mlp_loss)(state["params"], batch))
+        return apply(optimizer, state, grads), {
+            "number": replicator.Max(number),
+            "least": replicator.Max(-number),
+        }
+
+    return init_fn, step_fn
+
+
+def run(n=2, *, steps=4, reduction="fast", **options):
+    """Return the result, and the numbers that the steps reported."""
+    rep, seen = replicas(n, reduction=reduction), []
+    init_fn, step_fn = numbered(rep.wrap_optimizer(optax.sgd(0.1)))
+    hook = Callback(
+        lambda event: seen.append((event.metrics["number"], -event.metrics["least"])),
+        every(n_steps=1),
+    )
+    result = rep.run(
+        step_fn,
+        [regression_batch()],
+        init_fn=init_fn,
+        steps=steps,
+        hooks=[hook],
+        display=False,
+        **options,
+    )
+    return result, [tuple(map(int, pair)) for pair in seen]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_counts_updates_from_zero(kind):
+    _, seen = run(**KINDS[kind])
+    assert seen == [(n, n) for n in range(4)]
+
+
+@pytest.mark.parametrize("kind", ["microbatches", "many steps a call", "debugged"])
+def test_what_follows_from_it_is_the_same_however_a_batch_is_cut(kind):
+    expected, found = run(n=1)[0].state, run(**KINDS[kind])[0].state
+    np.testing.assert_allclose(
+        found["params"]["w1"], expected["params"]["w1"], rtol=1e-5
+    )
+
+
+def test_it_goes_on_where_a_run_goes_on(tmp_path):
+    run(steps=2, checkpoint_dir=tmp_path)
+    _, seen = run(steps=4, checkpoint_dir=tmp_path)
+    assert seen[-2:] == [(2, 2), (3, 3)]
+
+
+def test_it_is_an_int32_scalar():
+    def step_fn(state, batch):
+        number = replicator.step_number()
+        assert (number.dtype, number.shape) == (jnp.int32, ())
+        return state, {}
+
+    replicas(2).run(
+        step_fn,
+        [regression_batch()],
+        init_fn=lambda key: {"a": jnp.zeros(())},
+        steps=1,
+        display=False,
+    )
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_loop_of_ones_own_has_none(debug):
+    rep = replicas(2)
+    init_fn, step_fn = numbered(rep.wrap_optimizer(optax.sgd(0.1)))
+    step = rep.compile(step_fn, debug=debug)
+    with pytest.raises(ArgumentError, match="keep an int32 counter in the state"):
+        step(rep.init(init_fn), regression_batch())
