@@ -16,9 +16,9 @@ import optax
 import replicator
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.masks import Mask
-from benchmarks.truth.program import Parts, Program, Setting, plain
-from benchmarks.truth.supervised import Recipe, our_world, plain_world
-from benchmarks.truth.tasks import ROWS, Task, World
+from benchmarks.truth.program import Parts, Program, Setting
+from benchmarks.truth.supervised import our_world, plain_world
+from benchmarks.truth.tasks import ROWS, World
 
 Tree = Any
 
@@ -107,17 +107,12 @@ def _read(rules: Game, state: Tree) -> tuple[Tree, Tree]:
 
 def _ours(rules: Game, rep: replicator.Replicator) -> Parts:
     tx = {n: rep.wrap_optimizer(make(), name=n) for n, make in rules.tx.items()}
-    norm = Recipe(
-        task=Task(name="", params=None, losses=plain, batch=plain),
-        counting="mean",
-        tx=plain,
-    )
 
     def step(state, batch, key=None):
         seen, read = _read(rules, state)
         moves, losses = {}, {}
         for name in rules.players:
-            world = our_world(batch, key, norm)._replace(state=seen)
+            world = our_world(batch, key)._replace(state=seen)
             losses[name], grads, how = _gradients(rules, name, state, batch, world)
             moves[name] = tx[name].update(
                 grads, state["opt"][name], state["params"][name], **how

@@ -15,6 +15,7 @@ from replicator import InputOptions, Replicator
 from replicator.protocols import Key, PyTree
 
 Leaves = dict[str, np.ndarray]
+_CUT = "cut"  # on an oracle's step: what of the setting it depends on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Oracles:
         assert program.oracle is not None
         init, step = program.oracle(setting)
         # Steps say which part of the setting they used; most of them use none.
-        used = getattr(step, "cut", setting)
+        used = getattr(step, _CUT, setting)
         known = self._runs.get((program.name, used))
         if known is None:
             known = self._runs[program.name, used] = _run_oracle(program, init, step)
@@ -54,7 +55,7 @@ def cut_by(used: Any) -> Callable:
     """Say of an oracle's step what part of the setting it depends on."""
 
     def mark(step: Callable) -> Callable:
-        step.cut = used
+        setattr(step, _CUT, used)
         return step
 
     return mark

@@ -134,7 +134,7 @@ def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
         scale = {"value": jnp.float32(loss_scale.initial), "good": jnp.int32(0)}
         return state | {"scale": scale}
 
-    def update(grads, state, params):
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         factor = state["scale"]["value"] if "scale" in state else 1.0
         unscaled = jax.tree.map(lambda g: g / factor, wide(grads))
         finite = jnp.all(
@@ -153,7 +153,8 @@ def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
         )
         return updates, after
 
-    return optax.GradientTransformation(init, update)
+    transform: Any = update  # optax types states more narrowly than it treats them
+    return optax.GradientTransformation(init, transform)
 
 
 def _rescaled(scale: PyTree, finite: Any, rule: Any) -> PyTree:

@@ -5,6 +5,7 @@ with the library's batch norm is written by hand there.
 """
 
 import importlib.util
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,13 +132,13 @@ def _norm_oracle(tx, pieces: int):
             params, batch
         )
         updates, opt = optimizer.update(grads, state["opt"], params)
-        params = optax.apply_updates(params, updates)
+        after: Any = optax.apply_updates(params, updates)
         moved = {
             name: moved_statistics(norm[name], new, count, last=False)
             for name, new in moments.items()
         }
-        model = {**params, "norm": params["norm"] | moved}
-        return {"model": model, "opt": opt}, {"loss": loss}
+        after = after | {"norm": after["norm"] | moved}
+        return {"model": after, "opt": opt}, {"loss": loss}
 
     return init, step
 

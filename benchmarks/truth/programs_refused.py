@@ -4,6 +4,7 @@ What a refusal names is looked for in its message: the leaf, the argument or the
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ def _refused(
     wrapped: bool = True,
     more: Callable = dict,
     short: int = 0,
-    **program,
+    **program: Any,
 ) -> Program:
     """Make a program that needs no oracle."""
 
@@ -82,7 +83,7 @@ def _refused(
 
         return init, step_of(optimizer)
 
-    settings = {"settings": _SEVERAL} | program
+    settings: dict[str, Any] = {"settings": _SEVERAL} | program
     return Program(
         name=name,
         ours=ours,

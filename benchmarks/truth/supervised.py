@@ -24,6 +24,7 @@ from replicator.collectives.moments import batch_moments, make_windows, pooled
 
 Counting = Literal["mean", "weight", "count"]
 EPSILON, MOMENTUM = 1e-3, 0.8
+_ALL: Mapping[str, Any] = {}  # statistics over the whole microbatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ def _gradients(recipe: Recipe, state, batch, key):
     kept = {}
 
     def local(params):
-        world = our_world(batch, key, recipe)
+        world = our_world(batch, key, norm=recipe.norm, stats=recipe.stats)
         losses, _ = recipe.task.losses(params, batch, world)
         kept["moved"] = getattr(world.norm, "moved", None)
         weight = jnp.ones(losses.shape, losses.dtype) if mask is None else mask
@@ -166,14 +167,13 @@ def _gradients(recipe: Recipe, state, batch, key):
     return (loss, found | kept), grads, {"weight": found["count"]}
 
 
-def our_world(batch, key, recipe: Recipe) -> World:
+def our_world(batch, key, *, norm: str = "library", stats: Mapping = _ALL) -> World:
     """Return what a model knows on one of many replicas."""
     rows = len(next(iter(batch.values())))
-    norm = _LibraryNorm(recipe) if recipe.norm == "library" else _HandNorm()
     return World(
         keys=None if key is None else replicator.example_keys(key, rows),
         weight=example_weight(batch),
-        norm=norm,
+        norm=_LibraryNorm(stats) if norm == "library" else _HandNorm(),
         total=lambda x: replicator.all_reduce(x, "sum"),
         largest=lambda x: replicator.all_reduce(x, "max"),
         gather=lambda x: (
@@ -192,8 +192,8 @@ def example_weight(batch):
 class _LibraryNorm:
     """Batch norm by the library's functions."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._stats, self.moved = recipe.stats, None
+    def __init__(self, stats: Mapping[str, Any]) -> None:
+        self._stats, self.moved = stats, None
 
     def __call__(self, x, weight):
         windows = make_windows(len(x), **self._stats)

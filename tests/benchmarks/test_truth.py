@@ -20,7 +20,7 @@ def lenient_types():
 
 
 def found(program):
-    return problem(program, Setting(2, 2), Oracles())
+    return problem(program, Setting(2, 2), Oracles()) or "nothing"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def found(program):
     ],
 )
 def test_program_is_as_its_oracle_says(name):
-    assert found(BY_NAME[name]) is None
+    assert found(BY_NAME[name]) == "nothing"
 
 
 def test_wrong_oracle_is_found_and_the_leaf_named():
@@ -42,7 +42,7 @@ def test_wrong_oracle_is_found_and_the_leaf_named():
         init, step = right.oracle(setting)
 
         def spoilt(state, batch):
-            after, metrics = step(state, batch)
+            after, _ = step(state, batch)
             after["opt"]["primal"][0].trace["w"] *= 1 + 1e-7
             return after, {}
 
