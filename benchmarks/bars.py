@@ -62,6 +62,7 @@ BARS = (
     _bar("proof", "wrong_accepted", "==", 0),
     _bar("proof", "right_refused", "<=", 2),
     _bar("proof", "mislabelled", "==", 0),
+    _bar("truth", "failed", "==", 0),
     _bar("rpc_fuzz", "failures", "==", 0),
     _bar("rpc", "noop_us", "<=", 70),
     _bar("rpc", "noop_ratio", "<=", 3.0),
