@@ -23,6 +23,7 @@ from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
+from replicator.compiled_step import CompiledStep
 from replicator.eager_calls import require_eager
 from replicator.errors import (
     ArgumentError,
@@ -33,7 +34,7 @@ from replicator.errors import (
     check_paths,
 )
 from replicator.evaluate import EvalFn
-from replicator.hooks import Every, Hook, checked_hooks, every
+from replicator.hooks import Every, Hook, checked_hooks
 from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
@@ -44,7 +45,7 @@ from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records, check_profile, open_journal
-from replicator.saving import Checkpoints, hook_states
+from replicator.saving import as_schedule, checkpoints_of, hook_states
 from replicator.state import FirstState, first_run, given_run
 from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
@@ -178,7 +179,7 @@ class Replicator(OwnLoops):
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
         _check_left_to_run(inputs, options, plan)
-        checkpoints = _checkpoints(checkpoint_dir, checkpoint_every, retention)
+        checkpoints = checkpoints_of(checkpoint_dir, checkpoint_every, retention)
         evaluations = self._evaluations(eval_fn, eval_dataset, eval_every, follow)
         limits, hooks = as_limits(step_timeout), checked_hooks(hooks)
         if checkpoints is not None:
@@ -308,7 +309,7 @@ class Replicator(OwnLoops):
         evaluate = functools.partial(self.evaluate, eval_fn, dataset)
         return Evaluations(
             evaluate=lambda state, inputs=None: evaluate(state=state, inputs=inputs),
-            when=_schedule("eval_every", when),
+            when=as_schedule("eval_every", when),
             follow=follow,
         )
 
@@ -380,30 +381,3 @@ def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
         "mesh": dict(mesh.shape),
         "reduction": options.reduction,
     }
-
-
-def _checkpoints(
-    directory: str | os.PathLike[str] | None,
-    when: int | Every,
-    retention: Retention | None,
-) -> Checkpoints | None:
-    check_kind("retention", retention, Retention)
-    if directory is None:
-        if retention is not None:
-            raise ArgumentError(
-                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
-                "or leave `retention` out."
-            )
-        return None
-    return Checkpoints(
-        directory=directory,
-        when=_schedule("checkpoint_every", when),
-        retention=retention or Retention(),
-    )
-
-
-def _schedule(name: str, when: int | Every) -> Every:
-    if isinstance(when, Every):
-        return when
-    check_count(name, when)
-    return every(n_steps=when)
