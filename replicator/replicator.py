@@ -195,18 +195,15 @@ class Replicator(OwnLoops):
             first.shapes.user, on_nonfinite=on_nonfinite, spikes=spikes, journal=events
         )
         reading = _reading(inputs or InputOptions(), options, steps=steps)
+        compile_step = functools.partial(
+            *(compiled_step, step_fn, self._mesh, options),
+            counted=True,
+            reports_norms=gradient_norm,
+        )
         training = Training(
             step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
-            else compiled_step(
-                step_fn,
-                self._mesh,
-                options,
-                counted=True,
-                skips_bad=on_nonfinite == "skip",
-                reports_norms=gradient_norm,
-                phases=phases,
-            ),
+            else compile_step(skips_bad=on_nonfinite == "skip", phases=phases),
             first=first,
             dataset=dataset,
             mesh=self._mesh,
@@ -219,11 +216,8 @@ class Replicator(OwnLoops):
                 seed=seed,
                 arguments={
                     "steps": steps,
-                    "num_replicas": self.num_replicas,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
-                    **_plain(options),
-                    "strategy": _strategy(self._mesh, options),
-                    "inputs": dataclasses.asdict(reading),
+                    **_plain(options, self._mesh, reading),
                 },
                 profile=profile,
             ),
@@ -355,9 +349,16 @@ def _reading(
     )
 
 
-def _plain(options: CompileOptions) -> dict[str, Any]:
+def _plain(
+    options: CompileOptions, mesh: Mesh, reading: InputOptions
+) -> dict[str, Any]:
     names = ("accumulate", "steps_per_call", "reduction")
-    return {name: getattr(options, name) for name in names}
+    return {
+        "num_replicas": mesh.size,
+        **{name: getattr(options, name) for name in names},
+        "strategy": _strategy(mesh, options),
+        "inputs": dataclasses.asdict(reading),
+    }
 
 
 def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
