@@ -171,8 +171,8 @@ class Replicator(OwnLoops):
         phases = Phases()
         check_count("write_every", write_every)
         check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
-        check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
-        check_flags(gradient_norm=gradient_norm)
+        check_flags(auto_microbatch=auto_microbatch, gradient_norm=gradient_norm)
+        check_flags(display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
         _check_kinds(step_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
@@ -195,15 +195,10 @@ class Replicator(OwnLoops):
             first.shapes.user, on_nonfinite=on_nonfinite, spikes=spikes, journal=events
         )
         reading = _reading(inputs or InputOptions(), options, steps=steps)
-        compile_step = functools.partial(
-            *(compiled_step, step_fn, self._mesh, options),
-            counted=True,
-            reports_norms=gradient_norm,
-        )
         training = Training(
             step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
-            else compile_step(skips_bad=on_nonfinite == "skip", phases=phases),
+            else self._compiled(step_fn, options, on_nonfinite, gradient_norm, phases),
             first=first,
             dataset=dataset,
             mesh=self._mesh,
@@ -217,7 +212,8 @@ class Replicator(OwnLoops):
                 arguments={
                     "steps": steps,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
-                    **_plain(options, self._mesh, reading),
+                    **_plain(options, self._mesh),
+                    "inputs": dataclasses.asdict(reading),
                 },
                 profile=profile,
             ),
@@ -246,6 +242,24 @@ class Replicator(OwnLoops):
             return given_run(init_state, self._mesh, seed=seed)
         check_function("init_fn", init_fn, "key")
         return first_run(init_fn, self._mesh, seed=seed)
+
+    def _compiled(
+        self,
+        step_fn: StepFn,
+        options: CompileOptions,
+        on_nonfinite: OnNonfinite | None,
+        reports_norms: bool,
+        phases: Phases,
+    ) -> CompiledStep:
+        return compiled_step(
+            step_fn,
+            self._mesh,
+            options,
+            counted=True,
+            skips_bad=on_nonfinite == "skip",
+            reports_norms=reports_norms,
+            phases=phases,
+        )
 
     def _fitted(
         self,
@@ -349,15 +363,13 @@ def _reading(
     )
 
 
-def _plain(
-    options: CompileOptions, mesh: Mesh, reading: InputOptions
-) -> dict[str, Any]:
+def _plain(options: CompileOptions, mesh: Mesh) -> dict[str, Any]:
+    """Return what the records say of the options, in plain JSON."""
     names = ("accumulate", "steps_per_call", "reduction")
     return {
         "num_replicas": mesh.size,
         **{name: getattr(options, name) for name in names},
         "strategy": _strategy(mesh, options),
-        "inputs": dataclasses.asdict(reading),
     }
 
 
