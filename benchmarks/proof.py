@@ -39,7 +39,7 @@ def refusal(program: Program) -> str | None:
     rep = replicator.Replicator(num_replicas=REPLICAS, compilation_cache=False)
     state = {"w": _weights(), "found": jnp.zeros(())}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
             warnings.simplefilter("ignore", replicator.SharedRandomKeyWarning)
             rep.compile(step_fn).lower(state, {"x": _examples()}, jax.random.key(0))
     except ReplicationError as failure:

@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.ode import odeint
 from jax.experimental.pallas import run_state
+from jax.ref import addupdate, swap
 from jax.scipy.sparse.linalg import cg
 
 import replicator
@@ -111,7 +112,7 @@ def _written_in_turns(ref, x, w):
 
 def _swapped(x, w, key):
     ref = jax.new_ref(x.mean(0))
-    return jax.ref.swap(ref, ..., w)
+    return swap(ref, ..., w)
 
 
 def _unwrapped(tx: optax.GradientTransformation) -> Program:
@@ -134,7 +135,7 @@ def _line_search(x, w, key):
 
 def _clipped_by_own_norm(x, w, key):
     grad = jax.grad(loss)(w, x)
-    return w - lax.pmean(grad, AXIS) / optax.global_norm(grad)
+    return w - lax.pmean(grad, AXIS) / jnp.linalg.norm(grad)
 
 
 def _norm_of_own_batch(x, w, key):
@@ -275,9 +276,7 @@ WRONG: dict[str, Program] = {
         lambda ref, x, w: lax.cond(x[0, 0] > 0, lambda: _set(ref, 2 * w), lambda: None)
     ),
     "an array written with data": _written(lambda ref, x, w: _set(ref, x.mean(0))),
-    "an array added to": _written(
-        lambda ref, x, w: jax.ref.addupdate(ref, ..., x.mean(0))
-    ),
+    "an array added to": _written(lambda ref, x, w: addupdate(ref, ..., x.mean(0))),
     "an array written in part": _written(lambda ref, x, w: ref.__setitem__(0, x[0, 0])),
     "an array written in a loop": _written(_written_in_a_loop),
     "an array written in a call": _written(_written_in_a_call),

@@ -167,7 +167,7 @@ class CompiledStep:
         value = self._value(batch)
         flat, donation = FlatTree.of(state), self._donation
         foreign = donation.foreign(flat)
-        flat = donation.checked(flat, foreign)
+        flat = donation.checked(flat, foreign, value, key)
         program = self._by_batch.get(_signature(value))
         if program is None:
             program, flat = self._prepare(flat, value, key)

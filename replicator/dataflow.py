@@ -124,7 +124,8 @@ _CALLS = frozenset(
         *("jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr"),
         *("remat", "remat2", "checkpoint", "remat_opt"),
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-        *("custom_vmap_call", "composite", "compute_on", "xla_metadata_call"),
+        *("custom_vmap_call", "linear_call", "composite", "compute_on"),
+        "xla_metadata_call",
     }
 )
 

@@ -7,22 +7,23 @@ addresses are looked up only where an array came from elsewhere, and where an in
 as large as an array of the state.
 """
 
+import contextlib
 import dataclasses
 import operator
 import warnings
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicator.errors import ArgumentError
 from replicator.flat_tree import FlatTree
 from replicator.protocols import PyTree
 from replicator.source_lines import user_stacklevel
 from replicator.trees import named_leaves
-
-_is_deleted = operator.methodcaller("is_deleted")
 
 
 class SharedBufferWarning(UserWarning):
@@ -82,28 +83,28 @@ class Donation:
             return range(len(leaves))
         # A list's `==` would compare arrays. There are hundreds, at every step: the
         # loop over them is C's. Of a live object there is one plain reference.
-        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-        if len(arrays) == len(last) and all(
-            map(operator.is_, map(weakref.ref, arrays), last)
-        ):
-            return ()
+        with contextlib.suppress(TypeError):  # of a Python number there is none
+            if all(map(operator.is_, map(weakref.ref, leaves), last)):
+                return ()
         return [n for n, leaf in enumerate(leaves) if last[n]() is not leaf]
 
-    def checked(self, flat: FlatTree, foreign: Sequence[int]) -> FlatTree:
-        """Copy an array that stands in the state twice.
+    def checked(
+        self, flat: FlatTree, foreign: Sequence[int], *inputs: PyTree
+    ) -> FlatTree:
+        """Copy an array that stands in the state twice, or is an input, too.
 
         Raises:
           ArgumentError: An array was donated before: to run with it crashes the process
             (jaxlib 0.10, several CPU devices).
         """
-        arrays = flat.leaves
-        if foreign:
-            arrays = [leaf for leaf in arrays if isinstance(leaf, jax.Array)]
-        if any(map(_is_deleted, arrays)):
+        if _any_deleted(flat.leaves):
             _refuse_donated(flat.tree)
-        if not foreign or len(set(map(id, flat.leaves))) == len(flat.leaves):
+        if not foreign:
             return flat
-        seen: set[int] = set()
+        seen = set(map(id, jax.tree.leaves(inputs)))
+        ids = set(map(id, flat.leaves))
+        if len(ids) == len(flat.leaves) and ids.isdisjoint(seen):
+            return flat
         leaves = []
         for leaf in flat.leaves:
             leaves.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
@@ -134,6 +135,7 @@ class Donation:
         suspects = sizes.suspects(flat.leaves, foreign)
         if not suspects:
             return flat
+        known = set(map(id, jax.tree.leaves(inputs)))
         owners: dict[tuple, str | int] = {}
         for path, leaf in named_leaves(inputs):
             owners.update(dict.fromkeys(_buffers(leaf), path))
@@ -141,12 +143,12 @@ class Donation:
         for place in suspects:
             own = _buffers(leaves[place])
             if met := [owners[each] for each in own if each in owners]:
-                shared[place] = met[0]
+                if id(leaves[place]) not in known:  # its author knows
+                    shared[place] = met[0]
                 leaves[place] = copied(leaves[place])
             owners.update(dict.fromkeys(own, place))
-        if not shared:
-            return flat
-        self._warn(flat, shared)
+        if shared:
+            self._warn(flat, shared)
         return FlatTree(leaves, flat.structure)
 
     def _warn(self, flat: FlatTree, shared: dict[int, str | int]) -> None:
@@ -166,6 +168,14 @@ class Donation:
         )
 
 
+def _any_deleted(leaves: Sequence) -> bool:
+    try:
+        # Nearly always all are of one type, whose own method is the fastest.
+        return bool(leaves) and any(map(type(leaves[0]).is_deleted, leaves))
+    except (AttributeError, TypeError):
+        return any(leaf.is_deleted() for leaf in leaves if isinstance(leaf, jax.Array))
+
+
 def _refuse_donated(state: PyTree) -> None:
     path = next(
         path
@@ -180,20 +190,20 @@ def _refuse_donated(state: PyTree) -> None:
 
 def _device_bytes(leaf: PyTree) -> int:
     """Return the bytes of an array of JAX on each of its devices, 0 for any other."""
-    if not isinstance(leaf, jax.Array):  # memory of NumPy's is donated to nobody
-        return 0
-    shards = leaf.addressable_shards
+    shards = _shards(leaf)
     return shards[0].data.nbytes if shards else 0
 
 
 def _buffers(leaf: PyTree) -> set[tuple]:
     """Name the buffers of an array: (device, address) of each."""
-    if not _device_bytes(leaf):
+    if not np.size(leaf):
         return set()
-    return {
-        (shard.device, shard.data.unsafe_buffer_pointer())
-        for shard in leaf.addressable_shards
-    }
+    return {(each.device, each.data.unsafe_buffer_pointer()) for each in _shards(leaf)}
+
+
+def _shards(leaf: PyTree) -> Sequence[Any]:
+    # Memory of NumPy's is donated to nobody.
+    return getattr(leaf, "addressable_shards", ())
 
 
 def copied(leaf: jax.Array) -> jax.Array:

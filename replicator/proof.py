@@ -15,7 +15,7 @@ from jax.extend import core
 from replicator import dataflow
 from replicator.collectives.assume_replicated import ASSUME_REPLICATED
 from replicator.collectives.markers import LOCAL_SUM, WEIGHTED_GRADIENT
-from replicator.errors import ArgumentError, ReplicationError
+from replicator.errors import ReplicationError
 from replicator.marks import BATCH, CLEAN, DECLARED, STATE, Mark, Origin, join
 from replicator.mesh import REPLICA_AXIS
 from replicator.shared_noise import SOURCES, SharedNoise
@@ -151,7 +151,7 @@ class _ReplicationRules:
 
 
 _MARKERS = frozenset({ASSUME_REPLICATED, LOCAL_SUM, WEIGHTED_GRADIENT})
-_WAYS = {"while": "loop", "cond": "branch"}
+_WAYS = {"while": "`while` loop", "cond": "branch"}
 
 
 def _is_transposed(scope: Sequence[str]) -> bool:
@@ -160,16 +160,16 @@ def _is_transposed(scope: Sequence[str]) -> bool:
     return not again and any("transpose(" in part for part in scope)
 
 
-def _already_reduced(origin: Origin) -> ArgumentError:
-    return ArgumentError(
+def _already_reduced(origin: Origin) -> ReplicationError:
+    return ReplicationError(
         "`loss_fn` must return the sum over this replica's own examples, got one that "
         f"`{origin.what}` at {origin.where} reduced over replicas already. Return the "
         "local sum: the optimizer reduces."
     )
 
 
-def _weight_varies(origin: Origin) -> ArgumentError:
-    return ArgumentError(
+def _weight_varies(origin: Origin) -> ReplicationError:
+    return ReplicationError(
         "`weight` must be equal on all replicas where gradients pass between them, got "
         f"one that may differ and gradients that `{origin.what}` at {origin.where} "
         "brings from other replicas. Take the gradient of a `LocalSum` by "
@@ -196,10 +196,10 @@ def prove_replicated(
       batch_axis: Which axis of an input marked `BATCH` counts its examples.
 
     Raises:
-      ArgumentError: A loss is reduced already, or a weight varies where gradients pass
-        between replicas.
-      ReplicationError: A leaf may differ; the message names it, the primitive that
-        computed it and the user's line.
+      ReplicationError: A leaf may differ (the message names it, the primitive that
+        computed it and the user's line), not all replicas may reach a collective, a
+        local sum was reduced already, or a weight may differ between replicas whose
+        gradients meet.
 
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.

@@ -56,8 +56,11 @@ class Replicator(OwnLoops):
     Args:
       num_replicas: How many devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
-      reduction: `"ordered"` makes gradients add up in example order, so that bits do
-        not depend on how many replicas there are; `"fast"` leaves the order to XLA.
+      reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
+        adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
+        2 × 4 give the same bits; another product of the two adds otherwise. One replica
+        is compiled to another program: 1 × 8 has the bits of 8 × 1 for layers and
+        convolutions, and for attention those of a rounding elsewhere.
       max_in_flight: Calls dispatched and not yet finished, at most; never above 16 on
         CPU.
       compilation_cache: Keep compiled programs in a private directory of this user.

@@ -107,9 +107,13 @@ class SharedNoise:
         if noise.by_example and self._is_by_example(shape):
             return True
         name = eqn.primitive.name
-        # Losses, and gradients, of what stands for examples and of examples.
-        added = name == "add_any" or (name in _SUMS and not shape)
-        return added and _stands(mark)
+        # Rows beside rows of examples; losses and gradients beside theirs.
+        beside = (
+            name == "add_any"
+            or (name in _SUMS and not shape)
+            or (name == "concatenate" and eqn.params["dimension"] == 0)
+        )
+        return beside and _stands(mark)
 
     def _is_by_example(self, shape: tuple[int, ...]) -> bool:
         leading = shape[: 2 if len(shape) > 2 else 1]  # time may come first

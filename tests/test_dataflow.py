@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental.pallas import run_state
 
 from replicator.dataflow import DependsOn, find_equation, flow, over_axis, sub_jaxprs
 from replicator.mesh import replica_mesh
@@ -11,7 +12,7 @@ from replicator.mesh import replica_mesh
 
 def depends(fn, *arguments):
     """Tell, for each output of `fn`, the numbers of the arguments behind it."""
-    jaxpr = jax.make_jaxpr(fn)(*arguments).jaxpr
+    jaxpr = jax.make_jaxpr(fn)(*map(jnp.float32, arguments)).jaxpr
     marks = [frozenset({position}) for position in range(len(jaxpr.invars))]
     return [set(mark) for mark in flow(jaxpr, marks, DependsOn())]
 
@@ -67,13 +68,123 @@ CASES = {
         [{0, 1}],
     ),
     "grad": (lambda a, b, c: jax.grad(lambda x: x * b)(a), [{1}]),
-    "an unknown primitive": (
+    "a reduction by a combiner of one's own": (
+        lambda a, b, c: lax.reduce(
+            (a[None], b[None]), (c, c), lambda x, y: (x[0] + y[1], y[0]), (0,)
+        ),
+        [{0, 1, 2}, {0, 1, 2}],
+    ),
+    "a barrier": (lambda a, b, c: lax.optimization_barrier((a, b, c)), [{0}, {1}, {2}]),
+    "a sort": (
+        lambda a, b, c: lax.sort((a[None], b[None], c[None]), num_keys=2),
+        [{0, 1}, {0, 1}, {0, 1, 2}],
+    ),
+    "a linear solve": (
         lambda a, b, c: lax.custom_linear_solve(
             lambda v: v * a, b, lambda matvec, y: y / a, symmetric=True
         ),
         [{0, 1}],
     ),
 }
+
+
+def written(write):
+    """Return a function of a mutable array that holds a, and b and c; it reads it."""
+
+    def fn(a, b, c):
+        ref = jax.new_ref(a)
+        write(ref, b, c)
+        return ref[...]
+
+    return fn
+
+
+def put(ref, value):
+    ref[...] = value
+
+
+def put_and_return(ref, value, result):
+    ref[...] = value
+    return result
+
+
+def read_then_write(ref, b, c):
+    other = jax.new_ref(ref[...] + c)
+    ref[...] = b
+    other[...] = 2.0
+
+
+ARRAYS = {
+    "nothing": (lambda ref, b, c: None, {0}),
+    "all of it": (lambda ref, b, c: put(ref, b), {1}),
+    "a part of it": (lambda ref, b, c: jax.ref.addupdate(ref, ..., b), {0, 1}),
+    "what was in it": (
+        lambda ref, b, c: put(ref, jax.ref.swap(ref, ..., b) + c),
+        {0, 2},
+    ),
+    "another": (read_then_write, {1}),
+    "in a call": (lambda ref, b, c: jax.jit(put)(ref, b), {1}),
+    "in one branch": (
+        lambda ref, b, c: lax.cond(c > 0, lambda: put(ref, b), lambda: None),
+        {0, 1, 2},
+    ),
+    "in a scan": (
+        lambda ref, b, c: lax.scan(
+            lambda k, x: put_and_return(ref, ref[...] * x, (k, None)), 0.0, b[None]
+        ),
+        {0, 1},
+    ),
+    "in all turns of a scan": (
+        lambda ref, b, c: lax.scan(
+            lambda k, x: put_and_return(ref, x, (k, None)), 0.0, b[None]
+        ),
+        {1},
+    ),
+    "in a while": (
+        lambda ref, b, c: lax.while_loop(
+            lambda k: k < c, lambda k: put_and_return(ref, b, k + 1), 0.0
+        ),
+        {0, 1, 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_the_mark_of_a_mutable_array_is_that_of_what_was_written(name):
+    write, expected = ARRAYS[name]
+    assert depends(written(write), 1.0, 2.0, 3.0) == [expected]
+
+
+def test_an_element_that_is_written_leaves_the_others():
+    def fn(a, b, c):
+        ref = jax.new_ref(jnp.stack([a, a]))
+        ref[c.astype(int)] = b
+        return ref[0], ref[c.astype(int)]
+
+    assert depends(fn, 1.0, 2.0, 3.0) == [{0, 1, 2}, {0, 1, 2}]
+
+
+def test_a_state_that_is_run_returns_what_its_arrays_hold():
+    def body(refs):
+        refs[0][...] = refs[1][...] * 2
+        refs[2][...] += refs[2][...]
+
+    def fn(a, b, c):
+        return run_state(body)((a, b, c))
+
+    assert depends(fn, 1.0, 2.0, 3.0) == [{1}, {1}, {2}]
+
+
+def test_what_a_body_makes_of_no_input_reaches_all_outputs():
+    class Inside(DependsOn):
+        def decide(self, eqn, marks):
+            return [frozenset({9})] if eqn.primitive.name == "sin" else None
+
+    def fn(a):
+        return lax.reduce(a, 0.0, lambda x, y: jnp.sin(x), (0,))
+
+    jaxpr = jax.make_jaxpr(fn)(jnp.ones(3)).jaxpr
+    assert flow(jaxpr, [frozenset({0})], Inside()) == [{0, 9}]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -41,6 +41,8 @@ from replicator.hooks import Callback, Hook, every
 from replicator.postmortem.bundle import read_bundle
 from replicator.writers import Multi
 from tests.steps import (
+    apply,
+    errors,
     gan_trainer,
     norm_trainer,
     regression_batch,
@@ -133,6 +135,53 @@ def reporting(own):
         )
 
     return make
+
+
+def alone(optimizer):
+    """Reduce in a branch that a replica takes by its own batch."""
+    init_fn, _ = trainer(optimizer)
+
+    def step_fn(state, batch):
+        def mean(leaf):
+            return lax.pmean(leaf, "replica")
+
+        b1 = lax.cond(
+            batch["y"].sum() > 0, mean, lambda leaf: leaf, state["params"]["b1"]
+        )
+        return {**state, "params": {**state["params"], "b1": b1}}, {}
+
+    return init_fn, step_fn
+
+
+def summed_already(optimizer):
+    """Return a `LocalSum` that is the sum of all replicas."""
+    init_fn, _ = trainer(optimizer)
+
+    def loss_fn(params, batch):
+        total = lax.psum(errors(params, batch).sum(), "replica")
+        return replicator.LocalSum(total, count=len(batch["y"]))
+
+    def step_fn(state, batch):
+        loss, grads = replicator.value_and_grad(loss_fn)(state["params"], batch)
+        return apply(optimizer, state, grads, count=loss.weight), {}
+
+    return init_fn, step_fn
+
+
+def weighing_a_norm(optimizer):
+    """Weigh gradients of a mean whose loss has a norm over all replicas."""
+    init_fn, _ = trainer(optimizer)
+
+    def loss_fn(params, batch):
+        found = errors(params, batch)
+        return (found / lax.pmean(found.mean(), "replica")).mean()
+
+    def step_fn(state, batch):
+        grads = jax.grad(loss_fn)(state["params"], batch)
+        own = (batch["y"] > 0).sum().astype(jnp.float32)
+        return apply(optimizer, state, grads, weight=own), {}
+
+    return init_fn, step_fn
 
 
 def swapped(optimizer):
@@ -525,6 +574,31 @@ ROWS = [
         "see with `replicator.assume_replicated`.",
     ),
     Row(
+        "A collective that some replicas skip",
+        lambda: compiled(alone),
+        ReplicationError,
+        "`psum` at train.py:12 in mean must be reached by all replicas, got a branch "
+        "that may go another way on each (it depends on the batch). Reduce the "
+        "condition with `replicator.all_reduce` first.",
+    ),
+    Row(
+        "A sum for a loss that is reduced already",
+        lambda: compiled(summed_already),
+        ReplicationError,
+        "`loss_fn` must return the sum over this replica's own examples, got one that "
+        "`psum` at train.py:12 in loss_fn reduced over replicas already. Return the "
+        "local sum: the optimizer reduces.",
+    ),
+    Row(
+        "A weight of each replica's own where gradients pass between them",
+        lambda: compiled(weighing_a_norm),
+        ReplicationError,
+        "`weight` must be equal on all replicas where gradients pass between them, got "
+        "one that may differ and gradients that `psum` at train.py:12 in loss_fn "
+        "brings from other replicas. Take the gradient of a `LocalSum` by "
+        "`replicator.value_and_grad`, and pass `update(..., count=n)`.",
+    ),
+    Row(
         "A `PerReplica` leaf without its replica axis",
         own_leaf_without_axis,
         ArgumentError,
@@ -588,7 +662,7 @@ ROWS = [
         lambda: replicas(8, reduction="exact"),
         ArgumentError,
         "`reduction` must be 'fast' or 'ordered', got 'exact'. Use 'ordered' for bits "
-        "that do not depend on the number of replicas.",
+        "that depend on replicas * accumulate only.",
     ),
     Row(
         "A dead axis",
