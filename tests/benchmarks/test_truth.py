@@ -42,13 +42,13 @@ def test_wrong_oracle_is_found_and_the_leaf_named():
         init, step = right.oracle(setting)
 
         def spoilt(state, batch):
-            after, _ = step(state, batch)
+            after, metrics = step(state, batch)
             after["opt"]["primal"][0].trace["w"] *= 1 + 1e-7
-            return after, {}
+            return after, metrics
 
         return init, spoilt
 
-    told = found(dataclasses.replace(right, oracle=wrong))
+    told = found(dataclasses.replace(right, oracle=wrong, updates=1))
     assert "`opt/primal/0/trace/w` is off by" in told
 
 
