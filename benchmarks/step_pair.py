@@ -46,10 +46,12 @@ def replicator_step(
     return step_fn
 
 
-def hand_written_step(task: Task, tx: optax.GradientTransformation, mesh: Mesh):
+def hand_written_step(
+    task: Task, tx: optax.GradientTransformation, mesh: Mesh, *, norm: bool = False
+):
     """Return the step as an expert writes it, jitted over the mesh.
 
-    It reports what a replicator's run reports: the loss, and the gradient's norm.
+    It reports the loss; with `norm` also the gradient's norm, as a run does.
     """
 
     def step_fn(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
@@ -58,7 +60,9 @@ def hand_written_step(task: Task, tx: optax.GradientTransformation, mesh: Mesh):
         params = task.params_of(model)
         updates, opt = tx.update(grads, state["opt"], params)
         model = task.with_params(model, optax.apply_updates(params, updates))
-        metrics = {"loss": loss, "gradient_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss}
+        if norm:
+            metrics["gradient_norm"] = optax.global_norm(grads)
         return {"model": model, "opt": opt}, metrics
 
     return on_every_replica(step_fn, mesh)

@@ -2,19 +2,22 @@
 
 A buffer that is donated twice, or donated and read, ends the process on several CPU
 devices (jaxlib 0.10). Two arrays share one without being one: `jax.device_put` copies
-only to devices where the values are not yet. What a call returned shares nothing, so
-addresses are looked up only where an array came from elsewhere, and where an input is
-as large as an array of the state.
+only to devices where the values are not yet. What a call returned shares nothing with
+what was there before, so addresses are looked up only where an array of the state came
+from elsewhere, and where an input is like one.
 """
 
+import contextlib
 import dataclasses
 import operator
 import warnings
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicator.errors import ArgumentError
 from replicator.flat_tree import FlatTree
@@ -22,41 +25,54 @@ from replicator.protocols import PyTree
 from replicator.source_lines import user_stacklevel
 from replicator.trees import named_leaves
 
-_is_deleted = operator.methodcaller("is_deleted")
-
 
 class SharedBufferWarning(UserWarning):
     """An array of the state shares memory with another one, and was copied."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BufferSizes:
-    """How large the arrays of a program are: those of one size may share a buffer.
+class Alike:
+    """Which arrays of a program could share a buffer: those that are alike.
 
     Attributes:
-      state: Bytes on each device, per leaf of the state.
-      meeting: The leaves that are as large as an input of the program.
+      sizes: Bytes on each device, per leaf of the state.
+      batch: The leaves of the state that are like a leaf of the batch.
+      key: Those that are as large as the key, which may also be there as its data.
     """
 
-    state: Sequence[int]
-    meeting: Sequence[int]
+    sizes: Sequence[int]
+    batch: Sequence[int]
+    key: Sequence[int]
 
     @classmethod
-    def of(cls, state: PyTree, inputs: PyTree) -> "BufferSizes":
-        """Measure the state of a program, and what else it reads."""
-        sizes = [_device_bytes(leaf) for leaf in jax.tree.leaves(state)]
-        read = {_device_bytes(leaf) for leaf in jax.tree.leaves(inputs)} - {0}
+    def of(cls, state: PyTree, batch: PyTree, key: PyTree) -> "Alike":
+        """Compare the state of a program with what else it reads."""
+        leaves = jax.tree.leaves(state)
+        sizes = list(map(_device_bytes, leaves))
+        forms = set(map(_form, jax.tree.leaves(batch)))
+        keys = set(map(_device_bytes, jax.tree.leaves(key))) - {0}
         return cls(
-            state=sizes, meeting=[n for n, size in enumerate(sizes) if size in read]
+            sizes=sizes,
+            batch=[n for n, leaf in enumerate(leaves) if _form(leaf) in forms],
+            key=[n for n, size in enumerate(sizes) if size in keys],
         )
 
-    def suspects(self, leaves: Sequence, foreign: Sequence[int]) -> Sequence[int]:
-        """List the leaves that may share memory, where some came from elsewhere."""
+    def suspects(
+        self, leaves: Sequence, foreign: Sequence[int], *, loose: bool
+    ) -> Sequence[int]:
+        """List the leaves that may share memory.
+
+        Args:
+          leaves: Of the state.
+          foreign: Those that are not from the last call.
+          loose: Whether the batch has arrays that could be made of the state's.
+        """
+        met = {*self.key, *self.batch} if loose else self.key
         if not foreign:
-            return self.meeting
+            return sorted(met)
         found = {_device_bytes(leaves[place]) for place in foreign} - {0}
-        same = (place for place, size in enumerate(self.state) if size in found)
-        return sorted({*self.meeting, *foreign, *same})
+        same = (place for place, size in enumerate(self.sizes) if size in found)
+        return sorted({*met, *foreign, *same})
 
 
 class Donation:
@@ -82,28 +98,28 @@ class Donation:
             return range(len(leaves))
         # A list's `==` would compare arrays. There are hundreds, at every step: the
         # loop over them is C's. Of a live object there is one plain reference.
-        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-        if len(arrays) == len(last) and all(
-            map(operator.is_, map(weakref.ref, arrays), last)
-        ):
-            return ()
+        with contextlib.suppress(TypeError):  # of a Python number there is none
+            if all(map(operator.is_, map(weakref.ref, leaves), last)):
+                return ()
         return [n for n, leaf in enumerate(leaves) if last[n]() is not leaf]
 
-    def checked(self, flat: FlatTree, foreign: Sequence[int]) -> FlatTree:
-        """Copy an array that stands in the state twice.
+    def checked(
+        self, flat: FlatTree, foreign: Sequence[int], *inputs: PyTree
+    ) -> FlatTree:
+        """Copy an array that stands in the state twice, or is an input, too.
 
         Raises:
           ArgumentError: An array was donated before: to run with it crashes the process
             (jaxlib 0.10, several CPU devices).
         """
-        arrays = flat.leaves
-        if foreign:
-            arrays = [leaf for leaf in arrays if isinstance(leaf, jax.Array)]
-        if any(map(_is_deleted, arrays)):
+        if _any_deleted(flat.leaves):
             _refuse_donated(flat.tree)
-        if not foreign or len(set(map(id, flat.leaves))) == len(flat.leaves):
+        if not foreign:
             return flat
-        seen: set[int] = set()
+        seen = set(map(id, jax.tree.leaves(inputs)))
+        ids = set(map(id, flat.leaves))
+        if len(ids) == len(flat.leaves) and ids.isdisjoint(seen):
+            return flat
         leaves = []
         for leaf in flat.leaves:
             leaves.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
@@ -114,7 +130,9 @@ class Donation:
         self,
         flat: FlatTree,
         foreign: Sequence[int],
-        sizes: BufferSizes,
+        alike: Alike,
+        *,
+        loose: bool = True,
         **inputs: PyTree,
     ) -> FlatTree:
         """Copy what shares memory with another array of the call.
@@ -122,7 +140,8 @@ class Donation:
         Args:
           flat: The state.
           foreign: As found by `foreign`.
-          sizes: Those of the program.
+          alike: Of the program.
+          loose: As `Alike.suspects` takes it.
           **inputs: What else the program reads.
 
         Returns:
@@ -131,9 +150,10 @@ class Donation:
         Warns:
           SharedBufferWarning: The first time that something is copied.
         """
-        suspects = sizes.suspects(flat.leaves, foreign)
+        suspects = alike.suspects(flat.leaves, foreign, loose=loose)
         if not suspects:
             return flat
+        known = set(map(id, jax.tree.leaves(inputs)))
         owners: dict[tuple, str | int] = {}
         for path, leaf in named_leaves(inputs):
             owners.update(dict.fromkeys(_buffers(leaf), path))
@@ -141,12 +161,12 @@ class Donation:
         for place in suspects:
             own = _buffers(leaves[place])
             if met := [owners[each] for each in own if each in owners]:
-                shared[place] = met[0]
+                if id(leaves[place]) not in known:  # its author knows
+                    shared[place] = met[0]
                 leaves[place] = copied(leaves[place])
             owners.update(dict.fromkeys(own, place))
-        if not shared:
-            return flat
-        self._warn(flat, shared)
+        if shared:
+            self._warn(flat, shared)
         return FlatTree(leaves, flat.structure)
 
     def _warn(self, flat: FlatTree, shared: dict[int, str | int]) -> None:
@@ -166,6 +186,14 @@ class Donation:
         )
 
 
+def _any_deleted(leaves: Sequence) -> bool:
+    try:
+        # Nearly always all are of one type, whose own method is the fastest.
+        return bool(leaves) and any(map(type(leaves[0]).is_deleted, leaves))
+    except (AttributeError, TypeError):
+        return any(leaf.is_deleted() for leaf in leaves if isinstance(leaf, jax.Array))
+
+
 def _refuse_donated(state: PyTree) -> None:
     path = next(
         path
@@ -180,20 +208,27 @@ def _refuse_donated(state: PyTree) -> None:
 
 def _device_bytes(leaf: PyTree) -> int:
     """Return the bytes of an array of JAX on each of its devices, 0 for any other."""
-    if not isinstance(leaf, jax.Array):  # memory of NumPy's is donated to nobody
-        return 0
-    shards = leaf.addressable_shards
+    shards = _shards(leaf)
     return shards[0].data.nbytes if shards else 0
+
+
+def _form(leaf: PyTree) -> tuple:
+    """Return what `jax.device_put` keeps where it copies nothing."""
+    shape = np.shape(leaf)
+    sharding = getattr(leaf, "sharding", None)
+    return shape, sharding.shard_shape(shape) if sharding else shape, leaf.dtype
 
 
 def _buffers(leaf: PyTree) -> set[tuple]:
     """Name the buffers of an array: (device, address) of each."""
-    if not _device_bytes(leaf):
+    if not np.size(leaf):
         return set()
-    return {
-        (shard.device, shard.data.unsafe_buffer_pointer())
-        for shard in leaf.addressable_shards
-    }
+    return {(each.device, each.data.unsafe_buffer_pointer()) for each in _shards(leaf)}
+
+
+def _shards(leaf: PyTree) -> Sequence[Any]:
+    # Memory of NumPy's is donated to nobody.
+    return getattr(leaf, "addressable_shards", ())
 
 
 def copied(leaf: jax.Array) -> jax.Array:

@@ -91,8 +91,9 @@ def wrap_optimizer(
       accumulate: For own loops that feed microbatches one by one: every call adds up,
         every `accumulate`-th updates. With `rep.compile(step_fn, accumulate=k)` leave
         it at 1.
-      reduction: `"ordered"` adds blocks in example order, so that bits do not depend on
-        how many replicas there are (design law 1); `"fast"` leaves the order to XLA.
+      reduction: `"ordered"` adds replicas × microbatches blocks in example order: bits
+        stay while that product does (`Replicator` says how far); `"fast"` leaves the
+        order to XLA.
       axis_name: Mesh axis of the replicas; another one for a mesh of your own.
 
     Returns:
@@ -153,7 +154,7 @@ def check_reduction(reduction: Reduction) -> None:
     if reduction not in ("fast", "ordered"):
         raise ArgumentError(
             f"`reduction` must be 'fast' or 'ordered', got {reduction!r}. Use "
-            "'ordered' for bits that do not depend on the number of replicas."
+            "'ordered' for bits that depend on replicas * accumulate only."
         )
 
 

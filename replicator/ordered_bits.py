@@ -1,7 +1,13 @@
 """Keep a step's bits the same on any number of replicas: no collective but our own.
 
-With `reduction="ordered"` gradients add up block by block in example order. (Metrics do
-so over replicas only: under accumulation their last bits may depend on the cut.)
+With `reduction="ordered"` gradients add up block by block in example order, in replicas
+× microbatches blocks: the bits are those of that product, for two replicas or more. For
+one replica XLA simplifies a program without partitions, and may order the sums inside a
+block otherwise: it does for attention, not for layers and convolutions. (Neither an
+optimization barrier nor leaving out XLA's passes one by one makes them equal.)
+Metrics add up in order over replicas only: under accumulation their last bits may
+depend on the cut.
+
 A collective of the step's own would bring back an order that depends on the replicas,
 so such a step is refused (design law 1). Our own run under a name scope that says so.
 """

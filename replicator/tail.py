@@ -4,7 +4,8 @@ The step is traced once with the summed gradients as inputs of their own, and ma
 followed from there, from the batch, and from the microbatch's index. State that reads
 neither batch nor index belongs to the update: parameters, optimizer states and averages
 follow from the sums, counters and target networks from state alone. What reads the
-batch (running statistics) moves with each microbatch.
+batch (running statistics) moves with each microbatch, and so do the counters that go
+with it (`counters`).
 
 What would be wrong with several microbatches is refused here, by name: gradients taken
 after an update in the same step, results of an update that read the batch other than by
@@ -12,7 +13,7 @@ its gradients, and state that is moved by gradients which no wrapped optimizer t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jax.extend import core
 from replicator import dataflow, metrics
 from replicator.collecting import KeyedStep, Sums, finish, zero_sums
 from replicator.collectives.microbatch import Microbatch
+from replicator.counters import Counter, count_examples, find_counters, meaning
 from replicator.errors import ArgumentError
 from replicator.optimizer_state import (
     OptimizerState,
@@ -71,8 +73,14 @@ def find_tail(
         data = (batch, key)
         return finish(step, (state, sums), data, position=position, show="given")
 
-    arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
-    closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
+    def trace(batch: PyTree) -> tuple:
+        arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
+        return jax.make_jaxpr(run, return_shape=True)(*arguments)
+
+    def counters_of(jaxpr: core.Jaxpr) -> dict[int, Counter]:
+        return find_counters(jaxpr.outvars[: len(jax.tree.leaves(state))], jaxpr)
+
+    closed, shapes = trace(batch)
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
         *(frozenset() for _ in jax.tree.leaves(state)),
@@ -80,9 +88,10 @@ def find_tail(
         *(frozenset() for _ in jax.tree.leaves(key)),
         frozenset({_BATCH}),
     ]
-    own = len(jax.tree.leaves(state))
-    counters = _counters(closed.jaxpr.outvars[:own], closed.jaxpr)
-    numbers = {eqn: _COUNTERS - n for n, eqn in enumerate(counters.values())}
+    counters = counters_of(closed.jaxpr)
+    numbers = {
+        counter.meaning: _COUNTERS - n for n, counter in enumerate(counters.values())
+    }
     out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
     after, given, reported = jax.tree.structure(shapes).unflatten(out_marks)
     _refuse_chained(optimizer_states(state), given)
@@ -91,10 +100,14 @@ def find_tail(
         _refuse_mixed(where, tree)
     marks = jax.tree.leaves(after, is_leaf=_is_mark)
     moved = dataflow.DependsOn().join([mark for mark in marks if _BATCH in mark])
-    weighing = {place for place, eqn in counters.items() if numbers[eqn] in moved}
+    with_microbatches = {
+        place
+        for place, counter in counters.items()
+        if numbers[counter.meaning] in moved
+    } | count_examples(counters, batch, lambda wide: counters_of(trace(wide)[0].jaxpr))
     return Tail(
         leaves=[
-            _BATCH not in mark and place not in weighing
+            _BATCH not in mark and place not in with_microbatches
             for place, mark in enumerate(marks)
         ],
         metrics=jax.tree.map(
@@ -150,7 +163,7 @@ class _UpdateRules(dataflow.DependsOn):
             mark = frozenset(each for each in mark if each > _COUNTERS)
         if _BATCH in mark and _GRADIENT not in mark and self._is_gradient(eqn):
             mark |= {_GRADIENT}
-        counter = self._counters.get(_meaning(eqn)) if self._counters else None
+        counter = self._counters.get(meaning(eqn)) if self._counters else None
         if counter is not None:
             mark |= {counter}
         return [mark] * len(eqn.outvars)
@@ -160,46 +173,6 @@ class _UpdateRules(dataflow.DependsOn):
 
     def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
         return self._in_gradient or "transpose(" in str(eqn.source_info.name_stack)
-
-
-def _counters(variables: Sequence[Any], jaxpr: core.Jaxpr) -> dict[int, tuple]:
-    """Find the scalars of the state that add something to themselves.
-
-    A counter whose new value weighs what the batch moves (`count` in `mean + (x - mean)
-    / count`) counts what moves it, and so moves with the microbatches; all other ones
-    count updates.
-
-    Returns:
-      By place among `variables`, what the equation that adds means.
-    """
-    found = {}
-    for place, variable in enumerate(variables):
-        if variable.aval.shape == ():
-            eqn = _computing(jaxpr, variable)
-            if eqn is not None and eqn.primitive.name in ("add", "sub"):
-                found[place] = _meaning(eqn)
-    return found
-
-
-def _computing(jaxpr: core.Jaxpr, variable: object) -> core.JaxprEqn | None:
-    """Return the equation that computes an output of `jaxpr`, in calls too."""
-    for eqn in reversed(jaxpr.eqns):
-        for place, out in enumerate(eqn.outvars):
-            if out is variable:
-                subs = dataflow.sub_jaxprs(eqn)
-                if len(subs) == 1 and len(subs[0].outvars) == len(eqn.outvars):
-                    return _computing(subs[0], subs[0].outvars[place])
-                return None if subs else eqn
-    return None
-
-
-def _meaning(eqn: core.JaxprEqn) -> tuple:
-    """Return what is equal for equations that compute the same, if written twice."""
-    operands = [
-        ("literal", str(atom.val)) if isinstance(atom, core.Literal) else id(atom)
-        for atom in eqn.invars
-    ]
-    return (eqn.primitive.name, *operands)
 
 
 def _is_mark(node: PyTree) -> bool:

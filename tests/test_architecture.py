@@ -33,7 +33,8 @@ FLOORS = {
         memory_errors program_cost run_numbers padding
     """,
     "stairs": """
-        optimizer collecting tail accumulate steps program compiled_step debug_step
+        optimizer collecting counters tail accumulate steps program
+        compiled_step debug_step
         hooks finite_check loop evaluate evaluate_every predict lifting
         watchdog stop_agreement preemption guards phase_journal profiler compile_notes
         saving records own_loops dispatched_call

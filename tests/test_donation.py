@@ -27,7 +27,7 @@ cut = NamedSharding(rep.mesh, PartitionSpec("replica"))
 batch = {{"x": np.ones((8, 2), np.float32)}}
 
 def halved(state, batch, key=None):
-    half = lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x / 2
+    half = lambda x: x / 2 if jnp.issubdtype(x.dtype, jnp.floating) else x * 2
     return jax.tree.map(half, state), {{}}
 
 step = rep.compile(halved)
@@ -64,14 +64,17 @@ SHARED = {
     "with the key": """
         if turn == 0:
             step = rep.compile(lambda state, batch, key: halved(state, batch))
-            state = {"key": jax.random.key(0)}
-        state, _ = step(state, batch, state["key"])
+            state = {"key": jax.random.key_data(jax.random.key(0))}
+        state = {"key": state["key"].astype("uint32")}
+        state, _ = step(state, batch, jax.random.wrap_key_data(state["key"]))
     """,
     "with the batch": """
         if turn == 0:
             rows = jax.jit(lambda: jnp.ones((jax.device_count(), 2)),
                            out_shardings=cut)()
-            state = {"last": replicator.PerReplica(rows)}
+            shards = [shard.data for shard in rows.addressable_shards]
+            again = jax.make_array_from_single_device_arrays(rows.shape, cut, shards)
+            state = {"last": replicator.PerReplica(again)}
             batch = {"x": rows}
         state, _ = step(state, batch)
         assert float(batch["x"].sum()) == rows.size
@@ -125,6 +128,20 @@ def test_a_leaf_that_went_to_another_place_is_taken():
         state, _ = step({"a": state["b"], "b": state["a"]}, regression_batch())
     np.testing.assert_array_equal(state["a"], np.zeros(3))
     np.testing.assert_array_equal(state["b"], np.full(3, 8.0))
+
+
+def test_an_array_may_be_a_leaf_and_an_input():
+    rep = replicas(4)
+    step = rep.compile(
+        lambda state, batch, key: ({"key": jax.random.fold_in(state["key"], 1)}, {})
+    )
+    state, rows = {"key": jax.random.key(3)}, jnp.ones((8, 2))
+    for _ in range(3):
+        state, _ = step(state, {"x": rows}, state["key"])
+    expected = jax.random.key(3)
+    for _ in range(3):
+        expected = jax.random.fold_in(expected, 1)
+    assert state["key"] == expected
 
 
 def test_a_leaf_put_twice_into_a_returned_state_is_taken():

@@ -662,7 +662,7 @@ ROWS = [
         lambda: replicas(8, reduction="exact"),
         ArgumentError,
         "`reduction` must be 'fast' or 'ordered', got 'exact'. Use 'ordered' for bits "
-        "that do not depend on the number of replicas.",
+        "that depend on replicas * accumulate only.",
     ),
     Row(
         "A dead axis",

@@ -245,6 +245,17 @@ def test_a_counter_that_weighs_statistics_counts_microbatches(written):
     np.testing.assert_allclose(found["mean"], regression_batch()["x"].mean(), rtol=1e-5)
 
 
+def test_a_counter_of_examples_counts_all_of_them():
+    def move(state, moved, batch):
+        here = len(batch["x"]) * replicator.num_replicas()
+        return {"seen": state["seen"] + here, "given": state["given"] + 16}
+
+    more = {"seen": jnp.zeros((), jnp.int32), "given": jnp.zeros((), jnp.int32)}
+    for k in (1, 4):
+        found = after(*with_more(more, move), k=k, steps=3)
+        assert (found["seen"], found["given"]) == (48, 48)
+
+
 @pytest.mark.parametrize("every", [2, 4])
 def test_an_average_in_a_loop_of_ones_own_moves_once_per_update(every):
     rep, average = replicas(2), replicator.ema(0.5)

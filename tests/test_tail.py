@@ -110,7 +110,7 @@ def test_an_update_under_a_condition_is_refused_by_name():
             due, lambda s: apply(optimizer, s, grads), lambda s: s, state
         ), {}
 
-    with pytest.raises(ArgumentError, match=r"under `lax\.cond`, got more\. Call it"):
+    with pytest.raises(ArgumentError, match=r"under `lax\.cond`, or in `lax\.scan`"):
         stepped(2, step_fn, init_fn)
 
 

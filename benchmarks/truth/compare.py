@@ -75,7 +75,8 @@ def farthest(
         floor *= float(np.sqrt(np.square(moved).sum()))
     worst = Apart(path="", by=0.0)
     for path, leaf in found.items():
-        by = _distance(leaf, expected[path], start and start[path], floor, tolerance)
+        first = None if start is None else start[path]
+        by = _distance(leaf, expected[path], first, floor, tolerance)
         if not by <= worst.by:  # NaN is the worst
             worst = Apart(path=path, by=by)
     return worst
@@ -112,6 +113,6 @@ def _is_special(node: Any) -> bool:
 
 
 def _host(leaf: Any) -> np.ndarray:
-    if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)

@@ -33,9 +33,7 @@ counter = Extra(
 )
 gated_counter = Extra(
     init=lambda params: jnp.zeros((), jnp.int32),
-    ours=lambda old, params: (
-        old + replicator.is_last_microbatch().astype(jnp.int32)
-    ),
+    ours=lambda old, params: old + replicator.is_last_microbatch().astype(jnp.int32),
     oracle=lambda old, params: old + 1,
 )
 

@@ -16,9 +16,9 @@ import optax
 import replicator
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.masks import Mask
-from benchmarks.truth.program import Parts, Program, Setting, plain
-from benchmarks.truth.supervised import Recipe, our_world, plain_world
-from benchmarks.truth.tasks import ROWS, Task, World
+from benchmarks.truth.program import Parts, Program, Setting
+from benchmarks.truth.supervised import our_world, plain_world
+from benchmarks.truth.tasks import ROWS, World
 
 Tree = Any
 
@@ -86,7 +86,9 @@ def _first(rules: Game, tx: Mapping[str, Any]) -> Tree:
 
 
 def _moved(rules: Game, state: Tree, read: Tree, moves: Mapping[str, Tree]) -> Tree:
-    params = {n: optax.apply_updates(state["params"][n], m[0]) for n, m in moves.items()}
+    params = {
+        n: optax.apply_updates(state["params"][n], m[0]) for n, m in moves.items()
+    }
     after = {"params": params, "opt": {n: m[1] for n, m in moves.items()}}
     if rules.before is not None:
         after["read"] = read
@@ -105,24 +107,21 @@ def _read(rules: Game, state: Tree) -> tuple[Tree, Tree]:
 
 def _ours(rules: Game, rep: replicator.Replicator) -> Parts:
     tx = {n: rep.wrap_optimizer(make(), name=n) for n, make in rules.tx.items()}
-    norm = Recipe(
-        task=Task(name="", params=None, losses=plain, batch=plain),
-        counting="mean",
-        tx=plain,
-    )
 
     def step(state, batch, key=None):
         seen, read = _read(rules, state)
         moves, losses = {}, {}
         for name in rules.players:
-            world = our_world(batch, key, norm)._replace(state=seen)
+            world = our_world(batch, key)._replace(state=seen)
             losses[name], grads, how = _gradients(rules, name, state, batch, world)
             moves[name] = tx[name].update(
                 grads, state["opt"][name], state["params"][name], **how
             )
         return _moved(rules, state, read, moves), losses
 
-    step_fn = (lambda s, b, k: step(s, b, k)) if rules.keyed else lambda s, b: step(s, b)
+    step_fn = (
+        (lambda s, b, k: step(s, b, k)) if rules.keyed else lambda s, b: step(s, b)
+    )
     return lambda key: _first(rules, tx), step_fn
 
 
@@ -140,9 +139,7 @@ def _gradients(rules: Game, name: str, state: Tree, batch: Tree, world: World):
         take = replicator.value_and_grad(lambda own: replicator.LocalSum(*local(own)))
         loss, grads = take(state["params"][name])
         return loss, grads, {"count": loss.weight}
-    (loss, count), grads = jax.value_and_grad(mean, has_aux=True)(
-        state["params"][name]
-    )
+    (loss, count), grads = jax.value_and_grad(mean, has_aux=True)(state["params"][name])
     if rules.counting == "mean":
         return loss, grads, {}
     return replicator.Mean(loss, count), grads, {"weight": count}

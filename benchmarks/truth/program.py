@@ -123,7 +123,9 @@ def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
     """Unscale gradients; leave out, and count, an update that is not finite."""
 
     def wide(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
+        return jax.tree.map(
+            lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree
+        )
 
     def init(params):
         state = {"inner": tx.init(wide(params)), "skipped": jnp.zeros((), jnp.int32)}
@@ -132,7 +134,7 @@ def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
         scale = {"value": jnp.float32(loss_scale.initial), "good": jnp.int32(0)}
         return state | {"scale": scale}
 
-    def update(grads, state, params):
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         factor = state["scale"]["value"] if "scale" in state else 1.0
         unscaled = jax.tree.map(lambda g: g / factor, wide(grads))
         finite = jnp.all(
@@ -151,7 +153,8 @@ def _scaled(tx: Any, loss_scale: Any) -> optax.GradientTransformation:
         )
         return updates, after
 
-    return optax.GradientTransformation(init, update)
+    transform: Any = update  # optax types states more narrowly than it treats them
+    return optax.GradientTransformation(init, transform)
 
 
 def _rescaled(scale: PyTree, finite: Any, rule: Any) -> PyTree:
@@ -162,7 +165,7 @@ def _rescaled(scale: PyTree, finite: Any, rule: Any) -> PyTree:
     return {"value": value, "good": jnp.where(grow, 0, good)}
 
 
-def pair(make: Callable[..., Init], ours: Callable, oracle: Callable) -> dict[str, Any]:
+def pair(make: Callable, ours: Callable, oracle: Callable) -> dict[str, Any]:
     """Fill in `ours` and `oracle` from an `init_fn` that both share.
 
     Args:

@@ -238,7 +238,10 @@ def _byol(p, b, w):
         y = jax.nn.gelu(y) @ net["w2"]
         return y * lax.rsqrt(jnp.square(y).sum(-1, keepdims=True) + 1e-3)
 
-    views = [drop(b["x"], jax.vmap(lambda k, i=i: jax.random.fold_in(k, i))(w.keys)) for i in (1, 2)]
+    views = [
+        drop(b["x"], jax.vmap(lambda k, i=i: jax.random.fold_in(k, i))(w.keys))
+        for i in (1, 2)
+    ]
     told = project(p["online"], views[0]) @ p["online"]["w3"]
     wanted = lax.stop_gradient(project(w.state["follows"], views[1]))
     return jnp.square(told - wanted).sum(-1)
@@ -290,8 +293,10 @@ _LAGRANGIAN = Game(
     batch=vectors,
     losses={
         "primal": _constrained,
-        "dual": lambda p, b, w: -p["dual"]["multiplier"]
-        * lax.stop_gradient(b["x"] @ p["primal"]["w"] - 0.1),
+        "dual": lambda p, b, w: (
+            -p["dual"]["multiplier"]
+            * lax.stop_gradient(b["x"] @ p["primal"]["w"] - 0.1)
+        ),
     },
     keyed=False,
 )

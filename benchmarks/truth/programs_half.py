@@ -59,8 +59,9 @@ def _total(mixed: _Mixed, params, batch):
     """Return the sum of losses, in float32, and how many there are."""
     mask = batch.get("mask")
     inputs = {name: leaf for name, leaf in batch.items() if name != "mask"}
-    half = _cast((params, inputs), mixed.compute)
-    losses = mixed.task.losses(*half, World())[0].astype(jnp.float32)
+    half = _cast({"params": params, "batch": inputs}, mixed.compute)
+    losses, _ = mixed.task.losses(half["params"], half["batch"], World())
+    losses = losses.astype(jnp.float32)
     weight = jnp.ones(losses.shape) if mask is None else mask
     return (losses * weight).sum(), weight.sum()
 
@@ -132,7 +133,7 @@ def _many_tokens(rng):
     return masks.scattered(rng) * 8000
 
 
-def _reported(name: str, report, truth, expect: Same = Same()) -> Program:
+def _reported(name: str, report, truth, expect: Same) -> Program:
     """Train nothing new; report metrics in small dtypes."""
 
     def make(wrap):

@@ -1,5 +1,6 @@
 """Losses that are local to a replica: every way to count, optimizers, other state."""
 
+import dataclasses
 import itertools
 
 from benchmarks.truth import extras, masks, optimizers, tasks
@@ -94,12 +95,53 @@ def _joined() -> list[Program]:
         tx=optimizers.clipped_adam,
         mask=masks.scattered,
         extras={"ema": extras.ema},
+        drive="joined",
     )
     return [
         supervised("attention-dropout-tokens-everything", rich),
         supervised("conv-penalty-padding-count", decayed),
-        supervised("mlp-dropout-weight-ema-steps-per-call", joined, drive="joined"),
+        supervised("mlp-dropout-weight-ema-steps-per-call", joined),
+        *_driven(),
     ]
+
+
+def _driven() -> list[Program]:
+    """Let a loop of one's own feed microbatches, and a reader pad the last batch."""
+    own = {"ema": extras.ema}
+    padded = {"ema": extras.ema, "step": extras.counter}
+    table = [
+        ("own", tasks.mlp, "mean", None, {}),
+        ("own", tasks.lstm, "weight", masks.lengths, own),
+        ("own", tasks.conv, "count", masks.empty_microbatch, {}),
+        ("padded", tasks.dropped_mlp, "weight", None, padded),
+        ("padded", tasks.attention, "count", None, padded),
+    ]
+    return [
+        supervised(
+            f"{task.name}-{counting}-{drive}-loop",
+            Recipe(
+                task=_by_example(task) if drive == "padded" else task,
+                counting=counting,
+                tx=optimizers.clipped_adam,
+                mask=mask,
+                extras=more,
+                drive=drive,
+            ),
+        )
+        for drive, task, counting, mask, more in table
+    ]
+
+
+def _by_example(task: tasks.Task) -> tasks.Task:
+    """Average the losses of an example's tokens: a reader's mask has one row each."""
+    if not task.tokens:
+        return task
+
+    def losses(params, batch, world):
+        each, found = task.losses(params, batch, world)
+        return each.mean(1), found
+
+    return dataclasses.replace(task, losses=losses, tokens=False)
 
 
 PROGRAMS = [*_counted(), *_plain(), *_joined()]

@@ -19,7 +19,7 @@ def _mean() -> list[Program]:
     """Every part counts alike: a plain mean is exact, collectives or not."""
     table = [
         ("library-running", tasks.normed_conv, optimizers.momentum, {}),
-        ("by-hand-running", tasks.normed_conv, optimizers.momentum, {"norm": "hand"}),
+        ("by-hand-running", tasks.normed_conv, optimizers.momentum, {}),
         ("per-replica", tasks.normed_conv, optimizers.adam, {"stats": "replica"}),
         ("stats-batch", tasks.normed_conv, optimizers.adam, {"stats_batch": 8}),
         ("schedule", tasks.normed_dropout, optimizers.adamw_schedule, {}),
@@ -33,10 +33,15 @@ def _mean() -> list[Program]:
         ("entropy", tasks.advantages, optimizers.clipped_adam, {}),
     ]
     programs = []
-    for what, task, tx, norm in table:
-        by_hand = {"norm": "hand"} if norm == {"norm": "hand"} else {"stats": norm}
-        more = {"ema": extras.ema} if what == "ema" else {}
-        recipe = Recipe(task=task, counting="mean", tx=tx, extras=more, **by_hand)
+    for what, task, tx, stats in table:
+        recipe = Recipe(
+            task=task,
+            counting="mean",
+            tx=tx,
+            extras={"ema": extras.ema} if what == "ema" else {},
+            norm="hand" if what.startswith("by-hand") else "library",
+            stats=stats,
+        )
         programs.append(supervised(f"{task.name}-{what}-mean", recipe))
     return programs
 
@@ -82,8 +87,19 @@ def _counted() -> list[Program]:
         mask=masks.scattered,
         stats={"stats_batch": 8},
     )
+    read = [
+        Recipe(
+            task=task,
+            counting="count",
+            tx=optimizers.clipped_adam,
+            extras={"ema": extras.ema},
+            drive="padded",
+        )
+        for task in (tasks.normed_conv, tasks.normed_dropout, tasks.contrastive)
+    ]
     return [
         *programs,
+        *(supervised(f"{each.task.name}-count-padded-loop", each) for each in read),
         supervised("conv-norm-penalty-ema-by-hand-count", decayed),
         supervised("norm-gradient-penalty-stats-batch-count", windows),
     ]

@@ -5,6 +5,7 @@ with the library's batch norm is written by hand there.
 """
 
 import importlib.util
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +75,7 @@ def _norm_program(name: str, tx, mask: Mask | None) -> Program:
         losses = _squared(model, batch)
         if mask is None:
             return losses.mean()
-        return replicator.LocalSum(
-            (losses * batch["mask"]).sum(), batch["mask"].sum()
-        )
+        return replicator.LocalSum((losses * batch["mask"]).sum(), batch["mask"].sum())
 
     def ours(optimizer):
         def step(state, batch):
@@ -133,13 +132,13 @@ def _norm_oracle(tx, pieces: int):
             params, batch
         )
         updates, opt = optimizer.update(grads, state["opt"], params)
-        params = optax.apply_updates(params, updates)
+        after: Any = optax.apply_updates(params, updates)
         moved = {
             name: moved_statistics(norm[name], new, count, last=False)
             for name, new in moments.items()
         }
-        model = {**params, "norm": params["norm"] | moved}
-        return {"model": model, "opt": opt}, {"loss": loss}
+        after = after | {"norm": after["norm"] | moved}
+        return {"model": after, "opt": opt}, {"loss": loss}
 
     return init, step
 
@@ -152,7 +151,10 @@ def _nnx_optimizer(name: str, tx, mask: Mask | None) -> Program:
 
         def init(key):
             model = _Net(normed=False)
-            return {"model": model, "optimizer": nnx.Optimizer(model, optimizer, wrt=nnx.Param)}
+            return {
+                "model": model,
+                "optimizer": nnx.Optimizer(model, optimizer, wrt=nnx.Param),
+            }
 
         return init, optimizer
 
@@ -168,7 +170,9 @@ def _nnx_optimizer(name: str, tx, mask: Mask | None) -> Program:
 
     def mean(model, batch):
         weight = batch.get("mask", jnp.ones_like(batch["y"]))
-        return (_squared(model, batch) * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
+        return (_squared(model, batch) * weight).sum() / jnp.maximum(
+            weight.sum(), 1e-30
+        )
 
     def weighted(loss, batch):
         if mask is None:

@@ -1,7 +1,7 @@
 """Other state beside the parameters, and optimizers around and behind the wrap."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -17,7 +17,9 @@ from benchmarks.truth.program import WHOLE, Parts, Program, Refused, Setting, pa
 from benchmarks.truth.supervised import Recipe, make_batch, supervised
 from benchmarks.truth.tasks import MLP_WEIGHTS, ROWS, vectors
 
-_BY_MASK = Recipe(task=tasks.mlp, counting="weight", tx=optax.sgd, mask=masks.scattered)
+_BY_MASK = Recipe(
+    task=tasks.mlp, counting="weight", tx=optimizers.sgd, mask=masks.scattered
+)
 
 
 def _losses(params, batch):
@@ -124,7 +126,7 @@ def _behind(wrap):
 
 def _around(wrap):
     """Wrap each part of a transformation by labels."""
-    parts = {
+    parts: dict[Hashable, Any] = {
         "matrix": wrap(optimizers.adam(), name="matrix"),
         "vector": wrap(optimizers.momentum(), name="vector"),
     }
@@ -204,8 +206,14 @@ _ANNEALED = Game(
     tx={"model": optimizers.adam},
     batch=vectors,
     losses={
-        "model": lambda p, b, w: _losses(p["model"], b)
-        + (jnp.abs(b["x"] @ p["model"]["w1"]).sum(-1) * w.state["read"]["step"] / 50)
+        "model": lambda p, b, w: (
+            _losses(p["model"], b)
+            + (
+                jnp.abs(b["x"] @ p["model"]["w1"]).sum(-1)
+                * w.state["read"]["step"]
+                / 50
+            )
+        )
     },
     keyed=False,
     before=lambda read, params: {"step": read["step"] + 1},

@@ -24,6 +24,7 @@ from replicator.collectives.moments import batch_moments, make_windows, pooled
 
 Counting = Literal["mean", "weight", "count"]
 EPSILON, MOMENTUM = 1e-3, 0.8
+_ALL: Mapping[str, Any] = {}  # statistics over the whole microbatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,7 @@ class Recipe:
       penalty: Weight decay in the loss: a term that is no example's.
       norm: Whose: the library's, or by hand with `all_reduce`.
       stats: Arguments of the library's norm.
-      wrapped: Options of `wrap_optimizer`.
-      dtype: Of parameters; JAX's default float if None.
+      drive: As in `Program`.
     """
 
     task: Task
@@ -66,8 +66,7 @@ class Recipe:
     penalty: float = 0.0
     norm: Literal["library", "hand"] = "library"
     stats: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    wrapped: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    dtype: Any = None
+    drive: Literal["compile", "own", "padded", "joined"] = "compile"
 
 
 def supervised(name: str, recipe: Recipe, **program: Any) -> Program:
@@ -78,6 +77,7 @@ def supervised(name: str, recipe: Recipe, **program: Any) -> Program:
         oracle=lambda setting: _oracle(recipe, setting),
         batch=lambda number: make_batch(recipe, number),
         keyed="dropout" in recipe.task.name,
+        drive=recipe.drive,
         **program,
     )
 
@@ -86,16 +86,17 @@ def make_batch(recipe: Recipe, number: int) -> dict[str, np.ndarray]:
     """Return the global batch of an update."""
     rng = np.random.default_rng(100 + number)
     batch = recipe.task.batch(rng)
-    if recipe.mask is not None:
+    if recipe.drive == "padded":  # by a reader, which makes the mask of the last batch
+        real = ROWS if number < 2 else 19
+        batch["mask"] = (np.arange(ROWS) < real).astype(np.float32)
+    elif recipe.mask is not None:
         batch["mask"] = recipe.mask(rng)
     return batch
 
 
 def first_state(recipe: Recipe, tx: Any) -> dict[str, Any]:
     """Return the state that `tx` begins with."""
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, recipe.dtype), recipe.task.params
-    )
+    params = jax.tree.map(jnp.asarray, recipe.task.params)
     state = {"params": params, "opt": tx.init(params)}
     state |= {name: extra.init(params) for name, extra in recipe.extras.items()}
     if recipe.task.running is not None:
@@ -104,8 +105,8 @@ def first_state(recipe: Recipe, tx: Any) -> dict[str, Any]:
 
 
 def _ours(recipe: Recipe, rep: replicator.Replicator, setting: Setting) -> Parts:
-    del setting
-    tx = rep.wrap_optimizer(recipe.tx(), **recipe.wrapped)
+    accumulate = setting.microbatches if recipe.drive == "own" else 1
+    tx = rep.wrap_optimizer(recipe.tx(), accumulate=accumulate)
 
     def step(state, batch, key=None):
         (loss, found), grads, how = _gradients(recipe, state, batch, key)
@@ -138,7 +139,7 @@ def _gradients(recipe: Recipe, state, batch, key):
     kept = {}
 
     def local(params):
-        world = our_world(batch, key, recipe)
+        world = our_world(batch, key, norm=recipe.norm, stats=recipe.stats)
         losses, _ = recipe.task.losses(params, batch, world)
         kept["moved"] = getattr(world.norm, "moved", None)
         weight = jnp.ones(losses.shape, losses.dtype) if mask is None else mask
@@ -166,14 +167,13 @@ def _gradients(recipe: Recipe, state, batch, key):
     return (loss, found | kept), grads, {"weight": found["count"]}
 
 
-def our_world(batch, key, recipe: Recipe) -> World:
+def our_world(batch, key, *, norm: str = "library", stats: Mapping = _ALL) -> World:
     """Return what a model knows on one of many replicas."""
     rows = len(next(iter(batch.values())))
-    norm = _LibraryNorm(recipe) if recipe.norm == "library" else _HandNorm()
     return World(
         keys=None if key is None else replicator.example_keys(key, rows),
         weight=example_weight(batch),
-        norm=norm,
+        norm=_LibraryNorm(stats) if norm == "library" else _HandNorm(),
         total=lambda x: replicator.all_reduce(x, "sum"),
         largest=lambda x: replicator.all_reduce(x, "max"),
         gather=lambda x: (
@@ -192,8 +192,8 @@ def example_weight(batch):
 class _LibraryNorm:
     """Batch norm by the library's functions."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._stats, self.moved = recipe.stats, None
+    def __init__(self, stats: Mapping[str, Any]) -> None:
+        self._stats, self.moved = stats, None
 
     def __call__(self, x, weight):
         windows = make_windows(len(x), **self._stats)
@@ -281,8 +281,10 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
     @cut_by(pieces)
     def step(state, batch, key=None):
         places = jnp.arange(ROWS)
-        keys = key if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(
-            places
+        keys = (
+            key
+            if key is None
+            else jax.vmap(lambda i: jax.random.fold_in(key, i))(places)
         )
         take = jax.grad(loss_fn, has_aux=True)
         grads, (metrics, counts, found) = take(state["params"], batch, keys)
@@ -296,8 +298,12 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
         if recipe.task.running is not None:
             last = recipe.norm == "hand"
             new = found["moments"]
+            if recipe.drive == "padded":  # the library knows how many are to come
+                new, counts = real_mean(new, counts), counts.sum()[None]
             after["running"] = {
-                name: moved_statistics(state["running"][name], new[name], counts, last=last)
+                name: moved_statistics(
+                    state["running"][name], new[name], counts, last=last
+                )
                 for name in new
             }
         return after, metrics
@@ -334,8 +340,14 @@ def plain_world(batch, keys) -> World:
 
 
 def _cut(tree, pieces: int):
+    return jax.tree.map(lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), tree)
+
+
+def real_mean(moments, counts):
+    """Average moments over the microbatches that hold a real example."""
+    real = (counts > 0)[:, None]
     return jax.tree.map(
-        lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), tree
+        lambda leaf: (jnp.where(real, leaf, 0).sum(0) / real.sum())[None], moments
     )
 
 

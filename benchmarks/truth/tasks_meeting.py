@@ -246,4 +246,3 @@ advantages = Task(
     batch=vectors,
     meets=True,
 )
-

@@ -24,6 +24,7 @@ TINY = {
     "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
     "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
     "proof": ["--norun"],
+    "truth": ["--only=lagrangian", "--only=cg-local"],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
     "rpc_soak": [
@@ -51,6 +52,7 @@ EXACT = {
     "metrics_cost": {},
     "eval_exact": {"failures": 0, "largest": 100},
     "proof": {"wrong_accepted": 0, "right_refused": 1, "broken": 0},
+    "truth": {"failed": 0, "total": 2},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
