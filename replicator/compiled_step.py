@@ -20,7 +20,7 @@ from replicator import dataflow, proof
 from replicator.collecting import KeyedStep
 from replicator.collection_pause import collection_paused
 from replicator.collectives.keys import check_key
-from replicator.donation import BufferSizes, Donation
+from replicator.donation import Alike, Donation
 from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.flat_tree import FlatTree
@@ -39,7 +39,6 @@ from replicator.per_replica import is_per_replica
 from replicator.phases import Phases
 from replicator.program import (
     CompileOptions,
-    Outputs,
     joined_metrics,
     make_program,
     raise_error,
@@ -64,12 +63,12 @@ class _Executable:
     Attributes:
       run: The program.
       unmasked: What it learns without the batch's mask; None for nothing.
-      sizes: How large the arrays are that it takes.
+      alike: Which of the arrays that it takes could share memory.
     """
 
     run: jax.stages.Compiled
     unmasked: str | None
-    sizes: BufferSizes
+    alike: Alike
 
 
 class CompiledStep:
@@ -174,32 +173,32 @@ class CompiledStep:
             foreign = range(len(flat.leaves))
         if program.unmasked and isinstance(batch, Placed) and batch.padded:
             refuse_padding(batch, program.unmasked)
+        # A batch from `rep.batches`, or of NumPy's, was put on the devices just now.
+        loose = not isinstance(batch, Placed) and any(
+            isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch)
+        )
+
+        def run(program: _Executable, flat: FlatTree, foreign: Sequence[int]):
+            alike = program.alike
+            if foreign or alike.key or (loose and alike.batch):
+                flat = donation.apart(
+                    flat, foreign, alike, loose=loose, batch=value, key=key
+                )
+            return program.run(flat, value, key)
+
         try:
-            outputs = self._run(program, flat, foreign, value, key)
+            outputs = run(program, flat, foreign)
         except (TypeError, ValueError):
             # Before anything ran: state or key are not what the program is for, or lie
             # elsewhere.
             program, flat = self._prepare(flat, value, key)
-            outputs = self._run(program, flat, range(len(flat.leaves)), value, key)
+            outputs = run(program, flat, range(len(flat.leaves)))
         donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
             raise_error(outputs.error, self._mesh.size)
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
-
-    def _run(
-        self,
-        program: _Executable,
-        flat: FlatTree,
-        foreign: Sequence[int],
-        value: PyTree,
-        key: Key | None,
-    ) -> Outputs:
-        sizes = program.sizes
-        if foreign or sizes.meeting:
-            flat = self._donation.apart(flat, foreign, sizes, batch=value, key=key)
-        return program.run(flat, value, key)
 
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
         """Trace, prove and lower the step, and compile nothing.
@@ -265,7 +264,7 @@ class CompiledStep:
                 batch,
                 shared=[path is not None for path in _must_agree(state)],
             ),
-            sizes=BufferSizes.of(state, (batch, key)),
+            alike=Alike.of(state, batch, key),
         )
 
     def _prove(self, state: PyTree, batch: PyTree, key: Key | None):

@@ -2,9 +2,9 @@
 
 A buffer that is donated twice, or donated and read, ends the process on several CPU
 devices (jaxlib 0.10). Two arrays share one without being one: `jax.device_put` copies
-only to devices where the values are not yet. What a call returned shares nothing, so
-addresses are looked up only where an array came from elsewhere, and where an input is
-as large as an array of the state.
+only to devices where the values are not yet. What a call returned shares nothing with
+what was there before, so addresses are looked up only where an array of the state came
+from elsewhere, and where an input is like one.
 """
 
 import contextlib
@@ -31,33 +31,48 @@ class SharedBufferWarning(UserWarning):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BufferSizes:
-    """How large the arrays of a program are: those of one size may share a buffer.
+class Alike:
+    """Which arrays of a program could share a buffer: those that are alike.
 
     Attributes:
-      state: Bytes on each device, per leaf of the state.
-      meeting: The leaves that are as large as an input of the program.
+      sizes: Bytes on each device, per leaf of the state.
+      batch: The leaves of the state that are like a leaf of the batch.
+      key: Those that are as large as the key, which may also be there as its data.
     """
 
-    state: Sequence[int]
-    meeting: Sequence[int]
+    sizes: Sequence[int]
+    batch: Sequence[int]
+    key: Sequence[int]
 
     @classmethod
-    def of(cls, state: PyTree, inputs: PyTree) -> "BufferSizes":
-        """Measure the state of a program, and what else it reads."""
-        sizes = [_device_bytes(leaf) for leaf in jax.tree.leaves(state)]
-        read = {_device_bytes(leaf) for leaf in jax.tree.leaves(inputs)} - {0}
+    def of(cls, state: PyTree, batch: PyTree, key: PyTree) -> "Alike":
+        """Compare the state of a program with what else it reads."""
+        leaves = jax.tree.leaves(state)
+        sizes = list(map(_device_bytes, leaves))
+        forms = set(map(_form, jax.tree.leaves(batch)))
+        keys = set(map(_device_bytes, jax.tree.leaves(key))) - {0}
         return cls(
-            state=sizes, meeting=[n for n, size in enumerate(sizes) if size in read]
+            sizes=sizes,
+            batch=[n for n, leaf in enumerate(leaves) if _form(leaf) in forms],
+            key=[n for n, size in enumerate(sizes) if size in keys],
         )
 
-    def suspects(self, leaves: Sequence, foreign: Sequence[int]) -> Sequence[int]:
-        """List the leaves that may share memory, where some came from elsewhere."""
+    def suspects(
+        self, leaves: Sequence, foreign: Sequence[int], *, loose: bool
+    ) -> Sequence[int]:
+        """List the leaves that may share memory.
+
+        Args:
+          leaves: Of the state.
+          foreign: Those that are not from the last call.
+          loose: Whether the batch has arrays that could be made of the state's.
+        """
+        met = {*self.key, *self.batch} if loose else self.key
         if not foreign:
-            return self.meeting
+            return sorted(met)
         found = {_device_bytes(leaves[place]) for place in foreign} - {0}
-        same = (place for place, size in enumerate(self.state) if size in found)
-        return sorted({*self.meeting, *foreign, *same})
+        same = (place for place, size in enumerate(self.sizes) if size in found)
+        return sorted({*met, *foreign, *same})
 
 
 class Donation:
@@ -115,7 +130,9 @@ class Donation:
         self,
         flat: FlatTree,
         foreign: Sequence[int],
-        sizes: BufferSizes,
+        alike: Alike,
+        *,
+        loose: bool = True,
         **inputs: PyTree,
     ) -> FlatTree:
         """Copy what shares memory with another array of the call.
@@ -123,7 +140,8 @@ class Donation:
         Args:
           flat: The state.
           foreign: As found by `foreign`.
-          sizes: Those of the program.
+          alike: Of the program.
+          loose: As `Alike.suspects` takes it.
           **inputs: What else the program reads.
 
         Returns:
@@ -132,7 +150,7 @@ class Donation:
         Warns:
           SharedBufferWarning: The first time that something is copied.
         """
-        suspects = sizes.suspects(flat.leaves, foreign)
+        suspects = alike.suspects(flat.leaves, foreign, loose=loose)
         if not suspects:
             return flat
         known = set(map(id, jax.tree.leaves(inputs)))
@@ -192,6 +210,13 @@ def _device_bytes(leaf: PyTree) -> int:
     """Return the bytes of an array of JAX on each of its devices, 0 for any other."""
     shards = _shards(leaf)
     return shards[0].data.nbytes if shards else 0
+
+
+def _form(leaf: PyTree) -> tuple:
+    """Return what `jax.device_put` keeps where it copies nothing."""
+    shape = np.shape(leaf)
+    sharding = getattr(leaf, "sharding", None)
+    return shape, sharding.shard_shape(shape) if sharding else shape, leaf.dtype
 
 
 def _buffers(leaf: PyTree) -> set[tuple]:

@@ -23,6 +23,7 @@ from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
+from replicator.compiled_step import CompiledStep
 from replicator.eager_calls import require_eager
 from replicator.errors import (
     ArgumentError,
@@ -33,7 +34,7 @@ from replicator.errors import (
     check_paths,
 )
 from replicator.evaluate import EvalFn
-from replicator.hooks import Every, Hook, checked_hooks, every
+from replicator.hooks import Every, Hook, checked_hooks
 from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
@@ -44,7 +45,7 @@ from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records, check_profile, open_journal
-from replicator.saving import Checkpoints, hook_states
+from replicator.saving import as_schedule, checkpoints_of, hook_states
 from replicator.state import FirstState, first_run, given_run
 from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
@@ -171,14 +172,14 @@ class Replicator(OwnLoops):
         phases = Phases()
         check_count("write_every", write_every)
         check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
-        check_flags(auto_microbatch=auto_microbatch, display=display, debug=debug)
-        check_flags(gradient_norm=gradient_norm)
+        check_flags(auto_microbatch=auto_microbatch, gradient_norm=gradient_norm)
+        check_flags(display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
         _check_kinds(step_fn, inputs=inputs, spikes=spikes)
         options = self._options(accumulate, steps_per_call, checks)
         plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
         _check_left_to_run(inputs, options, plan)
-        checkpoints = _checkpoints(checkpoint_dir, checkpoint_every, retention)
+        checkpoints = checkpoints_of(checkpoint_dir, checkpoint_every, retention)
         evaluations = self._evaluations(eval_fn, eval_dataset, eval_every, follow)
         limits, hooks = as_limits(step_timeout), checked_hooks(hooks)
         if checkpoints is not None:
@@ -198,15 +199,7 @@ class Replicator(OwnLoops):
         training = Training(
             step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
-            else compiled_step(
-                step_fn,
-                self._mesh,
-                options,
-                counted=True,
-                skips_bad=on_nonfinite == "skip",
-                reports_norms=gradient_norm,
-                phases=phases,
-            ),
+            else self._compiled(step_fn, options, on_nonfinite, gradient_norm, phases),
             first=first,
             dataset=dataset,
             mesh=self._mesh,
@@ -219,10 +212,8 @@ class Replicator(OwnLoops):
                 seed=seed,
                 arguments={
                     "steps": steps,
-                    "num_replicas": self.num_replicas,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
-                    **_plain(options),
-                    "strategy": _strategy(self._mesh, options),
+                    **_plain(options, self._mesh),
                     "inputs": dataclasses.asdict(reading),
                 },
                 profile=profile,
@@ -252,6 +243,24 @@ class Replicator(OwnLoops):
             return given_run(init_state, self._mesh, seed=seed)
         check_function("init_fn", init_fn, "key")
         return first_run(init_fn, self._mesh, seed=seed)
+
+    def _compiled(
+        self,
+        step_fn: StepFn,
+        options: CompileOptions,
+        on_nonfinite: OnNonfinite | None,
+        reports_norms: bool,
+        phases: Phases,
+    ) -> CompiledStep:
+        return compiled_step(
+            step_fn,
+            self._mesh,
+            options,
+            counted=True,
+            skips_bad=on_nonfinite == "skip",
+            reports_norms=reports_norms,
+            phases=phases,
+        )
 
     def _fitted(
         self,
@@ -300,7 +309,7 @@ class Replicator(OwnLoops):
         evaluate = functools.partial(self.evaluate, eval_fn, dataset)
         return Evaluations(
             evaluate=lambda state, inputs=None: evaluate(state=state, inputs=inputs),
-            when=_schedule("eval_every", when),
+            when=as_schedule("eval_every", when),
             follow=follow,
         )
 
@@ -355,9 +364,14 @@ def _reading(
     )
 
 
-def _plain(options: CompileOptions) -> dict[str, Any]:
+def _plain(options: CompileOptions, mesh: Mesh) -> dict[str, Any]:
+    """Return what the records say of the options, in plain JSON."""
     names = ("accumulate", "steps_per_call", "reduction")
-    return {name: getattr(options, name) for name in names}
+    return {
+        "num_replicas": mesh.size,
+        **{name: getattr(options, name) for name in names},
+        "strategy": _strategy(mesh, options),
+    }
 
 
 def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
@@ -367,30 +381,3 @@ def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
         "mesh": dict(mesh.shape),
         "reduction": options.reduction,
     }
-
-
-def _checkpoints(
-    directory: str | os.PathLike[str] | None,
-    when: int | Every,
-    retention: Retention | None,
-) -> Checkpoints | None:
-    check_kind("retention", retention, Retention)
-    if directory is None:
-        if retention is not None:
-            raise ArgumentError(
-                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
-                "or leave `retention` out."
-            )
-        return None
-    return Checkpoints(
-        directory=directory,
-        when=_schedule("checkpoint_every", when),
-        retention=retention or Retention(),
-    )
-
-
-def _schedule(name: str, when: int | Every) -> Every:
-    if isinstance(when, Every):
-        return when
-    check_count(name, when)
-    return every(n_steps=when)

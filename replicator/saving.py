@@ -16,8 +16,8 @@ from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.collectives.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
-from replicator.errors import ArgumentError
-from replicator.hooks import Every, Hook, MetricsEvent, StateEvent
+from replicator.errors import ArgumentError, check_count, check_kind
+from replicator.hooks import Every, Hook, MetricsEvent, StateEvent, every
 from replicator.in_flight import (
     InFlight,
     in_flight_from_json,
@@ -47,6 +47,43 @@ class Checkpoints:
     directory: str | os.PathLike[str]
     when: Every
     retention: Retention
+
+
+def checkpoints_of(
+    directory: str | os.PathLike[str] | None,
+    when: int | Every,
+    retention: Retention | None,
+) -> Checkpoints | None:
+    """Return where and when a run is saved; None if it is not.
+
+    Raises:
+      ArgumentError: `retention` is of another kind, or given without a directory.
+    """
+    check_kind("retention", retention, Retention)
+    if directory is None:
+        if retention is not None:
+            raise ArgumentError(
+                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
+                "or leave `retention` out."
+            )
+        return None
+    return Checkpoints(
+        directory=directory,
+        when=as_schedule("checkpoint_every", when),
+        retention=retention or Retention(),
+    )
+
+
+def as_schedule(name: str, when: int | Every) -> Every:
+    """Return the schedule that the argument `name` stands for.
+
+    Raises:
+      ArgumentError: It is a number below 1.
+    """
+    if isinstance(when, Every):
+        return when
+    check_count(name, when)
+    return every(n_steps=when)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from replicator import Mean
+from replicator import LocalSum
 from replicator.collectives.microbatch import Microbatch, in_microbatch
 from replicator.errors import ArgumentError
 from replicator.mesh import replica_mesh
@@ -196,14 +196,13 @@ def padded_trainer(rep, *, weighted=True, standing=False, **norm):
     def masked_loss(model, batch):
         y = model(batch["x"], batch["mask"] if weighted else None)
         apart = jnp.square(y - batch["y"])[:, 0] * batch["mask"]
-        return apart.sum() / jnp.maximum(batch["mask"].sum(), 1)
+        return LocalSum(apart.sum(), batch["mask"].sum())
 
     def step_fn(state, batch):
-        model, examples = state["model"], batch["mask"].sum()
-        (loss, model), grads = value_and_grad(masked_loss)(model, batch)
-        updates, opt = optimizer.update(grads, state["opt"], weight=examples)
+        (loss, model), grads = value_and_grad(masked_loss)(state["model"], batch)
+        updates, opt = optimizer.update(grads, state["opt"], count=loss.weight)
         model = with_params(model, optax.apply_updates(params_of(model), updates))
-        return {"model": model, "opt": opt}, {"loss": Mean(loss, examples)}
+        return {"model": model, "opt": opt}, {"loss": loss}
 
     return init_fn, step_fn
 
