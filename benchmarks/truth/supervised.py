@@ -298,8 +298,6 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
         if recipe.task.running is not None:
             last = recipe.norm == "hand"
             new = found["moments"]
-            if recipe.drive == "padded":  # the library knows how many are to come
-                new, counts = real_mean(new, counts), counts.sum()[None]
             after["running"] = {
                 name: moved_statistics(
                     state["running"][name], new[name], counts, last=last
@@ -343,24 +341,10 @@ def _cut(tree, pieces: int):
     return jax.tree.map(lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), tree)
 
 
-def real_mean(moments, counts):
-    """Average moments over the microbatches that hold a real example."""
-    real = (counts > 0)[:, None]
-    return jax.tree.map(
-        lambda leaf: (jnp.where(real, leaf, 0).sum(0) / real.sum())[None], moments
-    )
-
-
 def moved_statistics(old, new, counts, *, last: bool):
-    """Move statistics by the last microbatch alone, or by an equal share of each.
-
-    A microbatch without a real example leaves them where they are.
-    """
-    if last:
-        return (MOMENTUM * old + (1 - MOMENTUM) * new[-1]).astype(old.dtype)
-    average, share = old, (1 - MOMENTUM) / len(new)
-    for turn, one in enumerate(new):
-        before = MOMENTUM + share * turn
-        moved = (before * average + share * one) / (before + share)
-        average = jnp.where(counts[turn] > 0, moved.astype(old.dtype), average)
-    return average
+    """Move statistics by the last microbatch alone, or by the mean of the real ones."""
+    mean = new[-1]
+    if not last:
+        real = (counts > 0)[:, None]
+        mean = jnp.where(real, new, 0).sum(0) / real.sum()
+    return (MOMENTUM * old + (1 - MOMENTUM) * mean).astype(old.dtype)
