@@ -3,8 +3,11 @@
 `shard_map(check_vma=False)` runs user code as pmap did, and proves nothing. This walk
 over the step's jaxpr does: the batch, declared per-replica leaves and `axis_index` vary
 over replicas; full reductions and gathers stop that; everything else passes it on
-(design law 2). The same walk finds a random key that all replicas share, where its bits
-meet varying values elementwise: the same dropout mask everywhere.
+(design law 2). A collective that only some replicas may reach is refused, wherever it
+hides. On the way the walk finds what else is wrong between replicas: random numbers
+that all share and each should have its own (`shared_noise`), a local sum that was
+reduced already, and weights of gradients that passed between replicas: cotangents of
+other replicas' losses are in them, each scaled by a weight that is not this one's.
 """
 
 import warnings

@@ -351,7 +351,7 @@ PROGRAMS = [
     _refused(
         "reduced-sum-refused",
         _reduced_sum,
-        _argument("reduced over replicas already"),
+        Refused(by="ReplicationError", word="reduced over replicas already"),
     ),
     _refused(
         "cg-local-right-side-refused",
