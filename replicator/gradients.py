@@ -116,7 +116,8 @@ def global_loss(
       axis_name: Mesh axis of the replicas.
 
     Returns:
-      `mean_fn(params, *args)`, a scalar; differentiable to any order.
+      `mean_fn(params, *args)`, a scalar; differentiable to any order, but not under
+      `jax.vmap`: take products with the Hessian by `jax.jvp` of `jax.grad`.
 
     Raises:
       ArgumentError: As `value_and_grad`.
