@@ -221,9 +221,9 @@ class _Wrapped:
                     collect_given, nothing_yet(), given, self.reduction
                 )
                 learning.given.calls.append(jax.eval_shape(collect))
-                return zeros_like(grads), state
+                return _no_updates(grads, params), state
             case Collecting() as pending:
-                return zeros_like(grads), dataclasses.replace(
+                return _no_updates(grads, params), dataclasses.replace(
                     state, pending=collect_given(pending, given, self.reduction)
                 )
             case Collected() as sums:
@@ -336,6 +336,12 @@ class _Wrapped:
             if self.loss_scale is not None
             else None,
         )
+
+
+def _no_updates(grads: PyTree, params: PyTree) -> PyTree:
+    """Return updates of zero; parameters may be more than what gradients are of."""
+    alike = params is None or jax.tree.structure(params) == jax.tree.structure(grads)
+    return zeros_like(grads if alike else params)
 
 
 def _shown(gradients: PyTree, what: Showing) -> PyTree:

@@ -25,6 +25,7 @@ from tests.steps import (
     errors,
     gan_trainer,
     init_mlp,
+    lenient,
     mlp_loss,
     params_after,
     regression_batch,
@@ -396,6 +397,29 @@ def test_two_ways_to_accumulate_are_refused():
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1), accumulate=2))
     with pytest.raises(ArgumentError, match="whose optimizer accumulates by itself"):
         rep.compile(step_fn, accumulate=2)(rep.init(init_fn), regression_batch())
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (2, 2)])
+def test_parameters_may_be_more_than_what_gradients_are_of(n, k):
+    def make(optimizer):
+        def init_fn(key):
+            params = optax.LookaheadParams.init_synced(init_mlp(key))
+            return {"params": params, "opt": optimizer.init(params)}
+
+        def step_fn(state, batch):
+            grads = jax.grad(mlp_loss)(state["params"].fast, batch)
+            return apply(optimizer, state, grads), {}
+
+        return init_fn, step_fn
+
+    def after(n, k):
+        rep = replicas(n)
+        ahead = lenient(optax.lookahead(optax.sgd(0.1), 2, slow_step_size=0.5))
+        init_fn, step_fn = make(rep.wrap_optimizer(ahead))
+        step = rep.compile(step_fn, accumulate=k)
+        return params_after(step, rep.init(init_fn), regression_batch(), steps=3)
+
+    assert_close(after(n, k), after(1, 1))
 
 
 def test_an_optimizer_that_rests_in_this_step_stays_as_it_is():
