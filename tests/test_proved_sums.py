@@ -10,6 +10,8 @@ from jax import lax
 
 import replicator
 from replicator import LocalSum
+from replicator.collectives.batch_norm import normalize
+from replicator.collectives.moments import batch_moments, make_windows, pooled
 from replicator.errors import ReplicationError
 from tests.steps import FEATURES, apply, regression_batch, replicas
 from tests.test_proof import line_of, prove
@@ -213,3 +215,23 @@ def test_a_sum_of_the_parameters_alone_is_accepted_in_many_steps_a_call():
     batch = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), regression_batch())
     step_fn, state = summed_step(sum_of(LOCAL["of the parameters alone"]))
     prove(step_fn, state, batch, steps_per_call=2)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_weight_beside_a_norm_of_each_replica_alone_is_accepted(n):
+    optimizer = replicas(n).wrap_optimizer(optax.sgd(0.1))
+
+    def loss_fn(w, x):
+        windows = make_windows(len(x), stats="replica")
+        moments = batch_moments(x * w[None], windows)
+        return normalize(x * w[None], moments).sum(), pooled(moments, windows).mean[0]
+
+    def step_fn(state, batch):
+        grads, mean = jax.grad(loss_fn, has_aux=True)(state["params"], batch["x"])
+        after = apply(optimizer, state, grads, weight=own_weight(batch))
+        return after | {"mean": mean}, {}
+
+    params = jnp.ones((FEATURES,))
+    state = {"params": params, "opt": optimizer.init(params), "mean": 0 * params}
+    step = replicas(n).compile(step_fn)
+    step.lower(jax.tree.map(jnp.asarray, state), regression_batch())

@@ -50,10 +50,12 @@ class Windows:
     Attributes:
       per_replica: Equal runs of examples into which each replica's batch is cut.
       groups: Replicas that share their windows; a group of one shares with nobody.
+      alone: Whether replicas share with nobody by choice, however many they are.
     """
 
     per_replica: int
     groups: tuple[tuple[int, ...], ...]
+    alone: bool = False
 
     @property
     def replicas(self) -> int:
@@ -63,7 +65,12 @@ class Windows:
     @property
     def is_whole_batch(self) -> bool:
         """Whether a single window holds the examples of all replicas."""
-        return self.per_replica == 1 and len(self.groups) == 1
+        return self.per_replica == 1 and len(self.groups) == 1 and not self.alone
+
+    @property
+    def sharing(self) -> tuple[tuple[int, ...], ...]:
+        """Groups that have something to tell each other; none if all are alone."""
+        return () if self.alone else self.groups
 
 
 class Moments(NamedTuple):
@@ -99,7 +106,11 @@ def make_windows(
     replicas = num_replicas()
     if stats_batch is not None:
         return _example_windows(stats_batch, replica_batch, replicas)
-    return Windows(per_replica=1, groups=_replica_groups(stats, replicas))
+    return Windows(
+        per_replica=1,
+        groups=_replica_groups(stats, replicas),
+        alone=stats in ("replica", 1),
+    )
 
 
 def check_stats(stats: Stats, stats_batch: int | None) -> None:
@@ -268,17 +279,17 @@ def _over_examples(
     located = lax.stop_gradient(mean)
     if weight is None:
         mass = jnp.ones((), mean.dtype)
-        [located] = _sum_over(windows.groups, located, axis=1)
+        [located] = _sum_over(windows.sharing, located, axis=1)
         # A constant: what tells full windows from empty ones costs nothing here.
         examples = mean.shape[1] * len(windows.groups[0])
         total = jnp.full((windows.per_replica, 1), examples, mean.dtype)
     else:
         mass = weight.reshape(*mean.shape[:2], 1)
-        located, total = _sum_over(windows.groups, mass * located, mass, axis=1)
+        located, total = _sum_over(windows.sharing, mass * located, mass, axis=1)
     shift = _divide(located, total)
     deviation = mean - shift[:, None]
     scatter = jnp.square(deviation) + var
-    sums = _sum_over(windows.groups, mass * deviation, mass * scatter, axis=1)
+    sums = _sum_over(windows.sharing, mass * deviation, mass * scatter, axis=1)
     rest, square = (_divide(part, total) for part in sums)
     var = jnp.maximum(square - jnp.square(rest), 0)
     return Moments(shift + rest, var, total[:, 0])
@@ -289,7 +300,7 @@ def _sum_over(
 ) -> list[Array]:
     """Add up over array axis `axis`, then over the group, in a single all-reduce."""
     sums = [part.sum(axis=axis, keepdims=axis == 0) for part in parts]
-    alone = len(groups[0]) == 1 < len(groups)
+    alone = not groups or len(groups[0]) == 1 < len(groups)
     if alone or resolve_axis(REPLICA_AXIS).name is None:
         return sums
     packed = jnp.concatenate(sums, axis=-1)
