@@ -34,6 +34,7 @@ def page():
     return names
 
 
+@pytest.mark.slow
 def test_every_block_runs():
     names = page()
     assert {names[each].step for each in ("result", "trained", "normed")} == {10}
@@ -65,7 +66,14 @@ def assert_same(found, expected):
     ("step_fn", "init_fn"),
     [("step_fn", "init_fn"), ("dropout_step", "init_dropout")],
 )
-@pytest.mark.parametrize(("n", "k"), [(1, 4), (4, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [
+        pytest.param(1, 4, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        (4, 2),
+    ],
+)
 def test_a_step_of_the_page_gives_the_same_answer_on_any_cut(
     monkeypatch, step_fn, init_fn, n, k
 ):
