@@ -366,3 +366,25 @@ def test_gradients_that_are_no_floats_are_refused_by_name(leaf):
     state = optimizer.init({"table": jnp.ones(3)})
     with pytest.raises(ArgumentError, match=r"floating-point leaves, got .*`table`"):
         optimizer.update({"table": leaf}, state)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_reports_the_gradient_norm_unless_told_not_to(told):
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    result = rep.run(
+        step_fn,
+        [regression_batch()],
+        init_fn=init_fn,
+        steps=1,
+        gradient_norm=told,
+        display=False,
+    )
+    assert ("gradient_norm" in result.metrics) is told
+
+
+def test_a_loop_of_ones_own_computes_no_gradient_norm():
+    rep = replicas(2)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    lowered = rep.compile(step_fn).lower(rep.init(init_fn), regression_batch())
+    assert "sqrt" not in lowered.as_text()
