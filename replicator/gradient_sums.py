@@ -17,7 +17,7 @@ from replicator.optimizer_state import Collecting, OwnSums, Reduction, Share
 from replicator.ordered_bits import ordered_scope
 from replicator.per_replica import PerReplica
 from replicator.protocols import PyTree
-from replicator.trees import describe, named_leaves
+from replicator.trees import describe, first_difference, named_leaves
 
 
 class Given(NamedTuple):
@@ -98,6 +98,17 @@ def no_own_sums(params: PyTree, every: int) -> OwnSums:
         count=jnp.zeros((), jnp.int32),
         every=every,
     )
+
+
+def check_own_grads(total: PyTree, grads: PyTree) -> None:
+    """Refuse gradients that `init` could not know the sums of: of other parameters."""
+    difference = first_difference(total, scaled(grads, None))
+    if difference is not None:
+        raise ArgumentError(
+            "`grads` must have the structure of the parameters that `init` was given "
+            f"with `wrap_optimizer(accumulate=k)`, got another: {difference}. Pass "
+            "`accumulate=k` to `rep.compile` instead."
+        )
 
 
 def added(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTree:

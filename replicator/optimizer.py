@@ -33,6 +33,7 @@ from replicator.global_norm import global_norm
 from replicator.gradient_sums import (
     Given,
     added,
+    check_own_grads,
     checked_given,
     collect_given,
     divided,
@@ -263,6 +264,7 @@ class _Wrapped:
 
     def _update_own(self, given, state, sums, finish):
         """Add one microbatch of an own loop; reduce and update at the last."""
+        check_own_grads(sums.total.value, given.grads)
         # Without weights a microbatch counts once, on however many replicas it was: the
         # sums may be saved, and go on with microbatches of another number of them.
         scalar = given.weight

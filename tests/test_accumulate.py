@@ -399,27 +399,41 @@ def test_two_ways_to_accumulate_are_refused():
         rep.compile(step_fn, accumulate=2)(rep.init(init_fn), regression_batch())
 
 
+def lookahead():
+    return lenient(optax.lookahead(optax.sgd(0.1), 2, slow_step_size=0.5))
+
+
+def lookahead_trainer(optimizer):
+    def init_fn(key):
+        params = optax.LookaheadParams.init_synced(init_mlp(key))
+        return {"params": params, "opt": optimizer.init(params)}
+
+    def step_fn(state, batch):
+        grads = jax.grad(mlp_loss)(state["params"].fast, batch)
+        return apply(optimizer, state, grads), {}
+
+    return init_fn, step_fn
+
+
 @pytest.mark.parametrize(("n", "k"), [(1, 4), (2, 2)])
 def test_parameters_may_be_more_than_what_gradients_are_of(n, k):
-    def make(optimizer):
-        def init_fn(key):
-            params = optax.LookaheadParams.init_synced(init_mlp(key))
-            return {"params": params, "opt": optimizer.init(params)}
-
-        def step_fn(state, batch):
-            grads = jax.grad(mlp_loss)(state["params"].fast, batch)
-            return apply(optimizer, state, grads), {}
-
-        return init_fn, step_fn
-
     def after(n, k):
         rep = replicas(n)
-        ahead = lenient(optax.lookahead(optax.sgd(0.1), 2, slow_step_size=0.5))
-        init_fn, step_fn = make(rep.wrap_optimizer(ahead))
+        init_fn, step_fn = lookahead_trainer(rep.wrap_optimizer(lookahead()))
         step = rep.compile(step_fn, accumulate=k)
         return params_after(step, rep.init(init_fn), regression_batch(), steps=3)
 
     assert_close(after(n, k), after(1, 1))
+
+
+def test_gradients_of_fewer_parameters_are_refused_in_a_loop_that_accumulates():
+    rep = replicas(2)
+    optimizer = rep.wrap_optimizer(lookahead(), accumulate=2)
+    init_fn, step_fn = lookahead_trainer(optimizer)
+    with pytest.raises(
+        ArgumentError, match=r"`fast/.*` is missing. Pass `accumulate=k`"
+    ):
+        rep.compile(step_fn)(rep.init(init_fn), regression_batch())
 
 
 def test_an_optimizer_that_rests_in_this_step_stays_as_it_is():

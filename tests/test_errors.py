@@ -321,6 +321,13 @@ def scanning(optimizer):
     return init_fn, step
 
 
+def partly_accumulating():
+    """Feed gradients of fewer parameters to an optimizer that accumulates."""
+    optimizer = replicator.wrap_optimizer(optax.sgd(0.1), accumulate=2)
+    state = optimizer.init({"w": jnp.ones(4), "slow": jnp.ones(4)})
+    optimizer.update({"w": jnp.ones(4)}, state)
+
+
 def counting_gradients(optimizer):
     """Return a trainer whose parameters hold integers."""
 
@@ -1306,6 +1313,14 @@ ROWS = [
         ArgumentError,
         "`grads` must hold floating-point leaves, got float0[3] (leaf `n`). Keep "
         "integers out of the parameters.",
+    ),
+    Row(
+        "Gradients of other parameters in a loop that accumulates",
+        partly_accumulating,
+        ArgumentError,
+        "`grads` must have the structure of the parameters that `init` was given with "
+        "`wrap_optimizer(accumulate=k)`, got another: `slow` is missing. Pass "
+        "`accumulate=k` to `rep.compile` instead.",
     ),
     Row(
         "A state and gradients in the wrong order",

@@ -9,6 +9,7 @@ import pytest
 import replicator
 from replicator.errors import ArgumentError
 from replicator.hooks import Callback, every
+from replicator.testing import assert_replica_invariant
 from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
 
 KINDS = {
@@ -29,7 +30,7 @@ def numbered(optimizer):
     @jax.jit
     def scaled(grads):
         rate = 1 / (replicator.step_number().astype(jnp.float32) + 1)
-        return jax.tree.map(lambda g: g * rate, grads)
+        return jax.tree.map(lambda g: g * rate.astype(g.dtype), grads)
 
     def step_fn(state, batch):
         number = replicator.step_number()
@@ -95,6 +96,19 @@ def test_it_is_an_int32_scalar():
         steps=1,
         display=False,
     )
+
+
+def test_a_step_that_asks_for_it_is_checked_against_the_law():
+    init_fn, step_fn = numbered(replicas(2).wrap_optimizer(optax.sgd(0.1)))
+    report = assert_replica_invariant(
+        step_fn,
+        init_fn,
+        regression_batch(),
+        replicas=(1, 2),
+        accumulate=(1, 2),
+        at_steps=(0, 2),
+    )
+    assert "float64 trajectory" in str(report)
 
 
 @pytest.mark.parametrize("debug", [False, True])

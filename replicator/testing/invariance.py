@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from replicator.accumulate import shown_by_update
+from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.errors import (
     ArgumentError,
@@ -35,8 +36,8 @@ from replicator.per_replica import (
     take_own,
 )
 from replicator.protocols import InitFn, Key, PyTree, StepFn
-from replicator.state import init_state, state_shardings
-from replicator.steps import keyed, lift, takes_key
+from replicator.state import RunState, init_state, state_shardings
+from replicator.steps import count_steps, keyed, lift
 from replicator.tail import follows_optimizer
 from replicator.trees import named_leaves
 
@@ -186,14 +187,15 @@ class _Case:
         """Run, and return host copies of the state after `at_steps` updates."""
         mesh = replica_mesh(num_replicas)
         options = CompileOptions(accumulate=accumulate)
-        step = CompiledStep(lift(self.step_fn, accumulate=accumulate), mesh, options)
-        state = self._start(mesh)
+        update = count_steps(lift(self.step_fn, accumulate=accumulate))
+        step = CompiledStep(update, mesh, options)
+        run = self._at(0, self._start(mesh))
         visited = {}
         for done in range(max(at_steps) + 1):
             if done in at_steps:
-                visited[done] = jax.device_get(state)
+                visited[done] = jax.device_get(run.user)
             if done < max(at_steps):
-                state, _ = step(state, _as_wide(self.batch), self._key(done))
+                run, _ = step(run, _as_wide(self.batch))
         return visited
 
     def compare_gradients(self, states: dict[int, PyTree], settings: Sequence):
@@ -261,15 +263,15 @@ class _Case:
     def _follows_optimizer(self) -> list[bool]:
         found: list[bool] = []
 
-        def ask(state: PyTree, batch: PyTree, key: Key | None) -> tuple[()]:
+        def ask(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, tuple[()]]:
             found.extend(follows_optimizer(keyed(self.step_fn), state, batch, key))
-            return ()
+            return state, ()
 
         # On a mesh of one: the step may speak to other replicas.
         mesh = replica_mesh(1)
         program = _on_each_replica(ask, mesh, accumulate=1)
-        arguments = self._start(mesh), _as_wide(self.batch), self._key(0)
-        jax.eval_shape(program, *arguments)
+        run = self._at(0, self._start(mesh))
+        jax.eval_shape(program, run, _as_wide(self.batch))
         return found
 
     def _gradients_at(
@@ -280,7 +282,7 @@ class _Case:
         batch = place(self.batch, mesh, accumulate=accumulate)
         return {
             step: jax.device_get(
-                gradients(_on_mesh(state, mesh), batch, self._key(step))
+                gradients(self._at(step, _on_mesh(state, mesh)), batch)
             )
             for step, state in states.items()
         }
@@ -288,40 +290,39 @@ class _Case:
     def _start(self, mesh: Mesh) -> PyTree:
         """Return the first state, born in float32: every run starts the same."""
         with jax.enable_x64(False):
-            state = init_state(self.init_fn, replica_mesh(1), key=self._first_key())
+            state = init_state(
+                self.init_fn, replica_mesh(1), key=jax.random.key(self.seed)
+            )
         return _on_mesh(_as_wide(jax.device_get(state)), mesh)
 
-    def _first_key(self) -> Key:
-        return jax.random.key(self.seed)
-
-    def _key(self, step: int) -> Key | None:
-        if not takes_key(self.step_fn):
-            return None
-        return jax.random.fold_in(self._first_key(), step)
+    def _at(self, step: int, state: PyTree) -> RunState:
+        """Return the run after `step` updates, as `rep.run` has it."""
+        key = jax.random.key_data(jax.random.key(self.seed))
+        return RunState(step=jnp.int32(step), key=key, user=state)
 
 
 def _make_gradients(step_fn: StepFn, mesh: Mesh, accumulate: int) -> Callable:
-    run = shown_by_update(
+    show = shown_by_update(
         keyed(step_fn), accumulate, collects=accumulate > 1, show="reduced"
     )
-    return jax.jit(_on_each_replica(run, mesh, accumulate=accumulate))
+
+    def update(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        return state, show(state, batch, key)
+
+    return jax.jit(_on_each_replica(update, mesh, accumulate=accumulate))
 
 
-def _on_each_replica(run: Callable, mesh: Mesh, *, accumulate: int) -> Callable:
-    """Lift `run(state, batch, key)`, whose result is the same on all replicas."""
+def _on_each_replica(update: KeyedStep, mesh: Mesh, *, accumulate: int) -> Callable:
+    """Lift what `update` reports, equal on all replicas, to `program(run, batch)`."""
 
-    def program(state: PyTree, batch: PyTree, key: Key | None) -> PyTree:
+    def program(run: RunState, batch: PyTree) -> PyTree:
         return jax.shard_map(
-            lambda state, batch, key: run(take_own(state), batch, key),
+            lambda run, batch: count_steps(update)(take_own(run), batch, None)[1],
             mesh=mesh,
-            in_specs=(
-                per_replica_specs(state),
-                batch_spec(accumulate, 1),
-                PartitionSpec(),
-            ),
+            in_specs=(per_replica_specs(run), batch_spec(accumulate, 1)),
             out_specs=PartitionSpec(),
             check_vma=False,
-        )(state, batch, key)
+        )(run, batch)
 
     return program
 
