@@ -270,8 +270,7 @@ class _Case:
         # On a mesh of one: the step may speak to other replicas.
         mesh = replica_mesh(1)
         program = _on_each_replica(ask, mesh, accumulate=1)
-        run = self._at(0, self._start(mesh))
-        jax.eval_shape(program, run, _as_wide(self.batch))
+        jax.eval_shape(program, self._at(0, self._start(mesh)), _as_wide(self.batch))
         return found
 
     def _gradients_at(
@@ -290,9 +289,8 @@ class _Case:
     def _start(self, mesh: Mesh) -> PyTree:
         """Return the first state, born in float32: every run starts the same."""
         with jax.enable_x64(False):
-            state = init_state(
-                self.init_fn, replica_mesh(1), key=jax.random.key(self.seed)
-            )
+            key = jax.random.key(self.seed)
+            state = init_state(self.init_fn, replica_mesh(1), key=key)
         return _on_mesh(_as_wide(jax.device_get(state)), mesh)
 
     def _at(self, step: int, state: PyTree) -> RunState:
