@@ -1422,7 +1422,7 @@ ROWS = [
         lambda: lp.launch(program_of(check_count, "batch_size", 0)).wait(20),
         NodeFailedError,
         "`learner` raised ArgumentError: `batch_size` must be at least 1, got 0. Use "
-        "1.\nIt is a node of the program 'training'.",
+        "1.\nOne of the workers exited. It is a node of the program 'training'.",
     ),
 ]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.errors import ArgumentError, ProgramError, check_paths
 from replicator.launchpad_bridge.address_promises import Address
-from replicator.launchpad_bridge.graph import with_inner
 from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
     LaunchType,
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from replicator.launchpad_bridge.dashboard.serving import Dashboard
 
 _LOG = logging.getLogger(__name__)
+
+MultiProcessingColocation.run_in_processes = run_in_processes
 
 
 def launch(
@@ -138,7 +139,6 @@ def _started(
         folder.close()
         raise
     addresses = all_addresses(program)
-    _enable_inner_processes(program)
     # Else the logs are the only place of what nodes printed.
     is_shown = getattr(launcher, "shows_output", False)
 
@@ -224,13 +224,6 @@ def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
     if log_dir is not None:
         return Path(log_dir)
     return folder.logs_path
-
-
-def _enable_inner_processes(program: Program) -> None:
-    for node in program.get_all_nodes():
-        for part in with_inner(node):
-            if isinstance(part, MultiProcessingColocation):
-                part.run_in_processes = run_in_processes
 
 
 def _test_frame() -> FrameType | None:

@@ -323,7 +323,10 @@ class Run:
         lines = [str(error) if is_told else describe(exited)]
         if error is not None and (edge := edge_of(error)):
             lines.append(edge)
-        lines.append(f"It is a node of the program {self.program!r}.")
+        # The first words are Launchpad's: programs look for them.
+        lines.append(
+            f"One of the workers exited. It is a node of the program {self.program!r}."
+        )
         failure = NodeFailedError("\n".join(lines), node=exited.name)
         failure.__cause__ = error.__cause__ if is_told else error
         return failure

@@ -168,6 +168,9 @@ def fill(package: str) -> dict[str, Any]:
         sys.modules[name] = module
         if above in made:
             vars(made[above])[last] = module
+        if above == "launchpad.launch":
+            # `lp.launch` is the function; `lp.launch.worker_manager` is written, too.
+            setattr(launch, last, module)
     below: dict[str, Any] = {
         name.removeprefix(f"{package}."): module
         for name, module in made.items()

@@ -137,10 +137,13 @@ class DirectClient:
             return servers[self.address]
         if self._wait_for_ready:
             raise CallTimeoutError(
-                f"{where}: no server was ready within {limit_s:.3g} s of the program's "
-                "own time. Start it, or pass its address."
+                f"Deadline Exceeded: {where}: no server was ready within "
+                f"{limit_s:.3g} s of the program's own time. Start it, or pass its "
+                "address."
             )
-        raise ConnectionLostError(f"{where}: nobody answers there. Start the server.")
+        raise ConnectionLostError(
+            f"{where}: failed to connect to all addresses. Start it."
+        )
 
     def _run(self, server: DirectServer, method: str, given: PyTree) -> PyTree:
         args, kwargs = given

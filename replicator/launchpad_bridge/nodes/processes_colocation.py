@@ -1,10 +1,10 @@
 """Several nodes in processes below one worker: `MultiProcessingColocation`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from replicator.errors import LaunchError
 from replicator.launchpad_bridge import node_context
+from replicator.launchpad_bridge.node_context import loose_context
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.threads_colocation import Colocation
 from replicator.protocols import PyTree
@@ -20,6 +20,9 @@ class MultiProcessingColocation(Colocation):
     ... )
     """
 
+    # Given by `launch`: nodes know no launchers.
+    run_in_processes: ClassVar[Callable[..., PyTree]]
+
     def __init__(
         self, nodes: Sequence[Node[Any]], num_retries_on_failure: int = 0
     ) -> None:
@@ -30,8 +33,6 @@ class MultiProcessingColocation(Colocation):
           num_retries_on_failure: How often each of them is started again.
         """
         self.num_retries_on_failure = num_retries_on_failure
-        # Given by the launch: nodes know no launchers.
-        self.run_in_processes: Callable[..., PyTree] | None = None
         super().__init__(nodes)
 
     def run(self) -> PyTree:
@@ -39,13 +40,6 @@ class MultiProcessingColocation(Colocation):
 
         Raises:
           NodeFailedError: One failed once too often.
-          LaunchError: The node was not launched.
         """
         self._check_nodes()
-        context = node_context.of_thread()
-        if self.run_in_processes is None or context is None:
-            raise LaunchError(
-                "MultiProcessingColocation must run in a program, got a call of `run`. "
-                "Add it to a program and launch that."
-            )
-        return self.run_in_processes(self, context)
+        return self.run_in_processes(node_context.of_thread() or loose_context())

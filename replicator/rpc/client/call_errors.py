@@ -30,7 +30,7 @@ def late(
 ) -> CallTimeoutError:
     """Return the error for a call whose deadline has passed."""
     return CallTimeoutError(
-        f"{edge} did not answer within {waited_s:.3g} s{_tries(attempts)}. "
+        f"{_LATE} {edge} did not answer within {waited_s:.3g} s{_tries(attempts)}. "
         f"{_what_is_known(failure)} Give it longer with `timeout_s`, or look at it."
     )
 
@@ -38,7 +38,7 @@ def late(
 def never_ready(edge: Edge, failure: Failure, *, waited_s: float) -> CallTimeoutError:
     """Return the error for a call that found no server within its deadline."""
     return CallTimeoutError(
-        f"{edge} was not called: no server was ready within {waited_s:.3g} s"
+        f"{_LATE} {edge} was not called: no server was ready within {waited_s:.3g} s"
         f"{_because(failure)}. Start it, or pass its address."
     )
 
@@ -49,8 +49,8 @@ def failed(edge: Edge, failure: Failure, *, attempts: int) -> RpcError:
     match failure.outcome:
         case Outcome.UNREACHABLE:
             return ConnectionLostError(
-                f"{edge} was not called: nobody answers there{why}. Start the server, "
-                "or wait for it with `wait_for_ready=True`."
+                f"{edge} was not called: failed to connect to all addresses{why}. "
+                "Start the server, or wait for it with `wait_for_ready=True`."
             )
         case Outcome.REFUSED:
             return ServerStoppedError(
@@ -79,16 +79,16 @@ def abandoned(edge: Edge, ran_s: float) -> ServerStoppedError:
 def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
     """Return the error for a call that waited too long in the server."""
     return CallTimeoutError(
-        f"{edge} was not run: it waited {waited_s:.3g} s in the server for a free "
-        "place. Give the server a larger `pool_size`, or the call a longer `timeout_s`."
+        f"{_LATE} {edge} was not run: it waited {waited_s:.3g} s in the server. "
+        "Give the server a larger `pool_size`, or the call a longer `timeout_s`."
     )
 
 
 def overran(edge: Edge, ran_s: float) -> CallTimeoutError:
     """Return the error for a call whose handler gave up when its deadline passed."""
     return CallTimeoutError(
-        f"{edge} did not answer in time: its handler gave up after {ran_s:.3g} s, when "
-        "the deadline had passed. Give it longer with `timeout_s`."
+        f"{_LATE} {edge} did not answer in time: its handler gave up after "
+        f"{ran_s:.3g} s, when the deadline had passed. Give it longer with `timeout_s`."
     )
 
 
@@ -115,6 +115,8 @@ def unreadable(edge: Edge, error: RpcError) -> RpcError:
     return type(error)(f"{edge} has run, and its reply cannot be read. {error}")
 
 
+# Of gRPC, and so of Launchpad: programs look for these words.
+_LATE = "Deadline Exceeded:"
 _MARK = "Mark it `idempotent` if it may be run again."
 
 

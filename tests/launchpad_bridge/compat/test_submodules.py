@@ -111,6 +111,7 @@ assert lp.context.LaunchType is context.LaunchType is lp.LaunchType
 assert lp_courier.CourierNode is lp.CourierNode
 assert lp.nodes.python.local_multi_processing is local_multi_processing
 assert callable(lp.launch)
+assert lp.launch.worker_manager.wait_for_stop is lp.wait_for_stop
 assert courier.Client is Client
 try:
     lp.nodes.python.node.Nonsense

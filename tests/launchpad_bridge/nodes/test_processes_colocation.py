@@ -18,9 +18,15 @@ def test_what_is_no_py_node_is_refused():
         colocation(object())
 
 
-def test_it_runs_in_a_program_only():
-    with pytest.raises(lp.LaunchError, match="must run in a program"):
-        colocation(lp.PyNode(print)).run()
+@pytest.mark.slow
+def test_it_runs_outside_of_a_program():
+    assert colocation(lp.PyNode(int), lp.PyNode(str)).run() == [0, ""]
+
+
+@pytest.mark.slow
+def test_what_fails_outside_of_a_program_is_told():
+    with pytest.raises(lp.NodeFailedError, match="broken"):
+        colocation(lp.PyNode(programs.fail, "broken")).run()
 
 
 @pytest.mark.slow
