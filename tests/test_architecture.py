@@ -79,7 +79,6 @@ HEAVY = {
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
-    "sklearn": {"replicator/cli/demo_training.py"},
     "uvicorn": {"replicator/launchpad_bridge/dashboard/serving.py"},
     "tensorboardX": {"replicator/writers/tensorboard.py"},
     "wandb": {"replicator/writers/weights_and_biases.py"},

@@ -44,9 +44,9 @@ def run(folder, retention, **options):
 
 
 @pytest.mark.parametrize("on_nonfinite", ["raise", "ignore"])
-@pytest.mark.parametrize(("metric", "mode"), [("loss", "min"), ("all/gain", "max")])
-def test_the_best_by_a_metric_of_the_step_stay(tmp_path, metric, mode, on_nonfinite):
-    best = Retention(keep_last=1, keep_best=2, metric=metric, mode=mode)
+@pytest.mark.parametrize(("metric", "goal"), [("loss", "min"), ("all/gain", "max")])
+def test_the_best_by_a_metric_of_the_step_stay(tmp_path, metric, goal, on_nonfinite):
+    best = Retention(keep_last=1, keep_best=2, metric=metric, goal=goal)
     run(tmp_path, best, on_nonfinite=on_nonfinite)
     store = CheckpointStore(tmp_path, policy=best)
     assert store.steps() == (3, 4, 6)

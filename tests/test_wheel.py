@@ -1,4 +1,4 @@
-"""The built wheel, alone in an empty environment, runs README's ten lines."""
+"""The built wheel, alone in an empty environment, runs README's first two screens."""
 
 import re
 import subprocess
@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import BLOCKS
+from tests.test_readme import README
 
 ROOT = Path(__file__).parents[1]
 _LOCK = "py311.txt" if sys.version_info < (3, 12) else "py312.txt"
+_SCREENS = README.read_text().split("## What it promises")[0]
 _PRELUDE = """
+import warnings
+warnings.simplefilter("error")
 import replicator
 replicator.fake_devices(8)
 import importlib.util, jax, jax.numpy as jnp, numpy as np
@@ -21,13 +24,14 @@ for extra in ("flax", "grain", "tensorboardX", "matplotlib"):
     assert importlib.util.find_spec(extra) is None, extra
 
 def init_params(key):
-    return {"w": jax.random.normal(key, (4,))}
+    return {"w": jax.random.normal(key, (4,)), "b": jnp.zeros(())}
 
 def loss_fn(params, batch):
-    return ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean()
+    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
 
 x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
-dataset = [{"x": x, "y": x.sum(1)}]
+dataset = [{"x": x, "y": x.sum(1)}] * 3
+folder = "checkpoints"
 """
 
 
@@ -46,7 +50,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"replicator"}
-    assert "replicator/py.typed" in names
+    assert {"replicator/py.typed", "replicator/cli/digits.npz"} <= set(names)
     pages = "report", "launchpad_bridge/dashboard"
     assets = {f"replicator/{p}/page.{kind}" for p in pages for kind in ("css", "js")}
     assert assets <= set(names)
@@ -69,17 +73,25 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_the_ten_lines_without_extras(installed, tmp_path):
-    script = tmp_path / "ten_lines.py"
-    script.write_text(_PRELUDE + BLOCKS[0] + "\nprint(result.step, result.metrics)\n")
+def test_the_wheel_runs_readmes_first_two_screens_without_extras(installed, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", _SCREENS, re.DOTALL)
+    assert len(blocks) >= 4
+    script = tmp_path / "screens.py"
+    script.write_text("\n".join([_PRELUDE, *blocks, "print('step', result.step)"]))
     done = subprocess.run(
-        [installed / "python", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+        [installed / "python", script], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.stdout.startswith("1000 ")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "step 1000"
+    assert "WARNING" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_demo_without_extras(installed, tmp_path):
+    done = command(installed, tmp_path, "demo", "--steps", "50")
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    assert "WARNING" not in done.stderr
 
 
 def command(installed, folder, *words):
@@ -94,11 +106,11 @@ def test_the_command_works_without_extras(installed, tmp_path):
         done = command(installed, tmp_path, *words)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
     told = " ".join(done.stdout.split())  # lines may be cut
-    assert "not installed (it is optional: extra `checkpoint`)" in told
+    assert "not installed (it is optional: extra `nnx`)" in told
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["demo"], ["completion", "bash"], ["report", "."]])
+@pytest.mark.parametrize("words", [["completion", "bash"], ["report", "."]])
 def test_a_command_that_needs_an_extra_names_it(installed, tmp_path, words):
     (tmp_path / "run.json").write_text("{}")
     done = command(installed, tmp_path, *words)

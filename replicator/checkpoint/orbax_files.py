@@ -17,7 +17,6 @@ import ml_dtypes
 import numpy as np
 
 from replicator.checkpoint.manifest import LeafRecord
-from replicator.errors import CheckpointError
 
 _AS_BYTES = ("uint2", "uint4")
 
@@ -64,18 +63,9 @@ def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
 
 
 def require_orbax() -> Any:
-    """Return the module `orbax.checkpoint`.
+    """Return the module `orbax.checkpoint`; a run that saves nothing never loads it."""
+    import orbax.checkpoint
 
-    Raises:
-      CheckpointError: It is not installed.
-    """
-    try:
-        import orbax.checkpoint
-    except ImportError as failure:
-        raise CheckpointError(
-            "Checkpoints must have the package orbax-checkpoint, got none. "
-            "Install `jax-replicator[checkpoint]`."
-        ) from failure
     return orbax.checkpoint
 
 

@@ -34,7 +34,7 @@ class Retention:
       metric: Name of the metric that ranks. One that is NaN or absent is never best.
         In a run the names are those of its records: `loss` as of the step that is
         saved; `eval/accuracy` if an evaluation was made after that step.
-      mode: Whether a small or a large metric is good.
+      goal: Whether a small or a large metric is good.
       keep_every: Also each step that is a multiple of this.
 
     Raises:
@@ -44,7 +44,7 @@ class Retention:
     keep_last: int = 3
     keep_best: int = 0
     metric: str | None = None
-    mode: Literal["min", "max"] = "min"
+    goal: Literal["min", "max"] = "min"
     keep_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -69,9 +69,9 @@ class Retention:
                 f"`metric` must be named for `keep_best`, got None for "
                 f"{self.keep_best}. Name one of the metrics that are saved."
             )
-        if self.mode not in ("min", "max"):
+        if self.goal not in ("min", "max"):
             raise ArgumentError(
-                f"`mode` must be 'min' or 'max', got {self.mode!r}. "
+                f"`goal` must be 'min' or 'max', got {self.goal!r}. "
                 "Say which metric is good."
             )
         if self.keep_every is not None and self.keep_every < 1:
@@ -108,7 +108,7 @@ class Retention:
         return self.keep_every is not None and step % self.keep_every == 0
 
     def _ranked(self, kept: Iterable[Saved]) -> list[Saved]:
-        sign = 1.0 if self.mode == "min" else -1.0
+        sign = 1.0 if self.goal == "min" else -1.0
         measured = [
             (sign * old.metric, old)
             for old in kept

@@ -1,7 +1,7 @@
 """`replicator demo`: train on real handwritten digits, here and now.
 
-Everything is in the package; scikit-learn (extra `demo`) carries the digits. Where
-there is no accelerator eight fake CPU devices stand in for them.
+Everything is in the package, the digits included. Where there is no accelerator eight
+fake CPU devices stand in for them.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from replicator.cli import demo_training
 from replicator.cli.tables import print_table
 from replicator.errors import check_count
 from replicator.fake_devices import ENVIRONMENT_VARIABLE, size_cpu_pool
@@ -45,13 +46,6 @@ def main(arguments: argparse.Namespace) -> int:
     """Train, test and say how it went."""
     check_count("steps", arguments.steps)
     check_count("global_batch", arguments.global_batch)
-    try:
-        from replicator.cli import demo_training
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            f"`demo` must have scikit-learn, got no {missing.name}. Run "
-            "`pip install 'jax-replicator[demo]'`."
-        ) from missing
     stand_in_for_accelerators()
     started_s = time.monotonic()
     outcome = demo_training.train(

@@ -9,9 +9,9 @@ from replicator.errors import ArgumentError
 
 POLICIES = [
     Retention(
-        keep_last=last, keep_best=best, metric="loss", mode=mode, keep_every=every
+        keep_last=last, keep_best=best, metric="loss", goal=goal, keep_every=every
     )
-    for last, best, mode, every in itertools.product(
+    for last, best, goal, every in itertools.product(
         (1, 3), (0, 2), ("min", "max"), (None, 4)
     )
 ]
@@ -41,7 +41,7 @@ def is_number(saved):
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_kept_is_what_the_words_say_of_all_that_was_saved(policy, seed):
     saves = random_saves(seed)
-    sign = 1 if policy.mode == "min" else -1
+    sign = 1 if policy.goal == "min" else -1
     for number, (kept, gone) in enumerate(replay(policy, saves), start=1):
         seen = saves[:number]
         ranked = sorted(filter(is_number, seen), key=lambda s: sign * s.metric)
@@ -74,7 +74,7 @@ def test_a_step_that_is_saved_again_takes_its_own_place():
         ({"keep_last": 0}, "`keep_last` must be at least 1, got 0"),
         ({"keep_best": -1}, "`keep_best` must be at least 0, got -1"),
         ({"keep_best": 1}, "`metric` must be named for `keep_best`"),
-        ({"mode": "low"}, "`mode` must be 'min' or 'max', got 'low'"),
+        ({"goal": "low"}, "`goal` must be 'min' or 'max', got 'low'"),
         ({"keep_every": 0}, "`keep_every` must be at least 1, got 0"),
     ],
 )

@@ -8,8 +8,8 @@ from replicator.cli.checks.finding import Finding
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)([^;]*?)\s*(?:;\s*(.*))?$")
 _LIMIT = re.compile(r"(>=|<|==)\s*([0-9][0-9.]*)")
 _EXTRA = re.compile(r"extra == [\"']([^\"']+)[\"']")
-# Extras for those who work on the package itself; no run has them.
-_FOR_DEVELOPERS = frozenset({"experiments", "test", "dev"})
+# Extras for those who work on the package itself, and the sum of the others.
+_OF_NO_RUN = frozenset({"all", "experiments", "test", "dev"})
 
 
 def check_python(found: str, *, wanted: str) -> Finding:
@@ -35,7 +35,7 @@ def check_package(requirement: str, installed: Mapping[str, str]) -> Finding | N
       What was found; None for a requirement that no run has.
     """
     name, limits, extra = parse_requirement(requirement)
-    if extra in _FOR_DEVELOPERS:
+    if extra in _OF_NO_RUN:
         return None
     found = installed.get(name.lower())
     if found is None and extra is not None:
