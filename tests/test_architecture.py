@@ -1,6 +1,7 @@
 """The house stands: imports go down, no circles, thin rooms, one path to each name."""
 
 import ast
+import functools
 import importlib
 import inspect
 import subprocess
@@ -96,6 +97,7 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports(path):
     """List the modules that a file imports, anywhere in it."""
     found = set()

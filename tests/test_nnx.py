@@ -86,7 +86,7 @@ def assert_trees_close(found, expected):
 
 
 @pytest.mark.parametrize("choice", [{}, {"stats_batch": 4}])
-@pytest.mark.parametrize("replicas", [2, 4, 8])
+@pytest.mark.parametrize("replicas", [2, 8])
 def test_a_step_over_replicas_equals_one_device(batch, replicas, choice):
     state = init_state(**choice)
     one, one_metrics = compiled(1)(state, batch)
@@ -229,7 +229,7 @@ def seen_by_the_norm(batch, examples, k):
     return np.split(hidden[:examples], cuts)
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 4), (2, 4), (4, 2), (2, 1)])
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (4, 2), (2, 1)])
 def test_padding_moves_running_statistics_as_if_it_were_not_there(batch, n, k):
     norm = norm_after_an_update(n, k, batch, 5)
     assert_moved_once_by(norm, seen_by_the_norm(batch, 5, k))
@@ -240,7 +240,7 @@ def test_microbatches_of_padding_alone_do_not_count_without_weights_either(batch
     assert_moved_once_by(norm, seen_by_the_norm(batch, 8, 4))
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 2)])
 def test_a_batch_of_padding_alone_moves_no_bit_of_the_running_statistics(batch, n, k):
     for standing in (False, True):
         norm = norm_after_an_update(n, k, batch, 0, standing=standing)
@@ -250,7 +250,7 @@ def test_a_batch_of_padding_alone_moves_no_bit_of_the_running_statistics(batch, 
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize(("n", "k"), [(1, 4), (2, 2), (2, 1)])
+@pytest.mark.parametrize(("n", "k"), [(2, 2), (2, 1)])
 def test_standing_statistics_count_a_padded_update_once(batch, n, k, weighted):
     norm = norm_after_an_update(n, k, batch, 4, weighted=weighted, standing=True)
     [kept] = seen_by_the_norm(batch, 4 if weighted else 16 // k, k)
