@@ -91,7 +91,7 @@ def split_digits() -> tuple[dict, dict]:
     Returns:
       Two of {"image": float32 [n, 8, 8, 1] in 0..1, "label": int32 [n]}.
     """
-    with np.load(_DIGITS) as stored:
+    with np.load(_DIGITS, allow_pickle=False) as stored:
         digits = {
             "image": np.float32(stored["image"][..., None] / _LEVELS),
             "label": stored["label"].astype(np.int32),
