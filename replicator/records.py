@@ -1,14 +1,19 @@
 """Open what a run tells and where: progress, metrics, the record, the journal."""
 
 import dataclasses
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.group import Group
+from replicator.checkpoint.lock import WriterLock
 from replicator.compile_notes import TellCompilations
 from replicator.display import make_display
 from replicator.distributed.agreement import exchange
@@ -26,6 +31,9 @@ from replicator.saving import Resumed
 from replicator.writers.directory import directory_writer
 from replicator.writers.jsonl import drop_after
 from replicator.writers.writer import Writer
+
+_OTHERS_S = 600.0  # the longest wait for another process
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,37 @@ def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
             f"`directory` must be one that can be written to, got {directory}: "
             f"{failure}. Choose another, or change its permissions."
         ) from failure
+
+
+@contextmanager
+def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[None]:
+    """Keep other runs out of a run's directory: two in one journal read as one.
+
+    Args:
+      directory: There already; None keeps nobody out.
+      mesh: The replicas; of several processes the first holds the lock for all.
+
+    Raises:
+      CheckpointInUseError: Another run writes there; in all processes.
+    """
+    lock = None
+    if directory is not None:
+        lock = WriterLock(Path(directory), Disk(), name=".records")
+
+    def acquire() -> None:
+        try:
+            if lock is not None:
+                lock.acquire(above=0)
+        except OSError as failure:  # records are no reason to stop
+            _log.warning("%s is not locked against other runs: %s", directory, failure)
+
+    group = Group(together=spans_processes(mesh), timeout_s=_OTHERS_S)
+    group.lead("directory", acquire)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def open_reports(

@@ -6,6 +6,7 @@ and which the next owner removes; after `commit` returned, power may fail.
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -63,8 +64,8 @@ def commit(
       OSError: The file system refused; nothing is left of the attempt.
       CheckpointInUseError: From `require_current`.
     """
-    writing = directory / f"{_WRITING}{draft.step}-{generation}"
-    disk.remove_tree(writing)
+    # A name of its own: a writer that was replaced removes nothing of the other's.
+    writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
     disk.make_directory(writing)
     try:
         manifest = _write(draft, writing, generation=generation, disk=disk, rows=rows)
