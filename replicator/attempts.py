@@ -42,6 +42,7 @@ from replicator.saving import (
     Checkpoints,
     Resumed,
     SaveCheckpoints,
+    hook_states,
     load_hooks,
     open_store,
     resume,
@@ -129,6 +130,8 @@ class Attempts:
         self._tell_alike = teller(None if alike else training.events)
         self._recovery = training.recovery
         self._step = Blamed(training.step)
+        goes_back = training.recovery.policy.goes_back
+        self._first_states = hook_states(training.hooks) if goes_back else []
 
     def run(self) -> LoopResult:
         """Run to the end, or until it is to go back."""
@@ -191,6 +194,9 @@ class Attempts:
         evaluation, hooks = self._hooks(reports)
         load_hooks(reports.hooks, resumed.reports)
         load_hooks(hooks, resumed.hooks)
+        if self._recovery.went_back and not resumed.hooks:
+            load_hooks(of.hooks, self._first_states)  # back to the very beginning
+        self._recovery.come_back(resumed.start_step)
         plan = dataclasses.replace(
             of.plan,
             start_step=resumed.start_step,
