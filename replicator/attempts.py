@@ -210,12 +210,7 @@ class Attempts:
             _handed_on(of.step, resumed.state),
             batches,
             plan=plan,
-            hooks=[
-                *reports.hooks,
-                *hooks,
-                *saving,
-                *reports.after,
-            ],
+            hooks=[*reports.hooks, *hooks, *saving, *reports.after],
             tell=self._recovery.tell,
             phases=of.phases,
             in_flight=resumed.in_flight,
@@ -250,9 +245,11 @@ class Attempts:
 
     def _resume(self, store: CheckpointStore | None) -> Resumed:
         of = self._training
-        found = resume(store, of.first.shapes, of.mesh) if store is not None else None
+        began, found = of.records.began, None
+        if store is not None:
+            found = resume(store, of.first.shapes, of.mesh, began)
         if found is None:
-            return Resumed(state=of.first.born(), position=Position())
+            return Resumed(state=of.first.born(), position=Position(), began=began)
         return found
 
     def _input(self, resumed: Resumed):
@@ -347,6 +344,7 @@ class Attempts:
             rank_by=of.checkpoints.retention.metric,
             evaluated=next(found, None),
             strategy=of.records.arguments.get("strategy"),
+            began=resumed.began,
             tell=self._tell_alike,
         )
         if preemption is None:

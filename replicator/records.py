@@ -56,6 +56,11 @@ class Records:
     arguments: Mapping[str, Any]
     profile: range | None = None
 
+    @property
+    def began(self) -> dict[str, Any]:
+        """What a checkpoint remembers, so that another run can say what differs."""
+        return {"seed": self.seed, "dataset": self.arguments.get("dataset")}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reports:

@@ -1,5 +1,6 @@
 """Record what a run was: seed, arguments, versions, code, devices, in `run.json`."""
 
+import contextlib
 import datetime
 import os
 import platform
@@ -13,11 +14,12 @@ from typing import Any
 
 import jax
 import jaxlib.version
-import numpy
+import numpy as np
 import optax
 
 from replicator.protocols import PyTree
 from replicator.strict_json import strict_json
+from replicator.trees import leaf_path
 from replicator.version import __version__
 
 RECORD_NAME = "run.json"
@@ -36,6 +38,50 @@ def describe_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "devices": jax.local_device_count(),
     }
+
+
+def describe_dataset(dataset: Any) -> dict[str, Any]:
+    """Say what a dataset is, as far as that reads nothing of it, in plain JSON."""
+    said: dict[str, Any] = {"type": type(dataset).__qualname__}
+    if isinstance(name := getattr(dataset, "__qualname__", None), str):
+        said["name"] = name
+    with contextlib.suppress(Exception):  # many have no length, and say so their way
+        said["length"] = len(dataset)
+    if isinstance(dataset, list | tuple) and dataset:
+        said["first"] = {
+            leaf_path(path): f"{getattr(leaf, 'dtype', '')}{list(np.shape(leaf))}"
+            for path, leaf in jax.tree.leaves_with_path(dataset[0])
+        }
+    return said
+
+
+def say_what_differs(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say what a run that goes on was given otherwise than when it was saved.
+
+    Args:
+      saved: `seed` and `dataset`, of the checkpoint; empty if it is an older one.
+      now: The same, of this run.
+    """
+    said = []
+    if saved.get("seed", now["seed"]) != now["seed"]:
+        said.append(
+            f"`seed` is {now['seed']}, and was {saved['seed']} where the run began: "
+            f"it goes on with the keys of {saved['seed']}. Choose another "
+            "`checkpoint_dir` to begin anew."
+        )
+    before, after = (of.get("dataset") or {} for of in (saved, now))
+    changed = [
+        f"{name} {after.get(name)!r}, which was {before.get(name)!r}"
+        for name in before | after
+        if before and before.get(name) != after.get(name)
+    ]
+    if changed:
+        said.append(
+            f"`dataset` has {', '.join(changed)} when the run was saved: it goes on at "
+            "the same place of other data. Choose another `checkpoint_dir` to begin "
+            "anew."
+        )
+    return said
 
 
 def write_run_record(
@@ -108,7 +154,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "optax": optax.__version__,
         "flax": getattr(flax, "__version__", None),
         "replicator": __version__,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from replicator.checkpoint.disk import Disk
@@ -27,7 +28,7 @@ from replicator.in_flight import (
 from replicator.inputs.position import Position, position_from_json
 from replicator.mesh import spans_processes
 from replicator.protocols import PyTree
-from replicator.run_record import versions
+from replicator.run_record import say_what_differs, versions
 from replicator.state import RunState, state_shardings
 from replicator.writers.writer import named_numbers
 
@@ -97,6 +98,7 @@ class Resumed:
       reports: The states of its reports.
       hooks: The states of its user's hooks.
       last_metrics: Of its last step, if it had come to its end; None if not.
+      began: Seed and dataset that it began with, as `Records.began`.
     """
 
     state: RunState
@@ -105,6 +107,7 @@ class Resumed:
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
+    began: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def start_step(self) -> int:
@@ -130,6 +133,7 @@ class SaveCheckpoints(Hook):
       rank_by: The number that retention ranks by; None if it does not.
       evaluated: Returns the numbers of an evaluation, if there was one after a step.
       strategy: How the run is spread over devices; plain JSON.
+      began: Seed and dataset that the run began with; plain JSON.
       tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
     """
 
@@ -146,6 +150,7 @@ class SaveCheckpoints(Hook):
         rank_by: str | None = None,
         evaluated: Callable[[int], Mapping[str, float]] | None = None,
         strategy: Mapping[str, Any] | None = None,
+        began: Mapping[str, Any] | None = None,
         tell: Callable[..., None] | None = None,
     ) -> None:
         self._store = store
@@ -156,6 +161,7 @@ class SaveCheckpoints(Hook):
         self._rank_by = rank_by
         self._evaluated = evaluated
         self._strategy = strategy
+        self._began = began
         self._tell = tell
         self._told = store.counts
         self._failure: Exception | None = None
@@ -202,6 +208,7 @@ class SaveCheckpoints(Hook):
                 "hooks": hook_states(self._hooks),
                 "last_metrics": ended and result_as_json(ended.metrics),
                 "strategy": self._strategy,
+                "began": self._began,
                 "versions": versions(),
                 "random_streams": RANDOM_STREAMS,
             },
@@ -291,13 +298,16 @@ def open_store(
     return store.open()
 
 
-def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | None:
+def resume(
+    store: CheckpointStore, state: RunState, mesh: Mesh, began: Mapping[str, Any]
+) -> Resumed | None:
     """Return where the run goes on: after what was saved last; None if nothing was.
 
     Args:
       store: Open; closed if that fails.
       state: The first state, or its shapes.
       mesh: The replicas.
+      began: Seed and dataset of this run; what differs is said.
 
     Raises:
       CheckpointError: There is no checkpoint that is whole.
@@ -317,6 +327,10 @@ def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | Non
             "the run would have had.",
             int(found.arrays.step),
         )
+    saved = found.meta.get("began") or {}
+    if jax.process_index() == 0 or not spans_processes(mesh):
+        for sentence in say_what_differs(saved, began):
+            _log.warning("%s", sentence)
     position = _position(found)
     late, last = found.meta.get("in_flight"), found.meta.get("last_metrics")
     return Resumed(
@@ -326,6 +340,7 @@ def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | Non
         reports=found.meta.get("reports", ()),
         hooks=found.meta.get("hooks", ()),
         last_metrics=None if last is None else result_from_json(last),
+        began={**began, "seed": saved.get("seed", began["seed"])},
     )
 
 
