@@ -62,9 +62,27 @@ def first_difference(expected: PyTree, found: PyTree) -> str | None:
             return f"`{path}` is new"
         if describe(want[path]) != describe(leaf):
             return f"`{path}` is {describe(leaf)} instead of {describe(want[path])}"
-    if jax.tree.structure(expected) != jax.tree.structure(found):
-        return "the containers around the leaves are of another type"
+    return _other_container(expected, found)
+
+
+def _other_container(expected: PyTree, found: PyTree, path: tuple = ()) -> str | None:
+    """Say where two trees of the same leaves differ in a container's type or words."""
+    (below, want), (others, have) = _one_level(expected), _one_level(found)
+    if want != have:
+        where = f"`{leaf_path(path)}`" if path else "the whole"
+        return f"{where} is {have} instead of {want}"
+    for (key, child), (_, other) in zip(below, others, strict=True):
+        if child is not expected and (
+            difference := _other_container(child, other, (*path, *key))
+        ):
+            return difference
     return None
+
+
+def _one_level(tree: PyTree) -> tuple[list[tuple[tuple, PyTree]], PyTree]:
+    return jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: node is not tree
+    )
 
 
 def _is_numbers(leaf: PyTree) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 
+import jax.numpy as jnp
 import optax
 import pytest
 
@@ -90,6 +91,18 @@ def test_a_hook_whose_state_goes_bad_later_is_named_and_what_was_saved_stays(tmp
         run(hooks=[hook], checkpoint_dir=tmp_path, checkpoint_every=2)
     assert hook.closed == 1
     assert CheckpointStore(tmp_path).steps() == (2,)
+
+
+def test_leaves_whose_names_meet_are_refused_before_the_first_step(tmp_path):
+    with pytest.raises(ArgumentError, match="got two at `user/a/b`"):
+        replicas(1).run(
+            lambda state, batch: pytest.fail("a step was made"),
+            [regression_batch()],
+            init_fn=lambda key: {"a/b": jnp.zeros(()), "a": {"b": jnp.zeros(3)}},
+            steps=1,
+            checkpoint_dir=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
 
 
 class RunsAnother(Hook):
