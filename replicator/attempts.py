@@ -37,6 +37,7 @@ from replicator.postmortem.examine import Blamed, Reopened, examine, is_met_by_a
 from replicator.preemption import LeaveSaved, Preemption
 from replicator.protocols import Dataset, PyTree
 from replicator.records import Records, Reports, open_reports
+from replicator.run_record import describe_dataset
 from replicator.same_everywhere import require_same_state
 from replicator.saving import (
     Checkpoints,
@@ -245,7 +246,8 @@ class Attempts:
 
     def _resume(self, store: CheckpointStore | None) -> Resumed:
         of = self._training
-        began, found = of.records.began, None
+        began = {"seed": of.records.seed, "dataset": describe_dataset(of.dataset)}
+        found = None
         if store is not None:
             found = resume(store, of.first.shapes, of.mesh, began)
         if found is None:

@@ -1,10 +1,9 @@
 """Open what a run tells and where: progress, metrics, the record, the journal."""
 
 import dataclasses
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,6 @@ from replicator.writers.directory import directory_writer
 from replicator.writers.jsonl import drop_after
 from replicator.writers.writer import Writer
 
-_OTHERS_S = 600.0  # the longest wait for another process
-_log = logging.getLogger(__name__)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Records:
@@ -55,11 +51,6 @@ class Records:
     seed: int
     arguments: Mapping[str, Any]
     profile: range | None = None
-
-    @property
-    def began(self) -> dict[str, Any]:
-        """What a checkpoint remembers, so that another run can say what differs."""
-        return {"seed": self.seed, "dataset": self.arguments.get("dataset")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,24 +114,19 @@ def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[N
     Raises:
       CheckpointInUseError: Another run writes there; in all processes.
     """
-    lock = None
-    if directory is not None:
-        lock = WriterLock(Path(directory), Disk(), name=".records")
+    lock = WriterLock(Path(directory or "."), Disk(), name=".records")
 
     def acquire() -> None:
-        try:
-            if lock is not None:
+        with suppress(OSError):  # told by what is written there next
+            if directory is not None:
                 lock.acquire(above=0)
-        except OSError as failure:  # records are no reason to stop
-            _log.warning("%s is not locked against other runs: %s", directory, failure)
 
-    group = Group(together=spans_processes(mesh), timeout_s=_OTHERS_S)
+    group = Group(together=spans_processes(mesh), timeout_s=600.0)
     group.lead("directory", acquire)
     try:
         yield
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()
 
 
 def open_reports(

@@ -46,7 +46,6 @@ from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
 from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records, check_profile, open_journal
-from replicator.run_record import describe_dataset
 from replicator.saving import as_schedule, checkpoints_of, hook_states
 from replicator.state import FirstState, first_run, given_run
 from replicator.training import train
@@ -220,7 +219,6 @@ class Replicator(OwnLoops):
                     "steps": steps,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
                     **_plain(options, self._mesh),
-                    "dataset": describe_dataset(dataset),
                     "inputs": dataclasses.asdict(reading),
                 },
                 profile=profile,

@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 import jaxlib.version
-import numpy as np
+import numpy
 import optax
 
 from replicator.protocols import PyTree
 from replicator.strict_json import strict_json
-from replicator.trees import leaf_path
 from replicator.version import __version__
 
 RECORD_NAME = "run.json"
@@ -40,48 +39,12 @@ def describe_process() -> dict[str, Any]:
     }
 
 
-def describe_dataset(dataset: Any) -> dict[str, Any]:
-    """Say what a dataset is, as far as that reads nothing of it, in plain JSON."""
-    said: dict[str, Any] = {"type": type(dataset).__qualname__}
-    if isinstance(name := getattr(dataset, "__qualname__", None), str):
-        said["name"] = name
+def describe_dataset(dataset: Any) -> str:
+    """Say what a dataset is, and nothing of it is read: "list of 5", "train_data"."""
+    name = getattr(dataset, "__qualname__", type(dataset).__qualname__)
     with contextlib.suppress(Exception):  # many have no length, and say so their way
-        said["length"] = len(dataset)
-    if isinstance(dataset, list | tuple) and dataset:
-        said["first"] = {
-            leaf_path(path): f"{getattr(leaf, 'dtype', '')}{list(np.shape(leaf))}"
-            for path, leaf in jax.tree.leaves_with_path(dataset[0])
-        }
-    return said
-
-
-def say_what_differs(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what a run that goes on was given otherwise than when it was saved.
-
-    Args:
-      saved: `seed` and `dataset`, of the checkpoint; empty if it is an older one.
-      now: The same, of this run.
-    """
-    said = []
-    if saved.get("seed", now["seed"]) != now["seed"]:
-        said.append(
-            f"`seed` is {now['seed']}, and was {saved['seed']} where the run began: "
-            f"it goes on with the keys of {saved['seed']}. Choose another "
-            "`checkpoint_dir` to begin anew."
-        )
-    before, after = (of.get("dataset") or {} for of in (saved, now))
-    changed = [
-        f"{name} {after.get(name)!r}, which was {before.get(name)!r}"
-        for name in before | after
-        if before and before.get(name) != after.get(name)
-    ]
-    if changed:
-        said.append(
-            f"`dataset` has {', '.join(changed)} when the run was saved: it goes on at "
-            "the same place of other data. Choose another `checkpoint_dir` to begin "
-            "anew."
-        )
-    return said
+        return f"{name} of {len(dataset)}"
+    return name
 
 
 def write_run_record(
@@ -154,7 +117,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
-        "numpy": np.__version__,
+        "numpy": numpy.__version__,
         "optax": optax.__version__,
         "flax": getattr(flax, "__version__", None),
         "replicator": __version__,

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from replicator.checkpoint.disk import Disk
@@ -28,7 +27,7 @@ from replicator.in_flight import (
 from replicator.inputs.position import Position, position_from_json
 from replicator.mesh import spans_processes
 from replicator.protocols import PyTree
-from replicator.run_record import say_what_differs, versions
+from replicator.run_record import versions
 from replicator.state import RunState, state_shardings
 from replicator.writers.writer import named_numbers
 
@@ -98,7 +97,7 @@ class Resumed:
       reports: The states of its reports.
       hooks: The states of its user's hooks.
       last_metrics: Of its last step, if it had come to its end; None if not.
-      began: Seed and dataset that it began with, as `Records.began`.
+      began: The seed that it began with, and what its dataset is.
     """
 
     state: RunState
@@ -133,7 +132,7 @@ class SaveCheckpoints(Hook):
       rank_by: The number that retention ranks by; None if it does not.
       evaluated: Returns the numbers of an evaluation, if there was one after a step.
       strategy: How the run is spread over devices; plain JSON.
-      began: Seed and dataset that the run began with; plain JSON.
+      began: The seed that the run began with, and what its dataset is.
       tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
     """
 
@@ -327,10 +326,14 @@ def resume(
             "the run would have had.",
             int(found.arrays.step),
         )
-    saved = found.meta.get("began") or {}
-    if jax.process_index() == 0 or not spans_processes(mesh):
-        for sentence in say_what_differs(saved, began):
-            _log.warning("%s", sentence)
+    saved = found.meta.get("began") or began
+    for name in (name for name in began if began[name] != saved[name]):
+        _log.warning(
+            "`%s` is %s, and was %s when the run was saved: the run goes on with its "
+            "old keys, at its place in the input. Choose another `checkpoint_dir` to "
+            "begin anew.",
+            *(name, began[name], saved[name]),
+        )
     position = _position(found)
     late, last = found.meta.get("in_flight"), found.meta.get("last_metrics")
     return Resumed(
@@ -340,7 +343,7 @@ def resume(
         reports=found.meta.get("reports", ()),
         hooks=found.meta.get("hooks", ()),
         last_metrics=None if last is None else result_from_json(last),
-        began={**began, "seed": saved.get("seed", began["seed"])},
+        began={**began, "seed": saved["seed"]},
     )
 
 

@@ -67,22 +67,20 @@ def first_difference(expected: PyTree, found: PyTree) -> str | None:
 
 def _other_container(expected: PyTree, found: PyTree, path: tuple = ()) -> str | None:
     """Say where two trees of the same leaves differ in a container's type or words."""
-    (below, want), (others, have) = _one_level(expected), _one_level(found)
-    if want != have:
-        where = f"`{leaf_path(path)}`" if path else "the whole"
-        return f"{where} is {have} instead of {want}"
-    for (key, child), (_, other) in zip(below, others, strict=True):
-        if child is not expected and (
-            difference := _other_container(child, other, (*path, *key))
-        ):
-            return difference
-    return None
-
-
-def _one_level(tree: PyTree) -> tuple[list[tuple[tuple, PyTree]], PyTree]:
-    return jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda node: node is not tree
+    (want, one), (have, other) = (
+        jax.tree_util.tree_flatten_with_path(
+            tree, is_leaf=lambda node, tree=tree: node is not tree
+        )
+        for tree in (expected, found)
     )
+    if one != other:
+        return f"`{leaf_path(path) or 'all'}` is {other} instead of {one}"
+    below = (
+        _other_container(child, beside, (*path, *key))
+        for (key, child), (_, beside) in zip(want, have, strict=True)
+        if child is not expected  # a leaf
+    )
+    return next(filter(None, below), None)
 
 
 def _is_numbers(leaf: PyTree) -> bool:
