@@ -345,8 +345,10 @@ class Attempts:
             last_step=of.plan.steps,
             rank_by=of.checkpoints.retention.metric,
             evaluated=next(found, None),
-            strategy=of.records.arguments.get("strategy"),
-            began=resumed.began,
+            about={
+                "strategy": of.records.arguments.get("strategy"),
+                "began": resumed.began,
+            },
             tell=self._tell_alike,
         )
         if preemption is None:

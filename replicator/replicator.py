@@ -23,7 +23,6 @@ from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
-from replicator.checkpoint.snapshot import describe_leaves
 from replicator.compiled_step import CompiledStep
 from replicator.eager_calls import require_eager
 from replicator.errors import (
@@ -189,8 +188,6 @@ class Replicator(OwnLoops):
             hook_states(hooks)  # refuses one that could not be saved
         check_profile(profile, directory)
         first = self._first(init_fn, init_state, seed)
-        if checkpoints is not None:
-            describe_leaves(first.shapes)  # refuses what could not be saved
         events = open_journal(directory)
         if auto_microbatch:
             batch = first_batch(dataset, self._mesh, inputs or InputOptions())

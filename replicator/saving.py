@@ -131,8 +131,7 @@ class SaveCheckpoints(Hook):
       last_step: Where the run is to end, if that is known: then the end saves it.
       rank_by: The number that retention ranks by; None if it does not.
       evaluated: Returns the numbers of an evaluation, if there was one after a step.
-      strategy: How the run is spread over devices; plain JSON.
-      began: The seed that the run began with, and what its dataset is.
+      about: What else a checkpoint says of the run, by name; plain JSON.
       tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
     """
 
@@ -148,8 +147,7 @@ class SaveCheckpoints(Hook):
         last_step: int | None = None,
         rank_by: str | None = None,
         evaluated: Callable[[int], Mapping[str, float]] | None = None,
-        strategy: Mapping[str, Any] | None = None,
-        began: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
         tell: Callable[..., None] | None = None,
     ) -> None:
         self._store = store
@@ -159,8 +157,7 @@ class SaveCheckpoints(Hook):
         self._last_step = last_step
         self._rank_by = rank_by
         self._evaluated = evaluated
-        self._strategy = strategy
-        self._began = began
+        self._about = about or {}
         self._tell = tell
         self._told = store.counts
         self._failure: Exception | None = None
@@ -206,8 +203,7 @@ class SaveCheckpoints(Hook):
                 "reports": hook_states(self._reports),
                 "hooks": hook_states(self._hooks),
                 "last_metrics": ended and result_as_json(ended.metrics),
-                "strategy": self._strategy,
-                "began": self._began,
+                **self._about,
                 "versions": versions(),
                 "random_streams": RANDOM_STREAMS,
             },

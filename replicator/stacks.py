@@ -71,11 +71,10 @@ def also_in_user_code(ident: int) -> list[str]:
 
 def runs_callback() -> bool:
     """Tell whether a thread runs Python of the user's that a device waits for."""
-    frames = map(user_frame_of, sys._current_frames().values())
     return any(
         each.f_code.co_filename.endswith(_CALLBACKS)
-        for frame in frames
-        for each in _outward(frame)
+        for frame in sys._current_frames().values()
+        for each in _outward(user_frame_of(frame))
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from replicator.attempts import Attempts, Training, teller
 from replicator.bad_numbers.left_out import require_rereadable
 from replicator.bad_numbers.rollback import go_on_anew
+from replicator.checkpoint.snapshot import describe_leaves
 from replicator.closing import closed_at_the_end
 from replicator.distributed.leaving import leave_at_once
 from replicator.errors import ArgumentError, Preempted
@@ -37,6 +38,8 @@ def train(training: Training) -> LoopResult:
       Exception: Whatever the step, the dataset or a hook raised.
     """
     _require_way_back(training)
+    if training.checkpoints is not None:
+        describe_leaves(training.first.shapes)  # refuses what could not be saved
     _require_same(training)
     events, directory = training.events, training.records.directory
     attempts = Attempts(training)

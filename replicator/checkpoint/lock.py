@@ -129,11 +129,9 @@ class WriterLock:
     def _is_in_place(self) -> bool:
         """Tell whether the lock that is held is the one that others would ask for."""
         assert self._handle is not None, "asked by the owner alone"
-        try:
-            there = os.stat(self._lock_path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(there, os.fstat(self._handle))
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self._lock_path), os.fstat(self._handle))
+        return False
 
     def _lock(self, handle: int) -> None:
         try:

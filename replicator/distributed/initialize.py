@@ -21,15 +21,8 @@ from replicator.distributed.coordination import (
 from replicator.distributed.hosts import note_host
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.rendezvous import meet, resolve
-from replicator.distributed.report_progress import VARIABLE
 from replicator.distributed.tpu_metadata import with_tpu_metadata
-from replicator.errors import (
-    ArgumentError,
-    DistributedError,
-    TooLateError,
-    check_count,
-    check_number,
-)
+from replicator.errors import ArgumentError, TooLateError, check_count, check_number
 
 BIND_VARIABLE = "REPLICATOR_COORDINATOR_BIND"
 
@@ -94,21 +87,6 @@ def initialize(
     _join(cluster, timeout_s, heartbeat_s)
     _joined = cluster
     return cluster
-
-
-def require_joined() -> None:
-    """Return unless a launcher made this process one of several, and it is alone.
-
-    Raises:
-      DistributedError: It is: each of them would do the whole work.
-    """
-    told = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
-    if os.environ.get(VARIABLE) and told != "1" and process_count() == 1:
-        raise DistributedError(
-            "The group must be joined by each process that `replicator launch` starts, "
-            f"got one of {told} that is alone. Call "
-            "`replicator.distributed.initialize()` at the top of the script."
-        )
 
 
 def _find(
