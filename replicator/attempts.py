@@ -336,6 +336,7 @@ class Attempts:
         of = self._training
         if store is None or of.checkpoints is None:
             return []
+        strategy = of.records.arguments.get("strategy")
         found = (hook.numbers_of for hook in hooks if isinstance(hook, EvaluateEvery))
         saving = SaveCheckpoints(
             store,
@@ -345,10 +346,7 @@ class Attempts:
             last_step=of.plan.steps,
             rank_by=of.checkpoints.retention.metric,
             evaluated=next(found, None),
-            about={
-                "strategy": of.records.arguments.get("strategy"),
-                "began": resumed.began,
-            },
+            about={"strategy": strategy, "began": resumed.began},
             tell=self._tell_alike,
         )
         if preemption is None:
