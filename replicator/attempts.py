@@ -37,11 +37,13 @@ from replicator.postmortem.examine import Blamed, Reopened, examine, is_met_by_a
 from replicator.preemption import LeaveSaved, Preemption
 from replicator.protocols import Dataset, PyTree
 from replicator.records import Records, Reports, open_reports
+from replicator.run_record import describe_dataset
 from replicator.same_everywhere import require_same_state
 from replicator.saving import (
     Checkpoints,
     Resumed,
     SaveCheckpoints,
+    hook_states,
     load_hooks,
     open_store,
     resume,
@@ -129,6 +131,8 @@ class Attempts:
         self._tell_alike = teller(None if alike else training.events)
         self._recovery = training.recovery
         self._step = Blamed(training.step)
+        goes_back = training.recovery.policy.goes_back
+        self._first_states = hook_states(training.hooks) if goes_back else []
 
     def run(self) -> LoopResult:
         """Run to the end, or until it is to go back."""
@@ -191,6 +195,9 @@ class Attempts:
         evaluation, hooks = self._hooks(reports)
         load_hooks(reports.hooks, resumed.reports)
         load_hooks(hooks, resumed.hooks)
+        if self._recovery.went_back and not resumed.hooks:
+            load_hooks(of.hooks, self._first_states)  # back to the very beginning
+        self._recovery.come_back(resumed.start_step)
         plan = dataclasses.replace(
             of.plan,
             start_step=resumed.start_step,
@@ -204,12 +211,7 @@ class Attempts:
             _handed_on(of.step, resumed.state),
             batches,
             plan=plan,
-            hooks=[
-                *reports.hooks,
-                *hooks,
-                *saving,
-                *reports.after,
-            ],
+            hooks=[*reports.hooks, *hooks, *saving, *reports.after],
             tell=self._recovery.tell,
             phases=of.phases,
             in_flight=resumed.in_flight,
@@ -244,9 +246,12 @@ class Attempts:
 
     def _resume(self, store: CheckpointStore | None) -> Resumed:
         of = self._training
-        found = resume(store, of.first.shapes, of.mesh) if store is not None else None
+        began = {"seed": of.records.seed, "dataset": describe_dataset(of.dataset)}
+        found = None
+        if store is not None:
+            found = resume(store, of.first.shapes, of.mesh, began)
         if found is None:
-            return Resumed(state=of.first.born(), position=Position())
+            return Resumed(state=of.first.born(), position=Position(), began=began)
         return found
 
     def _input(self, resumed: Resumed):
@@ -331,6 +336,7 @@ class Attempts:
         of = self._training
         if store is None or of.checkpoints is None:
             return []
+        strategy = of.records.arguments.get("strategy")
         found = (hook.numbers_of for hook in hooks if isinstance(hook, EvaluateEvery))
         saving = SaveCheckpoints(
             store,
@@ -340,7 +346,7 @@ class Attempts:
             last_step=of.plan.steps,
             rank_by=of.checkpoints.retention.metric,
             evaluated=next(found, None),
-            strategy=of.records.arguments.get("strategy"),
+            about={"strategy": strategy, "began": resumed.began},
             tell=self._tell_alike,
         )
         if preemption is None:

@@ -83,11 +83,11 @@ class CheckpointError(ReplicatorError, RuntimeError):
 
 
 class CheckpointInUseError(ReplicatorError, RuntimeError):
-    """Another run writes checkpoints to the same directory."""
+    """Another run writes to the same directory, of checkpoints or of records."""
 
 
 class CheckpointMismatchError(ReplicatorError, ValueError):
-    """A checkpoint holds another state than the one it is restored to."""
+    """A checkpoint holds another state, or a format of a newer version."""
 
 
 class NonFiniteError(ReplicatorError, FloatingPointError):

@@ -119,7 +119,7 @@ class Hook(Protocol):
         """Return what a run that goes on from here must know, as plain JSON.
 
         It is saved after the `on_state` of a step, and is the same in all processes. A
-        run that is saved asks once before its first step, too, to see that it is JSON.
+        run that is saved asks before its first step, too, to see that it is JSON.
         """
         return None
 

@@ -17,6 +17,7 @@ from replicator.blocks import DEFAULT_BLOCK
 from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
+from replicator.distributed.report_progress import require_joined
 from replicator.eager_calls import require_eager
 from replicator.errors import check_flags, check_function
 from replicator.evaluate import EvalFn, Evaluation
@@ -50,6 +51,7 @@ class OwnLoops:
     ) -> None:
         optimizers.check_reduction(reduction)
         check_flags(compilation_cache=compilation_cache)
+        require_joined()
         size_cpu_pool()
         if compilation_cache:
             enable_compilation_cache()

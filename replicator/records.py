@@ -2,13 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.group import Group
+from replicator.checkpoint.lock import WriterLock
 from replicator.compile_notes import TellCompilations
 from replicator.display import make_display
 from replicator.distributed.agreement import exchange
@@ -97,6 +101,32 @@ def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
             f"`directory` must be one that can be written to, got {directory}: "
             f"{failure}. Choose another, or change its permissions."
         ) from failure
+
+
+@contextmanager
+def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[None]:
+    """Keep other runs out of a run's directory: two in one journal read as one.
+
+    Args:
+      directory: There already; None keeps nobody out.
+      mesh: The replicas; of several processes the first holds the lock for all.
+
+    Raises:
+      CheckpointInUseError: Another run writes there; in all processes.
+    """
+    lock = WriterLock(Path(directory or "."), Disk(), name=".records")
+
+    def acquire() -> None:
+        with suppress(OSError):  # told by what is written there next
+            if directory is not None:
+                lock.acquire(above=0)
+
+    group = Group(together=spans_processes(mesh), timeout_s=600.0)
+    group.lead("directory", acquire)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def open_reports(

@@ -68,6 +68,8 @@ class Replicator(OwnLoops):
 
     Raises:
       ArgumentError: An argument is out of range.
+      DistributedError: `replicator launch` started this process as one of several, and
+        it has not joined them.
     """
 
     def run(

@@ -1,5 +1,6 @@
 """Record what a run was: seed, arguments, versions, code, devices, in `run.json`."""
 
+import contextlib
 import datetime
 import os
 import platform
@@ -36,6 +37,14 @@ def describe_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "devices": jax.local_device_count(),
     }
+
+
+def describe_dataset(dataset: Any) -> str:
+    """Say what a dataset is, and nothing of it is read: "list of 5", "train_data"."""
+    name = getattr(dataset, "__qualname__", type(dataset).__qualname__)
+    with contextlib.suppress(Exception):  # many have no length, and say so their way
+        return f"{name} of {len(dataset)}"
+    return name
 
 
 def write_run_record(

@@ -97,6 +97,7 @@ class Resumed:
       reports: The states of its reports.
       hooks: The states of its user's hooks.
       last_metrics: Of its last step, if it had come to its end; None if not.
+      began: The seed that it began with, and what its dataset is.
     """
 
     state: RunState
@@ -105,6 +106,7 @@ class Resumed:
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
+    began: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def start_step(self) -> int:
@@ -129,7 +131,7 @@ class SaveCheckpoints(Hook):
       last_step: Where the run is to end, if that is known: then the end saves it.
       rank_by: The number that retention ranks by; None if it does not.
       evaluated: Returns the numbers of an evaluation, if there was one after a step.
-      strategy: How the run is spread over devices; plain JSON.
+      about: What else a checkpoint says of the run, by name; plain JSON.
       tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
     """
 
@@ -145,7 +147,7 @@ class SaveCheckpoints(Hook):
         last_step: int | None = None,
         rank_by: str | None = None,
         evaluated: Callable[[int], Mapping[str, float]] | None = None,
-        strategy: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
         tell: Callable[..., None] | None = None,
     ) -> None:
         self._store = store
@@ -155,7 +157,7 @@ class SaveCheckpoints(Hook):
         self._last_step = last_step
         self._rank_by = rank_by
         self._evaluated = evaluated
-        self._strategy = strategy
+        self._about = about or {}
         self._tell = tell
         self._told = store.counts
         self._failure: Exception | None = None
@@ -201,7 +203,7 @@ class SaveCheckpoints(Hook):
                 "reports": hook_states(self._reports),
                 "hooks": hook_states(self._hooks),
                 "last_metrics": ended and result_as_json(ended.metrics),
-                "strategy": self._strategy,
+                **self._about,
                 "versions": versions(),
                 "random_streams": RANDOM_STREAMS,
             },
@@ -291,13 +293,16 @@ def open_store(
     return store.open()
 
 
-def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | None:
+def resume(
+    store: CheckpointStore, state: RunState, mesh: Mesh, began: Mapping[str, Any]
+) -> Resumed | None:
     """Return where the run goes on: after what was saved last; None if nothing was.
 
     Args:
       store: Open; closed if that fails.
       state: The first state, or its shapes.
       mesh: The replicas.
+      began: Seed and dataset of this run; what differs is said.
 
     Raises:
       CheckpointError: There is no checkpoint that is whole.
@@ -317,6 +322,14 @@ def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | Non
             "the run would have had.",
             int(found.arrays.step),
         )
+    saved = found.meta.get("began") or began
+    for name in (name for name in began if began[name] != saved[name]):
+        _log.warning(
+            "`%s` is %s, and was %s when the run was saved: the run goes on with its "
+            "old keys, at its place in the input. Choose another `checkpoint_dir` to "
+            "begin anew.",
+            *(name, began[name], saved[name]),
+        )
     position = _position(found)
     late, last = found.meta.get("in_flight"), found.meta.get("last_metrics")
     return Resumed(
@@ -326,6 +339,7 @@ def resume(store: CheckpointStore, state: RunState, mesh: Mesh) -> Resumed | Non
         reports=found.meta.get("reports", ()),
         hooks=found.meta.get("hooks", ()),
         last_metrics=None if last is None else result_from_json(last),
+        began={**began, "seed": saved["seed"]},
     )
 
 

@@ -44,11 +44,17 @@ def user_stacklevel() -> int:
 
 def user_line_of(frame: FrameType | None) -> str:
     """Return the innermost line of the user's on a stack, as `user_line` does."""
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame_of(frame)
     if frame is None:
         return UNKNOWN_LINE
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def user_frame_of(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the user's on a stack."""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 _LIBRARY_ROOTS = tuple(

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from replicator.source_lines import UNKNOWN_LINE, user_line_of
+from replicator.source_lines import UNKNOWN_LINE, user_frame_of, user_line_of
 
 _DEBUGGERS = ("pdb", "bdb", "IPython.core.debugger")
+_CALLBACKS = os.path.join("jax", "_src", "callback.py")
 
 
 def format_stacks(*, first: int | None = None) -> str:
@@ -66,6 +67,15 @@ def also_in_user_code(ident: int) -> list[str]:
         if other not in (ident, threading.get_ident())
     }
     return sorted({line for line in lines.values() if line != UNKNOWN_LINE})
+
+
+def runs_callback() -> bool:
+    """Tell whether a thread runs Python of the user's that a device waits for."""
+    return any(
+        each.f_code.co_filename.endswith(_CALLBACKS)
+        for frame in sys._current_frames().values()
+        for each in _outward(user_frame_of(frame))
+    )
 
 
 def waits_in_debugger(ident: int) -> bool:

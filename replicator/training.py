@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from replicator.attempts import Attempts, Training, teller
 from replicator.bad_numbers.left_out import require_rereadable
 from replicator.bad_numbers.rollback import go_on_anew
+from replicator.checkpoint.snapshot import describe_leaves
 from replicator.closing import closed_at_the_end
 from replicator.distributed.leaving import leave_at_once
 from replicator.errors import ArgumentError, Preempted
 from replicator.events import EventLog
 from replicator.loop import LoopResult
 from replicator.phases import Phases
+from replicator.records import alone_in
 from replicator.same_everywhere import require_same_arguments
 
 
@@ -31,17 +33,21 @@ def train(training: Training) -> LoopResult:
     Raises:
       ArgumentError: The run is to go back, and is not saved, or its dataset cannot be
         read again.
+      CheckpointInUseError: Another run writes to the directory.
       Preempted: A signal asked the run to stop, and it is saved.
       Exception: Whatever the step, the dataset or a hook raised.
     """
     _require_way_back(training)
+    if training.checkpoints is not None:
+        describe_leaves(training.first.shapes)  # refuses what could not be saved
     _require_same(training)
-    events = training.events
+    events, directory = training.events, training.records.directory
     attempts = Attempts(training)
     # A hook that stands in two places is one hook: methods of one object are equal.
     closers = list(dict.fromkeys(hook.close for hook in training.hooks))
     with (
         closed_at_the_end(closers),
+        alone_in(directory, training.mesh),
         _told(events, training.phases),
         attempts.examined(),
     ):

@@ -62,9 +62,25 @@ def first_difference(expected: PyTree, found: PyTree) -> str | None:
             return f"`{path}` is new"
         if describe(want[path]) != describe(leaf):
             return f"`{path}` is {describe(leaf)} instead of {describe(want[path])}"
-    if jax.tree.structure(expected) != jax.tree.structure(found):
-        return "the containers around the leaves are of another type"
-    return None
+    return _other_container(expected, found)
+
+
+def _other_container(expected: PyTree, found: PyTree, path: tuple = ()) -> str | None:
+    """Say where two trees of the same leaves differ in a container's type or words."""
+    (want, one), (have, other) = (
+        jax.tree_util.tree_flatten_with_path(
+            tree, is_leaf=lambda node, tree=tree: node is not tree
+        )
+        for tree in (expected, found)
+    )
+    if one != other:
+        return f"`{leaf_path(path) or 'all'}` is {other} instead of {one}"
+    below = (
+        _other_container(child, beside, (*path, *key))
+        for (key, child), (_, beside) in zip(want, have, strict=True)
+        if child is not expected  # a leaf
+    )
+    return next(filter(None, below), None)
 
 
 def _is_numbers(leaf: PyTree) -> bool:

@@ -160,6 +160,34 @@ def test_a_users_hook_is_closed_once_however_often_the_run_goes_back(tmp_path):
     assert hook.closed == 1
 
 
+class Adding(Hook):
+    """Adds up steps; its state is saved."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_state(self, event):
+        self.seen.append(event.step)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state(self, state):
+        self.seen = list(state["seen"])
+
+
+def test_hooks_begin_anew_where_the_run_goes_back_to_its_beginning(tmp_path):
+    hook = Adding()
+    run(
+        dataset(2),
+        on_nonfinite="rollback",
+        checkpoint_dir=tmp_path,
+        checkpoint_every=5,
+        hooks=[hook],
+    )
+    assert hook.seen == list(range(1, STEPS + 1))
+
+
 def test_rollback_needs_checkpoints():
     with pytest.raises(
         ArgumentError, match="`checkpoint_dir` must be given to go back"

@@ -5,9 +5,11 @@ After a change here, `python -m tests.test_errors` writes the document anew.
 
 import dataclasses
 import faulthandler
+import json
 import pathlib
 import re
 import tempfile
+import zlib
 from collections.abc import Callable
 
 import jax
@@ -26,6 +28,7 @@ from replicator.errors import (
     BatchError,
     CheckpointError,
     CheckpointMismatchError,
+    DistributedError,
     InvarianceError,
     LaunchError,
     NodeFailedError,
@@ -39,6 +42,7 @@ from replicator.errors import (
 )
 from replicator.hooks import Callback, Hook, every
 from replicator.postmortem.bundle import read_bundle
+from replicator.strict_json import strict_json
 from replicator.writers import Multi
 from tests.steps import (
     apply,
@@ -203,6 +207,27 @@ def dividing(optimizer):
         return after, {"loss": metrics["loss"] / 0.0}
 
     return init_fn, step
+
+
+def launched_alone():
+    """Be one of two processes of `replicator launch`, and do not join."""
+    told = {"REPLICATOR_NUM_PROCESSES": "2", "REPLICATOR_PROGRESS_FILE": "progress"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, word in told.items():
+            patch.setenv(name, word)
+        replicator.Replicator()
+
+
+def newer_checkpoints():
+    """Return a directory with a checkpoint of a format to come."""
+    directory = folder()
+    with CheckpointStore(directory) as store:
+        store.save(Snapshot(step=1, arrays={"w": np.ones(1)}))
+    path = directory / f"{1:012d}" / "manifest.json"
+    body = json.loads(path.read_text())["manifest"] | {"format": 2}
+    signed = {"manifest": body, "crc32": zlib.crc32(strict_json(body).encode())}
+    path.write_text(json.dumps(signed))
+    return directory
 
 
 def folder(*names):
@@ -829,6 +854,35 @@ ROWS = [
         CheckpointError,
         "`directory` must be one that checkpoints were saved to, got runs/a/none, "
         "which is no directory. Check the path.",
+    ),
+    Row(
+        "Checkpoints that a newer version saved",
+        lambda: CheckpointStore(newer_checkpoints()).restore(),
+        CheckpointMismatchError,
+        "The checkpoint of step 1 must have a format up to 1, got 2, of a newer "
+        "replicator. Upgrade `jax-replicator`; nothing was changed.",
+    ),
+    Row(
+        "Leaves whose names meet in a checkpoint",
+        lambda: run(
+            [regression_batch()],
+            make=lambda _: (
+                lambda key: {"a/b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}},
+                lambda state, batch: (state, {}),
+            ),
+            checkpoint_dir=folder(),
+        ),
+        ArgumentError,
+        "`arrays` must have one leaf at each path, got two at `user/a/b` (and "
+        "`user/a/b`). Give one of them another name.",
+    ),
+    Row(
+        "A launched process that joined no group",
+        launched_alone,
+        DistributedError,
+        "The group must be joined by each process that `replicator launch` starts, "
+        "got one of 2 that is alone. Call `replicator.distributed.initialize()` at "
+        "the top of the script.",
     ),
     Row(
         "To evaluate, and not what",

@@ -74,7 +74,7 @@ def test_each_replica_keeps_its_own_over_steps():
     assert state["own"].value["last"].sharding.spec == PartitionSpec("replica")
 
 
-def test_a_declared_leaf_of_another_word_is_another_structure():
+def test_a_declared_leaf_of_another_word_is_another_structure_and_named():
     def init_fn(key):
         return {"own": PerReplica(jnp.zeros(()), "sum")}
 
@@ -82,7 +82,8 @@ def test_a_declared_leaf_of_another_word_is_another_structure():
         return {"own": PerReplica(state["own"].value)}, {}
 
     rep = replicas(2)
-    with pytest.raises(ValueError, match="containers around the leaves"):
+    named = r"`own` is .*PerReplica\[\('refuse',\)\].* instead of .*'sum'"
+    with pytest.raises(ValueError, match=named):
         rep.compile(step_fn)(rep.init(init_fn), {"x": np.ones(2)})
 
 

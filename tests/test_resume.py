@@ -27,6 +27,7 @@ from replicator.in_flight import (
 )
 from replicator.inputs.position import position_from_json
 from replicator.progress import first_numbers
+from replicator.run_record import describe_dataset
 from replicator.saving import load_hooks
 from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
 
@@ -511,6 +512,48 @@ def test_an_evaluation_at_the_step_that_a_run_goes_on_from_stays_written(tmp_pat
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows if "eval/x" in row] == [2, 4, 6]
     assert found.evaluation["examples"] == sum(len(each["x"]) for each in dataset())
+
+
+def saved_and_gone_on(directory, *, steps=2, batches=5, **options):
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    data = [regression_batch(seed=seed) for seed in range(batches)]
+    rep.run(
+        step_fn,
+        data,
+        init_fn=init_fn,
+        steps=steps,
+        checkpoint_dir=directory,
+        display=False,
+        **options,
+    )
+
+
+def test_a_run_says_so_where_it_goes_on_with_another_seed_or_dataset(tmp_path, caplog):
+    saved_and_gone_on(tmp_path)
+    saved_and_gone_on(tmp_path, steps=3)
+    assert caplog.messages == []
+    for steps in (4, 5):  # the seed that the keys come from is not forgotten
+        caplog.clear()
+        saved_and_gone_on(tmp_path, steps=steps, seed=1)
+        (said,) = caplog.messages
+        assert "`seed` is 1, and was 0 when the run was saved" in said
+    caplog.clear()
+    saved_and_gone_on(tmp_path, steps=6, batches=7)
+    (said,) = caplog.messages
+    assert "`dataset` is list of 7, and was list of 5 when" in said
+
+
+def unread():
+    raise AssertionError("the dataset was read")
+    yield
+
+
+def test_a_dataset_is_described_without_being_read():
+    assert describe_dataset(unread()) == "unread"
+    assert describe_dataset(unread) == "unread"
+    assert describe_dataset([1, 2]) == "list of 2"
+    assert describe_dataset(iter([1, 2])) == "list_iterator"
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -1,10 +1,14 @@
 """`run` refuses bad arguments before anything is half done, and takes odd good ones."""
 
+import os
+
+import jax.numpy as jnp
 import optax
 import pytest
 
 from replicator.checkpoint import CheckpointStore
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, CheckpointInUseError
+from replicator.events import read_events
 from replicator.hooks import Hook
 from tests.steps import regression_batch, replicas, trainer
 
@@ -87,3 +91,37 @@ def test_a_hook_whose_state_goes_bad_later_is_named_and_what_was_saved_stays(tmp
         run(hooks=[hook], checkpoint_dir=tmp_path, checkpoint_every=2)
     assert hook.closed == 1
     assert CheckpointStore(tmp_path).steps() == (2,)
+
+
+def test_leaves_whose_names_meet_are_refused_before_the_first_step(tmp_path):
+    with pytest.raises(ArgumentError, match="got two at `user/a/b`"):
+        replicas(1).run(
+            lambda state, batch: pytest.fail("a step was made"),
+            [regression_batch()],
+            init_fn=lambda key: {"a/b": jnp.zeros(()), "a": {"b": jnp.zeros(3)}},
+            steps=1,
+            checkpoint_dir=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+class RunsAnother(Hook):
+    """Runs a second run inside of a first one."""
+
+    def __init__(self, **options):
+        self._options = options
+        self.refused = None
+
+    def on_end(self, event):
+        with pytest.raises(CheckpointInUseError) as caught:
+            run(**self._options)
+        self.refused = str(caught.value)
+
+
+def test_a_second_run_in_a_directory_is_refused_and_told_who_is_there(tmp_path):
+    hook = RunsAnother(directory=tmp_path)
+    run(directory=tmp_path, hooks=[hook])
+    assert f"process {os.getpid()} on " in hook.refused
+    kinds = [event["kind"] for event in read_events(tmp_path)]
+    assert (kinds.count("started"), kinds.count("ended")) == (1, 1)
+    run(directory=tmp_path)  # one after the other is fine

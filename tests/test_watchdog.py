@@ -10,12 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from replicator.errors import ArgumentError
 from replicator.exit_codes import HUNG
 from replicator.phases import Current, Phases
-from replicator.stacks import format_stacks, waits_in_debugger, where_is
+from replicator.stacks import format_stacks, runs_callback, waits_in_debugger, where_is
 from replicator.watchdog import Limits, Watchdog
 from replicator.watchdog.limits import as_limits
 from replicator.watchdog.peers import Beat, Peer
@@ -212,6 +214,19 @@ def test_stacks_name_every_thread_and_show_the_asked_one_first():
     assert "wait_in_a_thread" in text
     assert "Thread MainThread" in text
     assert re.search(r"test_watchdog.py:\d+ in wait_in_a_thread, inside `\w+`", where)
+
+
+def test_a_callback_that_devices_wait_for_is_known():
+    seen = []
+
+    def callback(x):
+        seen.append(runs_callback())
+        return x
+
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    program = jax.jit(lambda x: jax.pure_callback(callback, shape, x))
+    program(jnp.float32(1)).block_until_ready()
+    assert [*seen, runs_callback()] == [True, False]
 
 
 def test_a_thread_at_the_prompt_of_a_debugger_is_known():

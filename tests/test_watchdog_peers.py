@@ -76,8 +76,13 @@ def said(step, phase="step", limit_s=None, **more):
         ([said(5), said(5)], ()),
         ([said(5, "input"), said(5, "input")], ()),
         ([said(5)], ()),
+        ([said(7, in_callback=True), said(5), said(5, "report")], (0,)),
+        ([said(5, in_callback=True), said(5, in_callback=True)], ()),
     ],
-    ids=["fewer steps", "silent", "elsewhere", "both wait", "both read", "alone"],
+    ids=[
+        *["fewer steps", "silent", "elsewhere", "both wait", "both read", "alone"],
+        *["devices wait for a callback", "all call"],
+    ],
 )
 def test_who_is_behind(statements, behind):
     assert lagging(statements) == behind

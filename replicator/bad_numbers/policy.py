@@ -27,7 +27,7 @@ class Policy:
         step itself left the update out; `"rollback"` goes back to the last good
         checkpoint and leaves the batch out.
       on_spike: `"log"` notes it, `"raise"` ends the run, `"rollback"` as above.
-      max_rollbacks: So often a run goes back, all its restarts taken together.
+      max_rollbacks: So often a run goes back without a new checkpoint in between.
       max_skips: So many updates may be skipped one after the other.
 
     Raises:
@@ -56,13 +56,15 @@ class History:
     """What went bad so far: the machine's state.
 
     Attributes:
-      rollbacks: How often the run went back.
+      rollbacks: How often the run went back to `back_to`, or to before it.
+      back_to: The last step that it went on from after it went back.
       left_out: The calls whose batches are left out, by the index of their first batch.
       skips_in_a_row: Updates skipped one after the other, up to `last_skip`.
       last_skip: The step that was skipped last.
     """
 
     rollbacks: int = 0
+    back_to: int = -1
     left_out: tuple[int, ...] = ()
     skips_in_a_row: int = 0
     last_skip: int = 0
@@ -149,9 +151,32 @@ def decide(
         case "skip":
             return _after_skip(policy, history, event)
         case "rollback":
-            return _go_back(policy, history, event)
+            return _go_back(history, event)
         case _:
             return history, (_stop(event),)
+
+
+def come_back(
+    policy: Policy, history: History, event: BadNumber, *, start_step: int
+) -> tuple[History, tuple[Action, ...]]:
+    """Count a rollback, now that all processes know which checkpoint was left.
+
+    Args:
+      policy: What the user wants.
+      history: With what the event led to.
+      event: What the run went back for.
+      start_step: Where it goes on. A later step than the last time is progress.
+
+    Returns:
+      The history with this rollback, and what is to be done.
+    """
+    if start_step > history.back_to:
+        history = dataclasses.replace(history, rollbacks=0, back_to=start_step)
+    if history.rollbacks < policy.max_rollbacks:
+        return dataclasses.replace(history, rollbacks=history.rollbacks + 1), ()
+    kept = tuple(call for call in history.left_out if call != event.call)
+    after = f", after {history.rollbacks} rollbacks without a new checkpoint"
+    return dataclasses.replace(history, left_out=kept), (_stop(event, after),)
 
 
 def _after_spike(
@@ -162,7 +187,7 @@ def _after_spike(
         return history, (note,)
     if policy.on_spike == "raise":
         return history, (note, _stop(event))
-    history, actions = _go_back(policy, history, event)
+    history, actions = _go_back(history, event)
     return history, (note, *actions)
 
 
@@ -180,19 +205,12 @@ def _after_skip(
     return history, (note, _stop(event, f", the {in_a_row}th update in a row"))
 
 
-def _go_back(
-    policy: Policy, history: History, event: BadNumber
-) -> tuple[History, tuple[Action, ...]]:
-    if history.rollbacks >= policy.max_rollbacks:
-        return history, (_stop(event, f", after {history.rollbacks} rollbacks"),)
+def _go_back(history: History, event: BadNumber) -> tuple[History, tuple[Action, ...]]:
     if event.call is None or event.call in history.left_out:
         # Whichever batch it was, to leave it out would not help, or not be possible.
         return history, (_stop(event, ", and its batch cannot be told"),)
-    history = dataclasses.replace(
-        history,
-        rollbacks=history.rollbacks + 1,
-        left_out=tuple(sorted({*history.left_out, event.call})),
-    )
+    left_out = tuple(sorted({*history.left_out, event.call}))
+    history = dataclasses.replace(history, left_out=left_out)
     return history, (GoBack(before_step=event.step, leave_out=event.call),)
 
 

@@ -10,11 +10,12 @@ of those forgets it, meets the bad number again, and goes back again.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from replicator.bad_numbers.left_out import IndexedBatches, NotedBatches
 from replicator.bad_numbers.policy import (
+    Action,
     BadNumber,
     GoBack,
     History,
@@ -22,6 +23,7 @@ from replicator.bad_numbers.policy import (
     OnNonfinite,
     Policy,
     Stop,
+    come_back,
     decide,
     history_from_json,
 )
@@ -76,6 +78,7 @@ class Recovery(Hook):
         self.policy = policy
         self.history = History()
         self.went_back = False
+        self._gone_back_for: BadNumber | None = None
         self._spikes = spikes
         self._seen: tuple[float, ...] = ()
         self._journal = journal
@@ -109,7 +112,7 @@ class Recovery(Hook):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up the history of a checkpoint, unless this run knows more."""
         found = history_from_json(state["history"])
-        if found.rollbacks >= self.history.rollbacks:
+        if len(found.left_out) >= len(self.history.left_out):
             self.history = found
         self._seen = tuple(state["seen"])
 
@@ -144,6 +147,23 @@ class Recovery(Hook):
         if event.call is None and self._batches is not None:
             event = dataclasses.replace(event, call=self._batches.call_of(event.step))
         self.history, actions = decide(self.policy, self.history, event)
+        self._act(event, actions)
+
+    def come_back(self, start_step: int) -> None:
+        """Count a rollback, if there was one: the run goes on from `start_step`.
+
+        Raises:
+          NonFiniteError: As `tell`: too many, and no new checkpoint in between.
+          SpikeError: Likewise.
+        """
+        event, self._gone_back_for = self._gone_back_for, None
+        if event is not None:
+            self.history, actions = come_back(
+                self.policy, self.history, event, start_step=start_step
+            )
+            self._act(event, actions)
+
+    def _act(self, event: BadNumber, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Note():
@@ -151,6 +171,7 @@ class Recovery(Hook):
                 case GoBack():
                     self._note("rolled_back", action.before_step, event)
                     self._seen, self.went_back = (), True
+                    self._gone_back_for = event
                     raise GoingBack(action.before_step)
                 case Stop():
                     kind = SpikeError if action.kind == "spike" else NonFiniteError

@@ -6,8 +6,9 @@ and which the next owner removes; after `commit` returned, power may fail.
 """
 
 import contextlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from replicator.checkpoint.checksums import record_file
@@ -53,7 +54,7 @@ def commit(
       directory: Of all checkpoints.
       generation: Of the owner of the directory.
       disk: The file system.
-      require_current: Raises if there is a newer owner; asked last of all.
+      require_current: Raises if there is a newer owner; asked first and last of all.
       rows: What other processes have written for it; removed in the end.
 
     Returns:
@@ -63,8 +64,12 @@ def commit(
       OSError: The file system refused; nothing is left of the attempt.
       CheckpointInUseError: From `require_current`.
     """
-    writing = directory / f"{_WRITING}{draft.step}-{generation}"
-    disk.remove_tree(writing)
+    own_rows = {each.path.parent for each in rows}
+    require_current()
+    # Of a save that failed: threads of orbax may have gone on writing.
+    remove_leftovers(directory, disk=disk, but=own_rows)
+    # A name of its own: a writer that was replaced removes nothing of the other's.
+    writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
     disk.make_directory(writing)
     try:
         manifest = _write(draft, writing, generation=generation, disk=disk, rows=rows)
@@ -75,7 +80,7 @@ def commit(
             disk.remove_tree(writing)
         raise
     finally:
-        for folder in {each.path.parent for each in rows}:
+        for folder in own_rows:
             with contextlib.suppress(OSError):
                 disk.remove_tree(folder)
     return manifest
@@ -93,11 +98,13 @@ def set_damaged_aside(directory: Path, step: int, *, disk: Disk) -> Path | None:
     return _move_aside(checkpoint_path(directory, step), _DAMAGED, disk=disk)
 
 
-def remove_leftovers(directory: Path, *, disk: Disk) -> list[str]:
+def remove_leftovers(
+    directory: Path, *, disk: Disk, but: Collection[Path] = ()
+) -> list[str]:
     """Remove what owners left who died while writing or deleting; return its names."""
     left = sorted(
         path
-        for path in directory.iterdir()
+        for path in {*directory.iterdir()}.difference(but)
         if path.name.startswith((_WRITING, _DELETING)) or path.suffix == ".draft"
     )
     for path in left:

@@ -9,6 +9,7 @@ is raised in all of them: they go on together, or end together.
 
 import dataclasses
 import itertools
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -120,13 +121,13 @@ def share_rows(
     """
     if not (group.together and draft.spread):
         return ()
-    folder = directory / f".writing-rows-{draft.step}"
 
-    def begin() -> None:
-        disk.remove_tree(folder)
-        disk.make_directory(folder)
+    def begin() -> str:
+        name = f".writing-rows-{draft.step}-{os.urandom(4).hex()}"
+        disk.make_directory(directory / name)
+        return name
 
-    group.lead("rows", begin)
+    folder = directory / group.lead("rows", begin)
     failure, own = None, []
     if not group.is_chief:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replicator.checkpoint.checksums import FileRecord, first_damage
-from replicator.errors import CheckpointError
+from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.strict_json import strict_json
 
 MANIFEST_NAME = "manifest.json"
@@ -76,8 +76,7 @@ def encode(manifest: Manifest) -> bytes:
     body["leaves"] = [_fields(leaf) for leaf in manifest.leaves]
     body["files"] = [_fields(file) for file in manifest.files]
     text = strict_json(body)
-    crc32 = zlib.crc32(text.encode())
-    signed = {"manifest": json.loads(text), "crc32": crc32}
+    signed = {"manifest": json.loads(text), "crc32": _crc32(text)}
     return (json.dumps(signed, indent=1) + "\n").encode()
 
 
@@ -85,10 +84,18 @@ def decode(data: bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
+      CheckpointMismatchError: They are whole, and of a newer format.
       ValueError: These are not the bytes that `encode` wrote; also `KeyError`,
         `TypeError` or `AttributeError`, by what is wrong with them.
     """
-    body = json.loads(data.decode())["manifest"]
+    signed = json.loads(data.decode())
+    body = signed["manifest"]
+    if body["format"] > _FORMAT and _crc32(strict_json(body)) == signed["crc32"]:
+        raise CheckpointMismatchError(
+            f"The checkpoint of step {body.get('step')} must have a format up to "
+            f"{_FORMAT}, got {body['format']}, of a newer replicator. Upgrade "
+            "`jax-replicator`; nothing was changed."
+        )
     if body.pop("format") != _FORMAT:
         raise ValueError("it has a format that this version does not know")
     body["leaves"] = tuple(_leaf(**leaf) for leaf in body["leaves"])
@@ -106,10 +113,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
     Raises:
       CheckpointError: There is none, or it was damaged.
+      CheckpointMismatchError: It is of a newer format.
     """
     path = checkpoint / MANIFEST_NAME
     try:
         return decode(path.read_bytes())
+    except CheckpointMismatchError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
         raise CheckpointError(
             f"`{path}` must be the manifest of a checkpoint, got {failure}. "
@@ -129,6 +139,10 @@ def verify(checkpoint: Path, manifest: Manifest) -> None:
             f"`{checkpoint}` must be what was saved, got damage: {damage}. "
             "Restore an earlier step."
         )
+
+
+def _crc32(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 def _fields(record: Any) -> dict[str, Any]:

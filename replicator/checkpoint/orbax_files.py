@@ -32,6 +32,9 @@ def write_arrays(
       path: Does not exist yet.
       leaves: What the arrays are.
       arrays: In the same order; of random keys their data.
+
+    Raises:
+      OSError: They could not be written.
     """
     tree: dict[str, Any] = {}
     for leaf, array in zip(leaves, arrays, strict=True):
@@ -43,7 +46,11 @@ def write_arrays(
             node[name] = array.view(np.uint8) if leaf.dtype in _AS_BYTES else array
     orbax = require_orbax()
     with _quiet(), _checkpointer(orbax) as checkpointer:
-        checkpointer.save(path, args=orbax.args.PyTreeSave(tree))
+        try:
+            checkpointer.save(path, args=orbax.args.PyTreeSave(tree))
+        except ValueError as failure:  # tensorstore's, with all that it was asked for
+            problem, _, _ = str(failure).partition(" [tensorstore_spec=")
+            raise OSError(problem) from None
 
 
 def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
@@ -71,7 +78,7 @@ def require_orbax() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep 25 lines a save off the terminal of a program that logs through absl."""
+    """Keep 25 lines a save, and 60 a failure, off the terminal of the program."""
     log = logging.getLogger("absl")
     log.addFilter(_is_no_chatter)
     try:
@@ -81,7 +88,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_no_chatter(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING or "orbax" not in record.pathname
+    if "orbax" not in record.pathname:
+        return True
+    # What was raised in a thread of orbax is raised here, too: it is told once.
+    return record.levelno >= logging.WARNING and not record.exc_info
 
 
 def _checkpointer(orbax: Any) -> Any:

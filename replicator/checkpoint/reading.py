@@ -88,6 +88,7 @@ def scan(directory: Path) -> Found:
 
     Raises:
       CheckpointError: It is none.
+      CheckpointMismatchError: A newer version wrote to it.
     """
     if not directory.is_dir() or not is_checkpoint_directory(directory):
         what = "has no checkpoint" if directory.is_dir() else "is no directory"

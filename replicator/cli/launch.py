@@ -15,8 +15,8 @@ SUMMARY = "Run a script as several processes on this host; restart them when one
 _EPILOG = """\
 The script joins the group by `replicator.distributed.initialize()`. When one process
 dies, all are started again, at most --max-restarts times without progress (a checkpoint
-is progress). Exit codes: 0; 75 where the run was preempted and can go on; 128 + n after
-signal n; otherwise the first failure's.
+is progress), but not after a NaN. Exit codes: 0; 75 where the run was preempted and can
+go on; 128 + n after signal n; otherwise the first failure's.
 
   replicator launch --processes 4 --devices-per-process 2 train.py --lr 0.1
 """

@@ -38,7 +38,7 @@ from replicator.launch.states import (
     TimeUp,
 )
 from replicator.launch.supervisor import begin, decide, describe_code
-from replicator.launch.symptoms import is_symptom
+from replicator.launch.symptoms import comes_again, is_symptom
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEANING_S = 10.0
@@ -162,6 +162,7 @@ class _Group:
             rank=member.rank,
             code=code,
             is_symptom=is_symptom(words),
+            comes_again=comes_again(words),
             progress=self._progress(),
             out_of_memory=count_memory_kills() > member.memory_kills,
         )

@@ -39,6 +39,7 @@ class Failure:
       attempt: In which attempt, from 0.
       is_symptom: Whether it only says that another one is gone.
       out_of_memory: As in `Exited`.
+      comes_again: As in `Exited`.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Failure:
     attempt: int
     is_symptom: bool = False
     out_of_memory: bool = False
+    comes_again: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,7 @@ class Exited:
       is_symptom: Whether it fell because another one had: it says that a peer is gone.
       progress: The highest step that any process has reported so far.
       out_of_memory: Whether the kernel killed something for memory while it lived.
+      comes_again: Whether it says why to start it again is of no use.
     """
 
     rank: int
@@ -102,6 +105,7 @@ class Exited:
     is_symptom: bool = False
     progress: int | None = None
     out_of_memory: bool = False
+    comes_again: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ driver (`group.py`) does it. The phases of one group:
 
 One failure ends the whole group, as its processes cannot go on without each other. A
 restart counts only while the run makes no progress: a job that dies once a day for a
-month is restarted each time, a bug at step 17 three times.
+month is restarted each time, a bug at step 17 three times, a NaN never.
 """
 
 import dataclasses
@@ -124,6 +124,7 @@ def _blame(state: State, event: Exited) -> tuple[State, Say]:
         attempt=state.attempt,
         is_symptom=event.is_symptom,
         out_of_memory=event.out_of_memory,
+        comes_again=event.comes_again,
     )
     ended = describe_code(event.code, out_of_memory=event.out_of_memory)
     say = Say(message=f"process {event.rank} {ended}")
@@ -180,6 +181,10 @@ def _leaving_code(state: State) -> int:
 
 def _restart_or_give_up(state: State, progress: int | None, now_s: float) -> Decision:
     assert state.failure is not None, "a group is cleared because a process failed"
+    if state.failure.comes_again:
+        say = Say(message="not started again: it would end the same way")
+        state, end = _end(state, exit_code(state.failure.code), state.failure)
+        return state, [say, *end]
     before = -1 if state.progress is None else state.progress
     advanced = progress is not None and progress > before
     idle = 0 if advanced else state.idle_restarts

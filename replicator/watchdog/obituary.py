@@ -20,6 +20,7 @@ class Statement:
       where: The user's line that its loop was in.
       also: Lines that other threads of it are in, such as a callback's.
       stacks: The file with all its stacks, if one was written.
+      in_callback: Whether a thread of it runs a callback, which devices wait for.
     """
 
     phase: Phase
@@ -29,6 +30,7 @@ class Statement:
     where: str
     also: Sequence[str]
     stacks: str | None
+    in_callback: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values that `statement_from_json` takes."""
@@ -43,13 +45,17 @@ def statement_from_json(value: Mapping[str, Any] | None) -> Statement | None:
 def lagging(statements: Sequence[Statement | None]) -> tuple[int, ...]:
     """Name the processes that the others wait for.
 
-    Those that said nothing, if any; else those with the fewest steps; else those that
-    are not in a step while others are; else nobody in particular.
+    Those that said nothing, if any; else those whose devices wait for a callback, which
+    may have dispatched more than the others; else those with the fewest steps; else
+    those that are not in a step while others are; else nobody in particular.
     """
     silent = tuple(p for p, said in enumerate(statements) if said is None)
     if silent or len(statements) == 1:
         return silent
     known = [said for said in statements if said is not None]
+    calling = tuple(p for p, said in enumerate(known) if said.in_callback)
+    if 0 < len(calling) < len(known):
+        return calling
     fewest = min(said.step for said in known)
     behind = tuple(p for p, said in enumerate(known) if said.step == fewest)
     if len(behind) < len(known):
@@ -86,7 +92,8 @@ def _line(process: int, said: Statement | None, behind: bool, silent_s: float) -
     if said is None:
         return f"  process {process}: no answer for {silent_s:.0f} s{mark}"
     limit = f" (limit {said.limit_s:g} s)" if said.limit_s is not None else ""
-    more = "".join(f"\n    also at {line}" for line in said.also)
+    more = "\n    runs a callback that devices wait for" if said.in_callback else ""
+    more += "".join(f"\n    also at {line}" for line in said.also)
     more += f"\n    stacks: {said.stacks}" if said.stacks else ""
     return (
         f"  process {process}: in `{said.phase}` for {said.seconds:.1f} s{limit}, "

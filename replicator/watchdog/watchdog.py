@@ -23,6 +23,7 @@ from replicator.phases import Phases
 from replicator.stacks import (
     also_in_user_code,
     format_stacks,
+    runs_callback,
     save_stacks,
     waits_in_debugger,
     where_is,
@@ -181,6 +182,7 @@ class Watchdog:
             where=where,
             also=also_in_user_code(self._loop_thread),
             stacks=self._save(stacks, current.step),
+            in_callback=runs_callback(),
         )
 
     def _save(self, stacks: str, step: int) -> str | None:

@@ -13,6 +13,7 @@ from replicator.bad_numbers.policy import (
     Note,
     Policy,
     Stop,
+    come_back,
     decide,
     history_from_json,
 )
@@ -64,15 +65,31 @@ def test_too_many_skips_in_a_row_stop_the_run():
 def test_a_rollback_leaves_out_the_batch_and_gives_up_what_came_after():
     history, actions = after([NAN], on_nonfinite="rollback")
     assert actions == (GoBack(before_step=7, leave_out=6),)
-    assert (history.rollbacks, history.left_out) == (1, (6,))
+    assert history.left_out == (6,)
 
 
-def test_rollbacks_are_bounded():
-    events = [dataclasses.replace(NAN, call=call) for call in (6, 7, 8)]
-    history, (stop,) = after(events, on_nonfinite="rollback", max_rollbacks=2)
+def gone_back(*rounds):
+    """Go back twice at most: (batch, where the run goes on) for each time."""
+    policy = Policy(on_nonfinite="rollback", max_rollbacks=2)
+    history, actions = History(), ()
+    for call, start_step in rounds:
+        event = dataclasses.replace(NAN, call=call)
+        history, _ = decide(policy, history, event)
+        history, actions = come_back(policy, history, event, start_step=start_step)
+    return history, actions
+
+
+def test_rollbacks_without_a_new_checkpoint_are_bounded():
+    history, (stop,) = gone_back((6, 4), (7, 4), (8, 4))
     assert isinstance(stop, Stop)
-    assert "got nan at step 7, after 2 rollbacks" in stop.message
-    assert history.left_out == (6, 7)
+    assert "at step 7, after 2 rollbacks without a new checkpoint." in stop.message
+    assert history.left_out == (6, 7)  # to look at it, the last is read once more
+
+
+def test_a_new_checkpoint_lets_the_run_go_back_again():
+    history, actions = gone_back((6, 4), (7, 4), (8, 6), (9, 6))
+    assert actions == ()
+    assert (history.rollbacks, history.back_to) == (2, 6)
 
 
 @pytest.mark.parametrize("call", [None, 6])

@@ -117,6 +117,7 @@ class Run:
             self.recovery.load_state(found.meta["bad_numbers"])
         start = int(state.step)
         self.restored_at.append(start)
+        self.recovery.come_back(start)
         left = (
             STEPS - start + self.recovery.steps_left_out(batches_read=position.batches)
         )
@@ -165,7 +166,7 @@ def test_the_run_comes_out_as_if_the_batch_had_not_been(tmp_path, late):
     result = run.go(late=late)
     assert_equal_bits(result.state.user, control(tmp_path / "control", 4))
     assert run.restored_at == [0, 4]
-    assert run.recovery.history == History(rollbacks=1, left_out=(4,))
+    assert run.recovery.history == History(rollbacks=1, back_to=4, left_out=(4,))
 
 
 def test_a_checkpoint_saved_before_the_bad_step_was_noticed_does_not_count(tmp_path):
@@ -258,7 +259,7 @@ def test_a_spike_can_take_the_run_back():
 
 def test_history_comes_back_from_a_checkpoint_unless_the_run_knows_more():
     recovery = Recovery(Policy())
-    old, new = History(rollbacks=1, left_out=(2,)), History(rollbacks=2)
+    old, new = History(left_out=(2,)), History(rollbacks=2, left_out=(2, 5))
     for saved in (new, old):
         recovery.load_state({"history": saved.as_json(), "seen": [1.0]})
     assert recovery.history == new

@@ -1,13 +1,16 @@
 """A flipped bit or a lost byte is found, named, and the step before it is used."""
 
+import json
 import random
 import shutil
+import zlib
 
 import pytest
 
 from replicator.checkpoint import CheckpointStore
 from replicator.checkpoint.manifest import decode
-from replicator.errors import CheckpointError
+from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator.strict_json import strict_json
 from tests.checkpoint.states import bits, small_snapshot, small_state
 
 
@@ -114,3 +117,25 @@ def test_if_all_are_damaged_a_run_does_not_begin_anew(two_steps, tmp_path):
         (copy / f"{step:012d}" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="got 2, all damaged"):
         CheckpointStore(copy).restore()
+
+
+def written_by_a_newer_version(directory):
+    path = directory / f"{2:012d}" / "manifest.json"
+    body = json.loads(path.read_text())["manifest"] | {"format": 2, "colour": "red"}
+    signed = {"manifest": body, "crc32": zlib.crc32(strict_json(body).encode())}
+    path.write_text(json.dumps(signed, indent=1))
+    return directory
+
+
+def use(directory, how):
+    store = CheckpointStore(directory)
+    store.open() if how == "open" else store.restore()
+
+
+@pytest.mark.parametrize("how", ["open", "restore"])
+def test_what_a_newer_version_wrote_is_not_damaged_and_stays(two_steps, tmp_path, how):
+    copy = written_by_a_newer_version(shutil.copytree(two_steps, tmp_path / "copy"))
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(CheckpointMismatchError, match=r"got 2, of a newer .* Upgrade"):
+        use(copy, how)
+    assert sorted(copy.rglob("*")) == before

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from replicator.checkpoint import CheckpointStore, lock
+from replicator.checkpoint.disk import Disk
 from replicator.errors import CheckpointInUseError
+from tests.checkpoint.states import small_snapshot
 
 ROOT = Path(__file__).parents[2]
 OPEN = """
@@ -74,3 +77,34 @@ def test_a_process_that_opens_many_stores_registers_for_forks_once(
     lock._release_in_forked_children.cache_clear()  # the next store registers truly
     assert registered == [{"after_in_child": lock._release_all}]
     assert not lock._held
+
+
+@pytest.mark.parametrize("successor", ["another writer", "nobody yet"])
+def test_who_wrote_to_a_directory_that_was_made_anew_commits_no_more(
+    tmp_path, successor
+):
+    directory = tmp_path / "run"
+    with CheckpointStore(directory) as first, contextlib.ExitStack() as opened:
+        first.save(small_snapshot(1))
+        shutil.rmtree(directory)
+        directory.mkdir()
+        if successor == "another writer":
+            second = opened.enter_context(CheckpointStore(directory))
+            second.save(small_snapshot(2))
+        with pytest.raises(CheckpointInUseError, match="as its only writer, got"):
+            first.save(small_snapshot(3))
+        left = [path.name for path in directory.iterdir() if path.is_dir()]
+    assert left == ([f"{2:012d}"] if successor == "another writer" else [])
+
+
+def test_two_drafts_of_one_step_never_have_one_name(tmp_path):
+    folders = []
+    disk = Disk(
+        lambda operation, path: (
+            folders.append(path.name) if operation == "make_directory" else None
+        )
+    )
+    with CheckpointStore(tmp_path, disk=disk) as store:
+        store.save(small_snapshot(1))
+        store.save(small_snapshot(1))
+    assert len(set(folders)) == 2

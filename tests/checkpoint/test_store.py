@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint
 import pytest
 
-from replicator.checkpoint import CheckpointStore, Retention, Snapshot
+from replicator.checkpoint import CheckpointStore, Retention, Snapshot, background
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.lock import LOCK_NAME
 from replicator.errors import (
@@ -360,11 +360,14 @@ def test_a_save_tells_how_long_it_took(tmp_path):
 
 
 class FullDisk:
-    """Makes every file longer than 100 bytes fail, as the system does (EFBIG)."""
+    """Makes every file that is longer fail, as the system does (EFBIG)."""
+
+    def __init__(self, *, largest=100):
+        self._largest = largest
 
     def __enter__(self):
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, self._limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._largest, self._limits[1]))
 
     def __exit__(self, *failure):
         resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
@@ -383,6 +386,24 @@ def test_training_goes_on_when_the_disk_is_full_and_later_saves_work(tmp_path, c
         assert store.counts.failed_in_a_row == 0
         assert store.steps() == (1, 3)
     assert "Step 2 could not be saved, training goes on" in caplog.text
+
+
+def test_a_failed_save_is_told_in_one_line(tmp_path, caplog):
+    with CheckpointStore(tmp_path) as store:
+        with FullDisk(largest=1 << 16):  # room for directories, none for the array
+            store.save_nowait(Snapshot(step=1, arrays={"w": np.ones(100_000)}))
+            store.wait()
+        assert store.counts.failed == 1
+    assert [record.name for record in caplog.records] == [background.__name__]
+    assert caplog.text.count("\n") == 1
+    assert "tensorstore_spec" not in caplog.text
+
+
+def test_what_a_failed_save_left_goes_with_the_next(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        (tmp_path / ".writing-1-late" / "state").mkdir(parents=True)
+        store.save(small_snapshot(2))
+    assert not list(tmp_path.glob(".writing-*"))
 
 
 def test_too_many_failures_in_a_row_stop_training(tmp_path):

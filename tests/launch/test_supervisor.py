@@ -62,6 +62,13 @@ def test_a_death_after_another_ended_well_restarts_both():
     assert done == [[], [Start(attempt=1)]]
 
 
+def test_what_would_come_again_is_not_started_again():
+    again = Exited(rank=1, code=1, comes_again=True)
+    _, done = play(again, died(0, KILLED_BY_LAUNCHER))
+    failure = Failure(rank=1, code=1, attempt=0, comes_again=True)
+    assert done[-1] == [Exit(code=1, failure=failure)]
+
+
 def test_a_crash_loop_is_restarted_three_times_with_growing_pauses():
     state, done = play(
         *crash(), *crash(), TimeUp(), *crash(code=2), TimeUp(), *crash(code=3)

@@ -181,3 +181,39 @@ def test_the_coordinator_listens_on_its_named_address_only(tmp_path):
         assert group.wait() == 0
     said = group.wait_for("coordinator listens on", count=2)
     assert all("127.0.0.1" in line for _, line in said)
+
+
+def test_processes_that_do_not_join_are_not_trainings_of_their_own(
+    tmp_path, pytestconfig
+):
+    train = script(
+        tmp_path, "import replicator; replicator.Replicator(); print('alone')"
+    )
+    environ = {"PYTHONPATH": str(pytestconfig.rootpath)}
+    with Launched("--processes", 2, train, environ=environ) as group:
+        assert group.wait() == 1
+    assert "got one of 2 that is alone. Call `replicator.distributed" in group.text
+    assert "not started again" in group.text
+    assert "alone\n" not in group.text
+
+
+NAN = """
+from replicator import distributed
+distributed.initialize()
+import jax.numpy as jnp, replicator
+def step_fn(state, batch):
+    return state, {"loss": jnp.float32("nan")}
+replicator.run(
+    step_fn, [jnp.ones((2, 1))], init_fn=lambda key: {}, steps=3, display=False
+)
+"""
+
+
+def test_a_run_that_met_a_nan_is_not_started_again(tmp_path, pytestconfig):
+    train = script(tmp_path, NAN)
+    environ = {"PYTHONPATH": str(pytestconfig.rootpath)}
+    with Launched("--processes", 2, train, environ=environ) as group:
+        assert group.wait() == 1
+    assert "`loss` must be finite, got nan at step 1" in group.text
+    assert "not started again: it would end the same way" in group.text
+    assert "starting all processes again" not in group.text

@@ -74,7 +74,9 @@ def test_a_process_that_sleeps_inside_its_step_shows_where(tmp_path):
         codes = [member.wait() for member in members]
     said = members[0].report()
     assert codes == [HUNG, HUNG], said
-    # Both wait in the same step: only the lines that they are in tell who is to blame.
+    # Both wait in the same step: what holds its devices up is told by the callback.
+    assert "process 1: in `step`" in said.partition("<- behind")[0], said
+    assert "Look first at what holds up process 1." in said
     of_0, _, of_1 = said.partition("process 1: in `step`")
     assert re.search(r"at .*loop_worker.py:\d+ in sleep_in_step_5", of_1), said
     assert "in sleep_in_step_5" not in of_0.partition("process 0: in `step`")[2], said
