@@ -40,6 +40,7 @@ class Read(NamedTuple):
       examples: How many they hold.
       full: Examples in a full part.
       states: Where the pipelines are after it, if they say so.
+      checksums: Of what each pipeline read; None where that is not known.
       form: What all parts look like: dtype and shape by path.
     """
 
@@ -47,6 +48,7 @@ class Read(NamedTuple):
     examples: int
     full: int
     states: tuple = ()
+    checksums: tuple[int | None, ...] = ()
     form: Mapping[str, str] = MappingProxyType({})
 
 

@@ -2,19 +2,28 @@
 
 Pipelines go in step, a global batch at a time, so one count says where all of them are,
 also for another number of pipelines. What an iterator tells of itself (grain's do) is
-kept as well: with it a pipeline goes on at once, without it by reading what was read.
+kept as well: with it a pipeline goes on at once, without it by reading what was read,
+whose checksums tell whether it is the same.
 """
 
 import dataclasses
 import itertools
+import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from replicator.errors import BatchError
 from replicator.inputs.adapters import Source
+from replicator.inputs.checksums import checksum
 from replicator.protocols import PyTree
 
+Reread: TypeAlias = Literal["refuse", "warn"]
+"""What becomes of a run that finds other batches than it read before."""
+
+_MOST_PASSES = 100  # whose first batches are remembered; the last batch always is
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +40,8 @@ class Position:
       num_pipelines: How many pipelines read it, in all processes.
       states: What each pipeline's iterator told of itself, if it does: those of this
         process where it was read; those of all, in order, where it is restored.
+      checksums: For each pipeline, likewise, those of the first batch of each pass, and
+        then that of the last batch; None where it is not known.
     """
 
     batches: int = 0
@@ -40,12 +51,34 @@ class Position:
     full_batch: int = 0
     num_pipelines: int = 1
     states: tuple[Any, ...] = ()
+    checksums: tuple[tuple[int | None, ...], ...] = ()
 
     def of_pipelines(self, indices: Sequence[int], count: int) -> "Position":
-        """Return it with the states of those pipelines, if they are for as many."""
-        fits = len(self.states) == count
-        states = tuple(self.states[index] for index in indices) if fits else ()
-        return dataclasses.replace(self, states=states)
+        """Return it with what those pipelines told, if it is of as many."""
+
+        def chosen(told: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(told[index] for index in indices if len(told) == count)
+
+        states, checksums = chosen(self.states), chosen(self.checksums)
+        return dataclasses.replace(self, states=states, checksums=checksums)
+
+    def checksums_after(
+        self, found: Sequence[int | None]
+    ) -> tuple[tuple[int | None, ...], ...]:
+        """Return what `checksums` are one batch later; `found` has one a pipeline."""
+        before = self.checksums or [(None,)] * len(found)
+        return tuple(
+            (*self._firsts(told[:-1], crc32), crc32)
+            for told, crc32 in itertools.zip_longest(before, found)
+        )
+
+    def _firsts(
+        self, before: tuple[int | None, ...], crc32: int | None
+    ) -> tuple[int | None, ...]:
+        if self.epoch_batches or self.epoch >= _MOST_PASSES:
+            return before
+        # Those of passes that were read by a run that kept none are not known.
+        return (*before, *[None] * (self.epoch - len(before)), crc32)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values that `position_from_json` takes."""
@@ -54,7 +87,10 @@ class Position:
 
 def position_from_json(value: Mapping[str, Any]) -> Position:
     """Return the position that `as_json` wrote."""
-    return Position(**{**value, "states": tuple(value["states"])})
+    checksums = tuple(tuple(each) for each in value.get("checksums", ()))
+    return Position(
+        **{**value, "states": tuple(value["states"]), "checksums": checksums}
+    )
 
 
 def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
@@ -63,38 +99,45 @@ def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
     return states if all(state is not None for state in states) else ()
 
 
-def start_at(sources: Sequence[Source], position: Position) -> list[Iterator[PyTree]]:
+def start_at(
+    sources: Sequence[Source], position: Position, reread: Reread = "refuse"
+) -> list[Iterator[PyTree]]:
     """Begin the pass that `position` lies in, after the batches before it.
 
     Args:
       sources: One for each pipeline.
       position: Where a run before was.
+      reread: What happens if they are others.
 
     Returns:
       A pass for each pipeline.
 
     Raises:
-      BatchError: The dataset no longer holds as many batches.
+      BatchError: The dataset no longer holds as many batches, or it holds others.
     """
     if position.batches == 0:
         return [source.start() for source in sources]
+    again = [_Again(position, each, reread) for each in range(len(sources))]
     if not all(source.same_passes for source in sources):
-        for _ in range(position.epoch):
-            _exhaust(sources)
+        for number in range(position.epoch):
+            for source, known in zip(sources, again, strict=True):
+                known.exhaust(source.start(), number)
     passes = [source.start() for source in sources]
     if len(position.states) == len(passes):
-        for batches, state in zip(passes, position.states, strict=True):
-            batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
-        return passes
+        if _restored(passes, position.states):
+            return passes
+        passes = [source.start() for source in sources]
     if all(source.seek for source in sources):
-        return [source.seek(position.epoch_batches) for source in sources]  # pyright: ignore
+        return [
+            known.seek(source) for source, known in zip(sources, again, strict=True)
+        ]
     _log.warning(
         "Going on after batch %d by reading all before it again: `dataset` cannot say "
         "where it is. Hand over a grain dataset or a list to go on at once.",
         position.batches,
     )
-    for batches in passes:
-        _skip(batches, position)
+    for batches, known in zip(passes, again, strict=True):
+        known.skip(batches)
     return passes
 
 
@@ -103,21 +146,95 @@ def _state_of(batches: Iterator[PyTree]) -> Any:
     if not (hasattr(batches, "get_state") and hasattr(batches, "set_state")):
         return None
     state = batches.get_state()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(state, bytes):  # JSON, of grain's `DataLoader`
+        return state.decode(errors="replace")
     return state if isinstance(state, Mapping) else None
 
 
-def _exhaust(sources: Sequence[Source]) -> None:
-    for source in sources:
-        for _ in source.start():
-            pass
+def _restored(passes: Sequence[Iterator[PyTree]], states: Sequence[Any]) -> bool:
+    """Let each pass go on where its state says; return whether all could."""
+    for batches, state in zip(passes, states, strict=True):
+        if isinstance(state, str):
+            state = _readdressed(state, _state_of(batches)).encode()
+        try:
+            batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
+        except ValueError as failure:  # it is that of another number of workers
+            _log.warning("`dataset` does not take its own state back: %s", failure)
+            return False
+    return True
 
 
-def _skip(batches: Iterator[PyTree], position: Position) -> None:
-    wanted = position.epoch_batches
-    found = sum(1 for _ in itertools.islice(batches, wanted))
-    # Of several pipelines one may have ended before the others.
-    if found < wanted and position.num_pipelines == 1:
+def _readdressed(state: str, fresh: str) -> str:
+    """Return a state with what is the same in `fresh` but for addresses in memory.
+
+    grain compares the `repr` of its sampler and source, which in another process has
+    another address where the user's class has no `repr` of its own.
+    """
+    told, now = json.loads(state), json.loads(fresh)
+    same = {
+        name: value
+        for name, value in now.items()
+        if _ADDRESS.sub("", str(value)) == _ADDRESS.sub("", str(told.get(name)))
+    }
+    return json.dumps(told | same)
+
+
+class _Again:
+    """Reads batches of one pipeline again, and looks whether they are the same."""
+
+    def __init__(self, position: Position, pipeline: int, reread: Reread) -> None:
+        known = position.checksums[pipeline] if position.checksums else ()
+        self._position = position
+        self._firsts = dict(enumerate(known[:-1]))
+        self._last = known[-1] if known else None
+        self._reread: Reread = reread
+
+    def exhaust(self, batches: Iterator[PyTree], number: int) -> None:
+        """Read a whole pass, by its number."""
+        for index, batch in enumerate(batches):
+            if index == 0:
+                self._compare_first(batch, number)
+
+    def skip(self, batches: Iterator[PyTree]) -> None:
+        """Read what was read of the last pass."""
+        wanted, found, batch = self._position.epoch_batches, 0, None
+        for found, batch in enumerate(itertools.islice(batches, wanted), start=1):
+            if found == 1:
+                self._compare_first(batch, self._position.epoch)
+        # Of several pipelines one may have ended before the others.
+        ended = self._position.num_pipelines > 1 and self._last is None
+        if found < wanted and not ended:
+            raise BatchError(
+                f"`dataset` must hold the {wanted} batches that were read before, got "
+                f"its end after {found}. Resume with the dataset that the run began "
+                "with."
+            )
+        self._compare_last(batch)
+
+    def seek(self, source: Source) -> Iterator[PyTree]:
+        """Read the last batch alone, and return what follows it."""
+        assert source.seek is not None
+        self._compare_first(next(source.seek(0), None), self._position.epoch)
+        batches = source.seek(self._position.epoch_batches - 1)
+        self._compare_last(next(batches, None))
+        return batches
+
+    def _compare_first(self, batch: PyTree, number: int) -> None:
+        self._compare(batch, self._firsts.get(number), f"first batch of pass {number}")
+
+    def _compare_last(self, batch: PyTree) -> None:
+        self._compare(batch, self._last, f"batch {self._position.batches - 1}")
+
+    def _compare(self, batch: PyTree, known: int | None, which: str) -> None:
+        if known is None or checksum(batch) in (known, None):
+            return
+        found = (
+            f"`dataset` must yield again what the run read before, got another {which}."
+        )
+        if self._reread == "warn":
+            _log.warning("%s The run goes on with other examples.", found)
+            return
         raise BatchError(
-            f"`dataset` must hold the {wanted} batches that were read before, got its "
-            f"end after {found}. Resume with the dataset that the run began with."
+            f"{found} Seed its shuffle in `input_fn(context)`, or take other examples: "
+            '`InputOptions(reread="warn")`.'
         )
