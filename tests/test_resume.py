@@ -17,6 +17,7 @@ import pytest
 import replicator
 import replicator.saving
 from replicator.best_so_far import BestSoFar, Follow
+from replicator.errors import BatchError
 from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Hook, StateCallback, StepEvent, every
 from replicator.in_flight import (
@@ -527,3 +528,28 @@ def test_a_run_says_so_where_its_random_streams_are_others(
     assert len(told) == (0 if known else 1)
     if told:
         assert told[0].startswith("The checkpoint of step 12 is from another version")
+
+
+class Reshuffled:
+    """An iterable whose passes differ; one batch of each is bad."""
+
+    def __iter__(self):
+        for number, seed in enumerate(np.random.permutation(9)):
+            batch = regression_batch(seed=seed)
+            yield batch | {"x": batch["x"] * (np.inf if number == 4 else 1.0)}
+
+
+def test_a_run_does_not_go_back_to_other_examples(tmp_path):
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    with pytest.raises(BatchError, match="got another first batch of pass 0"):
+        rep.run(
+            step_fn,
+            Reshuffled(),
+            init_fn=init_fn,
+            steps=9,
+            on_nonfinite="rollback",
+            checkpoint_dir=tmp_path,
+            checkpoint_every=1,
+            display=False,
+        )

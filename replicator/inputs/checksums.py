@@ -1,8 +1,8 @@
 """Tell batches apart by a few of their bytes, at 0.2 ms each at the most.
 
 An input that cannot say where it is, is read again by the run that goes on. A shuffle
-without a seed then yields other examples, which nothing else would notice: each position
-of an input holds the checksums of a few batches before it.
+without a seed then yields other examples, which nothing else would notice: so each
+position of an input holds the checksums of a few batches before it.
 """
 
 import zlib
@@ -13,7 +13,7 @@ import numpy as np
 
 from replicator.protocols import PyTree
 
-_LEAF_BYTES, _BATCH_BYTES = 64 * 1024, 256 * 1024
+_LEAF_BYTES, _BATCH_BYTES = 64 * 1024, 192 * 1024
 _BLOCK_BYTES = 64  # a line of cache
 _MOST_ELEMENTS = 4096  # of an array that does not lie in one piece
 
@@ -22,8 +22,8 @@ def checksum(batch: PyTree) -> int | None:
     """Return the CRC-32 of a sample of a batch; None if some of it is on a device.
 
     Args:
-      batch: Host arrays, or what NumPy makes arrays of. Each is read whole up to 64 KiB
-        (less where there are more than four), and of a larger one as much is read.
+      batch: Host arrays, or what NumPy makes arrays of. Of each up to 64 KiB are read,
+        less where there are more than three.
     """
     leaves = jax.tree.leaves(batch)
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -42,8 +42,8 @@ def _sample(leaf: Any, most: int) -> bytes:
     if not array.flags.c_contiguous:
         return array.flat[:: max(1, array.size // _MOST_ELEMENTS)].tobytes()
     blocks = max(most // _BLOCK_BYTES, 1)
-    # An odd number of bytes apart, and no even part of the array: blocks that all lie at
-    # one place of their images would show one corner, which may be black.
+    # An odd number of bytes apart, and no even part of the array: blocks that all lie
+    # at one place of their images would show one corner, which may be black.
     apart = max(array.nbytes * 31 // 32 // blocks | 1, _BLOCK_BYTES)
     laid_out = array.reshape(-1).view(np.uint8)[: blocks * apart]
     return laid_out.reshape(blocks, apart)[:, :_BLOCK_BYTES].tobytes()

@@ -65,7 +65,7 @@ class Shuffled:
     """An iterable whose every pass is shuffled by NumPy's global generator."""
 
     def __iter__(self):
-        numbers = np.random.permutation(40).astype(np.float32)  # noqa: NPY002
+        numbers = np.random.permutation(40).astype(np.float32)
         return iter([{"x": rows} for rows in numbers.reshape(-1, BATCH)])
 
 
@@ -181,7 +181,7 @@ def test_other_examples_are_taken_with_a_warning_where_that_is_asked_for(caplog)
 
 def test_a_shuffle_that_is_seeded_where_it_is_made_goes_on():
     def make():
-        np.random.seed(3)  # noqa: NPY002
+        np.random.seed(3)
         return Shuffled()
 
     expected, positions = read(make, 13)
