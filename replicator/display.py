@@ -1,11 +1,16 @@
 """Show how a run goes: a bar on a terminal, a line now and then anywhere else."""
 
+import contextlib
+import functools
+import logging
 import os
 import sys
-from collections.abc import Mapping
-from typing import Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
 
 from replicator.progress import ProgressNumbers
+
+_log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
@@ -41,6 +46,23 @@ def make_display(stream: TextIO | None = None) -> Display:
     return LineDisplay(place)
 
 
+def _while_it_lasts(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a display go quiet, once its stream is gone, and the run go on."""
+
+    @functools.wraps(method)
+    def show(self: Any, *args: Any) -> None:
+        try:
+            if not self.is_gone:
+                method(self, *args)
+        except (OSError, ValueError) as failure:  # a pipe nobody reads; a closed file
+            self.is_gone = True
+            # The log may go the same way.
+            with contextlib.suppress(OSError, ValueError):
+                _log.warning("Progress is shown no more: %s", failure)
+
+    return show
+
+
 class LineDisplay:
     """Print a line for each update.
 
@@ -52,12 +74,15 @@ class LineDisplay:
     def __init__(self, stream: TextIO, *, interval_s: float = 5.0):
         self._stream = stream
         self.interval_s = interval_s
+        self.is_gone = False
 
+    @_while_it_lasts
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Print one line."""
         print(f"{counted(numbers)}  {told(numbers, scalars)}", file=self._stream)
         self._stream.flush()
 
+    @_while_it_lasts
     def note(self, text: str) -> None:
         """Print it."""
         print(text, file=self._stream, flush=True)
@@ -81,6 +106,7 @@ class TerminalDisplay:
 
         told_column = Column(no_wrap=True, overflow="ellipsis")
         self.interval_s = interval_s
+        self.is_gone = False
         self._bar = Progress(
             TextColumn("{task.fields[counted]}", markup=False),
             BarColumn(bar_width=20),
@@ -90,6 +116,7 @@ class TerminalDisplay:
         )
         self._task = self._bar.add_task("", total=None, counted="")
 
+    @_while_it_lasts
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Redraw the line."""
         self._bar.start()
@@ -102,10 +129,12 @@ class TerminalDisplay:
             refresh=True,
         )
 
+    @_while_it_lasts
     def note(self, text: str) -> None:
         """Print it above the bar."""
         self._bar.console.print(text, markup=False, highlight=False)
 
+    @_while_it_lasts
     def close(self) -> None:
         """Let go of the line, which stays, and show the cursor again."""
         self._bar.stop()

@@ -4,6 +4,7 @@ Each line is one unbuffered write: a reader, or whoever comes after a crash, see
 lines. Numbers that JSON lacks are strings: see `strict_json`.
 """
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class JSONL:
         self._opened_s = self._clock.now_s()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (`close` closes it)
-        self._end_broken_line()
+        self._may_be_torn = True
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add one line.
@@ -50,7 +51,13 @@ class JSONL:
                 )
         row = {"step": step, "time_s": self._clock.now_s() - self._opened_s}
         row |= {name: float(number) for name, number in scalars.items()}
-        self._file.write(strict_json(row).encode() + b"\n")
+        line = strict_json(row).encode() + b"\n"
+        if self._may_be_torn:
+            self._end_broken_line()
+        self._may_be_torn = True
+        if self._file.write(line) != len(line):  # the disk is full now
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        self._may_be_torn = False
 
     def flush(self) -> None:
         """Return when all lines are on the disk."""
