@@ -31,7 +31,6 @@ from replicator.errors import (
     check_flags,
     check_function,
     check_kind,
-    check_paths,
 )
 from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, checked_hooks
@@ -40,6 +39,7 @@ from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
 from replicator.own_loops import OwnLoops
+from replicator.paths import checked_path
 from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
@@ -171,7 +171,8 @@ class Replicator(OwnLoops):
         """
         phases = Phases()
         check_count("write_every", write_every)
-        check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
+        directory = checked_path("directory", directory)
+        checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
         check_flags(auto_microbatch=auto_microbatch, gradient_norm=gradient_norm)
         check_flags(display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicator.clock import Clock, SystemClock
-from replicator.errors import ArgumentError, check_paths
+from replicator.errors import ArgumentError
+from replicator.paths import checked_path
 from replicator.strict_json import strict_json
 
 _OWN_NAMES = ("step", "time_s")
@@ -29,10 +30,10 @@ class JSONL:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None):
-        check_paths(path=path)
+        path = checked_path("path", path)
         self._clock = clock or SystemClock()
         self._opened_s = self._clock.now_s()
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (`close` closes it)
         self._may_be_torn = True
 
