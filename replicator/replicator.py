@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from replicator.attempts import Evaluations, Training
@@ -170,6 +171,8 @@ class Replicator(OwnLoops):
           StateError: `step_fn` returned another structure.
         """
         phases = Phases()
+        if isinstance(steps, np.integer):
+            steps = int(steps)
         check_count("write_every", write_every)
         directory = checked_path("directory", directory)
         checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
