@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from replicator.attempts import Evaluations, Training
@@ -171,8 +170,6 @@ class Replicator(OwnLoops):
           StateError: `step_fn` returned another structure.
         """
         phases = Phases()
-        if isinstance(steps, np.integer):
-            steps = int(steps)
         check_count("write_every", write_every)
         directory = checked_path("directory", directory)
         checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
@@ -199,7 +196,7 @@ class Replicator(OwnLoops):
         recovery = make_recovery(
             first.shapes.user, on_nonfinite=on_nonfinite, spikes=spikes, journal=events
         )
-        reading = _reading(inputs or InputOptions(), options, steps=steps)
+        reading = _reading(inputs or InputOptions(), options, steps=plan.steps)
         training = Training(
             step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
@@ -215,7 +212,7 @@ class Replicator(OwnLoops):
                 display=display,
                 seed=seed,
                 arguments={
-                    "steps": steps,
+                    "steps": plan.steps,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
                     **_plain(options, self._mesh),
                     "inputs": dataclasses.asdict(reading),
