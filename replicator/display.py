@@ -107,19 +107,26 @@ class TerminalDisplay:
         told_column = Column(no_wrap=True, overflow="ellipsis")
         self.interval_s = interval_s
         self.is_gone = False
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._bar = Progress(
             TextColumn("{task.fields[counted]}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.description}", markup=False, table_column=told_column),
             console=Console(file=stream),
             auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self._bar.add_task("", total=None, counted="")
 
     @_while_it_lasts
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Redraw the line."""
-        self._bar.start()
+        if not self._bar.live.is_started:
+            self._bar.start()
+            # Now `sys.stderr` writes above the bar; loggers know the one before.
+            self._moved = [
+                (each, each.setStream(sys.stderr)) for each in _on_terminals()
+            ]
         self._bar.update(
             self._task,
             total=numbers.steps,
@@ -138,6 +145,21 @@ class TerminalDisplay:
     def close(self) -> None:
         """Let go of the line, which stays, and show the cursor again."""
         self._bar.stop()
+        for handler, stream in self._moved:
+            handler.setStream(stream)
+        self._moved = []
+
+
+def _on_terminals() -> list[Any]:
+    """List the handlers of all loggers that write to a terminal."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [each for logger in loggers for each in getattr(logger, "handlers", ())]
+    inner = [getattr(each, "python_handler", each) for each in handlers]  # of absl's
+    return [each for each in inner if _is_terminal(getattr(each, "stream", None))]
+
+
+def _is_terminal(stream: Any) -> bool:
+    return hasattr(stream, "isatty") and not stream.closed and stream.isatty()
 
 
 def counted(numbers: ProgressNumbers) -> str:

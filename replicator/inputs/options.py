@@ -33,7 +33,8 @@ class InputOptions:
       mode: Who has a pipeline. An input function is called once for each. Any other
         dataset yields global batches, in every process the same, of which each process
         takes its rows.
-      remainder: What becomes of an uneven last batch; `mask` is there in any case.
+      remainder: What becomes of an uneven last batch. Under "mask" and "drop"
+        batches that are dicts have a leaf `mask`.
       allow_nan: Take batches that hold NaN.
       reread: What becomes of a run that goes on and, where its input is read again up
         to its place, finds other batches than it read before: "refuse", or "warn".
