@@ -133,7 +133,8 @@ import logging, sys
 from replicator.display import make_display
 from tests.test_display import numbers
 if sys.argv[1] == "absl":
-    from absl import logging as absl_logging
+    from absl import flags, logging as absl_logging
+    flags.FLAGS(sys.argv[:1])
     absl_logging.use_absl_handler()
 else:
     logging.basicConfig(stream=getattr(sys, sys.argv[1]))
