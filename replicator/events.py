@@ -113,6 +113,14 @@ def read_events(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return list(heapq.merge(*map(_read, files), key=lambda event: event["time"]))
 
 
+def was_killed(directory: str | os.PathLike[str]) -> bool:
+    """Tell whether the newest process of a run came to no end that it could tell of."""
+    told = [each for each in read_events(directory) if each.get("process", 0) == 0]
+    newest = [each for each in told if each.get("session") == told[-1].get("session")]
+    kinds = {each["kind"] for each in newest}
+    return bool(kinds) and not kinds & {"ended", "preempted"}
+
+
 def _file_name(process: int) -> str:
     return f"events.{process}.jsonl" if process else "events.jsonl"
 

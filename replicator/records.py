@@ -16,7 +16,7 @@ from replicator.compile_notes import TellCompilations
 from replicator.display import make_display
 from replicator.distributed.agreement import exchange
 from replicator.errors import ArgumentError
-from replicator.events import EventLog
+from replicator.events import EventLog, was_killed
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.mesh import spans_processes
 from replicator.phase_journal import JournalPhases
@@ -24,7 +24,12 @@ from replicator.phases import Phases
 from replicator.profiler import Profile, check_steps
 from replicator.program_cost import Compilation
 from replicator.run_numbers import AddRunNumbers
-from replicator.run_record import describe_process, set_aside, write_run_record
+from replicator.run_record import (
+    describe_process,
+    is_same_run,
+    set_aside,
+    write_run_record,
+)
 from replicator.saving import Resumed
 from replicator.writers.directory import directory_writer
 from replicator.writers.jsonl import drop_after
@@ -142,8 +147,11 @@ def open_reports(
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
+    said = {"seed": records.seed, "arguments": records.arguments}
     with _written(records.directory, is_fresh=is_fresh):
-        if is_fresh:
+        # One that was killed before it was saved begins anew, and is the same run.
+        again = is_same_run(records.directory, **said) and was_killed(records.directory)
+        if is_fresh and not again:
             set_aside(records.directory)
         else:
             # What came after the last checkpoint is done again, and written again.
@@ -151,8 +159,7 @@ def open_reports(
             drop_after(path, step=resumed.shown_steps, evaluated_step=step)
         write_run_record(
             records.directory,
-            seed=records.seed,
-            arguments=records.arguments,
+            **said,
             processes=processes,
         )
     start_step = resumed.start_step

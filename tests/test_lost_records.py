@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,8 @@ import textwrap
 import optax
 import pytest
 
+from replicator.events import read_events
+from replicator.goodput import goodput
 from replicator.writers.forgiving import Forgiving
 from replicator.writers.jsonl import JSONL
 from tests.fakes import RecordingWriter
@@ -160,3 +163,29 @@ def test_a_run_that_goes_on_does_without_its_record(tmp_path, caplog):
     (tmp_path / "run" / "run.json").mkdir()
     assert train(tmp_path / "run", steps=6, **saved).step == 6
     assert told(caplog, "The run goes on without all of its records")
+
+
+KILLED_AT_5 = """
+    if event.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_killed_before_it_was_saved_is_the_same_run(tmp_path):
+    for each_step, code in ((KILLED_AT_5, -signal.SIGKILL), ("    pass", 0)):
+        done = subprocess.run(
+            command(str(tmp_path), each_step), timeout=120, check=False
+        )
+        assert done.returncode == code
+    events = read_events(tmp_path)
+    assert [each["kind"] for each in events].count("started") == 2
+    found = goodput(events)
+    assert (found.sessions, found.lost_s["down"] > 0) == (2, True)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))
+
+
+def test_another_run_than_the_one_that_was_killed_is_a_run_of_its_own(tmp_path):
+    subprocess.run(command(str(tmp_path), KILLED_AT_5), timeout=120, check=False)
+    train(tmp_path, steps=4)
+    assert (tmp_path / "earlier" / "0" / "events.jsonl").exists()
