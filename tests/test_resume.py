@@ -559,5 +559,5 @@ def test_a_run_does_not_go_back_to_other_examples(tmp_path):
         )
 
     train_until(2)
-    with pytest.raises(BatchError, match="got another first batch of pass 0"):
+    with pytest.raises(BatchError, match="got another batch 0 of pass 0"):
         train_until(9)

@@ -6,6 +6,7 @@ kept as well: with it a pipeline goes on at once, without it by reading what was
 whose checksums tell whether it is the same.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -23,6 +24,7 @@ Reread: TypeAlias = Literal["refuse", "warn"]
 """What becomes of a run that finds other batches than it read before."""
 
 _MOST_PASSES = 100  # whose first batches are remembered; the last batch always is
+_Known: TypeAlias = tuple[int, int, int | None]
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _log = logging.getLogger(__name__)
 
@@ -40,8 +42,9 @@ class Position:
       num_pipelines: How many pipelines read it, in all processes.
       states: What each pipeline's iterator told of itself, if it does: those of this
         process where it was read; those of all, in order, where it is restored.
-      checksums: For each pipeline, likewise, those of the first batch of each pass, and
-        then that of the last batch; None where it is not known.
+      checksums: For each pipeline, likewise, the checksums of the first batch of each
+        pass, and of the last batch: its pass, its place in it, and the checksum; None
+        where that is not known.
     """
 
     batches: int = 0
@@ -51,7 +54,7 @@ class Position:
     full_batch: int = 0
     num_pipelines: int = 1
     states: tuple[Any, ...] = ()
-    checksums: tuple[tuple[int | None, ...], ...] = ()
+    checksums: tuple[tuple[_Known, ...], ...] = ()
 
     def of_pipelines(self, indices: Sequence[int], count: int) -> "Position":
         """Return it with what those pipelines told, if it is of as many."""
@@ -64,21 +67,16 @@ class Position:
 
     def checksums_after(
         self, found: Sequence[int | None]
-    ) -> tuple[tuple[int | None, ...], ...]:
+    ) -> tuple[tuple[_Known, ...], ...]:
         """Return what `checksums` are one batch later; `found` has one a pipeline."""
-        before = self.checksums or [(None,)] * len(found)
+        before = self.checksums or [()] * len(found)
         return tuple(
-            (*self._firsts(told[:-1], crc32), crc32)
+            (
+                *[first for first in told if first[1] == 0][:_MOST_PASSES],
+                (self.epoch, self.epoch_batches, crc32),
+            )
             for told, crc32 in itertools.zip_longest(before, found)
         )
-
-    def _firsts(
-        self, before: tuple[int | None, ...], crc32: int | None
-    ) -> tuple[int | None, ...]:
-        if self.epoch_batches or self.epoch >= _MOST_PASSES:
-            return before
-        # Those of passes that were read by a run that kept none are not known.
-        return (*before, *[None] * (self.epoch - len(before)), crc32)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values that `position_from_json` takes."""
@@ -87,10 +85,10 @@ class Position:
 
 def position_from_json(value: Mapping[str, Any]) -> Position:
     """Return the position that `as_json` wrote."""
-    checksums = tuple(tuple(each) for each in value.get("checksums", ()))
-    return Position(
-        **{**value, "states": tuple(value["states"]), "checksums": checksums}
-    )
+    told = value.get("checksums", ())  # there were none at first
+    checksums = tuple(tuple(map(tuple, each)) for each in told)
+    states = tuple(value["states"])
+    return Position(**{**value, "states": states, "checksums": checksums})
 
 
 def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
@@ -121,21 +119,18 @@ def start_at(
     if not all(source.same_passes for source in sources):
         for number in range(position.epoch):
             for source, known in zip(sources, again, strict=True):
-                known.exhaust(source.start(), number)
+                collections.deque(known.read(source.start(), number), maxlen=0)
     passes = [source.start() for source in sources]
     if len(position.states) == len(passes):
         if _restored(passes, position.states):
             return passes
         passes = [source.start() for source in sources]
-    if all(source.seek for source in sources):
-        return [
-            known.seek(source) for source, known in zip(sources, again, strict=True)
-        ]
-    _log.warning(
-        "Going on after batch %d by reading all before it again: `dataset` cannot say "
-        "where it is. Hand over a grain dataset or a list to go on at once.",
-        position.batches,
-    )
+    elif not all(source.same_passes for source in sources):
+        _log.warning(
+            "Going on after batch %d by reading all before it again: `dataset` cannot "
+            "say where it is. Hand over a grain dataset or a list to go on at once.",
+            position.batches,
+        )
     for batches, known in zip(passes, again, strict=True):
         known.skip(batches)
     return passes
@@ -184,57 +179,40 @@ class _Again:
 
     def __init__(self, position: Position, pipeline: int, reread: Reread) -> None:
         known = position.checksums[pipeline] if position.checksums else ()
+        self._known = {(number, place): crc32 for number, place, crc32 in known}
         self._position = position
-        self._firsts = dict(enumerate(known[:-1]))
-        self._last = known[-1] if known else None
         self._reread: Reread = reread
 
-    def exhaust(self, batches: Iterator[PyTree], number: int) -> None:
-        """Read a whole pass, by its number."""
-        for index, batch in enumerate(batches):
-            if index == 0:
-                self._compare_first(batch, number)
+    def read(self, batches: Iterator[PyTree], number: int) -> Iterator[PyTree]:
+        """Read a pass, by its number."""
+        for place, batch in enumerate(batches):
+            crc32 = self._known.get((number, place))
+            if crc32 is not None and checksum(batch) not in (crc32, None):
+                self._tell(f"batch {place} of pass {number}")
+            yield batch
 
     def skip(self, batches: Iterator[PyTree]) -> None:
         """Read what was read of the last pass."""
-        wanted, found, batch = self._position.epoch_batches, 0, None
-        for found, batch in enumerate(itertools.islice(batches, wanted), start=1):
-            if found == 1:
-                self._compare_first(batch, self._position.epoch)
+        number, wanted = self._position.epoch, self._position.epoch_batches
+        again = itertools.islice(self.read(batches, number), wanted)
+        found = sum(1 for _ in again)
         # Of several pipelines one may have ended before the others.
-        ended = self._position.num_pipelines > 1 and self._last is None
+        crc32 = self._known.get((number, wanted - 1))
+        ended = self._position.num_pipelines > 1 and crc32 is None
         if found < wanted and not ended:
             raise BatchError(
                 f"`dataset` must hold the {wanted} batches that were read before, got "
                 f"its end after {found}. Resume with the dataset that the run began "
                 "with."
             )
-        self._compare_last(batch)
 
-    def seek(self, source: Source) -> Iterator[PyTree]:
-        """Read the last batch alone, and return what follows it."""
-        assert source.seek is not None
-        self._compare_first(next(source.seek(0), None), self._position.epoch)
-        batches = source.seek(self._position.epoch_batches - 1)
-        self._compare_last(next(batches, None))
-        return batches
-
-    def _compare_first(self, batch: PyTree, number: int) -> None:
-        self._compare(batch, self._firsts.get(number), f"first batch of pass {number}")
-
-    def _compare_last(self, batch: PyTree) -> None:
-        self._compare(batch, self._last, f"batch {self._position.batches - 1}")
-
-    def _compare(self, batch: PyTree, known: int | None, which: str) -> None:
-        if known is None or checksum(batch) in (known, None):
-            return
+    def _tell(self, which: str) -> None:
         found = (
             f"`dataset` must yield again what the run read before, got another {which}."
         )
-        if self._reread == "warn":
-            _log.warning("%s The run goes on with other examples.", found)
-            return
-        raise BatchError(
-            f"{found} Seed its shuffle in `input_fn(context)`, or take other examples: "
-            '`InputOptions(reread="warn")`.'
-        )
+        if self._reread == "refuse":
+            raise BatchError(
+                f"{found} Seed its shuffle in `input_fn(context)`, or take other "
+                'examples: `InputOptions(reread="warn")`.'
+            )
+        _log.warning("%s The run goes on with other examples.", found)

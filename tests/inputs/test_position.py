@@ -166,7 +166,7 @@ def test_a_dataset_that_shrank_is_refused():
 @pytest.mark.parametrize("after", [3, 5, 7])
 def test_an_unseeded_shuffle_is_refused_when_it_is_read_again(after):
     _, positions = read(Shuffled, after)
-    with pytest.raises(BatchError, match="got another first batch of pass 0") as caught:
+    with pytest.raises(BatchError, match="got another batch 0 of pass 0") as caught:
         read(Shuffled, 1, start=positions[-1])
     assert 'InputOptions(reread="warn")' in str(caught.value)
 
@@ -211,7 +211,7 @@ class _Passes:
 
 @pytest.mark.parametrize(
     ("at", "which"),
-    [(0, "first batch of pass 0"), (5, "first batch of pass 1"), (6, "batch 6")],
+    [(0, "batch 0 of pass 0"), (5, "batch 0 of pass 1"), (6, "batch 1 of pass 1")],
 )
 def test_each_pass_is_known_by_its_first_batch_and_the_place_by_its_last(at, which):
     _, positions = read(lambda: Loader(40), 7)
@@ -219,7 +219,7 @@ def test_each_pass_is_known_by_its_first_batch_and_the_place_by_its_last(at, whi
         read(lambda: changed(40, at=at), 1, start=positions[-1])
 
 
-@pytest.mark.parametrize(("at", "which"), [(0, "first batch of pass"), (2, "batch 2")])
+@pytest.mark.parametrize(("at", "which"), [(0, "batch 0"), (2, "batch 2")])
 def test_a_list_that_holds_other_batches_is_refused(at, which):
     _, positions = read(lambda: numbered(40), 3)
     other = numbered(40)
@@ -240,7 +240,7 @@ def test_a_position_of_before_there_were_checksums_goes_on():
 
 def test_a_grain_loader_of_another_order_is_not_taken_for_the_same():
     _, positions = read(grain_loader, 3)
-    with pytest.raises(BatchError, match="got another first batch of pass 0"):
+    with pytest.raises(BatchError, match="got another batch 0 of pass 0"):
         read(lambda: grain_loader(seed=4), 1, start=positions[-1])
 
 
