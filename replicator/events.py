@@ -115,10 +115,9 @@ def read_events(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def was_killed(directory: str | os.PathLike[str]) -> bool:
     """Tell whether the newest process of a run came to no end that it could tell of."""
-    told = [each for each in read_events(directory) if each.get("process", 0) == 0]
-    newest = [each for each in told if each.get("session") == told[-1].get("session")]
-    kinds = {each["kind"] for each in newest}
-    return bool(kinds) and not kinds & {"ended", "preempted"}
+    events = read_events(directory)
+    kinds = [each["kind"] for each in events if each.get("process", 0) == 0]
+    return bool(kinds) and kinds[-1] != "ended"
 
 
 def _file_name(process: int) -> str:

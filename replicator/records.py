@@ -157,11 +157,7 @@ def open_reports(
             # What came after the last checkpoint is done again, and written again.
             path, step = Path(records.directory) / "metrics.jsonl", resumed.start_step
             drop_after(path, step=resumed.shown_steps, evaluated_step=step)
-        write_run_record(
-            records.directory,
-            **said,
-            processes=processes,
-        )
+        write_run_record(records.directory, **said, processes=processes)
     start_step = resumed.start_step
     events.write("resumed" if start_step else "started", step=start_step)
     writer = AddRunNumbers(

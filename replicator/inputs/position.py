@@ -113,7 +113,7 @@ def start_at(
     Raises:
       BatchError: The dataset no longer holds as many batches, or it holds others.
     """
-    if position.batches == 0:
+    if not (position.epoch_batches or position.states):
         return [source.start() for source in sources]
     again = [_Again(position, each, reread) for each in range(len(sources))]
     if not all(source.same_passes for source in sources):
@@ -122,10 +122,10 @@ def start_at(
                 collections.deque(known.read(source.start(), number), maxlen=0)
     passes = [source.start() for source in sources]
     if len(position.states) == len(passes):
-        if _restored(passes, position.states):
-            return passes
-        passes = [source.start() for source in sources]
-    elif not all(source.same_passes for source in sources):
+        for batches, state in zip(passes, position.states, strict=True):
+            _restore(batches, state)
+        return passes
+    if not all(source.same_passes for source in sources):
         _log.warning(
             "Going on after batch %d by reading all before it again: `dataset` cannot "
             "say where it is. Hand over a grain dataset or a list to go on at once.",
@@ -146,32 +146,18 @@ def _state_of(batches: Iterator[PyTree]) -> Any:
     return state if isinstance(state, Mapping) else None
 
 
-def _restored(passes: Sequence[Iterator[PyTree]], states: Sequence[Any]) -> bool:
-    """Let each pass go on where its state says; return whether all could."""
-    for batches, state in zip(passes, states, strict=True):
-        if isinstance(state, str):
-            state = _readdressed(state, _state_of(batches)).encode()
-        try:
-            batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
-        except ValueError as failure:  # it is that of another number of workers
-            _log.warning("`dataset` does not take its own state back: %s", failure)
-            return False
-    return True
-
-
-def _readdressed(state: str, fresh: str) -> str:
-    """Return a state with what is the same in `fresh` but for addresses in memory.
-
-    grain compares the `repr` of its sampler and source, which in another process has
-    another address where the user's class has no `repr` of its own.
-    """
-    told, now = json.loads(state), json.loads(fresh)
-    same = {
-        name: value
-        for name, value in now.items()
-        if _ADDRESS.sub("", str(value)) == _ADDRESS.sub("", str(told.get(name)))
-    }
-    return json.dumps(told | same)
+def _restore(batches: Iterator[PyTree], state: Any) -> None:
+    if isinstance(state, str):
+        # grain compares the `repr` of its sampler and source, which holds an address in
+        # memory where the user's class has no `repr` of its own: take those of today.
+        told, now = json.loads(state), json.loads(_state_of(batches))
+        same = {
+            name: value
+            for name, value in now.items()
+            if _ADDRESS.sub("", str(value)) == _ADDRESS.sub("", str(told.get(name)))
+        }
+        state = json.dumps(told | same).encode()
+    batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Again:

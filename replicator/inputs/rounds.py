@@ -137,7 +137,7 @@ class _Reader:
 
     def _reads(self, passes: list[Iterator[PyTree]]) -> Iterator[Read]:
         # Here and not before: what goes wrong is told to the other processes.
-        passes += self._start()
+        passes += start_at(self._sources, self.position, self._options.reread)
         while any(parts := self._read(passes)):
             full = self._check(parts)
             states = tell(passes)
@@ -166,11 +166,6 @@ class _Reader:
             states=turn.read.states,
             checksums=self.position.checksums_after(turn.read.checksums),
         )
-
-    def _start(self) -> list[Iterator[PyTree]]:
-        if self.position.epoch_batches or self.position.states:
-            return start_at(self._sources, self.position, self._options.reread)
-        return [source.start() for source in self._sources]
 
     def _read(self, passes: list[Iterator[PyTree]]) -> list[_Part | None]:
         parts: list[_Part | None] = []

@@ -1,7 +1,9 @@
 """Go on without numbers that cannot be written: a full disk ends no run."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from replicator.writers.writer import Writer
 
@@ -23,33 +25,30 @@ class Forgiving:
         self._writer: Writer | None = None
         self._lost = 0
         self._told = False
-        self._forgiven(self._opened)
+        with contextlib.suppress(OSError):  # told when there is a row to lose
+            self._writer = open_writer()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add the numbers of one step, or count them as lost."""
-        if not self._forgiven(lambda: self._opened().write(step, scalars)):
+        if not self._forgiven("write", step, scalars):
             self._lost += 1
 
     def flush(self) -> None:
         """Return when all that could be written can be read."""
-        self._forgiven(lambda: self._opened().flush())
+        self._forgiven("flush")
 
     def close(self) -> None:
         """Close the writer, and say how many rows are lost."""
-        if self._writer is not None:
-            self._forgiven(self._writer.close)
+        self._forgiven("close")
         if self._lost:
             _log.warning("%d rows of metrics could not be written.", self._lost)
             self._lost = 0
 
-    def _opened(self) -> Writer:
-        self._writer = self._writer or self._open()
-        return self._writer
-
-    def _forgiven(self, call: Callable[[], object]) -> bool:
-        """Make a call; return whether it came through."""
+    def _forgiven(self, method: str, *arguments: Any) -> bool:
+        """Open the writer, if it is not open, and call it; return whether that went."""
         try:
-            call()
+            self._writer = self._writer or self._open()
+            getattr(self._writer, method)(*arguments)
         except OSError as failure:
             if not self._told:
                 self._told = True
