@@ -114,7 +114,7 @@ class TerminalDisplay:
             TextColumn("{task.description}", markup=False, table_column=told_column),
             console=Console(file=stream),
             auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=_is_terminal(sys.stdout),
         )
         self._task = self._bar.add_task("", total=None, counted="")
 
@@ -154,7 +154,7 @@ def _on_terminals() -> list[Any]:
     """List the handlers of all loggers that write to a terminal."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = [each for logger in loggers for each in getattr(logger, "handlers", ())]
-    inner = [getattr(each, "python_handler", each) for each in handlers]  # of absl's
+    inner = {getattr(each, "python_handler", each) for each in handlers}  # of absl's
     return [each for each in inner if _is_terminal(getattr(each, "stream", None))]
 
 

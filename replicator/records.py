@@ -150,8 +150,9 @@ def open_reports(
     said = {"seed": records.seed, "arguments": records.arguments}
     with _written(records.directory, is_fresh=is_fresh):
         # One that was killed before it was saved begins anew, and is the same run.
-        again = is_same_run(records.directory, **said) and was_killed(records.directory)
-        if is_fresh and not again:
+        if is_fresh and not (
+            is_same_run(records.directory, **said) and was_killed(records.directory)
+        ):
             set_aside(records.directory)
         else:
             # What came after the last checkpoint is done again, and written again.

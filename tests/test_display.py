@@ -138,6 +138,7 @@ if sys.argv[1] == "absl":
     absl_logging.use_absl_handler()
 else:
     logging.basicConfig(stream=getattr(sys, sys.argv[1]))
+    logging.getLogger("another").addHandler(logging.root.handlers[0])
 display = make_display()
 for step in (1, 2):
     display.show(numbers(step=step), {"loss": 1.0})
