@@ -43,6 +43,7 @@ BARS = (
     _bar("step_overhead", "bare_ratio_low", "<=", 1.01),
     _bar("step_overhead", "overhead_us", "<=", 150),
     _bar("step_overhead", "overhead_ratio", "<=", 2),
+    _bar("step_overhead", "checksum_us", "<=", 200),
     _bar("accumulation", "speedup", ">=", 4),
     _bar("accumulation", "reduces_per_update", "==", 1),
     _bar("steps_per_call", "speedup", ">=", 1.5),

@@ -1,11 +1,16 @@
 """Show how a run goes: a bar on a terminal, a line now and then anywhere else."""
 
+import contextlib
+import functools
+import logging
 import os
 import sys
-from collections.abc import Mapping
-from typing import Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
 
 from replicator.progress import ProgressNumbers
+
+_log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
@@ -41,6 +46,23 @@ def make_display(stream: TextIO | None = None) -> Display:
     return LineDisplay(place)
 
 
+def _while_it_lasts(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a display go quiet, once its stream is gone, and the run go on."""
+
+    @functools.wraps(method)
+    def show(self: Any, *args: Any) -> None:
+        try:
+            if not self.is_gone:
+                method(self, *args)
+        except (OSError, ValueError) as failure:  # a pipe nobody reads; a closed file
+            self.is_gone = True
+            # The log may go the same way.
+            with contextlib.suppress(OSError, ValueError):
+                _log.warning("Progress is shown no more: %s", failure)
+
+    return show
+
+
 class LineDisplay:
     """Print a line for each update.
 
@@ -52,12 +74,15 @@ class LineDisplay:
     def __init__(self, stream: TextIO, *, interval_s: float = 5.0):
         self._stream = stream
         self.interval_s = interval_s
+        self.is_gone = False
 
+    @_while_it_lasts
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Print one line."""
         print(f"{counted(numbers)}  {told(numbers, scalars)}", file=self._stream)
         self._stream.flush()
 
+    @_while_it_lasts
     def note(self, text: str) -> None:
         """Print it."""
         print(text, file=self._stream, flush=True)
@@ -81,18 +106,27 @@ class TerminalDisplay:
 
         told_column = Column(no_wrap=True, overflow="ellipsis")
         self.interval_s = interval_s
+        self.is_gone = False
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._bar = Progress(
             TextColumn("{task.fields[counted]}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.description}", markup=False, table_column=told_column),
             console=Console(file=stream),
             auto_refresh=False,
+            redirect_stdout=_is_terminal(sys.stdout),
         )
         self._task = self._bar.add_task("", total=None, counted="")
 
+    @_while_it_lasts
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Redraw the line."""
-        self._bar.start()
+        if not self._bar.live.is_started:
+            self._bar.start()
+            # Now `sys.stderr` writes above the bar; loggers know the one before.
+            self._moved = [
+                (each, each.setStream(sys.stderr)) for each in _on_terminals()
+            ]
         self._bar.update(
             self._task,
             total=numbers.steps,
@@ -102,13 +136,30 @@ class TerminalDisplay:
             refresh=True,
         )
 
+    @_while_it_lasts
     def note(self, text: str) -> None:
         """Print it above the bar."""
         self._bar.console.print(text, markup=False, highlight=False)
 
+    @_while_it_lasts
     def close(self) -> None:
         """Let go of the line, which stays, and show the cursor again."""
         self._bar.stop()
+        for handler, stream in self._moved:
+            handler.setStream(stream)
+        self._moved = []
+
+
+def _on_terminals() -> list[Any]:
+    """List the handlers of all loggers that write to a terminal."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [each for logger in loggers for each in getattr(logger, "handlers", ())]
+    inner = {getattr(each, "python_handler", each) for each in handlers}  # of absl's
+    return [each for each in inner if _is_terminal(getattr(each, "stream", None))]
+
+
+def _is_terminal(stream: Any) -> bool:
+    return hasattr(stream, "isatty") and not stream.closed and stream.isatty()
 
 
 def counted(numbers: ProgressNumbers) -> str:

@@ -41,13 +41,8 @@ reads: "`argument` must <rule>, got <value>. <One remedy>."
 import concurrent.futures
 import inspect
 import numbers
-import os
-import re
 from collections.abc import Callable
 from typing import Any
-
-# `Path` makes one slash of two; a drive of Windows has one letter.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ReplicatorError(Exception):
@@ -316,26 +311,6 @@ def check_flags(**flags: object) -> None:
         if value not in (True, False):
             raise ArgumentError(
                 f"`{name}` must be True or False, got {value!r}. Pass one of these."
-            )
-
-
-def check_paths(**paths: object) -> None:
-    """Refuse arguments, by their names, that are neither None nor a path here.
-
-    Raises:
-      ArgumentError: One is neither, or is the URL of a bucket.
-    """
-    for name, value in paths.items():
-        if value is not None and not isinstance(value, str | os.PathLike):
-            raise ArgumentError(
-                f"`{name}` must be a path, got {value!r}. Pass a `str` or a `Path`."
-            )
-        # As a path it would be a folder of that name, on a disk that may be lost.
-        if value is not None and _URL.match(os.fsdecode(value)):
-            raise ArgumentError(
-                f"`{name}` must be a path of a file system, got "
-                f"{os.fsdecode(value)!r}. Mount the bucket (on all hosts, with atomic "
-                "renames), and name its folder."
             )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from replicator.clock import Clock, SystemClock
 from replicator.errors import ArgumentError
+from replicator.paths import expanded
 from replicator.protocols import PyTree
 from replicator.strict_json import strict_json
 
@@ -57,7 +58,7 @@ class EventLog:
         self._opened_s = self._clock.now_s()
         self._process = process
         self.session = os.urandom(4).hex()
-        self._path = Path(directory) / _file_name(process)
+        self._path = expanded(directory) / _file_name(process)
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, kind: str, /, **fields: PyTree) -> None:
@@ -105,11 +106,18 @@ def read_events(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Returns:
       One dict for each whole line, merged over processes by time.
     """
-    root = Path(directory)
+    root = expanded(directory)
     if not root.is_dir():
         return []
     files = sorted(path for path in root.iterdir() if _FILE_NAME.fullmatch(path.name))
     return list(heapq.merge(*map(_read, files), key=lambda event: event["time"]))
+
+
+def was_killed(directory: str | os.PathLike[str]) -> bool:
+    """Tell whether the newest process of a run came to no end that it could tell of."""
+    events = read_events(directory)
+    kinds = [each["kind"] for each in events if each.get("process", 0) == 0]
+    return bool(kinds) and kinds[-1] != "ended"
 
 
 def _file_name(process: int) -> str:

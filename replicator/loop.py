@@ -93,6 +93,8 @@ class LoopPlan:
                 f"`start_step` must be at least 0, got {self.start_step}. "
                 "Leave it out for a state that has no step behind it."
             )
+        if isinstance(self.steps, np.integer):
+            object.__setattr__(self, "steps", int(self.steps))
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if self.steps is not None and not whole:
             raise ArgumentError(

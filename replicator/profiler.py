@@ -19,9 +19,10 @@ from typing import Literal, TypeAlias
 
 import jax
 
-from replicator.errors import ArgumentError, check_count, check_paths
+from replicator.errors import ArgumentError, check_count
 from replicator.events import EventLog
 from replicator.hooks import Hook, StateEvent
+from replicator.paths import checked_path
 
 DEFAULT_STEPS = 10
 SIGNAL = signal.SIGUSR2
@@ -127,10 +128,9 @@ class Profile(Hook):
         steps: range | None = None,
         events: EventLog | None = None,
     ):
-        check_paths(directory=directory)
         if steps is not None:
             check_steps("steps", steps)
-        self._directory = Path(directory)
+        self._directory = checked_path("directory", directory)
         self._events = events
         self._state = ProfileState(wanted=steps)
         self._requested = 0

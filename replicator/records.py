@@ -1,7 +1,9 @@
 """Open what a run tells and where: progress, metrics, the record, the journal."""
 
 import dataclasses
+import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +19,7 @@ from replicator.compile_notes import TellCompilations
 from replicator.display import make_display
 from replicator.distributed.agreement import exchange
 from replicator.errors import ArgumentError
-from replicator.events import EventLog
+from replicator.events import EventLog, was_killed
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.mesh import spans_processes
 from replicator.phase_journal import JournalPhases
@@ -25,11 +27,18 @@ from replicator.phases import Phases
 from replicator.profiler import Profile, check_steps
 from replicator.program_cost import Compilation
 from replicator.run_numbers import AddRunNumbers
-from replicator.run_record import describe_process, set_aside, write_run_record
+from replicator.run_record import (
+    describe_process,
+    is_same_run,
+    set_aside,
+    write_run_record,
+)
 from replicator.saving import Resumed
 from replicator.writers.directory import directory_writer
 from replicator.writers.jsonl import drop_after
 from replicator.writers.writer import Writer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,13 +103,8 @@ def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
     """
     if directory is None:
         return None
-    try:
+    with _written(directory, is_fresh=True):
         return EventLog(directory, process=jax.process_index())
-    except OSError as failure:
-        raise ArgumentError(
-            f"`directory` must be one that can be written to, got {directory}: "
-            f"{failure}. Choose another, or change its permissions."
-        ) from failure
 
 
 @contextmanager
@@ -162,7 +166,8 @@ def open_reports(
     def compilations() -> Sequence[Compilation]:
         return getattr(step, "compilations", ())
 
-    display = make_display() if records.display else None
+    # A process without standard error has none to show anything on.
+    display = make_display() if records.display and sys.stderr else None
     if display is not None and resumed.start_step:
         display.note(_goes_on(records.arguments, resumed.start_step))
     telling = TellCompilations(compilations, display=display, events=events)
@@ -171,18 +176,18 @@ def open_reports(
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
-    if is_fresh:
-        set_aside(records.directory)
-    else:
-        # What came after the last checkpoint is done again, and written again.
-        path = Path(records.directory) / "metrics.jsonl"
-        drop_after(path, step=resumed.shown_steps, evaluated_step=resumed.start_step)
-    write_run_record(
-        records.directory,
-        seed=records.seed,
-        arguments=records.arguments,
-        processes=processes,
-    )
+    said = {"seed": records.seed, "arguments": records.arguments}
+    with _written(records.directory, is_fresh=is_fresh):
+        # One that was killed before it was saved begins anew, and is the same run.
+        if is_fresh and not (
+            is_same_run(records.directory, **said) and was_killed(records.directory)
+        ):
+            set_aside(records.directory)
+        else:
+            # What came after the last checkpoint is done again, and written again.
+            path, step = Path(records.directory) / "metrics.jsonl", resumed.start_step
+            drop_after(path, step=resumed.shown_steps, evaluated_step=step)
+        write_run_record(records.directory, **said, processes=processes)
     start_step = resumed.start_step
     events.write("resumed" if start_step else "started", step=start_step)
     writer = AddRunNumbers(
@@ -197,6 +202,21 @@ def open_reports(
         after=[*profile, JournalPhases(events, phases, start_step=start_step)],
         writer=writer,
     )
+
+
+@contextmanager
+def _written(directory: str | os.PathLike[str], *, is_fresh: bool) -> Iterator[None]:
+    """Refuse to begin a run without its records; one that goes on does without."""
+    try:
+        yield
+    except OSError as failure:
+        if not is_fresh:
+            _log.warning("The run goes on without all of its records: %s", failure)
+            return
+        raise ArgumentError(
+            f"`directory` must be one that can be written to, got {directory}: "
+            f"{failure}. Choose another, or change its permissions."
+        ) from failure
 
 
 def _goes_on(arguments: Mapping[str, Any], step: int) -> str:

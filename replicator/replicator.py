@@ -31,7 +31,6 @@ from replicator.errors import (
     check_flags,
     check_function,
     check_kind,
-    check_paths,
 )
 from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, checked_hooks
@@ -40,6 +39,7 @@ from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
 from replicator.own_loops import OwnLoops
+from replicator.paths import checked_path
 from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
@@ -173,7 +173,8 @@ class Replicator(OwnLoops):
         """
         phases = Phases()
         check_count("write_every", write_every)
-        check_paths(directory=directory, checkpoint_dir=checkpoint_dir)
+        directory = checked_path("directory", directory)
+        checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
         check_flags(auto_microbatch=auto_microbatch, gradient_norm=gradient_norm)
         check_flags(display=display, debug=debug)
         check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
@@ -197,7 +198,7 @@ class Replicator(OwnLoops):
         recovery = make_recovery(
             first.shapes.user, on_nonfinite=on_nonfinite, spikes=spikes, journal=events
         )
-        reading = _reading(inputs or InputOptions(), options, steps=steps)
+        reading = _reading(inputs or InputOptions(), options, steps=plan.steps)
         training = Training(
             step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
             if debug
@@ -213,7 +214,7 @@ class Replicator(OwnLoops):
                 display=display,
                 seed=seed,
                 arguments={
-                    "steps": steps,
+                    "steps": plan.steps,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
                     **_plain(options, self._mesh),
                     "inputs": dataclasses.asdict(reading),

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import json
 import os
 import platform
 import re
@@ -95,6 +96,18 @@ def set_aside(directory: str | os.PathLike[str]) -> None:
     for path in root.iterdir():
         if _LEFT_BY_A_RUN.fullmatch(path.name):
             path.rename(target / path.name)
+
+
+def is_same_run(
+    directory: str | os.PathLike[str], *, seed: int, arguments: Mapping[str, PyTree]
+) -> bool:
+    """Tell whether `directory` holds the record of a run of this seed and arguments."""
+    try:
+        found = json.loads((Path(directory) / RECORD_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    wanted = json.loads(strict_json({"seed": seed, "arguments": arguments}))
+    return {name: found.get(name) for name in wanted} == wanted
 
 
 def _record(seed: int, arguments: Mapping[str, PyTree]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class SaveCheckpoints(Hook):
                 "versions": versions(),
                 "random_streams": RANDOM_STREAMS,
             },
-            own={"input": list(position.states)},
+            own={"input": list(position.states), "checksums": position.checksums},
             late=self._late(late),
             metrics={**metrics, **self._found(event.step)},
             late_metrics=None if late is None else late.last_numbers,
@@ -378,9 +378,7 @@ def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:
         elif saved:
             _log.warning(
                 "Hook %d is a `%s`, and was %s when the run was saved: it starts anew.",
-                place,
-                _name(hook),
-                f"a `{name}`" if name else "none",
+                *(place, _name(hook), f"a `{name}`" if name else "none"),
             )
 
 
@@ -390,7 +388,12 @@ def _name(hook: Hook) -> str:
 
 def _position(found: Restored) -> Position:
     position = position_from_json(found.meta["position"])
-    told = [state for own in found.own for state in own["input"]]
-    # With one pipeline each process read all of it, and says the same.
-    states = tuple(told[:1] if position.num_pipelines == 1 else told)
-    return dataclasses.replace(position, states=states)
+
+    def told(name: str) -> list[Any]:
+        each = [word for own in found.own for word in own.get(name, ())]
+        # With one pipeline each process read all of it, and says the same.
+        return each[:1] if position.num_pipelines == 1 else each
+
+    return position_from_json(
+        position.as_json() | {"states": told("input"), "checksums": told("checksums")}
+    )

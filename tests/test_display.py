@@ -1,6 +1,9 @@
 """Displays: a bar on a terminal, plain lines elsewhere."""
 
+import contextlib
 import io
+import os
+import re
 import subprocess
 import sys
 
@@ -123,3 +126,82 @@ def test_what_is_no_terminal_or_a_dumb_one_gets_lines(stream, monkeypatch):
 def test_importing_displays_does_not_import_rich():
     code = "import sys, replicator.hooks; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+_LOGS = """
+import logging, sys
+from replicator.display import make_display
+from tests.test_display import numbers
+if sys.argv[1] == "absl":
+    from absl import flags, logging as absl_logging
+    flags.FLAGS(sys.argv[:1])
+    absl_logging.use_absl_handler()
+else:
+    logging.basicConfig(stream=getattr(sys, sys.argv[1]))
+    logging.getLogger("another").addHandler(logging.root.handlers[0])
+display = make_display()
+for step in (1, 2):
+    display.show(numbers(step=step), {"loss": 1.0})
+    logging.warning("told %d", step)
+    print("printed", step)
+display.close()
+logging.warning("told %d", 3)
+"""
+
+
+@pytest.mark.parametrize("to", ["stderr", "stdout", "absl"])
+def test_what_is_logged_beside_the_bar_stands_on_lines_of_its_own(to):
+    lines = on_a_terminal([sys.executable, "-c", _LOGS, to])
+    for told in ("told 1", "told 2", "told 3"):
+        (line,) = [line for line in lines if told in line]
+        assert "loss" not in line
+    assert [line for line in lines if line.startswith("printed")] == [
+        "printed 1",
+        "printed 2",
+    ]
+    assert [line.split()[1] for line in lines if "loss" in line] == ["2/1000"]
+
+
+def test_what_is_printed_to_a_file_beside_the_bar_goes_there(tmp_path):
+    out = tmp_path / "out"
+    command = f'"{sys.executable}" -c "$0" stderr > "{out}"'
+    lines = on_a_terminal(["sh", "-c", command, _LOGS])
+    assert out.read_text() == "printed 1\nprinted 2\n"
+    assert not [line for line in lines if "printed" in line]
+
+
+def on_a_terminal(command):
+    """Run a command on a pseudo-terminal; return the lines that it leaves there."""
+    here, there = os.openpty()
+    process = subprocess.Popen(
+        command, stdin=there, stdout=there, stderr=there, env=os.environ | WIDE
+    )
+    os.close(there)
+    written = bytearray()
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while part := os.read(here, 65536):
+            written += part
+    os.close(here)
+    assert process.wait(60) == 0
+    return screen(written.decode())
+
+
+WIDE = {"TERM": "xterm", "COLUMNS": "100"}
+
+
+def screen(written):
+    """Return the lines of a terminal, in which a bar is one line that is redrawn."""
+    lines, column = [""], 0
+    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.|\n", written):
+        if piece == "\n":
+            lines.append("")
+        elif piece == "\r":
+            column = 0
+        elif piece == "\x1b[2K":
+            lines[-1] = ""
+        elif not piece.startswith("\x1b"):
+            lines[-1] = (
+                lines[-1][:column].ljust(column) + piece + lines[-1][column + 1 :]
+            )
+            column += 1
+    return lines

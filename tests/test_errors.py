@@ -103,6 +103,14 @@ def changed(**leaves):
     return [regression_batch(), {**regression_batch(), **leaves}]
 
 
+def reshuffled():
+    """Go on with batches in another order than the run began with."""
+    folder = tempfile.mkdtemp(dir=FOLDERS.name)
+    for steps in (1, 2):
+        batches = [regression_batch(seed=seed) for seed in (steps, 3 - steps)]
+        run(iter(batches), steps=steps, checkpoint_dir=folder)
+
+
 def without(name):
     batch = regression_batch()
     del batch[name]
@@ -547,6 +555,14 @@ ROWS = [
         '`step_fn` must read `batch["mask"]` where a batch is padded, got 10 examples '
         "at batch 1 and gradients of `params/b1` computed without it. Weight the loss "
         "by it, or drop what is left over: `InputOptions(remainder='drop')`.",
+    ),
+    Row(
+        "A shuffle without a seed in a run that goes on",
+        reshuffled,
+        BatchError,
+        "`dataset` must yield again what the run read before, got another batch 0 of "
+        "pass 0. Seed its shuffle in `input_fn(context)`, or take other examples: "
+        '`InputOptions(reread="warn")`.',
     ),
     Row(
         "A step that returns another state structure",

@@ -17,6 +17,7 @@ import pytest
 import replicator
 import replicator.saving
 from replicator.best_so_far import BestSoFar, Follow
+from replicator.errors import BatchError
 from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Hook, StateCallback, StepEvent, every
 from replicator.in_flight import (
@@ -570,3 +571,36 @@ def test_a_run_says_so_where_its_random_streams_are_others(
     assert len(told) == (0 if known else 1)
     if told:
         assert told[0].startswith("The checkpoint of step 12 is from another version")
+
+
+class Reshuffled:
+    """An iterable whose every pass begins with another batch; the fifth is bad."""
+
+    def __init__(self):
+        self._passes = 0
+
+    def __iter__(self):
+        self._passes += 1
+        for number in range(9):
+            batch = regression_batch(seed=self._passes + number)
+            yield batch | {"x": batch["x"] * (np.inf if number == 4 else 1.0)}
+
+
+def test_a_run_does_not_go_back_to_other_examples(tmp_path):
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def train_until(steps):
+        rep.run(
+            step_fn,
+            Reshuffled(),
+            init_fn=init_fn,
+            steps=steps,
+            on_nonfinite="rollback",
+            checkpoint_dir=tmp_path,
+            display=False,
+        )
+
+    train_until(2)
+    with pytest.raises(BatchError, match="got another batch 0 of pass 0"):
+        train_until(9)

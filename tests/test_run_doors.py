@@ -1,8 +1,10 @@
 """`run` refuses bad arguments before anything is half done, and takes odd good ones."""
 
+import json
 import os
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -77,6 +79,12 @@ def test_a_hook_in_two_places_is_called_in_both_and_closed_once():
     run(hooks=[hook, other, hook])
     assert (hook.steps, hook.closed) == (8, 1)
     assert (other.steps, other.closed) == (4, 1)
+
+
+def test_steps_may_be_a_number_of_numpy(tmp_path):
+    found = run(np.int64(4), directory=tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (found.step, record["arguments"]["steps"]) == (4, 4)
 
 
 def test_hooks_may_come_from_a_generator():

@@ -8,7 +8,6 @@ the processes of one program act as one.
 import dataclasses
 import logging
 import os
-from pathlib import Path
 from typing import Self
 
 from replicator.checkpoint import commit as commits
@@ -36,7 +35,8 @@ from replicator.checkpoint.snapshot import (
     start_copy,
 )
 from replicator.clock import Clock, SystemClock
-from replicator.errors import ArgumentError, CheckpointError, check_paths
+from replicator.errors import ArgumentError, CheckpointError
+from replicator.paths import checked_path
 from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
@@ -89,13 +89,12 @@ class CheckpointStore:
         timeout_s: float = 600.0,
         together: bool | None = None,
     ):
-        check_paths(directory=directory)
         if failures_allowed < 1:
             raise ArgumentError(
                 f"`failures_allowed` must be at least 1, got {failures_allowed}. "
                 "Leave it out for 3."
             )
-        self._directory = Path(directory).absolute()
+        self._directory = checked_path("directory", directory).absolute()
         self._policy = policy or Retention()
         self._disk = disk or Disk()
         self._clock = clock or SystemClock()

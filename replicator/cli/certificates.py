@@ -5,6 +5,7 @@ import datetime
 from pathlib import Path
 
 from replicator.errors import ArgumentError
+from replicator.paths import expanded
 
 SUMMARY = "Make the TLS certificates of one program: for its servers, for its clients"
 
@@ -13,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
         "folder",
-        type=Path,
+        type=expanded,
         metavar="DIR",
         help="where to write them; made if it is not there",
     )

@@ -15,6 +15,7 @@ from replicator.cli import demo_training
 from replicator.cli.tables import print_table
 from replicator.errors import check_count
 from replicator.fake_devices import ENVIRONMENT_VARIABLE, size_cpu_pool
+from replicator.paths import expanded
 
 SUMMARY = "Train on real handwritten digits, on fake devices if there are no others"
 _FAKE_DEVICES = 8
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
         "--directory",
-        type=Path,
+        type=expanded,
         default=Path("runs/demo"),
         metavar="DIR",
         help="where the run's records go (default: %(default)s)",

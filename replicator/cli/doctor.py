@@ -14,6 +14,7 @@ from replicator.cli.checks.finding import Finding
 from replicator.cli.checks.probe import Probe, probe
 from replicator.cli.tables import make_console, print_table
 from replicator.compilation_cache import ENVIRONMENT_VARIABLE as CACHE_VARIABLE
+from replicator.paths import expanded
 
 SUMMARY = "Check versions, devices, disk, ports and limits, and say what to fix"
 _DISTRIBUTION = "jax-replicator"
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
         "--directory",
-        type=Path,
+        type=expanded,
         default=Path(),
         metavar="DIR",
         help="where runs will write; the current directory by default",

@@ -1,8 +1,8 @@
 """`replicator report DIR`: write what is known of a run as one HTML page."""
 
 import argparse
-from pathlib import Path
 
+from replicator.paths import expanded
 from replicator.report.page import write_report
 
 SUMMARY = "Write a page of a run's curves, events and environment"
@@ -11,12 +11,12 @@ SUMMARY = "Write a page of a run's curves, events and environment"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="what `run(directory=...)` got"
+        "directory", type=expanded, metavar="DIR", help="what `run(directory=...)` got"
     )
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="the page (default: report.html in the run's directory)",
     )

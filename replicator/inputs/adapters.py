@@ -75,13 +75,11 @@ class Source:
       start: Begins a pass.
       repeats: Whether another pass can begin when one has ended.
       same_passes: Whether every pass is known to yield the same batches.
-      seek: Begins a pass at a batch, by number, without reading those before it.
     """
 
     start: Callable[[], Iterator[PyTree]]
     repeats: bool
     same_passes: bool = False
-    seek: Callable[[int], Iterator[PyTree]] | None = None
 
 
 def open_sources(
@@ -169,12 +167,7 @@ def _open_source(
         )
     if isinstance(dataset, Iterable):
         if isinstance(dataset, list | tuple):
-            return Source(
-                start=partial(iter, dataset),
-                repeats=True,
-                same_passes=True,
-                seek=lambda first: iter(dataset[first:]),
-            )
+            return Source(start=partial(iter, dataset), repeats=True, same_passes=True)
         return Source(
             start=partial(iter, dataset),
             repeats=not isinstance(dataset, Iterator),

@@ -13,6 +13,7 @@ from replicator.errors import (
 )
 from replicator.inputs.adapters import Adapter
 from replicator.inputs.context import InputMode
+from replicator.inputs.position import Reread
 from replicator.inputs.remainder import Remainder
 
 DEFAULT_PREFETCH = 2
@@ -32,8 +33,11 @@ class InputOptions:
       mode: Who has a pipeline. An input function is called once for each. Any other
         dataset yields global batches, in every process the same, of which each process
         takes its rows.
-      remainder: What becomes of an uneven last batch.
+      remainder: What becomes of an uneven last batch. Under "mask" and "drop"
+        batches that are dicts have a leaf `mask`.
       allow_nan: Take batches that hold NaN.
+      reread: What becomes of a run that goes on and, where its input is read again up
+        to its place, finds other batches than it read before: "refuse", or "warn".
       prefetch: Placed items kept ready; the thread holds one more in its hand. By
         default 2; where the dataset can be iterated again and its batches are small, as
         many as make a mebibyte, at most 32.
@@ -51,6 +55,7 @@ class InputOptions:
     mode: InputMode = "per_host"
     remainder: Remainder = "mask"
     allow_nan: bool = False
+    reread: Reread = "refuse"
     prefetch: int | None = None
     timeout_s: float = 600.0
     adapters: tuple[Adapter, ...] = ()
@@ -74,6 +79,7 @@ class InputOptions:
             )
         check_word("mode", self.mode, get_args(InputMode))
         check_word("remainder", self.remainder, get_args(Remainder))
+        check_word("reread", self.reread, get_args(Reread))
 
 
 def small_prefetch(nbytes: int) -> int:

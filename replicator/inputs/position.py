@@ -2,19 +2,30 @@
 
 Pipelines go in step, a global batch at a time, so one count says where all of them are,
 also for another number of pipelines. What an iterator tells of itself (grain's do) is
-kept as well: with it a pipeline goes on at once, without it by reading what was read.
+kept as well: with it a pipeline goes on at once, without it by reading what was read,
+whose checksums tell whether it is the same.
 """
 
+import collections
 import dataclasses
 import itertools
+import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from replicator.errors import BatchError
 from replicator.inputs.adapters import Source
+from replicator.inputs.checksums import checksum
 from replicator.protocols import PyTree
 
+Reread: TypeAlias = Literal["refuse", "warn"]
+"""What becomes of a run that finds other batches than it read before."""
+
+_MOST_PASSES = 100  # whose first batches are remembered; the last batch always is
+_Known: TypeAlias = tuple[int, int, int | None]
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +42,9 @@ class Position:
       num_pipelines: How many pipelines read it, in all processes.
       states: What each pipeline's iterator told of itself, if it does: those of this
         process where it was read; those of all, in order, where it is restored.
+      checksums: For each pipeline, likewise, the checksums of the first batch of each
+        pass, and of the last batch: its pass, its place in it, and the checksum; None
+        where that is not known.
     """
 
     batches: int = 0
@@ -40,12 +54,29 @@ class Position:
     full_batch: int = 0
     num_pipelines: int = 1
     states: tuple[Any, ...] = ()
+    checksums: tuple[tuple[_Known, ...], ...] = ()
 
     def of_pipelines(self, indices: Sequence[int], count: int) -> "Position":
-        """Return it with the states of those pipelines, if they are for as many."""
-        fits = len(self.states) == count
-        states = tuple(self.states[index] for index in indices) if fits else ()
-        return dataclasses.replace(self, states=states)
+        """Return it with what those pipelines told, if it is of as many."""
+
+        def chosen(told: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(told[index] for index in indices if len(told) == count)
+
+        states, checksums = chosen(self.states), chosen(self.checksums)
+        return dataclasses.replace(self, states=states, checksums=checksums)
+
+    def checksums_after(
+        self, found: Sequence[int | None]
+    ) -> tuple[tuple[_Known, ...], ...]:
+        """Return what `checksums` are one batch later; `found` has one a pipeline."""
+        before = self.checksums or [()] * len(found)
+        return tuple(
+            (
+                *[first for first in told if first[1] == 0][:_MOST_PASSES],
+                (self.epoch, self.epoch_batches, crc32),
+            )
+            for told, crc32 in itertools.zip_longest(before, found)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values that `position_from_json` takes."""
@@ -54,7 +85,10 @@ class Position:
 
 def position_from_json(value: Mapping[str, Any]) -> Position:
     """Return the position that `as_json` wrote."""
-    return Position(**{**value, "states": tuple(value["states"])})
+    told = value.get("checksums", ())  # there were none at first
+    checksums = tuple(tuple(map(tuple, each)) for each in told)
+    states = tuple(value["states"])
+    return Position(**{**value, "states": states, "checksums": checksums})
 
 
 def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
@@ -63,38 +97,42 @@ def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
     return states if all(state is not None for state in states) else ()
 
 
-def start_at(sources: Sequence[Source], position: Position) -> list[Iterator[PyTree]]:
+def start_at(
+    sources: Sequence[Source], position: Position, reread: Reread = "refuse"
+) -> list[Iterator[PyTree]]:
     """Begin the pass that `position` lies in, after the batches before it.
 
     Args:
       sources: One for each pipeline.
       position: Where a run before was.
+      reread: What happens if they are others.
 
     Returns:
       A pass for each pipeline.
 
     Raises:
-      BatchError: The dataset no longer holds as many batches.
+      BatchError: The dataset no longer holds as many batches, or it holds others.
     """
-    if position.batches == 0:
+    if not (position.epoch_batches or position.states):
         return [source.start() for source in sources]
+    again = [_Again(position, each, reread) for each in range(len(sources))]
     if not all(source.same_passes for source in sources):
-        for _ in range(position.epoch):
-            _exhaust(sources)
+        for number in range(position.epoch):
+            for source, known in zip(sources, again, strict=True):
+                collections.deque(known.read(source.start(), number), maxlen=0)
     passes = [source.start() for source in sources]
     if len(position.states) == len(passes):
         for batches, state in zip(passes, position.states, strict=True):
-            batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
+            _restore(batches, state)
         return passes
-    if all(source.seek for source in sources):
-        return [source.seek(position.epoch_batches) for source in sources]  # pyright: ignore
-    _log.warning(
-        "Going on after batch %d by reading all before it again: `dataset` cannot say "
-        "where it is. Hand over a grain dataset or a list to go on at once.",
-        position.batches,
-    )
-    for batches in passes:
-        _skip(batches, position)
+    if not all(source.same_passes for source in sources):
+        _log.warning(
+            "Going on after batch %d by reading all before it again: `dataset` cannot "
+            "say where it is. Hand over a grain dataset or a list to go on at once.",
+            position.batches,
+        )
+    for batches, known in zip(passes, again, strict=True):
+        known.skip(batches)
     return passes
 
 
@@ -103,21 +141,64 @@ def _state_of(batches: Iterator[PyTree]) -> Any:
     if not (hasattr(batches, "get_state") and hasattr(batches, "set_state")):
         return None
     state = batches.get_state()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(state, bytes):  # JSON, of grain's `DataLoader`
+        return state.decode(errors="replace")
     return state if isinstance(state, Mapping) else None
 
 
-def _exhaust(sources: Sequence[Source]) -> None:
-    for source in sources:
-        for _ in source.start():
-            pass
+def _restore(batches: Iterator[PyTree], state: Any) -> None:
+    if isinstance(state, str):
+        # grain compares the `repr` of its sampler and source, which holds an address in
+        # memory where the user's class has no `repr` of its own: take those of today.
+        told, now = json.loads(state), json.loads(_state_of(batches))
+        same = {
+            name: value
+            for name, value in now.items()
+            if _ADDRESS.sub("", str(value)) == _ADDRESS.sub("", str(told.get(name)))
+        }
+        state = json.dumps(told | same).encode()
+    batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _skip(batches: Iterator[PyTree], position: Position) -> None:
-    wanted = position.epoch_batches
-    found = sum(1 for _ in itertools.islice(batches, wanted))
-    # Of several pipelines one may have ended before the others.
-    if found < wanted and position.num_pipelines == 1:
-        raise BatchError(
-            f"`dataset` must hold the {wanted} batches that were read before, got its "
-            f"end after {found}. Resume with the dataset that the run began with."
+class _Again:
+    """Reads batches of one pipeline again, and looks whether they are the same."""
+
+    def __init__(self, position: Position, pipeline: int, reread: Reread) -> None:
+        known = position.checksums[pipeline] if position.checksums else ()
+        self._known = {(number, place): crc32 for number, place, crc32 in known}
+        self._position = position
+        self._reread: Reread = reread
+
+    def read(self, batches: Iterator[PyTree], number: int) -> Iterator[PyTree]:
+        """Read a pass, by its number."""
+        for place, batch in enumerate(batches):
+            crc32 = self._known.get((number, place))
+            if crc32 is not None and checksum(batch) not in (crc32, None):
+                self._tell(f"batch {place} of pass {number}")
+            yield batch
+
+    def skip(self, batches: Iterator[PyTree]) -> None:
+        """Read what was read of the last pass."""
+        number, wanted = self._position.epoch, self._position.epoch_batches
+        again = itertools.islice(self.read(batches, number), wanted)
+        found = sum(1 for _ in again)
+        # Of several pipelines one may have ended before the others.
+        crc32 = self._known.get((number, wanted - 1))
+        ended = self._position.num_pipelines > 1 and crc32 is None
+        if found < wanted and not ended:
+            raise BatchError(
+                f"`dataset` must hold the {wanted} batches that were read before, got "
+                f"its end after {found}. Resume with the dataset that the run began "
+                "with."
+            )
+
+    def _tell(self, which: str) -> None:
+        found = (
+            f"`dataset` must yield again what the run read before, got another {which}."
         )
+        if self._reread == "refuse":
+            raise BatchError(
+                f"{found} Seed its shuffle in `input_fn(context)`, or take other "
+                'examples: `InputOptions(reread="warn")`.'
+            )
+        _log.warning("%s The run goes on with other examples.", found)

@@ -58,8 +58,9 @@ def join_turn(
       remainder: What becomes of a turn with fewer examples than a full one.
 
     Returns:
-      The batch, or None where an uneven one is dropped. Under "mask" every dict has a
-      leaf `mask`, float32 [host_batch], or its own one multiplied by it.
+      The batch, or None where an uneven one is dropped. But under "refuse"
+      every dict has a leaf `mask`, float32 [host_batch], or its own one multiplied by
+      it: a step that reads it needs no change where what is left over is dropped.
 
     Raises:
       BatchError: The turn is uneven and may not be, or cannot carry a mask.
@@ -81,7 +82,7 @@ def join_turn(
     if sizes != [full] * len(sizes):
         parts = [_fill_up(sample if part is None else part, full) for part in parts]
     value = jax.tree.map(lambda *leaves: _join(leaves, accumulate), *parts)
-    if remainder == "mask" and isinstance(value, dict):
+    if remainder != "refuse" and isinstance(value, dict):
         value = _with_mask(value, _mask(sizes, full, accumulate))
     return HostBatch(
         value=value,

@@ -21,6 +21,7 @@ from replicator.inputs.checks import (
     numeric_arrays,
     quick_form,
 )
+from replicator.inputs.checksums import checksum
 from replicator.inputs.in_step import InStep, Read, Turn, by_itself
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
@@ -122,10 +123,7 @@ class _Reader:
 
         `position` is where the input is after the turn that was yielded last.
         """
-        if self.position.epoch_batches or self.position.states:
-            passes = start_at(self._sources, self.position)
-        else:
-            passes = [source.start() for source in self._sources]
+        passes: list[Iterator[PyTree]] = []
         try:
             with contextlib.closing(self._take_turns(self._reads(passes))) as turns:
                 for turn in turns:
@@ -138,9 +136,13 @@ class _Reader:
         )
 
     def _reads(self, passes: list[Iterator[PyTree]]) -> Iterator[Read]:
+        # Here and not before: what goes wrong is told to the other processes.
+        passes += start_at(self._sources, self.position, self._options.reread)
         while any(parts := self._read(passes)):
             full = self._check(parts)
             states = tell(passes)
+            # Now: a producer may use its memory again for the next batch.
+            checksums = tuple(part and checksum(part.batch) for part in parts)
             self._end_short(parts, full, passes)
             self._read_before += 1
             assert self._form is not None
@@ -149,6 +151,7 @@ class _Reader:
                 examples=sum(part.form.examples for part in parts if part is not None),
                 full=full,
                 states=states,
+                checksums=checksums,
                 form=self._form.leaves,
             )
 
@@ -161,6 +164,7 @@ class _Reader:
             full_batch=turn.full,
             num_pipelines=self._num_pipelines,
             states=turn.read.states,
+            checksums=self.position.checksums_after(turn.read.checksums),
         )
 
     def _read(self, passes: list[Iterator[PyTree]]) -> list[_Part | None]:
@@ -228,7 +232,8 @@ class _Reader:
 
     def _close(self, passes: Sequence[Iterator[PyTree]]) -> None:
         # An iterator that the user made may be read on after us: we close only ours.
-        for source, batches in zip(self._sources, passes, strict=True):
+        # There are none where to start them failed.
+        for source, batches in zip(self._sources, passes, strict=False):
             close = getattr(batches, "close", None)
             if source.repeats and close is not None:
                 close()

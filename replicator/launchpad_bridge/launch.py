@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from replicator.errors import ArgumentError, ProgramError, check_paths
+from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.address_promises import Address
 from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
@@ -30,6 +30,7 @@ from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder, remove_logs
 from replicator.launchpad_bridge.supervisor_states import Patience
+from replicator.paths import checked_path
 
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.dashboard.serving import Dashboard
@@ -220,10 +221,7 @@ def _check_idle(program: Program) -> None:
 
 def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
     """Return where logs go; the launcher makes it when it has something to write."""
-    check_paths(log_dir=log_dir)
-    if log_dir is not None:
-        return Path(log_dir)
-    return folder.logs_path
+    return checked_path("log_dir", log_dir) or folder.logs_path
 
 
 def _test_frame() -> FrameType | None:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.errors import ArgumentError
+from replicator.paths import expanded
 from replicator.protocols import PyTree
 from replicator.strict_json import strict_json
 from replicator.trees import named_leaves
@@ -115,7 +116,7 @@ def read_bundle(directory: str | os.PathLike[str]) -> Bundle:
     Raises:
       ArgumentError: There is no bundle, or it is damaged.
     """
-    root = Path(directory)
+    root = expanded(directory)
     if not (root / _ABOUT).is_file():
         raise ArgumentError(
             f"`directory` must be a post-mortem bundle, got {root} without `{_ABOUT}`. "

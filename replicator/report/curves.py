@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from replicator.report.run_files import Row
 
-_MOST_POINTS = 1000
+_MOST_POINTS, _MOST_EARLIER_POINTS = 500, 150
 _MOST_EARLIER = 5
 # Groups of numbers that a run tells of itself, in the order in which they are shown.
 ABOUT_THE_RUN = ("progress", "memory", "compile", "program", "goodput")
@@ -68,7 +68,12 @@ def make_curves(
     seconds = training_s(rows)
     before = [(old, training_s(old)) for old in earlier.values()][-_MOST_EARLIER:]
     return [
-        _curve(name, rows, seconds, [_line(name, *old) for old in reversed(before)])
+        _curve(
+            name,
+            rows,
+            seconds,
+            [_line(name, *old, _MOST_EARLIER_POINTS) for old in reversed(before)],
+        )
         for name in names
     ]
 
@@ -163,10 +168,12 @@ def _curve(
     )
 
 
-def _line(name: str, rows: Sequence[Row], seconds: Sequence[float]) -> Line:
+def _line(
+    name: str, rows: Sequence[Row], seconds: Sequence[float], most: int = _MOST_POINTS
+) -> Line:
     there = [index for index, row in enumerate(rows) if name in row.numbers]
     values = [_finite(rows[index].numbers[name]) for index in there]
-    chosen = thin(values)
+    chosen = thin(values, most)
     return Line(
         steps=[rows[there[point]].step for point in chosen],
         seconds=[round(seconds[there[point]], 3) for point in chosen],

@@ -67,7 +67,7 @@ def make_page(run: RunFiles) -> str:
         ),
         element("footer", _made(run)),
         plot_data(run, curves),
-        element("script", raw(plotly_script())),
+        plotly_script(),
         element("script", raw(_asset("page.js"))),
     )
     return f"<!doctype html>\n{element('html', _head(run), body, lang='en')}\n"

@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 
 from replicator.writers.asynchronous import Async
+from replicator.writers.forgiving import Forgiving
 from replicator.writers.jsonl import JSONL
 from replicator.writers.multi import Multi
 from replicator.writers.tensorboard import TensorBoard
@@ -19,10 +21,11 @@ def directory_writer(directory: str | os.PathLike[str]) -> Writer:
         `tensorboard/` where `tensorboardX` is installed.
 
     Returns:
-      The writer; closing it drains it.
+      The writer; closing it drains it. What it cannot write it logs, and counts.
     """
     root = Path(directory)
-    writers: list[Writer] = [JSONL(root / "metrics.jsonl")]
+    writers = [Forgiving(partial(JSONL, root / "metrics.jsonl"))]
     if importlib.util.find_spec("tensorboardX") is not None:
-        writers.append(TensorBoard(root / "tensorboard"))
-    return Async(Multi(*writers))
+        writers.append(Forgiving(partial(TensorBoard, root / "tensorboard")))
+    # And once more: a disk that does not answer is one that cannot be written to.
+    return Forgiving(lambda: Async(Multi(*writers)))

@@ -4,13 +4,15 @@ Each line is one unbuffered write: a reader, or whoever comes after a crash, see
 lines. Numbers that JSON lacks are strings: see `strict_json`.
 """
 
+import errno
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from replicator.clock import Clock, SystemClock
-from replicator.errors import ArgumentError, check_paths
+from replicator.errors import ArgumentError
+from replicator.paths import checked_path
 from replicator.strict_json import strict_json
 
 _OWN_NAMES = ("step", "time_s")
@@ -28,12 +30,12 @@ class JSONL:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None):
-        check_paths(path=path)
+        path = checked_path("path", path)
         self._clock = clock or SystemClock()
         self._opened_s = self._clock.now_s()
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (`close` closes it)
-        self._end_broken_line()
+        self._may_be_torn = True
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add one line.
@@ -50,7 +52,13 @@ class JSONL:
                 )
         row = {"step": step, "time_s": self._clock.now_s() - self._opened_s}
         row |= {name: float(number) for name, number in scalars.items()}
-        self._file.write(strict_json(row).encode() + b"\n")
+        line = strict_json(row).encode() + b"\n"
+        if self._may_be_torn:
+            self._end_broken_line()
+        self._may_be_torn = True
+        if self._file.write(line) != len(line):  # the disk is full now
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        self._may_be_torn = False
 
     def flush(self) -> None:
         """Return when all lines are on the disk."""

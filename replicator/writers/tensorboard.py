@@ -8,10 +8,9 @@ import itertools
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from replicator.clock import Clock, SystemClock
-from replicator.errors import check_paths
+from replicator.paths import checked_path
 
 _files_of_this_process = itertools.count()
 
@@ -31,7 +30,7 @@ class TensorBoard:
     def __init__(
         self, directory: str | os.PathLike[str], *, clock: Clock | None = None
     ):
-        check_paths(directory=directory)
+        directory = checked_path("directory", directory)
         try:
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2
@@ -46,7 +45,7 @@ class TensorBoard:
         self._clock = clock or SystemClock()
         # TensorBoard orders by the time of day; from here on our own clock counts.
         self._epoch_s = time.time() - self._clock.now_s()
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         # tensorboardX names files by the second: the suffix keeps ours apart.
         self._file = EventsWriter(
             os.path.join(directory, "events"),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from replicator.errors import check_paths
+from replicator.paths import checked_path
 
 _STEP = "step"
 
@@ -29,7 +29,7 @@ class WandB:
     def __init__(
         self, directory: str | os.PathLike[str] | None = None, **settings: Any
     ):
-        check_paths(directory=directory)
+        place = checked_path("directory", directory)
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as missing:
@@ -37,8 +37,7 @@ class WandB:
                 "`WandB` must have wandb, got none installed. "
                 "Run `pip install 'jax-replicator[wandb]'`."
             ) from missing
-        place = None if directory is None else os.fspath(directory)
-        self._run: Any = wandb.init(dir=place, **settings)
+        self._run: Any = wandb.init(dir=place and str(place), **settings)
         self._run.define_metric(_STEP, hidden=True)
         self._run.define_metric("*", step_metric=_STEP)
 

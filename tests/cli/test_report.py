@@ -8,7 +8,8 @@ def test_the_page_is_in_the_directory_by_default(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     assert cli.main(["report", str(run)]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
-    assert (run / "report.html").stat().st_size > 1_000_000  # plotly is in it
+    # plotly is in it, packed: 4.8 MB by itself.
+    assert 1_000_000 < (run / "report.html").stat().st_size < 2_500_000
 
 
 def test_the_page_goes_where_it_is_asked_for(tmp_path):

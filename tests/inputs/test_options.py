@@ -26,6 +26,10 @@ from replicator.inputs import InputOptions
             "`remainder` must be one of 'mask', 'drop', 'refuse', "
             "got 'pad'. Use one of these.",
         ),
+        (
+            {"reread": "ignore"},
+            "`reread` must be one of 'refuse', 'warn', got 'ignore'. Use one of these.",
+        ),
     ],
 )
 def test_a_bad_option_is_refused_at_the_door(options, message):

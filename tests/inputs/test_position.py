@@ -43,6 +43,32 @@ def endless_grain(count):
     return grain_map(count).repeat().to_iter_dataset(options)
 
 
+class Source:
+    """Numbers for a grain loader; its `repr` holds where in memory it lies."""
+
+    def __len__(self):
+        return 44
+
+    def __getitem__(self, index):
+        return {"x": np.float32(index)}
+
+
+def grain_loader(seed=3):
+    return grain.DataLoader(
+        data_source=Source(),
+        sampler=grain.samplers.IndexSampler(44, shuffle=True, seed=seed, num_epochs=1),
+        operations=[grain.transforms.Batch(BATCH)],
+    )
+
+
+class Shuffled:
+    """An iterable whose every pass is shuffled by NumPy's global generator."""
+
+    def __iter__(self):
+        numbers = np.random.permutation(40).astype(np.float32)
+        return iter([{"x": rows} for rows in numbers.reshape(-1, BATCH)])
+
+
 def per_pipeline(context):
     """Deal each global batch out over the pipelines, as a user's input_fn does."""
     size = context.batch_size(BATCH)
@@ -57,8 +83,9 @@ DATASETS = {
     "grain map": lambda: grain_map(44),
     "endless grain": lambda: endless_grain(40),
     "input_fn": lambda: per_pipeline,
+    "grain loader": grain_loader,
 }
-SEEN_AT_ONCE = {"list", "grain map", "endless grain", "input_fn"}
+SEEN_AT_ONCE = {"list", "grain map", "endless grain", "input_fn", "grain loader"}
 
 
 def read(make, count, *, start=None, replicas=2, **options):
@@ -134,3 +161,96 @@ def test_a_dataset_that_shrank_is_refused():
         "`dataset` must hold the 9 batches that were read before, got its end after 5. "
         "Resume with the dataset that the run began with."
     )
+
+
+@pytest.mark.parametrize("after", [3, 5, 7])
+def test_an_unseeded_shuffle_is_refused_when_it_is_read_again(after):
+    _, positions = read(Shuffled, after)
+    with pytest.raises(BatchError, match="got another batch 0 of pass 0") as caught:
+        read(Shuffled, 1, start=positions[-1])
+    assert 'InputOptions(reread="warn")' in str(caught.value)
+
+
+def test_other_examples_are_taken_with_a_warning_where_that_is_asked_for(caplog):
+    expected, positions = read(Shuffled, 3)
+    found, _ = read(Shuffled, 1, start=positions[-1], reread="warn")
+    assert not np.array_equal(found[0][0], expected[-1][0])
+    told = [each for each in caplog.messages if "goes on with other examples" in each]
+    assert len(told) == 2
+
+
+def test_a_shuffle_that_is_seeded_where_it_is_made_goes_on():
+    def make():
+        np.random.seed(3)
+        return Shuffled()
+
+    expected, positions = read(make, 13)
+    found, _ = read(make, 6, start=positions[6])
+    assert_same(found, expected[7:])
+
+
+def changed(count, *, at):
+    """Return a loader that reads another batch than `Loader` does, at one place."""
+    batches = [batch for number in (1, 2) for batch in _pass(count, number)]
+    batches[at] = {"x": batches[at]["x"] + 1}
+    half = len(batches) // 2
+    return _Passes([batches[:half], batches[half:]])
+
+
+def _pass(count, number):
+    return [{"x": batch["x"] + number * 1000} for batch in numbered(count)]
+
+
+class _Passes:
+    def __init__(self, passes):
+        self._passes = iter(passes)
+
+    def __iter__(self):
+        return iter(next(self._passes))
+
+
+@pytest.mark.parametrize(
+    ("at", "which"),
+    [(0, "batch 0 of pass 0"), (5, "batch 0 of pass 1"), (6, "batch 1 of pass 1")],
+)
+def test_each_pass_is_known_by_its_first_batch_and_the_place_by_its_last(at, which):
+    _, positions = read(lambda: Loader(40), 7)
+    with pytest.raises(BatchError, match=f"got another {which}"):
+        read(lambda: changed(40, at=at), 1, start=positions[-1])
+
+
+@pytest.mark.parametrize(("at", "which"), [(0, "batch 0"), (2, "batch 2")])
+def test_a_list_that_holds_other_batches_is_refused(at, which):
+    _, positions = read(lambda: numbered(40), 3)
+    other = numbered(40)
+    other[at] = {"x": other[at]["x"] + 1}
+    with pytest.raises(BatchError, match=f"got another {which}"):
+        read(lambda: other, 1, start=positions[-1])
+
+
+def test_a_position_of_before_there_were_checksums_goes_on():
+    expected, positions = read(DATASETS["loader"], 13)
+    old = positions[2].as_json()
+    del old["checksums"]
+    found, later = read(DATASETS["loader"], 10, start=position_from_json(old))
+    assert_same(found, expected[3:])
+    found, _ = read(DATASETS["loader"], 1, start=later[8])
+    assert_same(found, expected[12:])
+
+
+def test_a_grain_loader_of_another_order_is_not_taken_for_the_same():
+    _, positions = read(grain_loader, 3)
+    with pytest.raises(ValueError, match="Sampler in checkpoint does not match"):
+        read(lambda: grain_loader(seed=4), 1, start=positions[-1])
+
+
+def test_each_pipeline_looks_for_its_own_examples(caplog):
+    def other(context):
+        batches = per_pipeline(context)
+        if context.pipeline_index == 1:
+            batches[2] = {"x": batches[2]["x"] + 1}
+        return batches
+
+    _, positions = read(lambda: per_pipeline, 3, mode="per_replica")
+    with pytest.raises(BatchError, match="got another batch 2"):
+        read(lambda: other, 1, start=positions[-1], mode="per_replica")

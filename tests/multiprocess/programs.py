@@ -1,5 +1,6 @@
 """What the processes of these tests run: each returns values that can be compared."""
 
+import itertools
 import os
 import signal
 import threading
@@ -215,6 +216,12 @@ def refusals(directory):
     def empty_here(context):
         return [] if here else [regression_batch(12)]
 
+    opened = itertools.count()
+
+    def shuffled_anew(context):
+        number = next(opened)
+        return [regression_batch(12, seed=seed + here * number) for seed in range(9)]
+
     def refused(step_fn=step_fn, dataset=None, init_fn=init_fn, **options):
         options = {"steps": 3, "display": False} | options
         try:
@@ -223,7 +230,10 @@ def refusals(directory):
             return f"{type(failure).__name__}: {failure}"
         return None
 
+    saved = {"dataset": shuffled_anew, "checkpoint_dir": Path(directory) / "saved"}
+    assert refused(steps=2, **saved) is None
     return {
+        "reread": refused(**saved),
         "seed": refused(seed=here),
         "steps": refused(steps=3 + here),
         "init": refused(init_fn=odd_init),

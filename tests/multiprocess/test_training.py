@@ -176,5 +176,14 @@ def test_what_fails_in_one_input_is_an_error_in_all(refusals):
     )
 
 
+def test_what_one_process_reads_again_and_finds_changed_is_refused_in_all(refusals):
+    elsewhere, here = [found["reread"] for found in refusals]
+    assert "must yield again what the run read before, got another batch 0" in here
+    assert elsewhere.startswith(
+        "BatchError: `dataset` must be readable in every process, got an error in "
+        "process 1: `dataset` must yield again"
+    )
+
+
 def test_after_a_refusal_the_processes_run_on(refusals):
     assert [found["nothing"] for found in refusals] == [None, None]

@@ -11,7 +11,7 @@ from replicator.report import plots
 from replicator.report.markup import Markup, element
 from replicator.report.page import make_page, time_spent, write_report
 from replicator.report.run_files import read_run
-from tests.report.runs import HOSTILE, make_run
+from tests.report.runs import HOSTILE, make_run, rows, write_rows
 from tests.steps import regression_batch, replicas, trainer
 
 
@@ -39,8 +39,9 @@ class Elements(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def _no_plotly(monkeypatch):
-    # 5 MB that these tests need not parse; test_chromium.py runs the real one.
-    monkeypatch.setattr("replicator.report.page.plotly_script", lambda: "/* plotly */")
+    # 2 MB that these tests need not parse; test_chromium.py runs the real one.
+    nothing = element("script", type="text/plain", id="plotly")
+    monkeypatch.setattr("replicator.report.page.plotly_script", lambda: nothing)
 
 
 @pytest.fixture
@@ -95,6 +96,18 @@ def test_a_run_with_metrics_alone_has_a_page(tmp_path):
     text = Elements(make_page(read_run(tmp_path))).text
     assert "run.json could not be read" in text
     assert "not recorded" in text
+
+
+def test_a_long_run_of_many_metrics_has_a_small_page(tmp_path):
+    numbers = {f"metric_{number}": 0.123456789 for number in range(30)}
+    long = [
+        row | {name: value * row["step"] for name, value in numbers.items()}
+        for row in rows(2000)
+    ]
+    write_rows(tmp_path / "metrics.jsonl", long)
+    for earlier in range(5):
+        write_rows(tmp_path / "earlier" / f"{earlier}" / "metrics.jsonl", long)
+    assert len(make_page(read_run(tmp_path))) < 1_500_000
 
 
 def test_a_run_without_metrics_has_a_page(tmp_path):

@@ -29,6 +29,7 @@ from replicator.errors import ArgumentError
 from replicator.guards import guarded
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.loop import LoopPlan, LoopResult, run_loop
+from replicator.paths import checked_path
 from replicator.phases import Phases
 from replicator.preemption import LeaveSaved, Preemption
 from replicator.protocols import Key, PyTree
@@ -116,7 +117,7 @@ def find_directory(
 ) -> Path | None:
     """Return the directory of an experiment, or None if it has none."""
     found = field(config, "checkpoint_dir") if directory is None else directory
-    return None if found is None else Path(found)
+    return checked_path("directory", found)
 
 
 def make_experiment(

@@ -53,7 +53,7 @@ def make_certificates(
         raise ArgumentError(f"`hosts` must be names of hosts, got {hosts!r}.")
     if lifetime <= datetime.timedelta():
         raise ArgumentError(f"`lifetime` must be positive, got {lifetime}.")
-    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    Path(folder).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     signing_key = ec.generate_private_key(ec.SECP256R1())
     authority = _sign_authority(signing_key, lifetime=lifetime)
     _write(Tls.in_folder(folder, "server").ca, _pem(authority))

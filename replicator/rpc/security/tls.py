@@ -40,7 +40,7 @@ class Tls:
         """
         if role not in ROLES:
             raise ArgumentError(f"`role` must be one of {ROLES}, got {role!r}.")
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         return cls(
             ca=folder / "ca.pem",
             certificate=folder / f"{role}.pem",

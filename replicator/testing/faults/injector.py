@@ -14,6 +14,7 @@ from replicator.checkpoint.lock import OWNER_NAME
 from replicator.distributed.coordination import process_index
 from replicator.errors import ReplicatorError
 from replicator.hooks import Hook, StateEvent
+from replicator.paths import checked_path
 from replicator.protocols import Dataset, PyTree
 from replicator.testing.faults import effects
 from replicator.testing.faults.dataset import faulty
@@ -55,8 +56,8 @@ class Injector(Hook):
     ) -> None:
         self._given_rank = rank
         self._schedule = tuple(schedule)
-        self._journal_path = journal
-        self._checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self._journal_path = checked_path("journal", journal)
+        self._checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
         self._seed = seed
         self._writes = 0
         # Filled by the loop, emptied by the thread that reads the dataset.

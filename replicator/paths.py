@@ -1,0 +1,41 @@
+"""Check a path that a user handed over, and put the home directory for its `~`."""
+
+import os
+import re
+from pathlib import Path
+from typing import overload
+
+from replicator.errors import ArgumentError
+
+# `Path` makes one slash of two; a drive of Windows has one letter.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home directory for its `~`, as shells do."""
+    return Path(os.path.expanduser(path))
+
+
+@overload
+def checked_path(name: str, value: None) -> None: ...
+@overload
+def checked_path(name: str, value: str | os.PathLike[str]) -> Path: ...
+def checked_path(name: str, value: object) -> Path | None:
+    """Return the argument `name` as a path, expanded; None stays None.
+
+    Raises:
+      ArgumentError: It is neither None nor a path, or it is the URL of a bucket.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise ArgumentError(
+            f"`{name}` must be a path, got {value!r}. Pass a `str` or a `Path`."
+        )
+    # As a path it would be a folder of that name, on a disk that may be lost.
+    if _URL.match(os.fsdecode(value)):
+        raise ArgumentError(
+            f"`{name}` must be a path of a file system, got {os.fsdecode(value)!r}. "
+            "Mount the bucket (on all hosts, with atomic renames), and name its folder."
+        )
+    return expanded(os.fsdecode(value))
