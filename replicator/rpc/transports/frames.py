@@ -26,6 +26,7 @@ import numpy as np
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.transports.receive_memory import receive_memory
 
 READ_BYTES = 65_536
 """How much is read at once where it is not known what comes."""
@@ -152,8 +153,7 @@ def frame_with_buffers(
     """Return a frame as parts that are to be sent one after the other.
 
     Args:
-      kind: Of the message.
-      call_id: Of the message.
+      kind, call_id: Of the message.
       head: What the codec wrote.
       layout: Of the buffers.
     """
@@ -182,15 +182,15 @@ class FrameReader:
         self,
         limits: MessageLimits,
         *,
-        allocate: Callable[[int], memoryview],
         open_shared: Callable[[Where, int], Body],
+        allocate: Callable[[int], memoryview] = receive_memory,
     ) -> None:
         """Start at the beginning of a stream.
 
         Args:
           limits: What a frame may hold.
-          allocate: Returns writable memory for so many bytes.
           open_shared: Returns a read-only body that lies in shared memory.
+          allocate: Returns writable memory for so many bytes.
         """
         self._limits = limits
         self._max_bytes = limits.message_bytes

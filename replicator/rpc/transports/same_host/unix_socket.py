@@ -45,7 +45,6 @@ from replicator.rpc.transports.frames import (
     lay_out,
 )
 from replicator.rpc.transports.payloads import EncodedPayload
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.shared_memory import (
     SHARED_FROM_BYTES,
     SharedMemory,
@@ -71,7 +70,6 @@ class UnixConnection:
         peer: str,
         registry: Registry,
         limits: MessageLimits,
-        buffers: ReceiveBuffers,
         shared: SharedMemory | None,
     ) -> None:
         """Take over a socket whose handshake is done.
@@ -81,7 +79,6 @@ class UnixConnection:
           peer: The other end, for people.
           registry: Classes that may travel.
           limits: Of messages.
-          buffers: Where large messages are received that do not come by `shared`.
           shared: The connection's shared memory; None: there is none.
         """
         self._socket = sock
@@ -106,9 +103,7 @@ class UnixConnection:
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
         open_shared = _refuse_shared if shared is None else shared.open
-        self._reader = FrameReader(
-            limits, allocate=buffers.lend, open_shared=open_shared
-        )
+        self._reader = FrameReader(limits, open_shared=open_shared)
         let_go_in_child(self)
 
     @property

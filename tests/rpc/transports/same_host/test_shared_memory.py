@@ -24,6 +24,7 @@ from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import Where, frame_with_shared_body, lay_out
 from replicator.rpc.transports.same_host.sealed_memory import IS_AVAILABLE, make_sealed
 from replicator.rpc.transports.same_host.shared_memory import SharedMemory
+from replicator.rpc.transports.same_host.shared_segments import size_class
 from replicator.rpc.transports.same_host.unread_bytes import UNREAD_BYTES
 from tests.rpc.transports.ends import (
     LONG_S,
@@ -509,3 +510,10 @@ def test_who_asks_for_a_slot_after_close_gets_the_socket():
     with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
         ends[0]._shared.close()
         assert pass_on(*ends, np.ones(MIB)).sum() == MIB
+
+
+def test_size_classes_are_few_and_waste_little():
+    for num_bytes in range(MIB, 40 * MIB, 77_777):
+        assert num_bytes <= size_class(num_bytes) <= 1.25 * num_bytes
+    sizes = {size_class(num_bytes) for num_bytes in range(32_768, MIB, 1000)}
+    assert sizes == {1 << bits for bits in range(15, 21)}
