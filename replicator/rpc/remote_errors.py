@@ -93,9 +93,9 @@ def rebuild(
     )
     if told.errno is not None and isinstance(error, OSError):
         error.errno = told.errno
-    vars(error).update(told.attributes or {})
     if told.traceback:
         error.add_note(f"\nIn {server}:\n{told.traceback.rstrip()}")
+    vars(error).update(told.attributes or {})  # last: one may hide `add_note`
     return error
 
 

@@ -22,7 +22,7 @@ def body_of(
 ) -> Body:
     """Return the value of a CALL message, as what is the shortest to send."""
     if args or kwargs:
-        return [method, [*args] or None, kwargs or None, timeout_s]
+        return [method, [*args] or None, {**kwargs} or None, timeout_s]
     return _new_tuple(BareCall, (method, None, None, timeout_s))
 
 

@@ -175,8 +175,12 @@ def _member(parts: Parts, registry: Registry) -> enum.Enum:
 def _flags(parts: Parts, registry: Registry) -> enum.Flag:
     name, bits = parts
     cls = _entry(registry, name, ("enum",)).cls
-    if not issubclass(cls, enum.Flag):
-        raise DecodeError(f"{name!r} must be of flags to be sent as bits.")
+    # A class keeps what it makes of bits: of unknown ones there would be no end.
+    known = 0
+    for member in cls.__members__.values() if issubclass(cls, enum.Flag) else ():
+        known |= member.value
+    if type(bits) is not int or bits < 0 or bits & ~known:
+        raise DecodeError(f"{name!r} must be of bits that its members name.")
     return cls(bits)
 
 

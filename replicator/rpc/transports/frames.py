@@ -31,7 +31,6 @@ from replicator.rpc.transports.receive_memory import receive_memory
 READ_BYTES = 65_536
 """How much is read at once where it is not known what comes."""
 CHECKED_BODY_BYTES = 16_384
-
 MAGIC = b"RPLF"
 VERSION = 1
 SHARED = 1  # flag: the body is in shared memory
@@ -153,7 +152,8 @@ def frame_with_buffers(
     """Return a frame as parts that are to be sent one after the other.
 
     Args:
-      kind, call_id: Of the message.
+      kind: Of the message.
+      call_id: Of the message.
       head: What the codec wrote.
       layout: Of the buffers.
     """

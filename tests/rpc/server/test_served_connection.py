@@ -132,18 +132,6 @@ def test_a_client_that_takes_no_reply_holds_up_no_other_and_few_threads():
         unread.close()
 
 
-def test_what_is_no_call_of_ours_is_refused_and_the_connection_lives():
-    odd = [None, [], ["echo"], ["echo", 3, None, 1.0], ["echo", None, None, "soon"], 7]
-    with serving("unix") as server:
-        raw = connect(server.address, secret=SECRET, timeout_s=LONG_S)
-        for number, body in enumerate(odd, 1):
-            raw.send(Kind.CALL, number, body, timeout_s=LONG_S)
-            assert raw.receive(timeout_s=LONG_S)[:2] == (Kind.ERROR, number)
-        raw.send(Kind.CALL, 99, ["echo", ["fine"], None, 1.0], timeout_s=LONG_S)
-        assert raw.receive(timeout_s=LONG_S).payload.take() == "fine"
-        raw.close()
-
-
 def test_a_call_sent_twice_runs_once():
     with serving("unix", probe := Probe()) as server:
         raw = connect(server.address, secret=SECRET, timeout_s=LONG_S)
