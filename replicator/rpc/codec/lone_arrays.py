@@ -30,6 +30,7 @@ from replicator.rpc.codec.value_reader import (
     Body,
     array_of,
     bytes_of,
+    is_shared,
     short_header,
 )
 from replicator.rpc.codec.value_writer import LONG_BYTES
@@ -135,7 +136,7 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
         raise too_large("arrays", 1, "leaves", limits.leaves)
     if len(body) != num_bytes:
         raise DecodeError("A body must hold what the head names and no more.")
-    return array_of(header, buffer, 0, limits)
+    return array_of(header, buffer, 0, limits, is_shared(body))
 
 
 @functools.lru_cache(maxsize=REMEMBERED, typed=True)

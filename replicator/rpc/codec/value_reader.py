@@ -14,6 +14,7 @@ from replicator.errors import DecodeError
 from replicator.rpc.codec.array_headers import Header, check_contents, read_header
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.receive_memory import receive_memory
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.tagged_values import TAGS, TUPLE_TAG, Tag
 from replicator.rpc.codec.wire_format import (
@@ -30,7 +31,8 @@ _FEW_KEYS = 64  # cannot be slow, whatever they are
 
 ONE_PIECE = (memoryview, bytes, bytearray, np.ndarray)
 Body: TypeAlias = bytes | memoryview | np.ndarray | Sequence[memoryview]
-"""Buffers, or one piece of memory that holds all; an array is of bytes, read-only."""
+"""Buffers, or one piece of memory that holds all; an array is of bytes, read-only, in
+shared memory: its sender may write to it."""
 
 _ndarray = np.ndarray
 _frombuffer = np.frombuffer
@@ -53,6 +55,7 @@ class ValueReader:
         registry: Registry,
         limits: MessageLimits,
     ) -> None:
+        self._is_shared = is_shared(body)
         if isinstance(body, np.ndarray):
             body = body.data
         if isinstance(body, ONE_PIECE):
@@ -109,7 +112,7 @@ class ValueReader:
         if self._num_leaves > self._limits.leaves:
             most = self._limits.leaves
             raise too_large("arrays", self._num_leaves, "leaves", most)
-        return array_of(header, buffer, start, self._limits)
+        return array_of(header, buffer, start, self._limits, self._is_shared)
 
     def _take(self, num_bytes: int) -> tuple[np.ndarray, int]:
         """Return what the next buffer lies in, and where."""
@@ -132,21 +135,35 @@ class ValueReader:
 
 
 def array_of(
-    header: Header, buffer: Any, start: int, limits: MessageLimits
+    header: Header, buffer: Any, start: int, limits: MessageLimits, is_shared: bool
 ) -> np.ndarray:
     """Return the array that a header describes, in the memory of a buffer.
+
+    Or in memory of its own, if the sender can still write to the buffer, and what it
+    might write is more than a wrong number.
 
     Raises:
       DecodeError: What lies there is nothing of its dtype.
       MessageTooLargeError: It has too many dimensions.
     """
-    shape, dtype, order, _, is_checked = header
+    shape, dtype, order, num_bytes, is_checked, is_copied = header
     if len(shape) > limits.rank:
         raise too_large("dimensions in an array", len(shape), "rank", limits.rank)
+    is_writable = is_shared and type(buffer) is _ndarray  # short ones are in the head
+    if is_writable and is_copied and not limits.trusted_memory:
+        # First of all: what is checked must be what is used.
+        memory = receive_memory(num_bytes)
+        np.copyto(_frombuffer(memory, _uint8), buffer[start : start + num_bytes])
+        buffer, start = bytes_of(memory), 0
     array = _ndarray(shape, dtype, buffer, start, None, order)
     if is_checked:
         check_contents(array)
     return array
+
+
+def is_shared(body: Any) -> bool:
+    """Tell whether a body lies in memory that its sender can still write."""
+    return isinstance(body, np.ndarray)
 
 
 def short_header(data: bytes) -> Header:

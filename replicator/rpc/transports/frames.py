@@ -26,7 +26,7 @@ import numpy as np
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.transports.receive_memory import receive_memory
+from replicator.rpc.codec.receive_memory import receive_memory
 
 READ_BYTES = 65_536
 """How much is read at once where it is not known what comes."""

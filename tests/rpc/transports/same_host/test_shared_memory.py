@@ -276,7 +276,7 @@ def test_messages_past_the_bound_still_arrive(caplog):
         listening(row, shared_bytes=2 * MIB) as listener,
         connected(listener, limits) as ends,
     ):
-        kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(8)]
+        kept = [pass_on(*ends, np.full(MIB // 4, n, np.float32)) for n in range(8)]
         assert [int(array.max()) for array in kept] == [*range(8)]
     assert caplog.text.count("No shared memory") == 1
 
@@ -322,7 +322,7 @@ def test_the_smaller_bound_of_both_ends_holds():
         listening(TRANSPORTS["unix"], shared_bytes=2 * MIB) as listener,
         connected(listener, MessageLimits()) as ends,
     ):
-        kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(4)]
+        kept = [pass_on(*ends, np.full(MIB // 4, n, np.float32)) for n in range(4)]
         assert len(kept) == 4
         assert ends[0]._shared._outgoing.num_bytes <= 2 * MIB
 
@@ -493,7 +493,7 @@ def test_a_killed_peer_leaves_nothing_behind(tmp_path):
         connection = connect(f"unix:{tmp_path}/socket", timeout_s=LONG_S)
         kept = []
         for number in range(5):
-            connection.send(1, 1, np.full(MIB, number), timeout_s=LONG_S)
+            connection.send(1, 1, np.full(MIB, float(number)), timeout_s=LONG_S)
             kept.append(connection.receive(timeout_s=LONG_S).payload.take())
         child.send_signal(signal.SIGKILL)
         child.wait(LONG_S)

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from replicator.rpc.transports.receive_memory import receive_memory
+from replicator.rpc.codec.receive_memory import receive_memory
 
 MIB = 1 << 20
 
