@@ -106,7 +106,6 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close it; a `receive` that waits raises. May be called twice, anywhere."""
-        ...
 
 
 class Listener(Protocol):
@@ -130,4 +129,3 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Stop listening; a waiting `accept` raises. May be called twice."""
-        ...

@@ -58,11 +58,9 @@ class Reader(Protocol):
 
     def wake(self) -> None:
         """Let it read."""
-        ...
 
     def close(self) -> None:
         """Let it end, now that the link is lost."""
-        ...
 
 
 class WaitingCall(Protocol):
@@ -82,7 +80,6 @@ class WaitingCall(Protocol):
 
     def settle(self, answer: Answer) -> None:
         """Take the answer; called once, by who reads."""
-        ...
 
 
 @final

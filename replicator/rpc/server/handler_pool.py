@@ -73,14 +73,12 @@ class HandlerPool:
                     return
                 taken = self._waiting.take()
                 assert taken is not None, "somebody had a turn, under the lock"
-                is_started = False
                 try:
                     self._crew.run(functools.partial(self._run, taken[1]))
-                    is_started = True
-                finally:
-                    if not is_started:  # the system gives no thread
-                        self._free.append(None)
-                        self._waiting.done(taken[1].caller)
+                except BaseException:  # the system gives no thread
+                    self._free.append(None)
+                    self._waiting.done(taken[1].caller)
+                    raise
 
     def _run(self, call: ServedCall) -> None:
         try:

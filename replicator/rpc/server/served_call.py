@@ -37,25 +37,20 @@ class Caller(Protocol):
 
     def run(self, call: "ServedCall") -> None:
         """Run a call in this thread, which has a slot for it."""
-        ...
 
     def end(self, call: "ServedCall") -> None:
         """Forget a call that was answered, or has nobody to answer to."""
-        ...
 
     def say(
         self, kind: Kind, value: PyTree = None, *, call_id: int = 0, timeout_s: float
     ) -> None:
         """Send a message; who does not take it is disconnected."""
-        ...
 
     def say_goodbye(self) -> None:
         """Tell the client that the server takes no more calls."""
-        ...
 
     def give_up_calls(self) -> None:
         """Tell handlers that the server stops; refuse the calls that wait."""
-        ...
 
     def abandon_calls(self) -> "list[ServedCall]":
         """Answer what still runs, for good, and disconnect; return what that is."""
@@ -63,7 +58,6 @@ class Caller(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
-        ...
 
 
 class _RunningHere(threading.local):
