@@ -26,11 +26,6 @@ class Answer(NamedTuple):
     kind: int
     value: PyTree
 
-    @property
-    def is_error(self) -> bool:
-        """Tell whether there is no result."""
-        return self.kind == Kind.ERROR
-
 
 def raised(told: Told) -> Answer:
     """Return the answer for a method that raised."""

@@ -348,8 +348,6 @@ class Link:
                 call.settle(message)
         elif kind == Kind.PONG:
             self._take_pong(message)
-        elif kind == Kind.PING:
-            self._say(Kind.PONG, message.call_id)
         elif kind == Kind.GOODBYE:
             self.is_leaving = True
             self._say_gone(self)

@@ -26,11 +26,9 @@ from replicator.rpc.codec.bare_calls import (
 )
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.value_reader import (
-    ONE_PIECE,
     Body,
     array_of,
     bytes_of,
-    is_shared,
     short_header,
 )
 from replicator.rpc.codec.value_writer import LONG_BYTES
@@ -116,10 +114,6 @@ def _written(
 
 
 def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarray:
-    if not isinstance(body, ONE_PIECE):
-        if len(body) > 1:
-            raise DecodeError("A body must hold one array and no more.")
-        body = body[0] if body else b""
     if code == SHORT_ARRAY:
         header, buffer = short_header(data), data
         num_bytes = 0
@@ -136,7 +130,7 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
         raise too_large("arrays", 1, "leaves", limits.leaves)
     if len(body) != num_bytes:
         raise DecodeError("A body must hold what the head names and no more.")
-    return array_of(header, buffer, 0, limits, is_shared(body))
+    return array_of(header, buffer, 0, limits, type(body) is _ndarray)
 
 
 @functools.lru_cache(maxsize=REMEMBERED, typed=True)

@@ -5,7 +5,6 @@ or NumPy have for it, which `decode` turns into one. (msgpack's own `Timestamp` 
 help, and passes as it was.)
 """
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,9 +28,8 @@ from replicator.rpc.codec.wire_format import (
 
 _FEW_KEYS = 64  # cannot be slow, whatever they are
 
-ONE_PIECE = (memoryview, bytes, bytearray, np.ndarray)
-Body: TypeAlias = bytes | memoryview | np.ndarray | Sequence[memoryview]
-"""Buffers, or one piece of memory that holds all; an array is of bytes, read-only, in
+Body: TypeAlias = bytes | memoryview | np.ndarray
+"""What holds the buffers where `lay_out` puts them; an array is of bytes, read-only, in
 shared memory: its sender may write to it."""
 
 _ndarray = np.ndarray
@@ -46,20 +44,11 @@ class ValueReader:
     _open_tags = 0
     _num_leaves = 0
     _num_bytes = 0
-    _at = 0  # in the body: an index, or an offset
+    _at = 0  # in the body
     _whole: np.ndarray | None = None
 
-    def __init__(
-        self,
-        body: Body,
-        registry: Registry,
-        limits: MessageLimits,
-    ) -> None:
-        self._is_shared = is_shared(body)
-        if isinstance(body, np.ndarray):
-            body = body.data
-        if isinstance(body, ONE_PIECE):
-            body = memoryview(body).toreadonly()
+    def __init__(self, body: Body, registry: Registry, limits: MessageLimits) -> None:
+        self._is_shared = type(body) is _ndarray
         self._body = body
         self._registry = registry
         self._limits = limits
@@ -116,22 +105,17 @@ class ValueReader:
 
     def _take(self, num_bytes: int) -> tuple[np.ndarray, int]:
         """Return what the next buffer lies in, and where."""
-        body, at = self._body, self._at
         self._num_bytes += num_bytes
         most = self._limits.message_bytes
         if self._num_bytes > most:
             raise too_large("bytes", self._num_bytes, "message_bytes", most)
-        if type(body) is memoryview:
-            start = -(-at // ALIGNMENT) * ALIGNMENT
-            self._at = start + num_bytes
-            if self._whole is None:
-                self._whole = bytes_of(body)
-            if self._at <= len(self._whole):
-                return self._whole, start
-        elif at < len(body) and len(body[at]) == num_bytes:
-            self._at = at + 1
-            return bytes_of(body[at]), 0
-        raise DecodeError("A body must hold what the head names.")
+        start = -(-self._at // ALIGNMENT) * ALIGNMENT
+        self._at = start + num_bytes
+        if self._whole is None:
+            self._whole = bytes_of(self._body)
+        if self._at > len(self._whole):
+            raise DecodeError("A body must hold what the head names.")
+        return self._whole, start
 
 
 def array_of(
@@ -159,11 +143,6 @@ def array_of(
     if is_checked:
         check_contents(array)
     return array
-
-
-def is_shared(body: Any) -> bool:
-    """Tell whether a body lies in memory that its sender can still write."""
-    return isinstance(body, np.ndarray)
 
 
 def short_header(data: bytes) -> Header:

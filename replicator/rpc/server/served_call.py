@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
-from replicator.errors import CallCancelledError
 from replicator.protocols import PyTree
 from replicator.rpc.protocols import Connection, Kind
 from replicator.rpc.server.methods import Method
@@ -141,15 +140,6 @@ class ServedCall:
             left_s = min(timeout_s, self.deadline_s - time.monotonic())
             self._event.wait(max(0.0, left_s))
         return self.is_cancelled()
-
-    def raise_if_cancelled(self) -> None:
-        """Raise if nobody waits for the result any more.
-
-        Raises:
-          CallCancelledError: So it is.
-        """
-        if self.is_cancelled():
-            raise CallCancelledError(f"`{self.method}`: {self.peer} no longer waits.")
 
     def give_up(self) -> None:
         """Tell the handler that nobody waits for the result."""

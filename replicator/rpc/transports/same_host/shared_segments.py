@@ -129,11 +129,6 @@ class OutgoingSegments:
         """Return the size of all segments."""
         return sum(len(segment.memory) for segment in self._segments.values())
 
-    @property
-    def num_lent(self) -> int:
-        """Return how many slots hold a message that was not seen to be released."""
-        return len(self._lent)
-
     def take(self, num_bytes: int) -> Slot | None:
         """Return a free slot: the last one if it is, as it may be in a cache."""
         size = size_class(num_bytes)

@@ -292,7 +292,7 @@ def test_who_does_not_read_pins_little_and_its_sender_waits():
         array = np.zeros(MIB, np.uint8)
         with pytest.raises(CallTimeoutError, match="does not read"):
             send_without_end(sender, array, timeout_s=SHORT_S)
-        pinned = sender._shared._outgoing.num_lent
+        pinned = len(sender._shared._outgoing._lent)
         assert 0 < pinned * MIB <= UNREAD_BYTES
         for _ in range(pinned):
             receiver.receive(timeout_s=LONG_S)
@@ -304,7 +304,9 @@ def test_who_waits_for_a_reader_hears_that_it_is_gone():
         sender, receiver = ends
         with ThreadPoolExecutor(1) as pool:
             promise = pool.submit(send_without_end, sender, np.zeros(MIB, np.uint8))
-            wait_until(lambda: sender._shared._outgoing.num_lent * MIB == UNREAD_BYTES)
+            wait_until(
+                lambda: len(sender._shared._outgoing._lent) * MIB == UNREAD_BYTES
+            )
             receiver.close()
             with pytest.raises(ConnectionLostError):
                 promise.result(LONG_S)
