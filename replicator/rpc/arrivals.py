@@ -18,7 +18,6 @@ from replicator.rpc.signs_of_life import MAX_CALLS
 MAX_NAME = 256
 _MAX_ID_BYTES = 64
 _SEQUENCE = (list, tuple)  # not a `range`, nor an array
-_NUMBER = (int, float)
 
 
 def checked(kind: int | str, value: Any) -> Any:
@@ -86,7 +85,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, _NUMBER) and 0 <= value <= threading.TIMEOUT_MAX
+    return isinstance(value, int | float) and 0 <= value <= threading.TIMEOUT_MAX
 
 
 def _are(values: Any, kind: type) -> bool:

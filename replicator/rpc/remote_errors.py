@@ -66,12 +66,7 @@ def tell(error: BaseException, *, registry: Registry) -> Told:
 
 
 def rebuild(
-    told: Told,
-    *,
-    method: str,
-    server: str,
-    address: str,
-    registry: Registry,
+    told: Told, *, method: str, server: str, address: str, registry: Registry
 ) -> RemoteError:
     """Return what the caller raises.
 

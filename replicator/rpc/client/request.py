@@ -39,12 +39,7 @@ class Request:
     """
 
     def __init__(
-        self,
-        call_id: int,
-        body: Body,
-        *,
-        started_s: float,
-        deadline_s: float,
+        self, call_id: int, body: Body, *, started_s: float, deadline_s: float
     ) -> None:
         self.call_id = call_id
         self.method: str = body[0]

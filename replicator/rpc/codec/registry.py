@@ -27,8 +27,7 @@ from replicator.errors import ArgumentError
 from replicator.not_sent import NotSent, is_function
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}", re.ASCII)
-LIBRARIES = frozenset({"optax", "flax"})
-"""Of which all that imported them has the same classes."""
+_LIBRARIES = frozenset({"optax", "flax"})  # who imported them has the same classes
 _FROZEN_DICT = "flax.core.frozen_dict:FrozenDict"
 _Class = TypeVar("_Class", bound=type)
 
@@ -174,7 +173,7 @@ def _is_named_tuple(cls: Any) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _library_entry(cls: Any) -> Entry | None:
     """Return the entry of a class that need not be registered; None for others."""
-    if cls.__module__.partition(".")[0] not in LIBRARIES:
+    if cls.__module__.partition(".")[0] not in _LIBRARIES:
         return None
     name = f"{cls.__module__}:{cls.__qualname__}"
     if name == _FROZEN_DICT:

@@ -133,8 +133,8 @@ def array_of(
     shape, dtype, order, num_bytes, is_checked, is_copied = header
     if len(shape) > limits.rank:
         raise too_large("dimensions in an array", len(shape), "rank", limits.rank)
-    is_writable = is_shared and type(buffer) is _ndarray  # short ones are in the head
-    if is_writable and is_copied and not limits.trusted_memory:
+    is_shared &= type(buffer) is _ndarray and not limits.trusted_memory
+    if is_shared and is_copied:
         # First of all: what is checked must be what is used.
         memory = receive_memory(num_bytes)
         np.copyto(_frombuffer(memory, _uint8), buffer[start : start + num_bytes])

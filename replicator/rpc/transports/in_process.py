@@ -12,11 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from replicator.errors import (
-    AddressInUseError,
-    CallTimeoutError,
-    ConnectionLostError,
-)
+from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits

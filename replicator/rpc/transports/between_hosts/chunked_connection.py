@@ -7,7 +7,6 @@ and its tests need none.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
 
 from replicator.errors import (
     CallTimeoutError,
@@ -67,7 +66,7 @@ class ChunkedConnection:
         self._cut_off = cut_off
         self._let_go = let_go
         self._is_closed = False
-        incoming.start(frames.FrameReader(limits, open_shared=_refuse_shared))
+        incoming.start(frames.FrameReader(limits))
 
     @property
     def peer(self) -> str:
@@ -182,7 +181,3 @@ def _cut(parts: Sequence[frames.Buffer]) -> Iterator[bytes]:
             room -= len(rest)
     if waiting:
         yield b"".join(waiting)
-
-
-def _refuse_shared(where: frames.Where, num_bytes: int) -> NoReturn:
-    raise DecodeError("A frame from another host must hold its arrays, got a segment.")

@@ -17,7 +17,6 @@ import struct
 import threading
 import time
 from collections import deque
-from typing import NoReturn
 
 from replicator.errors import (
     CallTimeoutError,
@@ -37,12 +36,12 @@ from replicator.rpc.transports.frames import (
     Buffer,
     Frame,
     FrameReader,
-    Where,
     check_fits,
     frame_with_buffers,
     frame_with_shared_body,
     frame_without_buffers,
     lay_out,
+    refuse_shared,
 )
 from replicator.rpc.transports.payloads import EncodedPayload
 from replicator.rpc.transports.same_host.shared_memory import (
@@ -102,7 +101,7 @@ class UnixConnection:
         self._reason = ""
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
-        open_shared = _refuse_shared if shared is None else shared.open
+        open_shared = refuse_shared if shared is None else shared.open
         self._reader = FrameReader(limits, open_shared=open_shared)
         let_go_in_child(self)
 
@@ -373,7 +372,3 @@ class UnixConnection:
 
 def _deadline(timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else time.monotonic() + timeout_s
-
-
-def _refuse_shared(where: Where, num_bytes: int) -> NoReturn:
-    raise DecodeError("Shared memory was named where there is none.")
