@@ -39,7 +39,7 @@ test-newest:
 	  'make test-newest needs Python 3.12 or newer as `$(NEWEST)`. Install it, or name' \
 	  'yours: make test-newest NEWEST=python3.13 (with pyenv also set PYENV_VERSION).' >&2; \
 	  exit 1; }
-	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
+	$(MAKE) test VENV=.venv-newest PYTHON="$(NEWEST)"
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .

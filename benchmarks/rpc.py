@@ -13,7 +13,8 @@ keys that end with `_unpinned` are the same without.
   looks for the answer first (`short_waits`), and so may be the quicker one.
 - Echoes of arrays against echoes of the same bytes over a bare socket, buffers kept.
 - Pushes of arrays against `np.copyto` of the array to warm memory. The receiver reads
-  a byte of each page.
+  a byte of each page. Integers with the defaults, which copy them once more, and with
+  `trusted_memory`; floats are used where they lie either way.
 - Through gRPC against bare grpcio: its unary call, and its stream of 1 MiB chunks.
 - An actor of Ray, where it is installed; else its two numbers are null.
 - 40 times 32 MB from who has not the secret, and a gRPC peer that is stopped:
@@ -151,6 +152,10 @@ def ratios_of(timed: Timed) -> Numbers:
         "echo_1m_ratio": timed.ratio("rpc echo 1m", "raw socket echo 1m"),
         "push_1m_ratio": timed.ratio("rpc push 1m", "np.copyto 1m"),
         "push_32m_ratio": timed.ratio("rpc push 32m", "np.copyto 32m"),
+        "push_integers_ratio": timed.ratio("rpc push 32m of integers", "np.copyto 32m"),
+        "push_integers_trusted_ratio": timed.ratio(
+            "rpc push 32m of integers, trusted memory", "np.copyto 32m"
+        ),
     }
 
 

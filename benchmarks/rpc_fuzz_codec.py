@@ -25,6 +25,7 @@ from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.wire_format import in_one_piece
 
 try:
     import resource
@@ -70,7 +71,7 @@ class Cases:
         values += [self._values.bare_call() for _ in range(60)]
         self._originals = [encode(value, registry=REGISTRY) for value in values]
         for original in self._originals:  # what is imported late, is imported now
-            decode(original.head, original.buffers, registry=REGISTRY)
+            decode(original.head, in_one_piece(original.buffers), registry=REGISTRY)
         heads = [original.head for original in self._originals]
         self._mutations = Mutations(seed, heads)
         self._watch = Watch()
@@ -119,7 +120,7 @@ class Cases:
 
     def _decoded(self, head: bytes, buffers: Sequence[memoryview]) -> PyTree:
         try:
-            return decode(head, buffers, registry=REGISTRY, limits=LIMITS)
+            return decode(head, in_one_piece(buffers), registry=REGISTRY, limits=LIMITS)
         except (DecodeError, MessageTooLargeError) as error:
             if isinstance(error.__cause__, MemoryError):
                 self._fail("allocations", head)
@@ -131,7 +132,7 @@ class Cases:
         """Send what is a value, because we made it or decoding said so."""
         try:
             head, buffers, _ = encode(value, registry=REGISTRY)
-            found = decode(head, buffers, registry=REGISTRY)
+            found = decode(head, in_one_piece(buffers), registry=REGISTRY)
         except Exception as error:
             self._fail("crashes", b"", error)
         else:

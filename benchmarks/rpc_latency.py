@@ -27,10 +27,15 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 @contextlib.contextmanager
 def service(
-    *addresses: str, pool_size: int = POOL_SIZE, core: int | None = None
+    *addresses: str,
+    pool_size: int = POOL_SIZE,
+    core: int | None = None,
+    is_trusting: bool = False,
 ) -> Iterator[Child]:
     """Serve in a second process; the first line it writes is the address."""
-    arguments = ",".join(addresses), str(pool_size)
+    arguments = [",".join(addresses), str(pool_size)]
+    if is_trusting:
+        arguments += ["", "trusted"]
     with started("benchmarks.rpc_service", *arguments, core=core) as child:
         yield child
 
@@ -45,11 +50,13 @@ def time_latencies(
     with (
         on_core(client_core),
         service(f"unix:{folder}/service", core=server) as child,
+        service(f"unix:{folder}/trusting", core=server, is_trusting=True) as other,
         Client(child.read_line(), timeout_s=TIMEOUT_S) as client,
+        Client(other.read_line(), timeout_s=TIMEOUT_S) as trusting,
     ):
         small = time_small(client, folder, core=server, **sizes)
         echoes = time_echoes(client, folder, core=server, **sizes)
-        pushes = time_pushes(client, **sizes)
+        pushes = time_pushes(client, trusting, **sizes)
     return Timed({**small.seconds, **echoes.seconds, **pushes.seconds})
 
 
@@ -85,8 +92,11 @@ def time_echoes(
         return time_calls(works, rounds=rounds)
 
 
-def time_pushes(client: Client, *, rounds: int, calls: int) -> Timed:
-    """Time arrays that stay there, against the copy alone."""
+def time_pushes(client: Client, trusting: Client, *, rounds: int, calls: int) -> Timed:
+    """Time arrays that stay there, against the copy alone.
+
+    Those of integers are copied once more by a server that does not trust its clients.
+    """
     works = {}
     for name, size, count in (
         ("1m", _MIB, calls // 5 + 1),
@@ -96,5 +106,11 @@ def time_pushes(client: Client, *, rounds: int, calls: int) -> Timed:
         works[f"np.copyto {name}"] = Work(repeat(rpc_peers.array_copy(array)), count)
         works[f"rpc push {name}"] = Work(
             repeat(lambda array=array: client.push(array)), count
+        )
+    integers = np.ones(32 * _MIB // 4, np.int32)
+    count = calls // 250 + 1
+    for name, callee in (("", client), (", trusted memory", trusting)):
+        works[f"rpc push 32m of integers{name}"] = Work(
+            repeat(lambda callee=callee: callee.push(integers)), count
         )
     return time_calls(works, rounds=rounds)

@@ -1,7 +1,7 @@
 """Serve an object over rpc, in a process of its own, for the benchmarks that call it.
 
-`python -m benchmarks.rpc_service ADDRESSES POOL_SIZE [MESSAGE_BYTES]`; the address is
-the line it writes.
+`python -m benchmarks.rpc_service ADDRESSES POOL_SIZE [MESSAGE_BYTES] [trusted]`; the
+address is the line it writes. `trusted`: it trusts what clients can still write.
 """
 
 import ctypes
@@ -52,10 +52,13 @@ class Service:
             trim(0)
 
 
-def main(addresses: str, pool_size: str, message_bytes: str = "") -> None:
-    limits = MessageLimits()
-    if message_bytes:
-        limits = MessageLimits(message_bytes=int(message_bytes))
+def main(
+    addresses: str, pool_size: str, message_bytes: str = "", trusted: str = ""
+) -> None:
+    limits = MessageLimits(
+        message_bytes=int(message_bytes or MessageLimits().message_bytes),
+        trusted_memory=bool(trusted),
+    )
     server = Server(
         Service(),
         name="service",

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge import node_context
+from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Connection
 
 _GIVEN_PORTS: set[int] = set()
@@ -48,7 +49,9 @@ class AddressBook(Protocol):
         """
         ...
 
-    def dial(self, planned: str) -> Callable[[float], Connection]:
+    def dial(
+        self, planned: str, limits: MessageLimits
+    ) -> Callable[[float], Connection]:
         """Return what connects to a server of `rpc`, wherever it is by then."""
         ...
 
@@ -113,6 +116,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
 
     Attributes:
       planned: The address of the plan.
+      limits: Of messages, the program's.
       book: For the launching process; a node asks that of its context.
       exchange: Likewise, for launchers with calls of their own.
       is_over: Says, in the launching process, that the run has ended.
@@ -121,6 +125,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
 
     def __init__(self, planned: str) -> None:
         self.planned = planned
+        self.limits = MessageLimits()
         self.book: AddressBook | None = None
         self.exchange: Any = None
         self.is_over = False
@@ -148,13 +153,15 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         """
         book = None if self.is_over else self._book()
         if book is None:
-            return {"address": self.build()}
-        return {"address": self.planned, "dial": book.dial(self.planned)}
+            return {"address": self.build(), "limits": self.limits}
+        dial = book.dial(self.planned, self.limits)
+        return {"address": self.planned, "dial": dial}
 
     def server_options(self) -> dict[str, Any]:
         """Return what its server is made with, besides where it listens."""
         book = self._book()
-        return {} if book is None else dict(book.server_options())
+        of_book = {} if book is None else book.server_options()
+        return {"limits": self.limits, **of_book}
 
     def listening(self) -> str:
         """Return where its server is to listen."""

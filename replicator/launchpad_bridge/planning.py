@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replicator.errors import ProgramError
+from replicator.launchpad_bridge.address_builders import PlannedAddressBuilder
 from replicator.launchpad_bridge.address_promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
     Edge,
@@ -22,6 +23,7 @@ from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Executable, Plan, Resources, Restart
 from replicator.launchpad_bridge.python_process import resources_of
+from replicator.rpc.codec.message_limits import MessageLimits
 
 DESCRIPTION = "program.json"
 """In the run's folder: what the program is, for tools that look at it."""
@@ -55,7 +57,8 @@ def make_plan(
     workers = worker_names(program.groups)
     for _, label, _, node in workers:
         _prepare(node, label, launch_type, wanted[label][0])
-    addresses = _bind(workers, run_id, folder)
+    limits = MessageLimits(trusted_memory=program.trusted_memory)
+    addresses = _bind(workers, run_id, folder, limits)
     targets = _targets(edges, addresses)
     executables = [
         _executable(
@@ -122,7 +125,10 @@ def _prepare(
 
 
 def _bind(
-    workers: Iterable[tuple[str, str, int, Any]], run_id: str, folder: Path
+    workers: Iterable[tuple[str, str, int, Any]],
+    run_id: str,
+    folder: Path,
+    limits: MessageLimits,
 ) -> dict[str, list[str]]:
     """Bind all addresses; return those of `rpc` servers, by worker."""
     bound: dict[int, str] = {}
@@ -144,6 +150,8 @@ def _bind(
                 )
                 bound[id(address)] = planned
                 address.bind_planned(planned, name)
+                if isinstance(address.builder, PlannedAddressBuilder):
+                    address.builder.limits = limits
                 if is_rpc:
                     of_worker[name].append(planned)
     return of_worker

@@ -50,12 +50,15 @@ class Running(Protocol):
 class Program:
     """Nodes in groups, and the handles between them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, trusted_memory: bool = False) -> None:
         """Begin with no nodes.
 
         Args:
           name: Of the program, in logs and errors.
+          trusted_memory: Whether nodes of one host use all arrays of calls where they
+            lie in memory that the sender can still write: `MessageLimits`.
         """
+        self.trusted_memory = trusted_memory
         self._name = name
         self._groups: dict[str, list[Any]] = {}
         self._settings: dict[str, GroupSettings] = {}

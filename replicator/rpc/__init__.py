@@ -9,6 +9,7 @@
 3
 """
 
+from replicator.not_sent import fill
 from replicator.rpc.batching.batching import batched_handler
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 from replicator.rpc.client.client import Client, Futures, list_methods, statistics
@@ -33,6 +34,7 @@ __all__ = [
     "batched_handler",
     "cancelled",
     "current_call",
+    "fill",
     "idempotent",
     "list_methods",
     "register",

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from replicator.errors import DecodeError
 from replicator.protocols import PyTree
 from replicator.rpc.protocols import Kind
 from replicator.rpc.remote_errors import Told
@@ -17,6 +16,8 @@ EXPIRED = "expired"
 """Its deadline passed before it ran. Then seconds."""
 OVERRAN = "overran"
 """Its deadline passed while it ran, and the handler gave up. Then seconds."""
+WORDS = frozenset({STOPPED, ABANDONED, EXPIRED, OVERRAN})
+"""Those that are followed by seconds."""
 
 
 class Answer(NamedTuple):
@@ -24,11 +25,6 @@ class Answer(NamedTuple):
 
     kind: int
     value: PyTree
-
-    @property
-    def is_error(self) -> bool:
-        """Tell whether there is no result."""
-        return self.kind == Kind.ERROR
 
 
 def raised(told: Told) -> Answer:
@@ -48,18 +44,6 @@ def without_attributes(answer: Answer) -> Answer:
 
 
 def read_error(value: Any) -> tuple[str, Told | float]:
-    """Take the value of an ERROR message apart.
-
-    Raises:
-      DecodeError: It is none.
-    """
-    match value:
-        case (str(why), int() | float() as seconds) if why != RAISED:
-            return why, seconds
-        case (str(why), [*names], str(text), str(trace), errno, attributes) if (
-            why == RAISED and all(isinstance(name, str) for name in names)
-        ):
-            errno = errno if isinstance(errno, int) else None
-            attributes = attributes if isinstance(attributes, dict) else None
-            return why, Told(names, text, trace, errno, attributes)
-    raise DecodeError("A server answered with an error that is none of ours.")
+    """Take the value of an ERROR message apart, which was `checked`."""
+    why, *details = value
+    return why, Told(*details) if why == RAISED else details[0]

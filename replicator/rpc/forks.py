@@ -20,7 +20,6 @@ class Inherited(Protocol):
 
         Takes no lock, as who held one is not in this process; tells no other process.
         """
-        ...
 
 
 _inherited: "weakref.WeakSet[Inherited]" = weakref.WeakSet()

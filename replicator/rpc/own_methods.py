@@ -5,6 +5,8 @@ No method's name can begin with `~`, so these never hide one of the user's.
 
 HELLO = "~hello"
 """The client says its id and name; gets `PROTOCOL`, label and idempotent methods."""
+WELCOME = "~welcome"
+"""What the answer to that is called where it is checked."""
 LIST_METHODS = "~methods"
 """Gets the names of the methods."""
 STATISTICS = "~statistics"

@@ -28,9 +28,9 @@ class Kind(enum.IntEnum):
     CANCEL = 4
     """Client to server: nobody waits for this call any more."""
     PING = 5
-    """Either way: are you there?"""
+    """Client to server: are you there, and what do these calls do?"""
     PONG = 6
-    """Either way: I am."""
+    """Server to client: I am, and this is what they do."""
     GOODBYE = 7
     """Server to client: it answers what it has and takes no more calls."""
 
@@ -106,7 +106,6 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close it; a `receive` that waits raises. May be called twice, anywhere."""
-        ...
 
 
 class Listener(Protocol):
@@ -130,4 +129,3 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Stop listening; a waiting `accept` raises. May be called twice."""
-        ...

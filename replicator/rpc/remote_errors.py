@@ -66,12 +66,7 @@ def tell(error: BaseException, *, registry: Registry) -> Told:
 
 
 def rebuild(
-    told: Told,
-    *,
-    method: str,
-    server: str,
-    address: str,
-    registry: Registry,
+    told: Told, *, method: str, server: str, address: str, registry: Registry
 ) -> RemoteError:
     """Return what the caller raises.
 
@@ -93,9 +88,9 @@ def rebuild(
     )
     if told.errno is not None and isinstance(error, OSError):
         error.errno = told.errno
-    vars(error).update(told.attributes or {})
     if told.traceback:
         error.add_note(f"\nIn {server}:\n{told.traceback.rstrip()}")
+    vars(error).update(told.attributes or {})  # last: one may hide `add_note`
     return error
 
 

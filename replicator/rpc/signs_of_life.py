@@ -10,7 +10,7 @@ No thread and no connection: `link` sends and receives.
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 _log = logging.getLogger(__name__)
 
@@ -92,18 +92,14 @@ class SignsOfLife:
         self._last = Ping(self._last.number + 1, list(call_ids[:MAX_CALLS]))
         return self._last
 
-    def pong(self, number: int, value: Iterable[Any]) -> Pong:
+    def pong(self, number: int, value: Iterable[tuple[int, str, float]]) -> Pong:
         """Read the answer to a ping.
 
         Args:
           number: Of the ping; one that is not the last says nothing any more.
-          value: What it holds.
-
-        Raises:
-          TypeError: It is no pong.
-          ValueError: Likewise.
+          value: What it holds, `checked`.
         """
-        states = {int(call_id): (str(what), float(s)) for call_id, what, s in value}
+        states = {call_id: (what, seconds) for call_id, what, seconds in value}
         if number != self._last.number:
             return Pong({}, [])
         unknown = [call_id for call_id in self._last.call_ids if call_id not in states]

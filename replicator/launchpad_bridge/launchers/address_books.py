@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from replicator.errors import ConnectionLostError, LaunchError
 from replicator.rpc.client.client import Client
+from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Connection
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -26,6 +27,7 @@ from replicator.rpc.transports.connect import connect
 FIND_S = 60.0
 _PORT = "port:"
 _SLACK_S = 5.0
+_DEFAULT_LIMITS = MessageLimits()
 
 
 class AddressRegistry:
@@ -108,13 +110,15 @@ class Book:
         """Return what a server needs to be reached from other hosts."""
         return {"secret": self._secret(), "tls": self._tls("server")}
 
-    def dial(self, planned: str) -> Callable[[float], Connection]:
+    def dial(
+        self, planned: str, limits: MessageLimits = _DEFAULT_LIMITS
+    ) -> Callable[[float], Connection]:
         """Return what connects to a server, wherever it is by then."""
 
         def connect_now(timeout_s: float) -> Connection:
             until_s = time.monotonic() + timeout_s
             try:
-                return connect(planned, timeout_s=timeout_s)
+                return connect(planned, limits=limits, timeout_s=timeout_s)
             except ConnectionLostError:
                 pass  # not on this host
             left_s = max(0.0, until_s - time.monotonic())
@@ -124,6 +128,7 @@ class Book:
             return connect(
                 address,
                 secret=self._secret(),
+                limits=limits,
                 tls=self._tls("client"),
                 timeout_s=max(1e-3, until_s - time.monotonic()),
             )

@@ -16,6 +16,7 @@ from replicator.launchpad_bridge.stop_event import StopEvent
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
+from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.own_methods import LIST_METHODS
 from replicator.rpc.remote_errors import rebuild, tell
 
@@ -190,4 +191,4 @@ class DirectFutures:
 def _by_value(value: PyTree) -> PyTree:
     """Return a value as the other end of a connection would see it."""
     encoded = encode(value)
-    return decode(encoded.head, [memoryview(bytes(part)) for part in encoded.buffers])
+    return decode(encoded.head, in_one_piece(encoded.buffers))

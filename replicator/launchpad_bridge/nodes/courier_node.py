@@ -21,6 +21,7 @@ from replicator.launchpad_bridge.nodes.courier_server import CourierServer
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, Worked
 from replicator.launchpad_bridge.stopping import stop_event
 from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
+from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Listener
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -34,6 +35,7 @@ _DRAIN_WHEN_STOPPING_S = 1.0
 # Upstream's ways to tune gRPC: nothing to tune here.
 _UNUSED = {"compress", "chunk_tensors", "load_balancing_policy", "propagate_deadline"}
 _OF_CLIENT = {"call_timeout", "timeout_s", "wait_for_ready", "heartbeat_s"}
+_DEFAULT_LIMITS = MessageLimits()
 _OF_SERVER = {"thread_pool_size", "pool_size", "port", "name"}
 
 
@@ -239,6 +241,7 @@ def _listen(
     addresses: str,
     *,
     by_reference: bool,
+    limits: MessageLimits = _DEFAULT_LIMITS,
     secret: Secret | None = None,
     tls: Tls | None = None,
 ) -> list[Listener]:
@@ -250,6 +253,7 @@ def _listen(
                 listen(
                     address,
                     secret=secret,
+                    limits=limits,
                     tls=tls,
                     # Else a handler would hold the very objects of its caller.
                     force_encoding=None if by_reference else True,

@@ -26,6 +26,7 @@ from replicator.errors import (
 )
 from replicator.protocols import PyTree
 from replicator.rpc import answers
+from replicator.rpc.arrivals import checked
 from replicator.rpc.client import call_errors, retry
 from replicator.rpc.client.call_errors import Edge
 from replicator.rpc.client.call_futures import CallFuture
@@ -278,7 +279,7 @@ class Calls:
         if message.kind == _REPLY:
             return Done(value)
         edge = self._edge(request.method)
-        why, details = answers.read_error(value)
+        why, details = answers.read_error(checked(Kind.ERROR, value))
         if isinstance(details, Told):
             return Failed(
                 rebuild(

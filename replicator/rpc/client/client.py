@@ -14,6 +14,7 @@ from typing import Any, Final, Self, final
 
 from replicator.errors import ArgumentError
 from replicator.protocols import PyTree
+from replicator.rpc.arrivals import checked
 from replicator.rpc.call_statistics import (
     CallerStatistics,
     MethodStatistics,
@@ -233,7 +234,7 @@ def list_methods(client: Client) -> list[str]:
     Args:
       client: It asks; errors are those of a call.
     """
-    return list(client.call(LIST_METHODS))
+    return list(checked(LIST_METHODS, client.call(LIST_METHODS)))
 
 
 def statistics(client: Client) -> ServerStatistics:
@@ -276,4 +277,4 @@ def _checked_timeout(name: str, seconds: float | None) -> float | None:
             f"`{name}` must be more than 0 seconds, got {seconds!r}. Use 60, or None "
             "to wait for ever."
         )
-    return seconds
+    return None if seconds is None else float(seconds)

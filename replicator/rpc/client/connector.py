@@ -1,5 +1,6 @@
 """The way of a client to its server: one link, made when needed, again when lost."""
 
+import reprlib
 import secrets
 import threading
 import time
@@ -13,12 +14,13 @@ from replicator.errors import (
     DecodeError,
     RpcError,
 )
+from replicator.rpc.arrivals import checked
 from replicator.rpc.client.background_reader import BackgroundReader
 from replicator.rpc.client.call_errors import inherited
 from replicator.rpc.client.link import Failure, Link, WaitingCall
 from replicator.rpc.client.request import body_of
 from replicator.rpc.client.retry import Outcome
-from replicator.rpc.own_methods import HELLO, PROTOCOL
+from replicator.rpc.own_methods import HELLO, PROTOCOL, WELCOME
 from replicator.rpc.protocols import Connection, Kind
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -138,15 +140,13 @@ class Connector:
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
             raise answer.cause or CallTimeoutError("It did not say hello in time.")
+        value = answer.payload.take()
         if answer.kind != Kind.REPLY:
-            raise DecodeError(f"It did not say hello: {answer.payload.take()!r:.200}")
-        try:
-            protocol, label, retried = answer.payload.take()
-            if protocol != PROTOCOL:
-                raise ValueError(f"it speaks version {protocol}, this is {PROTOCOL}")
-            self.server, self.retried = str(label), frozenset(map(str, retried))
-        except (TypeError, ValueError) as error:
-            raise DecodeError(f"Its hello is none of ours: {error}.") from error
+            raise DecodeError(f"It did not say hello: {reprlib.repr(value)}")
+        protocol, self.server, retried = checked(WELCOME, value)
+        if protocol != PROTOCOL:
+            raise DecodeError(f"It speaks version {protocol}, this is {PROTOCOL}.")
+        self.retried = frozenset(retried)
 
     def _forget(self, link: Link) -> None:
         if self.link is link:

@@ -21,6 +21,7 @@ from replicator.errors import (
     RpcError,
 )
 from replicator.protocols import PyTree
+from replicator.rpc.arrivals import checked
 from replicator.rpc.client.reading_role import Inbox, ReadingRole
 from replicator.rpc.client.retry import Outcome
 from replicator.rpc.protocols import Connection, Kind, Message
@@ -57,11 +58,9 @@ class Reader(Protocol):
 
     def wake(self) -> None:
         """Let it read."""
-        ...
 
     def close(self) -> None:
         """Let it end, now that the link is lost."""
-        ...
 
 
 class WaitingCall(Protocol):
@@ -81,7 +80,6 @@ class WaitingCall(Protocol):
 
     def settle(self, answer: Answer) -> None:
         """Take the answer; called once, by who reads."""
-        ...
 
 
 @final
@@ -350,8 +348,6 @@ class Link:
                 call.settle(message)
         elif kind == Kind.PONG:
             self._take_pong(message)
-        elif kind == Kind.PING:
-            self._say(Kind.PONG, message.call_id)
         elif kind == Kind.GOODBYE:
             self.is_leaving = True
             self._say_gone(self)
@@ -365,10 +361,11 @@ class Link:
     def _take_pong(self, message: Message) -> None:
         """Note what the server does with calls; settle those that it does not know."""
         try:
-            pong = self._signs.pong(message.call_id, message.payload.take())
-        except (RpcError, TypeError, ValueError) as error:
+            states = checked(Kind.PONG, message.payload.take())
+        except RpcError as error:
             self.lose(ConnectionLostError(f"{self.connection.peer}: bad pong: {error}"))
             return
+        pong = self._signs.pong(message.call_id, states)
         for call_id, state in pong.states.items():
             call = self.waiting.get(call_id)
             if call is not None:

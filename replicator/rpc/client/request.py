@@ -22,7 +22,7 @@ def body_of(
 ) -> Body:
     """Return the value of a CALL message, as what is the shortest to send."""
     if args or kwargs:
-        return [method, [*args] or None, kwargs or None, timeout_s]
+        return [method, [*args] or None, {**kwargs} or None, timeout_s]
     return _new_tuple(BareCall, (method, None, None, timeout_s))
 
 
@@ -39,12 +39,7 @@ class Request:
     """
 
     def __init__(
-        self,
-        call_id: int,
-        body: Body,
-        *,
-        started_s: float,
-        deadline_s: float,
+        self, call_id: int, body: Body, *, started_s: float, deadline_s: float
     ) -> None:
         self.call_id = call_id
         self.method: str = body[0]

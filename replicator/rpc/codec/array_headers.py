@@ -56,6 +56,7 @@ class Header(NamedTuple):
       order: How its elements follow one another.
       num_bytes: That they take.
       is_checked: Not any bytes are a value of this dtype.
+      is_copied: It holds more than floats, so nobody else may write to it.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +64,7 @@ class Header(NamedTuple):
     order: Order
     num_bytes: int
     is_checked: bool
+    is_copied: bool
 
 
 @functools.lru_cache(maxsize=4096)  # programs send the same shapes again and again
@@ -189,7 +191,9 @@ def _parsed(header: bytes) -> Header:
     if 0 in shape:
         num_bytes = 0
     order = "F" if order else "C"
-    return Header(tuple(shape), dtype, order, num_bytes, _is_checked(dtype))
+    kinds = _kinds(dtype)
+    is_checked, is_copied = bool(kinds & {"b", "U"}), not kinds <= {"f", "c"}
+    return Header(tuple(shape), dtype, order, num_bytes, is_checked, is_copied)
 
 
 def _is_size(size: Any) -> bool:
@@ -216,12 +220,15 @@ def _described_fields(size: Any, *fields: Any) -> np.dtype:
     return np.dtype(spec)
 
 
-def _is_checked(dtype: np.dtype) -> bool:
+def _kinds(dtype: np.dtype) -> set[str]:
+    """Return the kinds of all that a dtype holds."""
     if dtype.subdtype is not None:
-        return _is_checked(dtype.subdtype[0])
+        return _kinds(dtype.subdtype[0])
     if dtype.names is not None:
-        return any(_is_checked(dtype[n]) for n in range(len(dtype.names)))
-    return dtype.kind in "bU"
+        return set().union(*(_kinds(dtype[n]) for n in range(len(dtype.names))))
+    if dtype.num >= _FIRST_USER_DEFINED:
+        return {"i" if "int" in dtype.name else "f"}
+    return {dtype.kind}
 
 
 _parsed_once = functools.lru_cache(maxsize=4096)(_parsed)

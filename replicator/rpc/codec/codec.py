@@ -122,7 +122,7 @@ def encode(
 
 def decode(
     head: bytes | memoryview,
-    body: Body = (),
+    body: Body = b"",
     *,
     registry: Registry = DEFAULT_REGISTRY,
     limits: MessageLimits = _DEFAULT_LIMITS,
@@ -131,9 +131,8 @@ def decode(
 
     Args:
       head: As `encode` returned it.
-      body: The buffers; or one piece of memory that holds them where `lay_out` puts
-        them. Long arrays in the value are views of it, each of which keeps the piece
-        alive.
+      body: Memory that holds the buffers where `lay_out` puts them. Long arrays in the
+        value are views of it, each of which keeps it alive.
       registry: Whose classes may arrive.
       limits: What is taken.
 

@@ -18,27 +18,11 @@ import numpy as np
 from replicator.errors import DecodeError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.array_headers import read_header, write_header
-from replicator.rpc.codec.bare_calls import (
-    REMEMBERED,
-    TIMES,
-    pack_call,
-    unpack_call,
-)
+from replicator.rpc.codec.bare_calls import REMEMBERED, TIMES, pack_call, unpack_call
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.value_reader import (
-    ONE_PIECE,
-    Body,
-    array_of,
-    bytes_of,
-    short_header,
-)
+from replicator.rpc.codec.value_reader import Body, array_of, bytes_of, short_header
 from replicator.rpc.codec.value_writer import LONG_BYTES
-from replicator.rpc.codec.wire_format import (
-    ARRAY,
-    LONE,
-    SHORT_ARRAY,
-    too_large,
-)
+from replicator.rpc.codec.wire_format import ARRAY, LONE, SHORT_ARRAY, too_large
 
 _ALONE = bytes([LONE, 0])
 _ARRAY, _SHORT_ARRAY = bytes([ARRAY]), bytes([SHORT_ARRAY])
@@ -115,10 +99,6 @@ def _written(
 
 
 def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarray:
-    if not isinstance(body, ONE_PIECE):
-        if len(body) > 1:
-            raise DecodeError("A body must hold one array and no more.")
-        body = body[0] if body else b""
     if code == SHORT_ARRAY:
         header, buffer = short_header(data), data
         num_bytes = 0
@@ -135,7 +115,7 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
         raise too_large("arrays", 1, "leaves", limits.leaves)
     if len(body) != num_bytes:
         raise DecodeError("A body must hold what the head names and no more.")
-    return array_of(header, buffer, 0, limits)
+    return array_of(header, buffer, 0, limits, type(body) is _ndarray)
 
 
 @functools.lru_cache(maxsize=REMEMBERED, typed=True)

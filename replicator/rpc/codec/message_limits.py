@@ -1,11 +1,14 @@
-"""How large a message may be; checked by sender and receiver, before allocation."""
+"""How large a message may be; checked by sender and receiver, before allocation.
+
+And whether memory that its sender can still write is taken for the message.
+"""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MessageLimits:
-    """Bounds of one message and of one connection.
+    """Bounds of one message and of one connection, and what is trusted of them.
 
     Attributes:
       message_bytes: Head and arrays of one message together.
@@ -18,6 +21,9 @@ class MessageLimits:
       in_flight_calls: Likewise, counted in calls.
       shared_bytes: What one connection may use of shared memory, each way; past it the
         socket takes large arrays as well. 0: none.
+      trusted_memory: Whether all arrays are used where they lie in shared memory. By
+        default those of floats alone: an index that its sender changes meanwhile is
+        read and written where it should not, so what holds others is copied.
     """
 
     message_bytes: int = 1 << 30
@@ -28,3 +34,4 @@ class MessageLimits:
     in_flight_bytes: int = 2 << 30
     in_flight_calls: int = 4_096
     shared_bytes: int = 1 << 30
+    trusted_memory: bool = False

@@ -4,6 +4,10 @@ A name on the wire is a key of this table and nothing else: no module is importe
 no attribute is looked up. Both ends register the same classes, usually by importing the
 module that defines them.
 
+Two libraries need not be registered: named tuples of optax and flax, flax structs and
+`FrozenDict`. They travel as "module:class", and the receiver looks that up among the
+modules that it has imported itself.
+
 >>> @register
 ... @dataclasses.dataclass(frozen=True)
 ... class Observation:
@@ -12,14 +16,19 @@ module that defines them.
 
 import dataclasses
 import enum
+import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 from replicator.errors import ArgumentError
+from replicator.not_sent import NotSent, is_function
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_LIBRARIES = frozenset({"optax", "flax"})  # who imported them has the same classes
+_FROZEN_DICT = "flax.core.frozen_dict:FrozenDict"
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -34,13 +43,27 @@ class Entry:
         are no values: they travel as the answer to a call.
       fields: What an instance is made of, in order.
       set_later: Those of `fields` that the constructor does not take.
+      static: Those that are no part of its pytree: there functions are not sent.
     """
 
     name: str
     cls: type
-    kind: Literal["dataclass", "namedtuple", "enum", "exception"]
+    kind: Literal["dataclass", "namedtuple", "mapping", "enum", "exception"]
     fields: tuple[str, ...] = ()
     set_later: frozenset[str] = frozenset()
+    static: frozenset[str] = frozenset()
+
+    def parts(self, value: Any) -> list[tuple[str, Any]]:
+        """Return what is sent of an instance, by field."""
+        if self.kind == "mapping":
+            return [("items", value.unfreeze())]
+        found = [(field, getattr(value, field)) for field in self.fields]
+        return [
+            (field, NotSent(f"{self.cls.__name__}.{field}"))
+            if field in self.static and is_function(part)
+            else (field, part)
+            for field, part in found
+        ]
 
 
 class Registry:
@@ -80,11 +103,17 @@ class Registry:
 
     def entry_of(self, cls: type) -> Entry | None:
         """Return what is known of a class itself (not of its bases)."""
-        return self._by_class.get(cls)
+        return self._by_class.get(cls) or _library_entry(cls)
 
     def entry_named(self, name: str) -> Entry | None:
         """Return what is registered under a name."""
-        return self._by_name.get(name)
+        module, _, cls = name.partition(":")
+        if not cls:
+            return self._by_name.get(name)
+        # Defined there itself: no path of attributes, and no other module's class.
+        found = vars(sys.modules.get(module, object)).get(cls)
+        entry = _library_entry(found) if isinstance(found, type) else None
+        return entry if entry is not None and entry.name == name else None
 
     def _check_free(self, entry: Entry) -> None:
         holder = self._by_name.get(entry.name)
@@ -128,13 +157,32 @@ def _entry(cls: Any, name: str | None) -> Entry:
         return Entry(name=name, cls=cls, kind="exception")
     if dataclasses.is_dataclass(cls):
         return _dataclass_entry(cls, name)
-    fields = getattr(cls, "_fields", None)
-    if issubclass(cls, tuple) and isinstance(fields, tuple) and hasattr(cls, "_make"):
-        return Entry(name=name, cls=cls, kind="namedtuple", fields=fields)
+    if _is_named_tuple(cls):
+        return Entry(name=name, cls=cls, kind="namedtuple", fields=cls._fields)
     raise ArgumentError(
         "`cls` must be a named tuple, dataclass, enum or exception, got "
         f"{_source(cls)}. Make it a dataclass."
     )
+
+
+def _is_named_tuple(cls: Any) -> bool:
+    is_named = isinstance(getattr(cls, "_fields", None), tuple)
+    return issubclass(cls, tuple) and is_named and hasattr(cls, "_make")
+
+
+@functools.lru_cache(maxsize=1024)
+def _library_entry(cls: Any) -> Entry | None:
+    """Return the entry of a class that need not be registered; None for others."""
+    if cls.__module__.partition(".")[0] not in _LIBRARIES:
+        return None
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if name == _FROZEN_DICT:
+        return Entry(name=name, cls=cls, kind="mapping", fields=("items",))
+    if _is_named_tuple(cls):
+        return Entry(name=name, cls=cls, kind="namedtuple", fields=cls._fields)
+    # A struct is data; other dataclasses there, as modules of networks, are not.
+    is_struct = dataclasses.is_dataclass(cls) and "_flax_dataclass" in vars(cls)
+    return _dataclass_entry(cls, name) if is_struct else None
 
 
 def _dataclass_entry(cls: Any, name: str) -> Entry:
@@ -147,6 +195,9 @@ def _dataclass_entry(cls: Any, name: str) -> Entry:
         kind="dataclass",
         fields=tuple(field.name for field in fields),
         set_later=frozenset(field.name for field in fields if not field.init),
+        static=frozenset(
+            field.name for field in fields if field.metadata.get("pytree_node") is False
+        ),
     )
 
 

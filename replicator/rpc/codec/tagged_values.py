@@ -7,6 +7,7 @@ it, or calls what does; whatever it raises, the codec raises as `DecodeError`.
 
 import datetime
 import enum
+import itertools
 import reprlib
 import sys
 from collections import OrderedDict
@@ -17,6 +18,7 @@ import numpy as np
 from msgpack import ExtType
 
 from replicator.errors import DecodeError, EncodeError
+from replicator.not_sent import NotSent
 from replicator.rpc.codec.array_headers import describe, described
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.registry import Entry, Registry
@@ -60,11 +62,8 @@ def registered_parts(value: Any, entry: Entry) -> Parts:
       EncodeError: It cannot be sent.
     """
     match entry.kind:
-        case "dataclass" | "namedtuple":
-            parts: Parts = [_OBJECT, entry.name]
-            for field in entry.fields:
-                parts += field, getattr(value, field)
-            return parts
+        case "dataclass" | "namedtuple" | "mapping":
+            return [_OBJECT, entry.name, *itertools.chain(*entry.parts(value))]
         case "enum":
             if entry.cls.__members__.get(value.name) is value:
                 return [_MEMBER, entry.name, value.name]
@@ -143,7 +142,7 @@ def _moment(parts: Parts, _: Registry) -> datetime.datetime:
 
 def _object(parts: Parts, registry: Registry) -> Any:
     name, *rest = parts
-    entry = _entry(registry, name, ("dataclass", "namedtuple"))
+    entry = _entry(registry, name, ("dataclass", "namedtuple", "mapping"))
     fields = dict(zip(rest[::2], rest[1::2], strict=True))
     if not fields.keys() == set(entry.fields) or 2 * len(fields) != len(rest):
         raise DecodeError(
@@ -151,6 +150,8 @@ def _object(parts: Parts, registry: Registry) -> Any:
             f"{reprlib.repr(rest[::2])}. Run the same version at both ends."
         )
     cls: Any = entry.cls
+    if entry.kind == "mapping":
+        return cls(fields["items"])
     if entry.kind == "namedtuple":
         return cls._make(map(fields.__getitem__, entry.fields))
     taken = {key: fields[key] for key in entry.fields if key not in entry.set_later}
@@ -175,8 +176,12 @@ def _member(parts: Parts, registry: Registry) -> enum.Enum:
 def _flags(parts: Parts, registry: Registry) -> enum.Flag:
     name, bits = parts
     cls = _entry(registry, name, ("enum",)).cls
-    if not issubclass(cls, enum.Flag):
-        raise DecodeError(f"{name!r} must be of flags to be sent as bits.")
+    # A class keeps what it makes of bits: of unknown ones there would be no end.
+    known = 0
+    for member in cls.__members__.values() if issubclass(cls, enum.Flag) else ():
+        known |= member.value
+    if type(bits) is not int or bits < 0 or bits & ~known:
+        raise DecodeError(f"{name!r} must be of bits that its members name.")
     return cls(bits)
 
 
@@ -185,7 +190,8 @@ def _entry(registry: Registry, name: Any, kinds: tuple[str, ...]) -> Entry:
     if entry is None or entry.kind not in kinds:
         raise DecodeError(
             f"A class must be registered to arrive, got {reprlib.repr(name)}. Register "
-            "it with `rpc.register`, at both ends."
+            "it with `rpc.register`, at both ends; import optax and flax there, whose "
+            "states need not be registered."
         )
     return entry
 
@@ -242,6 +248,7 @@ _NUMPY_STR = _tag(b"S", _alone(np.str_, str))
 _NUMPY_BYTES = _tag(b"B", _alone(np.bytes_, bytes))
 _DTYPE = _tag(b"D", _alone(described, (str, list)))
 _KEY = _tag(b"K", _key)
+_NOT_SENT = _tag(b"N", _alone(NotSent, str))
 
 
 def _nothing(parts: Parts) -> Any:
@@ -266,6 +273,7 @@ _APART: dict[type, Callable[[Any], Parts]] = {
     complex: lambda value: [_COMPLEX, value.real, value.imag],
     type(...): lambda _: [_ELLIPSIS],
     range: lambda value: [_RANGE, value.start, value.stop, value.step],
+    NotSent: lambda value: [_NOT_SENT, value.where],
     slice: lambda value: [_SLICE, value.start, value.stop, value.step],
     datetime.date: lambda value: [_DATE, value.toordinal()],
     datetime.datetime: _moment_parts,

@@ -138,7 +138,7 @@ def _children(place: _Place, registry: Registry) -> list[_Place] | None:
         ]
     entry = registry.entry_of(kind)
     if entry is not None and entry.fields and _has_all(value, entry.fields):
-        return [_below(place, f".{f}", getattr(value, f)) for f in entry.fields]
+        return [_below(place, f".{name}", part) for name, part in entry.parts(value)]
     return None
 
 

@@ -5,7 +5,6 @@ or NumPy have for it, which `decode` turns into one. (msgpack's own `Timestamp` 
 help, and passes as it was.)
 """
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ from replicator.errors import DecodeError
 from replicator.rpc.codec.array_headers import Header, check_contents, read_header
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.receive_memory import receive_memory
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.tagged_values import TAGS, TUPLE_TAG, Tag
 from replicator.rpc.codec.wire_format import (
@@ -28,9 +28,9 @@ from replicator.rpc.codec.wire_format import (
 
 _FEW_KEYS = 64  # cannot be slow, whatever they are
 
-ONE_PIECE = (memoryview, bytes, bytearray, np.ndarray)
-Body: TypeAlias = bytes | memoryview | np.ndarray | Sequence[memoryview]
-"""Buffers, or one piece of memory that holds all; an array is of bytes, read-only."""
+Body: TypeAlias = bytes | memoryview | np.ndarray
+"""What holds the buffers where `lay_out` puts them; an array is of bytes, read-only, in
+shared memory: its sender may write to it."""
 
 _ndarray = np.ndarray
 _frombuffer = np.frombuffer
@@ -44,19 +44,11 @@ class ValueReader:
     _open_tags = 0
     _num_leaves = 0
     _num_bytes = 0
-    _at = 0  # in the body: an index, or an offset
+    _at = 0  # in the body
     _whole: np.ndarray | None = None
 
-    def __init__(
-        self,
-        body: Body,
-        registry: Registry,
-        limits: MessageLimits,
-    ) -> None:
-        if isinstance(body, np.ndarray):
-            body = body.data
-        if isinstance(body, ONE_PIECE):
-            body = memoryview(body).toreadonly()
+    def __init__(self, body: Body, registry: Registry, limits: MessageLimits) -> None:
+        self._is_shared = type(body) is _ndarray
         self._body = body
         self._registry = registry
         self._limits = limits
@@ -109,40 +101,44 @@ class ValueReader:
         if self._num_leaves > self._limits.leaves:
             most = self._limits.leaves
             raise too_large("arrays", self._num_leaves, "leaves", most)
-        return array_of(header, buffer, start, self._limits)
+        return array_of(header, buffer, start, self._limits, self._is_shared)
 
     def _take(self, num_bytes: int) -> tuple[np.ndarray, int]:
         """Return what the next buffer lies in, and where."""
-        body, at = self._body, self._at
         self._num_bytes += num_bytes
         most = self._limits.message_bytes
         if self._num_bytes > most:
             raise too_large("bytes", self._num_bytes, "message_bytes", most)
-        if type(body) is memoryview:
-            start = -(-at // ALIGNMENT) * ALIGNMENT
-            self._at = start + num_bytes
-            if self._whole is None:
-                self._whole = bytes_of(body)
-            if self._at <= len(self._whole):
-                return self._whole, start
-        elif at < len(body) and len(body[at]) == num_bytes:
-            self._at = at + 1
-            return bytes_of(body[at]), 0
-        raise DecodeError("A body must hold what the head names.")
+        start = -(-self._at // ALIGNMENT) * ALIGNMENT
+        self._at = start + num_bytes
+        if self._whole is None:
+            self._whole = bytes_of(self._body)
+        if self._at > len(self._whole):
+            raise DecodeError("A body must hold what the head names.")
+        return self._whole, start
 
 
 def array_of(
-    header: Header, buffer: Any, start: int, limits: MessageLimits
+    header: Header, buffer: Any, start: int, limits: MessageLimits, is_shared: bool
 ) -> np.ndarray:
     """Return the array that a header describes, in the memory of a buffer.
+
+    Or in memory of its own, if the sender can still write to the buffer, and what it
+    might write is more than a wrong number.
 
     Raises:
       DecodeError: What lies there is nothing of its dtype.
       MessageTooLargeError: It has too many dimensions.
     """
-    shape, dtype, order, _, is_checked = header
+    shape, dtype, order, num_bytes, is_checked, is_copied = header
     if len(shape) > limits.rank:
         raise too_large("dimensions in an array", len(shape), "rank", limits.rank)
+    is_shared &= type(buffer) is _ndarray and not limits.trusted_memory
+    if is_shared and is_copied:
+        # First of all: what is checked must be what is used.
+        memory = receive_memory(num_bytes)
+        np.copyto(_frombuffer(memory, _uint8), buffer[start : start + num_bytes])
+        buffer, start = bytes_of(memory), 0
     array = _ndarray(shape, dtype, buffer, start, None, order)
     if is_checked:
         check_contents(array)

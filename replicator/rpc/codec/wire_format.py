@@ -44,6 +44,15 @@ def lay_out(buffers: Sequence[memoryview]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def in_one_piece(buffers: Sequence[memoryview]) -> memoryview:
+    """Return a copy of the buffers, laid out; read-only."""
+    offsets, size = lay_out(buffers)
+    body = bytearray(size)
+    for offset, buffer in zip(offsets, buffers, strict=True):
+        body[offset : offset + len(buffer)] = buffer
+    return memoryview(body).toreadonly()
+
+
 def too_large(what: str, number: int, limit: str, most: int) -> MessageTooLargeError:
     """Return the error for what is past one of `MessageLimits`."""
     return MessageTooLargeError(

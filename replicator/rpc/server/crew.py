@@ -40,11 +40,6 @@ class Crew:
         self._overdue: collections.deque[Task] = collections.deque()
         self._is_closed = False
 
-    @property
-    def num_threads(self) -> int:
-        """Return how many threads there are, idle ones too."""
-        return len(self._members)
-
     def run(self, task: Task) -> None:
         """Start a task in a thread of its own.
 

@@ -47,7 +47,6 @@ class Watched(Protocol):
 
     def handle(self, message: Message, received_s: float, reader: Reader) -> None:
         """Lay the right to read down, and do what a message asks for."""
-        ...
 
     def is_alone(self) -> bool:
         """Tell whether the server has no other connection."""
@@ -55,11 +54,9 @@ class Watched(Protocol):
 
     def serve(self) -> None:
         """Read in a thread of its own."""
-        ...
 
     def close(self) -> None:
         """Disconnect."""
-        ...
 
 
 @final

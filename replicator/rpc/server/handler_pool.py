@@ -73,7 +73,12 @@ class HandlerPool:
                     return
                 taken = self._waiting.take()
                 assert taken is not None, "somebody had a turn, under the lock"
-                self._crew.run(functools.partial(self._run, taken[1]))
+                try:
+                    self._crew.run(functools.partial(self._run, taken[1]))
+                except BaseException:  # the system gives no thread
+                    self._free.append(None)
+                    self._waiting.done(taken[1].caller)
+                    raise
 
     def _run(self, call: ServedCall) -> None:
         try:

@@ -51,7 +51,16 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
         running_here.call = None
         call.is_over = True
         service.pool.leave()
-    seconds = time.monotonic() - started_s
+    try:
+        _reply(service, call, Answer(kind, value), time.monotonic() - started_s)
+    finally:  # it counts against what its client may have under way
+        call.caller.end(call)
+
+
+def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -> None:
+    """Send what came of a handler; take note of how long it took."""
+    target = call.target
+    kind, value = answer
     # Arrays that lie in shared memory go back to their pool.
     call.args, call.kwargs = (), _NONE
     if seconds > QUICK_S or not target.is_quick:
@@ -69,7 +78,6 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     )
     if call.is_shared:
         _tell_others(service, call, Answer(kind, value), bytes_out)
-    call.caller.end(call)
 
 
 def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answer:
@@ -83,8 +91,13 @@ def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answ
 def run_if_wanted(service: Service, call: ServedCall) -> None:
     """Run a handler that waited for its slot, if somebody still waits for it."""
     now_s = time.monotonic()
-    if call.is_given_up or now_s >= call.deadline_s:
-        service.pool.leave()
+    is_late = True
+    try:
+        is_late = call.is_cancelled()
+    finally:
+        if is_late:
+            service.pool.leave()
+    if is_late:
         answer_unrun(service, call, not_run(EXPIRED, now_s - call.received_s))
     else:
         run(service, call, now_s)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
-from replicator.errors import CallCancelledError
 from replicator.protocols import PyTree
 from replicator.rpc.protocols import Connection, Kind
 from replicator.rpc.server.methods import Method
@@ -37,25 +36,20 @@ class Caller(Protocol):
 
     def run(self, call: "ServedCall") -> None:
         """Run a call in this thread, which has a slot for it."""
-        ...
 
     def end(self, call: "ServedCall") -> None:
         """Forget a call that was answered, or has nobody to answer to."""
-        ...
 
     def say(
         self, kind: Kind, value: PyTree = None, *, call_id: int = 0, timeout_s: float
     ) -> None:
         """Send a message; who does not take it is disconnected."""
-        ...
 
     def say_goodbye(self) -> None:
         """Tell the client that the server takes no more calls."""
-        ...
 
     def give_up_calls(self) -> None:
         """Tell handlers that the server stops; refuse the calls that wait."""
-        ...
 
     def abandon_calls(self) -> "list[ServedCall]":
         """Answer what still runs, for good, and disconnect; return what that is."""
@@ -63,7 +57,6 @@ class Caller(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
-        ...
 
 
 class _RunningHere(threading.local):
@@ -147,15 +140,6 @@ class ServedCall:
             left_s = min(timeout_s, self.deadline_s - time.monotonic())
             self._event.wait(max(0.0, left_s))
         return self.is_cancelled()
-
-    def raise_if_cancelled(self) -> None:
-        """Raise if nobody waits for the result any more.
-
-        Raises:
-          CallCancelledError: So it is.
-        """
-        if self.is_cancelled():
-            raise CallCancelledError(f"`{self.method}`: {self.peer} no longer waits.")
 
     def give_up(self) -> None:
         """Tell the handler that nobody waits for the result."""

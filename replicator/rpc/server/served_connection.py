@@ -23,6 +23,7 @@ from typing import Any, final
 from replicator.errors import RpcError
 from replicator.protocols import PyTree
 from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
+from replicator.rpc.arrivals import checked
 from replicator.rpc.protocols import Connection, Kind, Message, Payload
 from replicator.rpc.remote_errors import Told
 from replicator.rpc.server.relief import Reader
@@ -35,7 +36,6 @@ from replicator.rpc.server.running import (
 )
 from replicator.rpc.server.served_call import ServedCall
 from replicator.rpc.server.service import Service
-from replicator.rpc.signs_of_life import MAX_CALLS
 
 _log = logging.getLogger(__name__)
 _LAST_WORD_S = 0.2
@@ -101,7 +101,11 @@ class ServedConnection:
             elif kind == Kind.CANCEL:
                 self._cancel(call_id)
             elif kind == Kind.PING:
-                self.say(Kind.PONG, self._states(payload.take()), call_id=call_id)
+                self.say(
+                    Kind.PONG,
+                    self._states(checked(kind, payload.take())),
+                    call_id=call_id,
+                )
         except Exception:
             _log.exception("the connection with %s ends", self.connection.peer)
             self.close()
@@ -206,7 +210,7 @@ class ServedConnection:
         """Run a call, or let it wait for a thread, or say why not."""
         service = self.service
         try:
-            name, args, kwargs, timeout_s = payload.take()[:4]
+            name, args, kwargs, timeout_s = checked(_CALL, payload.take())[:4]
             target = service.methods.get(name)
             deadline_s = math.inf if timeout_s is None else received_s + timeout_s
         except Exception as error:
@@ -283,7 +287,7 @@ class ServedConnection:
         """Say what each call does, and for how long; nothing of those not known."""
         now_s = time.monotonic()
         states = []
-        for call_id in list(call_ids or ())[:MAX_CALLS]:
+        for call_id in call_ids or ():
             is_arriving = call_id in self.arriving  # it goes from here to there
             call = self.calls.get(call_id)
             if call is not None and call.started_s:
@@ -301,7 +305,7 @@ class ServedConnection:
         except LookupError:
             near = difflib.get_close_matches(name, self.service.methods, n=1)
             offered = ", ".join(sorted(self.service.methods))
-            text = f"there is no method `{name[:100]}`; " + (
+            text = f"there is no method `{name}`; " + (
                 f"did you mean `{near[0]}`?" if near else f"there are: {offered[:4096]}"
             )
             self._answer_unread(call_id, AttributeError(text))

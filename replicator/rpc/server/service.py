@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import final
 
 from replicator.protocols import PyTree
+from replicator.rpc.arrivals import checked
 from replicator.rpc.call_statistics import CallerStatistics, ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
@@ -22,7 +23,6 @@ from replicator.rpc.server.relief import Relief
 from replicator.rpc.server.reply_cache import ReplyCache
 from replicator.rpc.server.served_call import Caller, ServedCall
 
-_MAX_ID_BYTES = 64
 _MAX_NAME = 128
 
 
@@ -105,8 +105,8 @@ class Service:
     def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
         """Answer a call of the server's own; LookupError if there is no such."""
         if name == HELLO:
-            caller.client_id = bytes(args[0])[:_MAX_ID_BYTES]
-            caller.name = str(args[1])[:_MAX_NAME] if len(args) > 1 else ""
+            caller.client_id, *names = checked(HELLO, args)
+            caller.name = names[0][:_MAX_NAME] if names else ""
             retried = [m.name for m in self.methods.values() if m.is_idempotent]
             return PROTOCOL, self.label, retried
         if name == LIST_METHODS:

@@ -35,7 +35,6 @@ from replicator.rpc.transports.in_process import (
     connect_in_process,
     is_in_process,
 )
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.unix_handshake import meet_server
 from replicator.rpc.transports.same_host.unix_listener import UnixListener
 
@@ -44,7 +43,6 @@ SECRET_NAME = "secret"
 CONNECT_TIMEOUT_S = 10.0
 _SOCKET_NAME = "socket"
 _DEFAULT_LIMITS = MessageLimits()
-_BUFFERS = ReceiveBuffers()  # of all connections that this process opens
 
 
 def connect(
@@ -182,7 +180,6 @@ def _connect_unix(
         secret=secret,
         registry=registry,
         limits=limits,
-        buffers=_BUFFERS,
         timeout_s=min(max(deadline - time.monotonic(), 0.0), HANDSHAKE_TIMEOUT_S),
     )
 

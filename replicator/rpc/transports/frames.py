@@ -19,18 +19,18 @@ Pure: bytes in, frames out. Memory and shared memory are asked for by two callab
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.receive_memory import receive_memory
 
 READ_BYTES = 65_536
 """How much is read at once where it is not known what comes."""
 CHECKED_BODY_BYTES = 16_384
-
 MAGIC = b"RPLF"
 VERSION = 1
 SHARED = 1  # flag: the body is in shared memory
@@ -167,6 +167,11 @@ def frame_with_buffers(
     return [first] if is_checked else [first, *body]
 
 
+def refuse_shared(where: Where, num_bytes: int) -> NoReturn:
+    """Open a body in shared memory where there is none."""
+    raise DecodeError("Shared memory was named where there is none.")
+
+
 class FrameReader:
     """Cut what arrives into frames.
 
@@ -182,15 +187,15 @@ class FrameReader:
         self,
         limits: MessageLimits,
         *,
-        allocate: Callable[[int], memoryview],
-        open_shared: Callable[[Where, int], Body],
+        open_shared: Callable[[Where, int], Body] = refuse_shared,
+        allocate: Callable[[int], memoryview] = receive_memory,
     ) -> None:
         """Start at the beginning of a stream.
 
         Args:
           limits: What a frame may hold.
-          allocate: Returns writable memory for so many bytes.
           open_shared: Returns a read-only body that lies in shared memory.
+          allocate: Returns writable memory for so many bytes.
         """
         self._limits = limits
         self._max_bytes = limits.message_bytes
@@ -201,7 +206,7 @@ class FrameReader:
         self._start = 0
         self._ready: Frame | None = None
         self.target: memoryview | None = None
-        self._finish: Callable[[], Frame | None] = _nothing
+        self._finish: Callable[[], Frame | None] = lambda: None
 
     @property
     def is_between_frames(self) -> bool:
@@ -210,8 +215,7 @@ class FrameReader:
 
     def read(self, data: bytes) -> Frame | None:
         """Take what was read, and return the next frame; as `feed` and `next_frame`."""
-        # Nearly always: nothing is left from before, and it is one frame whose body, if
-        # there is one, lies elsewhere.
+        # Nearly always: it is one frame whose body, if there is one, lies elsewhere.
         if not self.rest and len(data) >= _FRAME_BYTES:
             start, call_id, head_bytes, body_bytes = _unpack_start(data)
             kind = (_SHARED_STARTS if body_bytes else _STARTS).get(start)
@@ -251,7 +255,7 @@ class FrameReader:
             self.target = self.target[num_bytes:]
             return None
         # Forgotten first: it holds the frame's memory, and may ask for more.
-        finish, self._finish, self.target = self._finish, _nothing, None
+        finish, self._finish, self.target = self._finish, lambda: None, None
         return finish()
 
     def next_frame(self) -> Frame | None:
@@ -338,10 +342,6 @@ class FrameReader:
         memory[:available] = memoryview(self.rest)[start:]
         self.rest, self._start = b"", 0
         self.target, self._finish = memory[available:], finish
-
-
-def _nothing() -> None:
-    return None
 
 
 def _checked_bytes(header: Header) -> int:

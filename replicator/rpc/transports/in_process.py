@@ -12,15 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from replicator.errors import (
-    AddressInUseError,
-    CallTimeoutError,
-    ConnectionLostError,
-)
+from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
 from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message, Payload
 from replicator.rpc.transports.frames import check_fits, lay_out
@@ -101,13 +98,8 @@ class InProcessConnection:
     def _encoded(self, value: PyTree) -> Payload:
         registry, limits = self._registry, self._limits
         head, buffers, _ = encode(value, registry=registry, limits=limits)
-        layout = lay_out(buffers)
-        check_fits(head, layout, limits)
-        body = bytearray(layout.num_bytes)
-        for offset, buffer in zip(layout.offsets, buffers, strict=True):
-            body[offset : offset + len(buffer)] = buffer
-        view = memoryview(body).toreadonly()
-        return EncodedPayload(head, view, registry, limits)
+        check_fits(head, lay_out(buffers), limits)
+        return EncodedPayload(head, in_one_piece(buffers), registry, limits)
 
     def _lost(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")

@@ -122,7 +122,7 @@ ARRAYS = {
 def send(value, **kwargs):
     kwargs = {"registry": REGISTRY} | kwargs
     head, buffers, _ = encode(value, **kwargs)
-    return decode(head, buffers, **kwargs)
+    return decode(head, in_one_piece(buffers), **kwargs)
 
 
 def in_one_piece(buffers, *, shift=0):
@@ -204,7 +204,7 @@ def test_long_bytes_are_not_in_the_head():
         head, buffers, num_bytes = encode(value)
         assert len(head) < 100
         assert num_bytes == len(head) + sum(map(len, buffers))
-        assert decode(head, buffers) == value
+        assert decode(head, in_one_piece(buffers)) == value
 
 
 def test_jax_arrays_arrive_as_numpy_arrays():
@@ -218,7 +218,7 @@ def test_a_replicated_jax_array_arrives_once(mesh):
     array = jax.device_put(jnp.arange(5000.0), everywhere)
     head, buffers, _ = encode(array)
     assert [len(buffer) for buffer in buffers] == [20_000]
-    assert np.array_equal(decode(head, buffers), np.arange(5000.0))
+    assert np.array_equal(decode(head, in_one_piece(buffers)), np.arange(5000.0))
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -359,7 +359,7 @@ def test_an_array_that_is_all_arrives_aligned_and_without_msgpack(size, as_head)
     array = np.arange(size, dtype=np.float64)
     encoded = encode(array)
     assert encoded.head[0] == LONE
-    got = decode(as_head(encoded.head), encoded.buffers)
+    got = decode(as_head(encoded.head), in_one_piece(encoded.buffers))
     assert np.array_equal(got, array)
     assert got.flags.aligned
     assert not got.flags.writeable
@@ -371,7 +371,7 @@ def test_an_array_that_is_all_arrives_aligned_and_without_msgpack(size, as_head)
 def test_a_call_of_one_array_arrives_as_it_was(size, timeout_s, as_head):
     value = ["push", [np.arange(size, dtype=np.float64)], None, timeout_s]
     encoded = encode(value)
-    got = decode(as_head(encoded.head), encoded.buffers)
+    got = decode(as_head(encoded.head), in_one_piece(encoded.buffers))
     assert is_same(value, got)
     assert got[1][0].flags.aligned
     assert not got[1][0].flags.writeable
@@ -384,7 +384,7 @@ def test_a_bare_call_arrives_as_it_was(timeout_s, as_head):
     call = BareCall("stop", None, None, timeout_s)
     for _ in range(2):  # the second comes from memory
         head, buffers, num_bytes = encode(call)
-        assert is_same(call, decode(as_head(head), buffers))
+        assert is_same(call, decode(as_head(head), in_one_piece(buffers)))
     assert num_bytes == len(head)
     assert not buffers
 
@@ -401,7 +401,7 @@ def test_a_bare_call_arrives_as_it_was(timeout_s, as_head):
 )
 def test_a_bare_call_that_wants_care_arrives_as_a_list(call):
     head, buffers, _ = encode(call)
-    assert is_same([*call], decode(head, buffers))
+    assert is_same([*call], decode(head, in_one_piece(buffers)))
 
 
 def test_a_bare_call_with_half_of_a_pair_arrives_as_it_was():
@@ -414,7 +414,7 @@ def test_deadlines_that_come_once_fill_no_memory(args):
     def send(timeout_s):
         call = ["push", args, None, timeout_s]
         encoded = encode(call if args else BareCall("stop", None, None, timeout_s))
-        decode(encoded.head, encoded.buffers)
+        decode(encoded.head, in_one_piece(encoded.buffers))
 
     tracemalloc.start()
     try:
@@ -457,4 +457,4 @@ LIKE_A_CALL_OF_ONE = {
 @pytest.mark.parametrize("value", LIKE_A_CALL_OF_ONE.values(), ids=LIKE_A_CALL_OF_ONE)
 def test_what_is_nearly_a_call_of_one_array_arrives_as_it_was(value):
     encoded = encode(value)
-    assert is_same(value, decode(encoded.head, encoded.buffers))
+    assert is_same(value, decode(encoded.head, in_one_piece(encoded.buffers)))

@@ -17,6 +17,7 @@ from replicator.errors import EncodeError, MessageTooLargeError
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
+from replicator.rpc.codec.wire_format import in_one_piece
 
 
 class Opaque:
@@ -240,7 +241,7 @@ ROOMY = MessageLimits(depth=100)
 def test_what_is_within_the_limits_arrives(name):
     limits = SMALL
     head, buffers, _ = encode(FIT[name], limits=limits, registry=registry())
-    decode(head, buffers, limits=limits, registry=registry())
+    decode(head, in_one_piece(buffers), limits=limits, registry=registry())
 
 
 @pytest.mark.parametrize("name", EXCEED)
@@ -255,7 +256,7 @@ def test_what_is_past_a_limit_is_refused_by_the_receiver(name):
     value, limit = EXCEED[name]
     head, buffers, _ = encode(value, limits=ROOMY, registry=registry())
     with pytest.raises(MessageTooLargeError, match=f"`MessageLimits.{limit}`"):
-        decode(head, buffers, limits=SMALL, registry=registry())
+        decode(head, in_one_piece(buffers), limits=SMALL, registry=registry())
 
 
 def test_the_place_of_what_is_too_deep_is_named():

@@ -318,6 +318,7 @@ LIMITS = {
     **{
         f"MessageLimits.{name}": value
         for name, value in dataclasses.asdict(MessageLimits()).items()
+        if name != "trusted_memory"  # no number
     },
     "authentication.HANDSHAKE_TIMEOUT_S": HANDSHAKE_TIMEOUT_S,
     "grpc_options.MAX_STRANGERS": grpc_options.MAX_STRANGERS,

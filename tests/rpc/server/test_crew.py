@@ -27,10 +27,10 @@ def test_a_thread_without_tasks_ends():
     crew, ended = Crew("test", idle_s=0.01), threading.Event()
     crew.run(lambda: None)
     for _ in range(1000):
-        if not crew.num_threads:
+        if not len(crew._members):
             break
         ended.wait(0.01)
-    assert crew.num_threads == 0
+    assert len(crew._members) == 0
 
 
 def test_a_task_that_raises_is_told_and_its_thread_goes_on(caplog):
@@ -49,7 +49,7 @@ def test_closing_says_whether_all_have_ended():
     assert not crew.close(0.01)
     hold.set()
     assert crew.close(10)
-    assert crew.num_threads == 0
+    assert len(crew._members) == 0
 
 
 def test_a_crew_closed_by_its_own_thread_does_not_wait_for_it():
@@ -65,7 +65,7 @@ def test_few_threads_wait_for_tasks():
     for _ in range(8):
         crew.run(lambda: met.wait(10))
     met.wait(10)
-    wait_until(lambda: crew.num_threads <= 2)
+    wait_until(lambda: len(crew._members) <= 2)
     assert crew.close(10)
 
 

@@ -11,7 +11,6 @@ from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.protocols import Kind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.connect import connect, listen
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 
 SECRET = Secret.generate()
@@ -88,7 +87,6 @@ def raw_peer(**changes):
         "peer": "the other end",
         "registry": DEFAULT_REGISTRY,
         "limits": LIMITS,
-        "buffers": ReceiveBuffers(),
         "shared": None,
     }
     connection = UnixConnection(ours, **known | changes)

@@ -1,13 +1,12 @@
 """A connection over anything that moves chunks of bytes in order, both ways.
 
 It frames messages as the Unix socket does and cuts the frames into chunks, so a message
-has no size that the stream must allow; small messages share chunks. Large bodies are
-put together in pooled memory. It knows no gRPC, and its tests need none.
+has no size that the stream must allow; small messages share chunks. It knows no gRPC,
+and its tests need none.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
 
 from replicator.errors import (
     CallTimeoutError,
@@ -28,7 +27,6 @@ from replicator.rpc.transports.between_hosts.chunk_queues import (
     Outgoing,
 )
 from replicator.rpc.transports.payloads import EncodedPayload
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 
 # What a good end may take: our last words leave, and the other end says it is done.
 _DRAIN_S = 1.0
@@ -46,7 +44,6 @@ class ChunkedConnection:
         outgoing: Outgoing,
         registry: Registry,
         limits: MessageLimits,
-        buffers: ReceiveBuffers,
         cut_off: Callable[[], None],
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
@@ -58,7 +55,6 @@ class ChunkedConnection:
           outgoing: Where the stream takes what is to leave.
           registry: Types of messages besides the plain ones.
           limits: Of messages.
-          buffers: Memory for large bodies.
           cut_off: Ends the stream at once; may be called at any time.
           let_go: Called in its place when the stream has ended by itself.
         """
@@ -70,11 +66,7 @@ class ChunkedConnection:
         self._cut_off = cut_off
         self._let_go = let_go
         self._is_closed = False
-        incoming.start(
-            frames.FrameReader(
-                limits, allocate=buffers.lend, open_shared=_refuse_shared
-            )
-        )
+        incoming.start(frames.FrameReader(limits))
 
     @property
     def peer(self) -> str:
@@ -189,7 +181,3 @@ def _cut(parts: Sequence[frames.Buffer]) -> Iterator[bytes]:
             room -= len(rest)
     if waiting:
         yield b"".join(waiting)
-
-
-def _refuse_shared(where: frames.Where, num_bytes: int) -> NoReturn:
-    raise DecodeError("A frame from another host must hold its arrays, got a segment.")

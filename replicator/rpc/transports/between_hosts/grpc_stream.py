@@ -60,7 +60,6 @@ from replicator.rpc.transports.network_rules import (
     readable,
     unreachable,
 )
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 
 _CONNECT = "/replicator.rpc.Connections/Connect"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -69,7 +68,6 @@ _DRAIN_S = 600.0
 _LAST_WORDS_S = 2.0
 _REFUSAL_S = 0.1
 _STOP_S = 5.0
-_buffers = ReceiveBuffers()
 
 
 def connect_grpc(
@@ -125,7 +123,6 @@ def connect_grpc(
         outgoing=outgoing,
         registry=registry,
         limits=limits,
-        buffers=_buffers,
         cut_off=cut_off,
         let_go=channel.close,
     )
@@ -283,7 +280,6 @@ class GrpcListener:
             outgoing=outgoing,
             registry=self._registry,
             limits=self._limits,
-            buffers=_buffers,
             cut_off=arrival.cut_off,
         )
 

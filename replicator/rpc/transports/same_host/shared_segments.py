@@ -16,7 +16,6 @@ import numpy as np
 
 from replicator.errors import DecodeError
 from replicator.rpc.transports.frames import Where
-from replicator.rpc.transports.receive_buffers import size_class
 from replicator.rpc.transports.same_host.sealed_memory import make_sealed, map_sealed
 
 _NO_BOARD = memoryview(b"").cast("I")
@@ -129,11 +128,6 @@ class OutgoingSegments:
     def num_bytes(self) -> int:
         """Return the size of all segments."""
         return sum(len(segment.memory) for segment in self._segments.values())
-
-    @property
-    def num_lent(self) -> int:
-        """Return how many slots hold a message that was not seen to be released."""
-        return len(self._lent)
 
     def take(self, num_bytes: int) -> Slot | None:
         """Return a free slot: the last one if it is, as it may be in a cache."""
@@ -260,6 +254,17 @@ class OutgoingSegments:
         self._free.setdefault(size, []).append(slot)
         if self._last.get(size) is slot:
             del self._last[size]
+
+
+@functools.lru_cache(maxsize=1024)  # programs send the same sizes over and over
+def size_class(num_bytes: int) -> int:
+    """Round up so that slots fit messages of about the same size.
+
+    To a power of two up to 1 MiB; then by 25% at most.
+    """
+    bits = max(num_bytes - 1, 1).bit_length()
+    step = 1 << (bits if bits <= 20 else bits - 3)
+    return -(-num_bytes // step) * step
 
 
 class IncomingSegments:

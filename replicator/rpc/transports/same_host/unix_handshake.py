@@ -38,7 +38,6 @@ from replicator.rpc.security.authentication import (
     ServerHandshake,
 )
 from replicator.rpc.security.secret import Secret
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.sealed_memory import (
     IS_AVAILABLE,
     make_sealed,
@@ -67,7 +66,6 @@ def meet_client(
     secret: Secret,
     registry: Registry,
     limits: MessageLimits,
-    buffers: ReceiveBuffers,
 ) -> UnixConnection:
     """Let a client prove itself, and prove ourselves; return the connection.
 
@@ -77,7 +75,6 @@ def meet_client(
       secret: The program's.
       registry: Classes that may travel.
       limits: Of messages.
-      buffers: For what is received.
 
     Raises:
       AuthenticationError: The client did not prove in time that it belongs here.
@@ -98,7 +95,7 @@ def meet_client(
                         exchange.send(handshake.refusal)
                 raise
             shared = _take_offer(exchange, limits.shared_bytes)
-        return _connection(sock, peer, registry, limits, buffers, shared)
+        return _connection(sock, peer, registry, limits, shared)
     except BaseException:
         sock.close()
         raise
@@ -111,7 +108,6 @@ def meet_server(
     secret: Secret,
     registry: Registry,
     limits: MessageLimits,
-    buffers: ReceiveBuffers,
     timeout_s: float,
 ) -> UnixConnection:
     """Prove ourselves to a server, and let it prove itself; return the connection.
@@ -122,7 +118,6 @@ def meet_server(
       secret: The program's.
       registry: Classes that may travel.
       limits: Of messages.
-      buffers: For what is received.
       timeout_s: How long all of it may take; `HANDSHAKE_TIMEOUT_S` at most.
 
     Raises:
@@ -139,7 +134,7 @@ def meet_server(
             exchange.send(handshake.answer(exchange.receive(CHALLENGE_BYTES)))
             handshake.finish(exchange.receive(WELCOME_BYTES))
             shared = _offer(exchange, limits.shared_bytes)
-        return _connection(sock, peer, registry, limits, buffers, shared)
+        return _connection(sock, peer, registry, limits, shared)
     except BaseException:
         sock.close()
         raise
@@ -357,16 +352,10 @@ def _connection(
     peer: str,
     registry: Registry,
     limits: MessageLimits,
-    buffers: ReceiveBuffers,
     shared: SharedMemory | None,
 ) -> UnixConnection:
     sock.settimeout(None)  # a timeout would cost a `poll` for each call
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return UnixConnection(
-        sock,
-        peer=peer,
-        registry=registry,
-        limits=limits,
-        buffers=buffers,
-        shared=shared,
+        sock, peer=peer, registry=registry, limits=limits, shared=shared
     )

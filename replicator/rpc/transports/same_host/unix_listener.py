@@ -23,7 +23,6 @@ from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.security.secret import Secret
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.unix_handshake import meet_client
 from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 
@@ -63,7 +62,6 @@ class UnixListener:
         self._registry = registry
         self._limits = limits
         self._owns_directory = owns_directory
-        self._buffers = ReceiveBuffers()
         self._is_closed = False
         self._lock = _PathLock(path)
         try:
@@ -153,7 +151,6 @@ class UnixListener:
             secret=self._secret,
             registry=self._registry,
             limits=self._limits,
-            buffers=self._buffers,
         )
 
 

@@ -17,7 +17,6 @@ import struct
 import threading
 import time
 from collections import deque
-from typing import NoReturn
 
 from replicator.errors import (
     CallTimeoutError,
@@ -37,15 +36,14 @@ from replicator.rpc.transports.frames import (
     Buffer,
     Frame,
     FrameReader,
-    Where,
     check_fits,
     frame_with_buffers,
     frame_with_shared_body,
     frame_without_buffers,
     lay_out,
+    refuse_shared,
 )
 from replicator.rpc.transports.payloads import EncodedPayload
-from replicator.rpc.transports.receive_buffers import ReceiveBuffers
 from replicator.rpc.transports.same_host.shared_memory import (
     SHARED_FROM_BYTES,
     SharedMemory,
@@ -71,7 +69,6 @@ class UnixConnection:
         peer: str,
         registry: Registry,
         limits: MessageLimits,
-        buffers: ReceiveBuffers,
         shared: SharedMemory | None,
     ) -> None:
         """Take over a socket whose handshake is done.
@@ -81,7 +78,6 @@ class UnixConnection:
           peer: The other end, for people.
           registry: Classes that may travel.
           limits: Of messages.
-          buffers: Where large messages are received that do not come by `shared`.
           shared: The connection's shared memory; None: there is none.
         """
         self._socket = sock
@@ -105,10 +101,8 @@ class UnixConnection:
         self._reason = ""
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
-        open_shared = _refuse_shared if shared is None else shared.open
-        self._reader = FrameReader(
-            limits, allocate=buffers.lend, open_shared=open_shared
-        )
+        open_shared = refuse_shared if shared is None else shared.open
+        self._reader = FrameReader(limits, open_shared=open_shared)
         let_go_in_child(self)
 
     @property
@@ -378,7 +372,3 @@ class UnixConnection:
 
 def _deadline(timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else time.monotonic() + timeout_s
-
-
-def _refuse_shared(where: Where, num_bytes: int) -> NoReturn:
-    raise DecodeError("Shared memory was named where there is none.")

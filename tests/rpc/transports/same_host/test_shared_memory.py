@@ -24,6 +24,7 @@ from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import Where, frame_with_shared_body, lay_out
 from replicator.rpc.transports.same_host.sealed_memory import IS_AVAILABLE, make_sealed
 from replicator.rpc.transports.same_host.shared_memory import SharedMemory
+from replicator.rpc.transports.same_host.shared_segments import size_class
 from replicator.rpc.transports.same_host.unread_bytes import UNREAD_BYTES
 from tests.rpc.transports.ends import (
     LONG_S,
@@ -275,7 +276,7 @@ def test_messages_past_the_bound_still_arrive(caplog):
         listening(row, shared_bytes=2 * MIB) as listener,
         connected(listener, limits) as ends,
     ):
-        kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(8)]
+        kept = [pass_on(*ends, np.full(MIB // 4, n, np.float32)) for n in range(8)]
         assert [int(array.max()) for array in kept] == [*range(8)]
     assert caplog.text.count("No shared memory") == 1
 
@@ -291,7 +292,7 @@ def test_who_does_not_read_pins_little_and_its_sender_waits():
         array = np.zeros(MIB, np.uint8)
         with pytest.raises(CallTimeoutError, match="does not read"):
             send_without_end(sender, array, timeout_s=SHORT_S)
-        pinned = sender._shared._outgoing.num_lent
+        pinned = len(sender._shared._outgoing._lent)
         assert 0 < pinned * MIB <= UNREAD_BYTES
         for _ in range(pinned):
             receiver.receive(timeout_s=LONG_S)
@@ -303,7 +304,9 @@ def test_who_waits_for_a_reader_hears_that_it_is_gone():
         sender, receiver = ends
         with ThreadPoolExecutor(1) as pool:
             promise = pool.submit(send_without_end, sender, np.zeros(MIB, np.uint8))
-            wait_until(lambda: sender._shared._outgoing.num_lent * MIB == UNREAD_BYTES)
+            wait_until(
+                lambda: len(sender._shared._outgoing._lent) * MIB == UNREAD_BYTES
+            )
             receiver.close()
             with pytest.raises(ConnectionLostError):
                 promise.result(LONG_S)
@@ -321,7 +324,7 @@ def test_the_smaller_bound_of_both_ends_holds():
         listening(TRANSPORTS["unix"], shared_bytes=2 * MIB) as listener,
         connected(listener, MessageLimits()) as ends,
     ):
-        kept = [pass_on(*ends, np.full(MIB, n, np.uint8)) for n in range(4)]
+        kept = [pass_on(*ends, np.full(MIB // 4, n, np.float32)) for n in range(4)]
         assert len(kept) == 4
         assert ends[0]._shared._outgoing.num_bytes <= 2 * MIB
 
@@ -492,7 +495,7 @@ def test_a_killed_peer_leaves_nothing_behind(tmp_path):
         connection = connect(f"unix:{tmp_path}/socket", timeout_s=LONG_S)
         kept = []
         for number in range(5):
-            connection.send(1, 1, np.full(MIB, number), timeout_s=LONG_S)
+            connection.send(1, 1, np.full(MIB, float(number)), timeout_s=LONG_S)
             kept.append(connection.receive(timeout_s=LONG_S).payload.take())
         child.send_signal(signal.SIGKILL)
         child.wait(LONG_S)
@@ -509,3 +512,10 @@ def test_who_asks_for_a_slot_after_close_gets_the_socket():
     with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
         ends[0]._shared.close()
         assert pass_on(*ends, np.ones(MIB)).sum() == MIB
+
+
+def test_size_classes_are_few_and_waste_little():
+    for num_bytes in range(MIB, 40 * MIB, 77_777):
+        assert num_bytes <= size_class(num_bytes) <= 1.25 * num_bytes
+    sizes = {size_class(num_bytes) for num_bytes in range(32_768, MIB, 1000)}
+    assert sizes == {1 << bits for bits in range(15, 21)}
