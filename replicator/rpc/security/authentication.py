@@ -176,7 +176,7 @@ class _Reason(enum.IntEnum):
     PROOF = 3
 
 
-_REMEDY = "Give both ends the same secret (and the same port, where there is one)."
+_REMEDY = "Give both ends the same secret (and the same host and port, if any)."
 
 
 def _message(kind: bytes, rest: bytes) -> bytes:

@@ -23,14 +23,19 @@ _logger = logging.getLogger("replicator.rpc")
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether only this host can reach, or be reached at, `host`."""
-    if host.lower() == "localhost":
-        return True
+def loopback(host: str) -> str:
+    """Return the address that only this host can reach under a name; else "".
+
+    `localhost` is 127.0.0.1, for clients and servers: were it ::1 for one of them, a
+    stranger could listen there.
+    """
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(
+            "127.0.0.1" if host.lower() == "localhost" else host
+        )
     except ValueError:
-        return False
+        return ""
+    return str(address) if address.is_loopback else ""
 
 
 def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddress:
@@ -50,8 +55,10 @@ def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddre
             f"`address` must be grpc://host:port, got {address!r}. Use another "
             "transport for it."
         )
-    if has_tls or is_loopback(place.host):
+    if has_tls:
         return place
+    if host := loopback(place.host):
+        return GrpcAddress(host, place.port)
     if not insecure:
         raise ArgumentError(
             f"`tls` must be given for an address beyond this host, got None for "

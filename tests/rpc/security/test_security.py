@@ -106,7 +106,7 @@ def test_a_recorded_handshake_opens_nothing_on_the_socket(server):
 
 
 def test_a_recorded_handshake_opens_nothing_over_grpc(server):
-    handshake = ClientHandshake(server.secret, binding=f"grpc:{server.port}")
+    handshake = ClientHandshake(server.secret, binding=server.binding)
     hello = handshake.hello()
     with Stranger(server) as stranger:
         stranger.send(hello)

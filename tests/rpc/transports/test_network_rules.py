@@ -7,7 +7,7 @@ import pytest
 
 from replicator.errors import ArgumentError
 from replicator.rpc.transports import network_rules
-from replicator.rpc.transports.network_rules import is_loopback, permitted_place
+from replicator.rpc.transports.network_rules import loopback, permitted_place
 
 LOOPBACK = ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1"]
 # What looks like loopback, and is decided by others, or is all interfaces.
@@ -27,15 +27,20 @@ BEYOND = [
 
 @pytest.mark.parametrize("host", LOOPBACK)
 def test_loopback_needs_no_tls(host):
-    assert is_loopback(host)
+    assert loopback(host)
     written = f"[{host}]" if ":" in host else host
     place = permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)
-    assert (place.host, place.port) == (host, 5)
+    assert (place.host, place.port) == (loopback(host), 5)
+
+
+def test_each_name_of_loopback_stands_for_one_address():
+    names = ["Localhost", "127.0.0.1", "0:0:0:0:0:0:0:1", "127.9.9.9"]
+    assert [*map(loopback, names)] == ["127.0.0.1", "127.0.0.1", "::1", "127.9.9.9"]
 
 
 @pytest.mark.parametrize("host", BEYOND)
 def test_all_else_does(host):
-    assert not is_loopback(host)
+    assert not loopback(host)
     written = f"[{host}]" if ":" in host else host
     with pytest.raises(ArgumentError, match="`tls` must be given"):
         permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)

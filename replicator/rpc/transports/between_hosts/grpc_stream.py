@@ -56,6 +56,7 @@ from replicator.rpc.transports.between_hosts.turns import Turns
 from replicator.rpc.transports.network_rules import (
     check_free,
     in_use,
+    loopback,
     permitted_place,
     readable,
     unreachable,
@@ -109,7 +110,7 @@ def connect_grpc(
         channel.close()
 
     peer = f"the server at {address}"
-    handshake = ClientHandshake(secret, binding=_binding(place.port, tls), peer=peer)
+    handshake = ClientHandshake(secret, binding=_binding(place, tls), peer=peer)
     try:
         prove_to_server(handshake, incoming, outgoing, peer=peer, timeout_s=timeout_s)
     except BaseException as failure:
@@ -255,7 +256,7 @@ class GrpcListener:
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         incoming, outgoing = Incoming(), Outgoing()
         handshake = ServerHandshake(
-            self._secret, binding=_binding(self._place.port, self._tls), peer=peer
+            self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
             names: Any = arrival.context.auth_context().get(_NAMES, ())
@@ -355,13 +356,15 @@ class _Methods(grpc.GenericRpcHandler):
         return self._handlers.get(handler_call_details.method)
 
 
-def _binding(port: int, tls: Tls | None) -> str:
+def _binding(place: GrpcAddress, tls: Tls | None) -> str:
     """Return what a proof is valid for besides.
 
-    Without TLS the port: who takes the port of a server that died cannot pass what a
-    client says there to a server of the same program on another.
+    Without TLS the address, on loopback, and the port: who listens at another cannot
+    pass what a client says there to a server of the same program.
     """
-    return f"grpc:{port}" if tls is None else "grpc-tls"
+    if tls is not None:
+        return "grpc-tls"
+    return f"grpc:{loopback(place.host)}:{place.port}"
 
 
 def _open_channel(place: GrpcAddress, tls: Tls | None) -> grpc.Channel:

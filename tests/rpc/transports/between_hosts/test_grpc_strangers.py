@@ -32,6 +32,7 @@ from tests.rpc.transports.between_hosts.grpc_ends import (
     connected,
     dial,
     listening,
+    relaying,
 )
 from tests.rpc.transports.ends import LONG_S, SECRET, SHORT_S, pass_on, wait_until
 
@@ -222,6 +223,27 @@ def test_an_impostor_on_another_port_cannot_pass_a_clients_proof_on(listener):
                 relay.prove()
             with pytest.raises(AuthenticationError):
                 promise.result(LONG_S)
+
+
+def test_a_stranger_at_another_address_of_loopback_is_not_dialled_nor_believed(
+    listener,
+):
+    """It has the port at ::1, and carries bytes both ways: the whole connection."""
+    port = int(listener.address.rpartition(":")[2])
+    with relaying("::1", port, to=("127.0.0.1", port)) as came:
+        with admitting(listener) as promise:
+            with pytest.raises(AuthenticationError):
+                connect_grpc(f"grpc://[::1]:{port}", **arguments(timeout_s=LONG_S))
+            with pytest.raises(AuthenticationError):
+                promise.result(LONG_S)
+        assert came
+        came.clear()
+        with admitting(listener) as promise:
+            local = connect_grpc(
+                f"grpc://localhost:{port}", **arguments(timeout_s=LONG_S)
+            )
+            with contextlib.closing(local), contextlib.closing(promise.result(LONG_S)):
+                assert not came
 
 
 # Health, and what else gRPC offers.
