@@ -21,7 +21,7 @@ FLOORS = {
         version errors protocols clock trees flat_tree global_norm mesh fake_devices
         compilation_cache source_lines dataflow strict_json progress display writers
         run_record run_ahead phases events stacks goodput peak_flops device_memory
-        exit_codes distributed launch
+        exit_codes distributed launch descriptors plain_text
         agreed_time same_everywhere in_flight closing to_host collection_pause
         eager_calls donation lookup_notes
     """,

@@ -32,7 +32,7 @@ class Resources:
     cpus: float | None = None
     gpus: int | None = None
     memory_bytes: int | None = None
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

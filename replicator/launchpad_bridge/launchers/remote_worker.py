@@ -66,10 +66,10 @@ class Task:
     worker: str
     attempt: int
     folder: str
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = dataclasses.field(repr=False)  # the secret
     logs: str
-    recipe: bytes
-    environment: Mapping[str, str]
+    recipe: bytes = dataclasses.field(repr=False)
+    environment: Mapping[str, str] = dataclasses.field(repr=False)  # keys of users
     gpus: int | None
     surroundings: Mapping[str, Any]
     has_book: bool

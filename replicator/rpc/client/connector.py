@@ -13,6 +13,7 @@ from replicator.errors import (
     DecodeError,
     RpcError,
 )
+from replicator.plain_text import plain
 from replicator.rpc.client.background_reader import BackgroundReader
 from replicator.rpc.client.call_errors import inherited
 from replicator.rpc.client.link import Failure, Link, WaitingCall
@@ -144,7 +145,7 @@ class Connector:
             protocol, label, retried = answer.payload.take()
             if protocol != PROTOCOL:
                 raise ValueError(f"it speaks version {protocol}, this is {PROTOCOL}")
-            self.server, self.retried = str(label), frozenset(map(str, retried))
+            self.server, self.retried = plain(str(label)), frozenset(map(str, retried))
         except (TypeError, ValueError) as error:
             raise DecodeError(f"Its hello is none of ours: {error}.") from error
 
