@@ -58,9 +58,8 @@ class Service:
         return sums
 
     def put(self, index: np.ndarray) -> None:
-        """Write to the places that an array names, if all are in the table."""
-        if index.min() >= 0 and index.max() < TABLE:
-            self._table[index] = 1.0
+        """Write to the places that an array names."""
+        self._table[index] = 1.0
 
     def members(self) -> int:
         """Return how many members the enum has by now."""

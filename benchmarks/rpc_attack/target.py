@@ -111,6 +111,7 @@ class Target:
         hold(code is None, f"the server ended with {code}")
         for address in self.addresses:
             start_s = time.monotonic()
+            same = False
             try:
                 with self.client(address) as client:
                     same = np.array_equal(client.echo(np.arange(9)), np.arange(9))

@@ -29,7 +29,15 @@ with Server(address="inproc:").bind("one", lambda: 1):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with attacks.attacked(tmp_path_factory.mktemp("crowded")) as server:
+        join(server).close()  # what the first one opens stays
+        server.idle = server.descriptors()
         yield server
+
+
+@pytest.fixture(autouse=True)
+def idle(server):
+    """Let those of the test before have gone."""
+    wait_until(lambda: server.descriptors() <= server.idle + 2)
 
 
 def join(server):
