@@ -22,6 +22,7 @@ FLOORS = {
         compilation_cache source_lines dataflow strict_json progress display writers
         run_record run_ahead phases events stacks goodput peak_flops device_memory
         exit_codes distributed launch descriptors plain_text
+        port_owner
         agreed_time same_everywhere in_flight closing to_host collection_pause
         eager_calls donation lookup_notes
     """,

@@ -1,8 +1,5 @@
 """Loopback is told from the rest, and a port's owner from nobody."""
 
-import os
-import socket
-
 import pytest
 
 from replicator.errors import ArgumentError
@@ -45,25 +42,6 @@ def test_all_else_does(host):
     with pytest.raises(ArgumentError, match="`tls` must be given"):
         permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)
     assert permitted_place(f"grpc://{written}:5", has_tls=True, insecure=False)
-
-
-def test_the_owner_of_a_port_is_found():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
-
-
-def test_the_owner_is_found_behind_a_file_closed_while_it_is_looked_for():
-    # The listing of open files is itself an open file, at the lowest number free.
-    lower = os.open(os.devnull, os.O_RDONLY)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        os.close(lower)
-        assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
-
-
-def test_a_port_that_nobody_listens_at_has_no_owner():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        assert network_rules.owner_of_port(bound.getsockname()[1]) is None
 
 
 @pytest.mark.parametrize(
