@@ -65,6 +65,7 @@ BARS = (
     _bar("proof", "mislabelled", "==", 0),
     _bar("truth", "failed", "==", 0),
     _bar("rpc_fuzz", "failures", "==", 0),
+    _bar("rpc_attack", "failures", "==", 0),
     _bar("rpc", "noop_us", "<=", 45),
     _bar("rpc", "noop_ratio", "<=", 3.0),
     _bar("rpc", "futures_per_s", ">=", 25_000),

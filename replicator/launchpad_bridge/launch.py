@@ -28,7 +28,7 @@ from replicator.launchpad_bridge.planning import all_addresses, make_plan
 from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
-from replicator.launchpad_bridge.run_folder import RunFolder, remove_logs
+from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.supervisor_states import Patience
 from replicator.paths import checked_path
 
@@ -144,9 +144,8 @@ def _started(
     is_shown = getattr(launcher, "shows_output", False)
 
     def close(is_well: bool) -> None:
-        _close(folder, addresses, page)
-        if log_dir is None:
-            remove_logs(plan.logs, are_needed=not (is_well and is_shown))
+        _close(addresses, page)
+        folder.close(keeps_logs=not (is_well and is_shown))
 
     run = Run(
         plan,
@@ -220,7 +219,7 @@ def _check_idle(program: Program) -> None:
 
 
 def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
-    """Return where logs go; the launcher makes it when it has something to write."""
+    """Return where logs go; a folder of the user's is made by who writes to it."""
     return checked_path("log_dir", log_dir) or folder.logs_path
 
 
@@ -251,11 +250,8 @@ def _dashboard(folder: RunFolder) -> "Dashboard":
     return Dashboard(folder.path)
 
 
-def _close(
-    folder: RunFolder, addresses: Sequence[Address], page: "Dashboard | None"
-) -> None:
+def _close(addresses: Sequence[Address], page: "Dashboard | None") -> None:
     if page is not None:
         page.close()
     for address in addresses:
         address.retire()
-    folder.close()

@@ -32,7 +32,7 @@ class Resources:
     cpus: float | None = None
     gpus: int | None = None
     memory_bytes: int | None = None
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +107,8 @@ class Plan:
     Attributes:
       program: Its name.
       run_id: Unlike that of any other run.
-      folder: Private to the run (0700): sockets, secret, recipes. Logs lie in `logs`.
-      logs: Where the output of workers is kept.
+      folder: Private to the run (0700): sockets, secret, recipes.
+      logs: Where the output of workers is kept: in `folder`, or where the user wants.
       executables: One for each worker.
     """
 

@@ -1,10 +1,11 @@
-"""The private folder of a run: sockets, the secret of its servers, recipes.
+"""The private folder of a run: sockets, the secret of its servers, recipes, logs.
 
 It is made where only this user can enter (0700), with a path short enough for sockets,
-and goes away with the run. A launcher that was killed cannot do that: so the next one
-looks for folders whose lock nobody holds any more, and removes those. The lock is the
-last to go: who is killed while it removes a folder leaves one that others remove. And
-one that has no lock after a minute was never finished.
+and goes away with the run; logs that may be needed stay in it, without a lock. A
+launcher that was killed can remove nothing: so the next one looks for folders whose
+lock nobody holds any more, and removes those. The lock is the last to go: who is killed
+while it removes a folder leaves one that others remove. And one that still has the
+lock's first name after a minute was never finished.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from replicator.errors import LaunchError
 from replicator.rpc.security.secret import Secret
 
 _PREFIX = "lp-"
-_OF_LOGS = "-logs"
+_LOGS = "logs"
 _LOCK = "launcher.lock"
 _UNFINISHED_LOCK = "launcher.new"
 _UNFINISHED_S = 60.0
@@ -48,6 +49,7 @@ class RunFolder:
             ) from error
         self._lock: IO[bytes] | None = _lock_made(self.path / _LOCK)
         Secret.generate().write(self.path / "secret")
+        self.logs_path.mkdir(mode=0o700)
 
     @property
     def secret_path(self) -> Path:
@@ -56,12 +58,16 @@ class RunFolder:
 
     @property
     def logs_path(self) -> Path:
-        """Return where logs lie beside it that may outlive it; nothing is made."""
-        return self.path.with_name(self.path.name + _OF_LOGS)
+        """Return where the output of workers may lie, which can outlive the run."""
+        return self.path / _LOGS
 
-    def close(self) -> None:
-        """Remove it and all in it; may be called twice."""
-        _remove(self.path)
+    def close(self, *, keeps_logs: bool = False) -> None:
+        """Remove it and all in it; may be called twice.
+
+        Args:
+          keeps_logs: Whether to leave logs, if there are any, and the folder for them.
+        """
+        _remove(self.path, keeps_logs=keeps_logs)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -70,9 +76,6 @@ class RunFolder:
 def remove_abandoned(parent: str) -> None:
     """Remove the folders of launchers of this user that are gone."""
     for folder in Path(parent).glob(f"{_PREFIX}*"):
-        # They are kept, and there may be hundreds.
-        if folder.name.endswith(_OF_LOGS):
-            continue
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
                 continue
@@ -85,32 +88,29 @@ def remove_abandoned(parent: str) -> None:
                 lock.close()
 
 
-def remove_logs(logs: Path, *, are_needed: bool) -> None:
-    """Remove a temporary folder of logs; if they may be needed, only an empty one."""
-    if not are_needed:
-        shutil.rmtree(logs, ignore_errors=True)
-        return
-    with contextlib.suppress(OSError):
-        logs.rmdir()
-
-
 def _was_never_finished(folder: Path) -> bool:
-    """Return whether its launcher died before the lock was there, or just after."""
-    if not set(os.listdir(folder)) <= {_UNFINISHED_LOCK}:
+    """Return whether its launcher died before the lock was there."""
+    # An empty one may be the user's own.
+    if os.listdir(folder) != [_UNFINISHED_LOCK]:
         return False
     return time.time() - folder.stat().st_mtime > _UNFINISHED_S
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder and all in it, the lock last."""
+def _remove(folder: Path, *, keeps_logs: bool = False) -> None:
+    """Remove a folder and all in it, the lock last; at most logs are left."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
+            if keeps_logs and path.name == _LOGS and any(path.iterdir()):
+                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != _LOCK:
                 with contextlib.suppress(OSError):
                     path.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+    if keeps_logs and (folder / _LOGS).exists():
+        (folder / _LOCK).unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_held(folder: Path) -> bool:
@@ -149,7 +149,8 @@ def _lock_made(path: Path) -> IO[bytes]:
 
 def _locked(path: Path) -> IO[bytes] | None:
     """Return the open file of a lock that is now ours; None if it is another's."""
-    file = path.open("rb")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags), "rb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

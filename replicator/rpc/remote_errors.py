@@ -23,6 +23,7 @@ from replicator.errors import (
     MessageTooLargeError,
     RemoteError,
 )
+from replicator.plain_text import plain
 from replicator.protocols import PyTree
 from replicator.rpc.codec.registry import Registry
 
@@ -78,18 +79,20 @@ def rebuild(
       registry: Whose exceptions are known here.
 
     Returns:
-      A `RemoteError`, and an instance of the first known type of `told.type_names`.
+      A `RemoteError`, and an instance of the first known type of `told.type_names`;
+      what it shows on a terminal are letters and no commands.
     """
-    type_name = told.type_names[0].lstrip("@") if told.type_names else "Exception"
+    type_name = plain([*told.type_names, "Exception"][0].lstrip("@"))
+    remote_traceback = plain(told.traceback)
     where = f"raised by `{method}` of {server} at {address}"
-    text = f"{told.text or type_name} ({where})"
+    text = f"{plain(told.text) or type_name} ({where})"
     error = _error_class(_first_known(told.type_names, registry))(
-        text, type_name=type_name, remote_traceback=told.traceback, server=server
+        text, type_name=type_name, remote_traceback=remote_traceback, server=server
     )
     if told.errno is not None and isinstance(error, OSError):
         error.errno = told.errno
-    if told.traceback:
-        error.add_note(f"\nIn {server}:\n{told.traceback.rstrip()}")
+    if remote_traceback:
+        error.add_note(f"\nIn {server}:\n{remote_traceback.rstrip()}")
     vars(error).update(told.attributes or {})  # last: one may hide `add_note`
     return error
 

@@ -26,6 +26,9 @@ TINY = {
     "proof": ["--norun"],
     "truth": ["--only=lagrangian", "--only=cg-local"],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
+    "rpc_attack": [
+        *("--only=replay", "--only=half_open", "--only=page_", "--only=folders"),
+    ],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
     "rpc_soak": [
         *("--clients=8", "--client_processes=2", "--minutes=0.2", "--readings=1"),
@@ -54,6 +57,7 @@ EXACT = {
     "proof": {"wrong_accepted": 0, "right_refused": 1, "broken": 0},
     "truth": {"failed": 0, "total": 2},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
+    "rpc_attack": {"failures": 0, "total": 11},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
     "launch_time": {},

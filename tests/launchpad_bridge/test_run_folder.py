@@ -44,16 +44,50 @@ def test_one_whose_launcher_is_gone_is_removed(tmp_path):
 
 
 def test_one_whose_launcher_died_before_it_had_a_lock_is_removed_later(tmp_path):
-    names = ["lp-empty", "lp-begun", "lp-new"]
-    folders = [tmp_path / name for name in names]
+    begun, new = folders = [tmp_path / "lp-begun", tmp_path / "lp-new"]
     for folder in folders:
         folder.mkdir(mode=0o700)
-    (tmp_path / "lp-begun" / "launcher.new").touch()
+        (folder / "launcher.new").touch()
     long_ago_s = time.time() - 3600
-    for folder in folders[:2]:
-        os.utime(folder, (long_ago_s, long_ago_s))
+    os.utime(begun, (long_ago_s, long_ago_s))
     remove_abandoned(str(tmp_path))
-    assert [folder.exists() for folder in folders] == [False, False, True]
+    assert [begun.exists(), new.exists()] == [False, True]
+
+
+def test_an_empty_folder_of_the_users_own_is_left_alone(tmp_path):
+    kept = tmp_path / "lp-mine"
+    kept.mkdir()
+    os.utime(kept, (0, 0))
+    remove_abandoned(str(tmp_path))
+    assert kept.exists()
+
+
+def test_logs_lie_in_it_where_nobody_else_can_enter(folder):
+    assert folder.logs_path.parent == folder.path
+    assert stat.S_IMODE(folder.logs_path.stat().st_mode) == 0o700
+
+
+def test_logs_that_may_be_needed_outlive_it_and_nothing_else_does(folder):
+    (folder.logs_path / "node.log").touch()
+    folder.close(keeps_logs=True)
+    remove_abandoned(str(folder.path.parent))
+    assert os.listdir(folder.path) == ["logs"]
+    assert (folder.logs_path / "node.log").exists()
+    shutil.rmtree(folder.path)
+
+
+def test_empty_logs_are_not_kept(folder):
+    folder.close(keeps_logs=True)
+    assert not folder.path.exists()
+
+
+def test_logs_of_a_killed_launcher_are_swept(tmp_path):
+    logs = tmp_path / "lp-gone" / "logs"
+    logs.mkdir(parents=True, mode=0o700)
+    (logs / "node.log").touch()
+    (tmp_path / "lp-gone" / "launcher.lock").touch()
+    remove_abandoned(str(tmp_path))
+    assert not logs.parent.exists()
 
 
 def test_its_lock_is_the_last_to_go(folder, monkeypatch):
@@ -70,7 +104,8 @@ def test_its_lock_is_the_last_to_go(folder, monkeypatch):
         ),
     )
     folder.close()
-    assert seen == [("tls", ["key"]), (folder.path.name, ["launcher.lock"])]
+    assert sorted(seen[:-1]) == [("logs", []), ("tls", ["key"])]
+    assert seen[-1] == (folder.path.name, ["launcher.lock"])
 
 
 def test_what_is_no_folder_of_a_run_is_left_alone(tmp_path):

@@ -40,14 +40,14 @@ def test_it_stays_where_a_node_failed_and_the_failure_names_it():
     log = run.plan.logs / "node.log"
     assert str(log) in str(told.value)
     assert "said by a node" in log.read_text()
-    shutil.rmtree(run.plan.logs)
+    shutil.rmtree(run.plan.folder)
 
 
 def test_it_stays_where_it_holds_all_that_is_known():
     run = run_of(say, terminal="output_to_files")
     run.wait(TIMEOUT_S)
     assert (run.plan.logs / "node.log").read_text() == "said by a node\n"
-    shutil.rmtree(run.plan.logs)
+    shutil.rmtree(run.plan.folder)
 
 
 def test_a_program_without_processes_leaves_no_folder():
@@ -63,3 +63,12 @@ def test_a_folder_of_the_users_own_stays(tmp_path):
     program.add_node(lp.PyNode(say), label="node")
     lp.launch(program, "processes", log_dir=tmp_path).wait(TIMEOUT_S)
     assert (tmp_path / "node.log").read_text() == "said by a node\n"
+
+
+def test_logs_lie_where_nobody_else_could_have_made_them():
+    run = run_of(say, terminal="output_to_files")
+    run.wait(TIMEOUT_S)
+    assert run.plan.logs.parent == run.plan.folder
+    assert run.plan.folder.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in run.plan.folder.iterdir()] == ["logs"]
+    shutil.rmtree(run.plan.folder)

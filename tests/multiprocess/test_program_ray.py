@@ -1,10 +1,12 @@
 """Programs on Ray: what only Ray can get wrong. The rest is the conformance suite's."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,3 +223,44 @@ def test_a_ray_of_our_own_listens_to_this_host_only(script, tmp_path):
     with open(f"/proc/{actor_above(pid)}/stat") as file:
         raylet = int(file.read().rpartition(")")[2].split()[1])
     assert listening([script.pid, raylet, actor_above(pid)]) <= LOOPBACK
+
+
+def test_where_all_is_on_one_host_ray_never_has_the_secret(session, tmp_path):
+    node = lp.PyNode(tell_then_wait, tmp_path / "pids")
+    run = launch({"node": node}, tmp_path)
+    wait_file(tmp_path / "pids")
+    secret = (run.plan.folder / "secret").read_bytes()
+    recipe_of = run.plan.run_id.encode()  # what Ray does hold, of the same task
+    found = [memory_holds(pid, secret, recipe_of) for pid in ray_processes()]
+    run.stop()
+    run.wait(TIMEOUT_S)
+    assert not any(has_secret for has_secret, _ in found)
+    assert any(has_task for _, has_task in found)
+
+
+def ray_processes():
+    """List what stores and carries the objects of Ray, but for workers."""
+    names = [(path, path.read_bytes()) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [
+        int(path.parent.name)
+        for path, words in names
+        if words.split(b"\0")[0].rpartition(b"/")[2] in (b"gcs_server", b"raylet")
+    ]
+
+
+def memory_holds(pid, *sought):
+    """Tell which bytes lie in the memory that a process writes to."""
+    found = [False] * len(sought)
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, rights, *_ = line.split()
+            if rights.startswith("rw"):
+                start, end = (int(each, 16) for each in place.split("-"))
+                with contextlib.suppress(OSError, ValueError, OverflowError):
+                    memory.seek(start)
+                    data = memory.read(end - start)
+                    found = [
+                        was or each in data
+                        for was, each in zip(found, sought, strict=True)
+                    ]
+    return found

@@ -32,6 +32,7 @@ class Attacked:
         self.unix, self.grpc = address.split(",")
         self.path = self.unix.removeprefix("unix:")
         self.port = int(self.grpc.rpartition(":")[2])
+        self.binding = f"grpc:127.0.0.1:{self.port}"
         self._log = log
 
     @property
@@ -161,7 +162,7 @@ def flood_socket(server, num_bytes):
 
 def flood_grpc(server, num_bytes):
     """As `flood_socket`, and do not even read the refusal."""
-    handshake = ClientHandshake(Secret.generate(), binding=f"grpc:{server.port}")
+    handshake = ClientHandshake(Secret.generate(), binding=server.binding)
     with Stranger(server) as stranger:
         stranger.send(handshake.hello())
         stranger.send(handshake.answer(stranger.receive()))

@@ -209,3 +209,11 @@ def test_a_dataclass_can_be_an_exception():
     error = travelled(Refused(7), registry)
     assert isinstance(error, Refused)
     assert error.code == 7
+
+
+def test_what_another_process_says_is_no_command_to_a_terminal():
+    told = Told(["\x1b]0;a\x07"], "a\x1b[2J\tb\r\nc\x9b2J", "line 1\n\x1b[8m", None)
+    error = rebuilt(told)
+    shown = [str(error), error.type_name, error.remote_traceback, *error.__notes__]
+    assert not any(set("".join(shown)) & set("\x1b\x07\r\x9b"))
+    assert str(error).startswith("a\\x1b[2J\tb\\x0d\nc\\x9b2J (raised")

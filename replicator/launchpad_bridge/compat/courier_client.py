@@ -17,6 +17,7 @@ from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.nodes.courier_node import client_options_of_courier
 from replicator.rpc.client.client import Client as RpcClient
 from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.addresses import check_socket_directory
 from replicator.rpc.transports.connect import SECRET_NAME, connect
 
 _OURS = ("unix:", "inproc:", "grpc:")
@@ -72,13 +73,19 @@ def address_of(server_address: str) -> str:
 
 
 def socket_of(port: int) -> str:
-    """Return the address of what stands for a port of this host."""
+    """Return the address of what stands for a port of this host.
+
+    Raises:
+      AuthenticationError: The folder for it is a link, or another user's.
+    """
     folder = Path(tempfile.gettempdir()) / f"courier-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    address = f"unix:{folder}/{port}"
+    check_socket_directory(f"{folder}/{port}", address=address)  # or another user's
     if not (folder / SECRET_NAME).exists():
         _put_secret(folder)
-    return f"unix:{folder}/{port}"
+    return address
 
 
 def _put_secret(folder: Path) -> None:

@@ -36,6 +36,7 @@ from replicator.launchpad_bridge.launchers.control_frames import (
 from replicator.launchpad_bridge.launchers.orphans import MARK
 from replicator.launchpad_bridge.launchers.preloading import preload
 from replicator.launchpad_bridge.launchers.surroundings import Surroundings
+from replicator.launchpad_bridge.launchers.worker_logs import open_log
 from replicator.launchpad_bridge.launchers.worker_process import Job, run_job
 
 _FRESH = """
@@ -257,8 +258,7 @@ def _settle(told: Message, mark: str) -> None:
     """Be, after a fork, the worker that was asked for."""
     os.environ.update(told["environment"])
     os.environ[MARK] = mark
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    log = os.open(told["log"], flags, 0o600)
+    log = open_log(told["log"])
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)

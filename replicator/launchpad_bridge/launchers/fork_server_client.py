@@ -20,7 +20,7 @@ from replicator.launchpad_bridge.launchers.control_frames import (
 )
 from replicator.launchpad_bridge.launchers.orphans import MARK, kill_marked
 from replicator.launchpad_bridge.launchers.surroundings import Surroundings
-from replicator.launchpad_bridge.launchers.worker_logs import last_lines
+from replicator.launchpad_bridge.launchers.worker_logs import last_lines, open_log
 
 _SERVER = "replicator.launchpad_bridge.launchers.fork_server"
 _SEND_S = 10.0
@@ -87,8 +87,7 @@ class ForkServer:
             "path": list(sys.path),
             "server": _SERVER,
         }
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        log = os.open(self._log, flags, 0o600)
+        log = open_log(self._log)
         try:
             # -P: the folder of a program is no place to import from.
             python = [sys.executable, *interpreter_flags(), "-P"]

@@ -38,6 +38,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_S = 10.0
+# Of `run_folder` and `remote_worker`, which this program cannot import.
+_STAYS = ("launcher.lock", "made-by-worker")
 _POLL_S = 0.002
 _HAS_GUARD = hasattr(os, "pidfd_open")
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -136,7 +138,7 @@ def _guard(server: int, told: dict) -> int:
         signal.signal(number, signal.SIG_IGN)
     kill_until_none(children)
     if os.getppid() != launcher:
-        _delete(Path(told["folder"]), keep=Path(told["keep"]))
+        delete(Path(told["folder"]), keep=Path(told["keep"]))
     return 0
 
 
@@ -167,8 +169,11 @@ def kill_until_none(find: Callable[[], list[int]]) -> None:
             return
 
 
-def _delete(folder: Path, *, keep: Path) -> None:
-    """Delete a folder; if `keep` lies in it, all but that."""
+def delete(folder: Path, *, keep: Path) -> None:
+    """Delete a folder; if `keep` lies in it, all but that.
+
+    By `_STAYS` the next launch, or the next worker, knows that the rest may go.
+    """
     import shutil  # slow, and rarely needed
 
     if not keep.is_relative_to(folder):
@@ -176,7 +181,7 @@ def _delete(folder: Path, *, keep: Path) -> None:
         return
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if path == keep or keep.is_relative_to(path):
+            if path.name in _STAYS or keep.is_relative_to(path):
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

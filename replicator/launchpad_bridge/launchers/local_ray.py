@@ -104,8 +104,10 @@ class LocalRay:
 
     def _read_address(self, words: Path) -> str:
         assert self._guard.stdout is not None, "it is a pipe"
-        ready, _, _ = select.select([self._guard.stdout], [], [], _READY_S)
-        line = self._guard.stdout.readline().decode().strip() if ready else ""
+        ready = select.poll()  # `select` knows no descriptors past 1,023
+        ready.register(self._guard.stdout, select.POLLIN)
+        is_ready = ready.poll(_READY_S * 1e3)
+        line = self._guard.stdout.readline().decode().strip() if is_ready else ""
         if not line:
             said = words.read_text(errors="replace")[-2000:]
             raise LaunchError(f"Ray did not start within {_READY_S:g} s: {said}")

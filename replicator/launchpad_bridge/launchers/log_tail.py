@@ -1,7 +1,8 @@
 """Show on the terminal what workers write to their logs, labelled and in colours.
 
 A thread of its own looks at all files ten times a second: a terminal that takes no more
-holds up nobody else.
+holds up nobody else. What a node prints is text here, and no command for the terminal;
+its file has it as it was.
 """
 
 import os
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
+
+from replicator.plain_text import plain
 
 _EVERY_S = 0.1
 _PIECE_BYTES = 1 << 16
@@ -103,7 +106,8 @@ class _File:
         if in_colours:
             label = f"{self._colour}{label}{_RESET}"
         return "".join(
-            f"{label}{line.decode('utf-8', 'backslashreplace')}\n" for line in lines
+            f"{label}{plain(line.decode('utf-8', 'backslashreplace'))}\n"
+            for line in lines
         )
 
     def close(self) -> None:

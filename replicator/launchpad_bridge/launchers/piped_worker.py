@@ -36,6 +36,7 @@ from replicator.launchpad_bridge.launchers.worker_logs import (
     begin_attempt,
     last_lines,
     log_paths,
+    open_log,
 )
 from replicator.launchpad_bridge.launchers.worker_process import main as run_told
 from replicator.launchpad_bridge.launchers.worker_reports import (
@@ -124,7 +125,7 @@ class PipedWorker:
                 f"`{self._executable.name}` must be started by a command that can be "
                 f"run, got {words[0]!r}. Install it."
             )
-        with self._log.open("ab") as log, terminal_held():
+        with os.fdopen(open_log(self._log), "ab") as log, terminal_held():
             try:
                 return subprocess.Popen(
                     that_forgets(words),

@@ -165,10 +165,12 @@ class RayWorkers:
         hosts = ray_session.hosts()
         wanted = options.across_hosts
         self._is_wide = hosts != {session.host} if wanted is None else wanted
-        self._files = {"secret": (plan.folder / "secret").read_bytes()}
+        # Where all is on this host they lie in the run's folder, and in no store.
+        self._files: dict[str, bytes] = {}
         self._registry: Any = None
         self.address_book: Book | None = None
         if self._is_wide:
+            self._files["secret"] = (plan.folder / "secret").read_bytes()
             self._files |= _certificates(plan.folder / "tls", hosts)
             actor = ray.remote(AddressRegistry)
             self._registry = actor.options(

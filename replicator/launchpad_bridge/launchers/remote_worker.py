@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from replicator.errors import LaunchError
+from replicator.launchpad_bridge.launchers import lifeline
 from replicator.launchpad_bridge.launchers.address_books import Registry
 from replicator.launchpad_bridge.launchers.control_frames import Message
 from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
@@ -65,10 +66,10 @@ class Task:
     worker: str
     attempt: int
     folder: str
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = dataclasses.field(repr=False)  # the secret
     logs: str
-    recipe: bytes
-    environment: Mapping[str, str]
+    recipe: bytes = dataclasses.field(repr=False)
+    environment: Mapping[str, str] = dataclasses.field(repr=False)  # keys of users
     gpus: int | None
     surroundings: Mapping[str, Any]
     has_book: bool
@@ -128,7 +129,7 @@ class RemoteWorker:
         shutil.rmtree(self._own, ignore_errors=True)
         run_folder = self._own.parent
         if (run_folder / _MADE).exists() and not list(run_folder.glob("w-*")):
-            shutil.rmtree(run_folder, ignore_errors=True)
+            lifeline.delete(run_folder, keep=self._log.parent)
 
     def _spec(self, recipe: Path) -> Spec:
         task = self._task

@@ -12,6 +12,7 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
     rebuild_error,
 )
 from replicator.launchpad_bridge.protocols import Exited
+from replicator.plain_text import plain
 
 _INDENT = "    "
 
@@ -66,7 +67,7 @@ def _raised(
     error = _failure(name, text, where, lines, log)
     error.__cause__ = rebuild_error(report.error, worker=name, where=where)
     for note in report.notes:
-        error.add_note(note)
+        error.add_note(plain(note))
     return Exited(name=name, attempt=attempt, outcome="raised", error=error)
 
 
@@ -89,4 +90,4 @@ def _failure(
         parts.extend(_INDENT + line for line in lines)
     else:
         parts.append(f"It printed nothing (to {log}).")
-    return NodeFailedError("\n".join(parts), node=name)
+    return NodeFailedError(plain("\n".join(parts)), node=name)

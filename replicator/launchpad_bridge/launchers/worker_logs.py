@@ -6,8 +6,11 @@ holds none of them up, and the file is whole whatever becomes of whom.
 
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
+
+from replicator.errors import LaunchError
 
 _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
@@ -35,10 +38,40 @@ def log_paths(folder: Path, workers: Iterable[str]) -> dict[str, Path]:
     return paths
 
 
-def begin_attempt(log: Path, attempt: int) -> int:
-    """Make the file, or set the attempt apart from the one before; return its size."""
+def open_log(log: str | Path) -> int:
+    """Open a file to append to, or make it; return its descriptor.
+
+    `log_dir` may be a folder that others can write to: what they put there, a link to a
+    file of this user's among it, is not written to.
+
+    Raises:
+      LaunchError: There is something else, or it cannot be opened.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(log, flags, 0o600)
+    try:
+        # A pipe that nobody reads raises instead of waiting.
+        descriptor = os.open(log, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise LaunchError(f"{log} cannot be written: {error}.") from error
+    status = os.fstat(descriptor)
+    is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    if is_file and status.st_uid == os.geteuid():
+        return descriptor
+    os.close(descriptor)
+    raise LaunchError(
+        f"`log_dir` must hold files of this user's only, got {str(log)!r} "
+        f"({stat.filemode(status.st_mode)}, user {status.st_uid}, "
+        f"{status.st_nlink} names). Choose another folder."
+    )
+
+
+def begin_attempt(log: Path, attempt: int) -> int:
+    """Make the file, or set the attempt apart from the one before; return its size.
+
+    Raises:
+      LaunchError: It is no file of this user's own.
+    """
+    descriptor = open_log(log)
     try:
         if attempt:
             os.write(descriptor, f"--- attempt {attempt}\n".encode())

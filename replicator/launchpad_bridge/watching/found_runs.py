@@ -41,7 +41,7 @@ class FoundRun:
     pid: int
     workers: int
     started_s: float
-    link: str = ""
+    link: str = dataclasses.field(default="", repr=False)  # opens the page
 
 
 def running_programs(parents: Iterable[str | Path] | None = None) -> list[FoundRun]:

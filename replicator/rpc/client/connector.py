@@ -14,6 +14,7 @@ from replicator.errors import (
     DecodeError,
     RpcError,
 )
+from replicator.plain_text import plain
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client.background_reader import BackgroundReader
 from replicator.rpc.client.call_errors import inherited
@@ -143,10 +144,10 @@ class Connector:
         value = answer.payload.take()
         if answer.kind != Kind.REPLY:
             raise DecodeError(f"It did not say hello: {reprlib.repr(value)}")
-        protocol, self.server, retried = checked(WELCOME, value)
+        protocol, label, retried = checked(WELCOME, value)
         if protocol != PROTOCOL:
             raise DecodeError(f"It speaks version {protocol}, this is {PROTOCOL}.")
-        self.retried = frozenset(retried)
+        self.server, self.retried = plain(label), frozenset(retried)
 
     def _forget(self, link: Link) -> None:
         if self.link is link:

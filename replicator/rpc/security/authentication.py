@@ -22,11 +22,13 @@ import hmac
 import secrets
 import struct
 
-from replicator.errors import AuthenticationError
+from replicator.errors import AuthenticationError, ConnectionLostError
 from replicator.rpc.security.secret import Secret
 
 PROTOCOL_VERSION = 1
 HANDSHAKE_TIMEOUT_S = 2.0
+PRESSED_S = 0.25
+"""How long a handshake may take while others wait for theirs."""
 
 _LAYOUT = struct.Struct("!6sH32s")  # what it is, version, nonce or proof or reason
 MESSAGE_BYTES = _LAYOUT.size
@@ -99,7 +101,7 @@ class ServerHandshake:
         )
 
     def _refuse(self, reason: "_Reason", told: str) -> AuthenticationError:
-        self.refusal = _message(_REFUSAL, bytes([reason]).ljust(32, b"\0"))
+        self.refusal = _refusal(reason)
         return AuthenticationError(told)
 
 
@@ -125,6 +127,7 @@ class ClientHandshake:
 
         Raises:
           AuthenticationError: It is no challenge of ours, or a refusal.
+          ConnectionLostError: The server has no room for another client.
         """
         kind, version, _ = self._unless_refused(challenge)
         if kind != _CHALLENGE or not self._transcript:
@@ -162,6 +165,11 @@ class ClientHandshake:
             return kind, version, rest
         if rest[0] == _Reason.VERSION:
             raise AuthenticationError(_versions_differ(self._peer, version))
+        if rest[0] == _Reason.NO_ROOM:
+            raise ConnectionLostError(
+                f"{self._peer} has no file descriptor left for another client. Raise "
+                "its limit (`ulimit -n`), or close connections."
+            )
         if rest[0] == _Reason.PROOF:
             raise AuthenticationError(
                 f"{self._peer} refused this process: its secret is another one. "
@@ -174,13 +182,22 @@ class _Reason(enum.IntEnum):
     NOT_OURS = 1
     VERSION = 2
     PROOF = 3
+    NO_ROOM = 4
 
 
-_REMEDY = "Give both ends the same secret (and the same port, where there is one)."
+_REMEDY = "Give both ends the same secret (and the same host and port, if any)."
 
 
 def _message(kind: bytes, rest: bytes) -> bytes:
     return _LAYOUT.pack(kind, PROTOCOL_VERSION, rest)
+
+
+def _refusal(reason: _Reason) -> bytes:
+    return _message(_REFUSAL, bytes([reason]).ljust(32, b"\0"))
+
+
+NO_ROOM = _refusal(_Reason.NO_ROOM)
+"""What a server tells who comes when it has no descriptor for another client."""
 
 
 def _parts(message: bytes) -> tuple[bytes, int, bytes]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
+from replicator.descriptors import raise_limit
 from replicator.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -48,7 +49,8 @@ DEFAULT_ADDRESS = "inproc:,unix:"
 DRAIN_S = 10.0
 CANCEL_S = 1.0
 """How long cancelled handlers have to notice it, when a server stops."""
-_MAX_HANDSHAKES = 64
+MAX_HANDSHAKES = 64
+"""How many clients may prove themselves at once, at each address; others wait."""
 _LOOK_S = 0.05
 _DEFAULT_LIMITS = MessageLimits()
 
@@ -189,6 +191,7 @@ class Server:
                 self._listeners = _listen_at(self._address.split(","), self._listen)
             self._is_started = True
         _warn_of_batches(self._methods.values(), self._service.pool.size)
+        raise_limit()
         atexit.register(self.stop, 0.0)
         let_go_in_child(self)
         self._service.crew.run(self._service.relief.watch)
@@ -259,7 +262,7 @@ class Server:
     def _accept(self, listener: Listener) -> None:
         """Let clients in; each proves itself in a thread of its own."""
         # For each listener its own: who fills those of a port keeps out no other.
-        places = threading.BoundedSemaphore(_MAX_HANDSHAKES)
+        places = threading.BoundedSemaphore(MAX_HANDSHAKES)
         while True:
             places.acquire()
             try:

@@ -1,15 +1,11 @@
-"""What may be listened at: which addresses need TLS, and who has the port we want."""
+"""What may be listened at: which addresses need TLS, and which ports are free."""
 
-import contextlib
 import errno
 import functools
 import ipaddress
 import logging
-import os
 import socket
 import urllib.parse
-from collections.abc import Iterator
-from pathlib import Path
 
 from replicator.errors import (
     AddressInUseError,
@@ -17,20 +13,25 @@ from replicator.errors import (
     AuthenticationError,
     ConnectionLostError,
 )
+from replicator.port_owner import owner_of_port
 from replicator.rpc.transports.addresses import GrpcAddress, parse
 
 _logger = logging.getLogger("replicator.rpc")
-_LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether only this host can reach, or be reached at, `host`."""
-    if host.lower() == "localhost":
-        return True
+def loopback(host: str) -> str:
+    """Return the address that only this host can reach under a name; else "".
+
+    `localhost` is 127.0.0.1, for clients and servers: were it ::1 for one of them, a
+    stranger could listen there.
+    """
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(
+            "127.0.0.1" if host.lower() == "localhost" else host
+        )
     except ValueError:
-        return False
+        return ""
+    return str(address) if address.is_loopback else ""
 
 
 def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddress:
@@ -50,8 +51,10 @@ def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddre
             f"`address` must be grpc://host:port, got {address!r}. Use another "
             "transport for it."
         )
-    if has_tls or is_loopback(place.host):
+    if has_tls:
         return place
+    if host := loopback(place.host):
+        return GrpcAddress(host, place.port)
     if not insecure:
         raise ArgumentError(
             f"`tls` must be given for an address beyond this host, got None for "
@@ -122,36 +125,6 @@ def in_use(port: int, *, address: str) -> AddressInUseError:
         f"{address} is in use: {who} listens there. Stop it, or use port 0, which "
         "takes a free one."
     )
-
-
-def owner_of_port(port: int) -> int | None:
-    """Return the process id of who listens on a TCP port, where we may see it."""
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    if not sockets:
-        return None
-    for process in Path("/proc").glob("[0-9]*"):
-        if not sockets.isdisjoint(_open_files(process / "fd")):
-            return int(process.name)
-    return None
-
-
-def _open_files(folder: Path) -> Iterator[str]:
-    numbers: list[str] = []
-    with contextlib.suppress(OSError):  # the process ended, or is another user's
-        numbers = os.listdir(folder)
-    for number in numbers:
-        with contextlib.suppress(OSError):  # closed since, as that of the listing is
-            yield os.readlink(folder / number)
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):  # no Linux
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                is_its = int(fields[1].rpartition(":")[2], 16) == port
-                if is_its and fields[3] == _LISTENS:
-                    yield fields[9]
 
 
 @functools.cache

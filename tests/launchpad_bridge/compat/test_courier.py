@@ -172,8 +172,19 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path, monkeypatch):
     refused = pytest.raises(AuthenticationError, match="must lie in a directory")
     with contextlib.closing(Client("localhost:1")) as client, refused:
         client.method()
+    assert not list(folder.iterdir())
     (folder / "secret").write_bytes(b"x" * 32)
     server = Server()
     server.Bind("one", lambda: 1)
     with pytest.raises(AuthenticationError):
         server.Start()
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    (tmp_path / f"courier-{os.geteuid()}").symlink_to(mine)
+    with pytest.raises(AuthenticationError, match="must lie in a directory"):
+        Client("localhost:1")
+    assert not list(mine.iterdir())

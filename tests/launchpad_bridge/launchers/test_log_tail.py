@@ -85,3 +85,8 @@ def test_a_log_that_never_comes_is_no_problem(tmp_path):
     tail = LogTail({"a": tmp_path / "a"}, terminal=io.StringIO())
     tail.start()
     tail.close()
+
+
+def test_what_a_node_prints_is_no_command_to_the_terminal(tmp_path):
+    text = shown(tmp_path, {"a": b"\x1b[2Jgone\rb | forged\xc2\x9b\n"})
+    assert text == "a | \\x1b[2Jgone\\x0db | forged\\x9b\n"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import traceback
 
 import pytest
 
@@ -110,3 +111,15 @@ def test_a_report_that_is_none_is_a_death():
 def test_a_silent_exit_is_told_as_one():
     heard = {**KILLED, "status": os.EX_OK}
     assert "exited with code 0 without a word" in first_line(end(heard))
+
+
+def test_what_a_worker_printed_or_raised_is_no_command_to_a_terminal():
+    error = ValueError("\x1b[2J")
+    error.add_note("\x1b[8m")
+    for exited in (
+        end(KILLED, lines=["\x1b[2J"]),
+        end(WELL, pack_error(error, log_bytes=0)),
+    ):
+        shown = "".join(traceback.format_exception(exited.error))
+        assert "\\x1b[2J" in shown
+        assert "\x1b" not in shown

@@ -1,5 +1,10 @@
 """Files for the output of workers, and what is quoted of them."""
 
+import os
+
+import pytest
+
+from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launchers.worker_logs import (
     begin_attempt,
     last_lines,
@@ -23,6 +28,29 @@ def test_names_that_look_alike_have_files_of_their_own(tmp_path):
 def test_a_log_is_private(tmp_path):
     begin_attempt(tmp_path / "a.log", 0)
     assert (tmp_path / "a.log").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_what_a_link_leads_to_is_not_written_to(tmp_path, link):
+    (tmp_path / "diary").write_text("dear")
+    link(tmp_path / "diary", tmp_path / "a.log")
+    with pytest.raises(LaunchError):
+        begin_attempt(tmp_path / "a.log", 1)
+    assert (tmp_path / "diary").read_text() == "dear"
+
+
+def test_a_pipe_in_the_place_of_a_log_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "a.log")
+    with pytest.raises(LaunchError):
+        begin_attempt(tmp_path / "a.log", 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_not_written_to(tmp_path):
+    (tmp_path / "a.log").touch()
+    os.chown(tmp_path / "a.log", 65534, 65534)
+    with pytest.raises(LaunchError, match="files of this user's only"):
+        begin_attempt(tmp_path / "a.log", 0)
 
 
 def test_an_attempt_begins_where_the_one_before_ended(tmp_path):

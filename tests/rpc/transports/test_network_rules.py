@@ -1,13 +1,10 @@
 """Loopback is told from the rest, and a port's owner from nobody."""
 
-import os
-import socket
-
 import pytest
 
 from replicator.errors import ArgumentError
 from replicator.rpc.transports import network_rules
-from replicator.rpc.transports.network_rules import is_loopback, permitted_place
+from replicator.rpc.transports.network_rules import loopback, permitted_place
 
 LOOPBACK = ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1"]
 # What looks like loopback, and is decided by others, or is all interfaces.
@@ -27,38 +24,24 @@ BEYOND = [
 
 @pytest.mark.parametrize("host", LOOPBACK)
 def test_loopback_needs_no_tls(host):
-    assert is_loopback(host)
+    assert loopback(host)
     written = f"[{host}]" if ":" in host else host
     place = permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)
-    assert (place.host, place.port) == (host, 5)
+    assert (place.host, place.port) == (loopback(host), 5)
+
+
+def test_each_name_of_loopback_stands_for_one_address():
+    names = ["Localhost", "127.0.0.1", "0:0:0:0:0:0:0:1", "127.9.9.9"]
+    assert [*map(loopback, names)] == ["127.0.0.1", "127.0.0.1", "::1", "127.9.9.9"]
 
 
 @pytest.mark.parametrize("host", BEYOND)
 def test_all_else_does(host):
-    assert not is_loopback(host)
+    assert not loopback(host)
     written = f"[{host}]" if ":" in host else host
     with pytest.raises(ArgumentError, match="`tls` must be given"):
         permitted_place(f"grpc://{written}:5", has_tls=False, insecure=False)
     assert permitted_place(f"grpc://{written}:5", has_tls=True, insecure=False)
-
-
-def test_the_owner_of_a_port_is_found():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
-
-
-def test_the_owner_is_found_behind_a_file_closed_while_it_is_looked_for():
-    # The listing of open files is itself an open file, at the lowest number free.
-    lower = os.open(os.devnull, os.O_RDONLY)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        os.close(lower)
-        assert network_rules.owner_of_port(server.getsockname()[1]) == os.getpid()
-
-
-def test_a_port_that_nobody_listens_at_has_no_owner():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        assert network_rules.owner_of_port(bound.getsockname()[1]) is None
 
 
 @pytest.mark.parametrize(

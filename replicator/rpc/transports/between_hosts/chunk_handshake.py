@@ -6,13 +6,12 @@ from collections.abc import Callable
 from replicator.errors import AuthenticationError, ConnectionLostError
 from replicator.rpc.security.authentication import (
     HANDSHAKE_TIMEOUT_S,
+    PRESSED_S,
     ClientHandshake,
     ServerHandshake,
 )
 from replicator.rpc.transports.between_hosts.chunk_queues import Incoming, Outgoing
 
-PRESSED_S = 0.25
-"""How long a handshake may take while others wait for theirs."""
 _LOOK_S = 0.1
 
 

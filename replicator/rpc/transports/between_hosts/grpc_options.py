@@ -4,8 +4,6 @@ from replicator.rpc.transports.between_hosts.chunk_queues import CHUNK_BYTES
 
 MAX_CONNECTIONS = 256
 """Streams of one listener; one more is turned away."""
-MAX_STRANGERS = 64
-"""Peers whose handshake is under way; others wait for their turn, within a bound."""
 
 _COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", CHUNK_BYTES),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2
 
-from replicator.errors import AuthenticationError, ConnectionLostError
+from replicator.errors import ConnectionLostError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.security.authentication import (
@@ -49,13 +49,12 @@ from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedCo
 from replicator.rpc.transports.between_hosts.grpc_options import (
     CLIENT_OPTIONS,
     MAX_CONNECTIONS,
-    MAX_STRANGERS,
     SERVER_OPTIONS,
 )
-from replicator.rpc.transports.between_hosts.turns import Turns
 from replicator.rpc.transports.network_rules import (
     check_free,
     in_use,
+    loopback,
     permitted_place,
     readable,
     unreachable,
@@ -107,7 +106,7 @@ def connect_grpc(
         channel.close()
 
     peer = f"the server at {address}"
-    handshake = ClientHandshake(secret, binding=_binding(place.port, tls), peer=peer)
+    handshake = ClientHandshake(secret, binding=_binding(place, tls), peer=peer)
     try:
         prove_to_server(handshake, incoming, outgoing, peer=peer, timeout_s=timeout_s)
     except BaseException as failure:
@@ -177,7 +176,6 @@ class GrpcListener:
         self._streams = 0
         self._is_open = True
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
-        self._turns = Turns(MAX_STRANGERS)
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
             handlers=[_Methods(self._arrive)],
@@ -197,7 +195,7 @@ class GrpcListener:
         if arrival is None:
             self._arrivals.put(None)  # for the next who waits
             raise ConnectionLostError(f"The listener at {self.address} was closed.")
-        return functools.partial(self._admit, arrival)
+        return functools.partial(self._meet, arrival)
 
     def close(self) -> None:
         """Stop listening; connections that there are go on, for `_DRAIN_S` at most."""
@@ -226,33 +224,19 @@ class GrpcListener:
             if not arrival.context.add_callback(self._leave):
                 return  # it is gone
             self._streams += 1
-        self._turns.arrive()
         self._arrivals.put(arrival)
 
     def _leave(self) -> None:
         with self._lock:
             self._streams -= 1
 
-    def _admit(self, arrival: "_Arrival") -> ChunkedConnection:
+    def _meet(self, arrival: "_Arrival") -> ChunkedConnection:
         """Let a peer prove itself; return the connection to it."""
         peer = f"the client at {readable(arrival.context.peer())}"
-        # Who is before it is done in half of that.
-        if not self._turns.take(timeout_s=2 * HANDSHAKE_TIMEOUT_S):
-            arrival.cut_off()
-            raise AuthenticationError(
-                f"{peer} did not get its turn at the handshake: {MAX_STRANGERS} others "
-                "were silent. Look for what connects to this port without the secret."
-            )
-        try:
-            return self._meet(arrival, peer)
-        finally:
-            self._turns.leave()
-
-    def _meet(self, arrival: "_Arrival", peer: str) -> ChunkedConnection:
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         incoming, outgoing = Incoming(), Outgoing()
         handshake = ServerHandshake(
-            self._secret, binding=_binding(self._place.port, self._tls), peer=peer
+            self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
             names: Any = arrival.context.auth_context().get(_NAMES, ())
@@ -263,7 +247,7 @@ class GrpcListener:
                 *(handshake, incoming, outgoing),
                 peer=peer,
                 deadline=deadline,
-                do_others_wait=self._turns.do_others_wait,
+                do_others_wait=lambda: not self._arrivals.empty(),
             )
         except BaseException as failure:
             incoming.stop()
@@ -351,13 +335,15 @@ class _Methods(grpc.GenericRpcHandler):
         return self._handlers.get(handler_call_details.method)
 
 
-def _binding(port: int, tls: Tls | None) -> str:
+def _binding(place: GrpcAddress, tls: Tls | None) -> str:
     """Return what a proof is valid for besides.
 
-    Without TLS the port: who takes the port of a server that died cannot pass what a
-    client says there to a server of the same program on another.
+    Without TLS the address, on loopback, and the port: who listens at another cannot
+    pass what a client says there to a server of the same program.
     """
-    return f"grpc:{port}" if tls is None else "grpc-tls"
+    if tls is not None:
+        return "grpc-tls"
+    return f"grpc:{loopback(place.host)}:{place.port}"
 
 
 def _open_channel(place: GrpcAddress, tls: Tls | None) -> grpc.Channel:

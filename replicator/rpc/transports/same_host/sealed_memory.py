@@ -1,9 +1,12 @@
 """Memory without a name that one process writes, and others may map only to read."""
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
+
+import numpy as np
 
 from replicator.errors import DecodeError
 
@@ -11,6 +14,11 @@ IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 """Whether the system has it: Linux does."""
 # From Python 3.13 on in `fcntl`; since Linux 5.1 in the kernel.
 _F_SEAL_FUTURE_WRITE = 0x0010
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_MAP_FIXED = 0x10
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 def make_sealed(size: int) -> tuple[int, mmap.mmap]:
@@ -26,7 +34,7 @@ def make_sealed(size: int) -> tuple[int, mmap.mmap]:
     descriptor = os.memfd_create("replicator-rpc", flags)
     try:
         os.ftruncate(descriptor, size)
-        mapped = mmap.mmap(descriptor, size)
+        mapped = _mapped(descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
         with contextlib.suppress(OSError):  # an older kernel
             # Our own mapping is there already; nobody makes another one to write.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
@@ -54,4 +62,18 @@ def map_sealed(descriptor: int, size: int) -> mmap.mmap:
     found = os.fstat(descriptor).st_size
     if found != size:
         raise DecodeError(f"Shared memory must be of {size} bytes, got {found}.")
-    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+    return _mapped(descriptor, size, mmap.PROT_READ)
+
+
+def _mapped(descriptor: int, size: int, prot: int) -> mmap.mmap:
+    """Map a file without keeping a descriptor of it.
+
+    Before Python 3.13 and its `trackfd` an `mmap` of a file has one: two more for each
+    client. So one of no file is made, and the file put into its place.
+    """
+    mapped = mmap.mmap(-1, size, flags=_PRIVATE, prot=prot)
+    place = np.frombuffer(mapped, np.uint8).ctypes.data
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    if _mmap(place, size, prot, flags, descriptor, 0) != place:
+        raise OSError(ctypes.get_errno(), "the system cannot map shared memory")
+    return mapped

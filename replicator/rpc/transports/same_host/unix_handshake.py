@@ -1,6 +1,7 @@
 """Make a connection of a socket: who is there, who knows the secret, what is shared.
 
-All of it happens within `HANDSHAKE_TIMEOUT_S`, in messages of fixed size.
+All of it happens within `HANDSHAKE_TIMEOUT_S`, `PRESSED_S` while others wait for their
+turn at the server, in messages of fixed size.
 
     client                                        server
       (both ask the kernel for the other's user: it must be their own)
@@ -14,10 +15,11 @@ import contextlib
 import logging
 import mmap
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from replicator.errors import (
@@ -33,6 +35,7 @@ from replicator.rpc.security.authentication import (
     CHALLENGE_BYTES,
     HANDSHAKE_TIMEOUT_S,
     HELLO_BYTES,
+    PRESSED_S,
     WELCOME_BYTES,
     ClientHandshake,
     ServerHandshake,
@@ -57,6 +60,7 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _PEER_CREDENTIALS = struct.Struct("3i")
 # More than the default keeps a sender of a large message from waiting at each part.
 _SEND_BUFFER_BYTES = 1 << 20
+_LOOK_S = 0.1
 
 
 def meet_client(
@@ -66,6 +70,7 @@ def meet_client(
     secret: Secret,
     registry: Registry,
     limits: MessageLimits,
+    do_others_wait: Callable[[], bool],
 ) -> UnixConnection:
     """Let a client prove itself, and prove ourselves; return the connection.
 
@@ -75,6 +80,7 @@ def meet_client(
       secret: The program's.
       registry: Classes that may travel.
       limits: Of messages.
+      do_others_wait: Whether this one has less time, `PRESSED_S`.
 
     Raises:
       AuthenticationError: The client did not prove in time that it belongs here.
@@ -84,8 +90,8 @@ def meet_client(
         peer = f"a client of {address}{_process(sock)}"
         _check_same_user(sock, peer)
         handshake = ServerHandshake(secret, binding=_BINDING, peer=peer)
-        late = AuthenticationError
-        with _Exchange(sock, peer, HANDSHAKE_TIMEOUT_S, late) as exchange:
+        late, bound_s = AuthenticationError, HANDSHAKE_TIMEOUT_S
+        with _Exchange(sock, peer, bound_s, late, do_others_wait) as exchange:
             try:
                 exchange.send(handshake.challenge(exchange.receive(HELLO_BYTES)))
                 exchange.send(handshake.verify(exchange.receive(ANSWER_BYTES)))
@@ -154,20 +160,25 @@ class _Exchange:
         peer: str,
         timeout_s: float,
         late_error: type[AuthenticationError | ConnectionLostError],
+        do_others_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self.peer = peer
         self.descriptors: list[int] = []
         self._socket = sock
+        self._began_s = time.monotonic()
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
         self._late_error = late_error
+        self._do_others_wait = do_others_wait
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def send(self, message: bytes, *descriptors: int) -> None:
         """Send a message; the socket's buffer is empty, and larger than all of them.
 
-        Descriptors that go with it stay the caller's as well.
+        Descriptors that go with it stay the caller's as well. Who has hung up may have
+        said why: `receive` returns that, or raises.
         """
-        with self._in_time():
+        with self._in_time(), contextlib.suppress(BrokenPipeError):
             if descriptors:
                 socket.send_fds(self._socket, [message], list(descriptors))
             else:
@@ -182,6 +193,9 @@ class _Exchange:
         while len(received) < num_bytes:
             missing = num_bytes - len(received)
             with self._in_time():
+                # In short looks: others may come, and wait.
+                while not self._poll.poll(min(self._left_s(), _LOOK_S) * 1e3):
+                    pass
                 text, ancillary, *_ = self._socket.recvmsg(
                     missing, room, _CLOSE_ON_EXEC
                 )
@@ -200,11 +214,8 @@ class _Exchange:
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
-        remaining = self._deadline - time.monotonic()
         try:
-            if remaining <= 0:
-                raise TimeoutError
-            self._socket.settimeout(remaining)
+            self._socket.settimeout(self._left_s())
             yield
         except TimeoutError:
             raise self._late_error(
@@ -213,6 +224,13 @@ class _Exchange:
             ) from None
         except OSError as error:
             raise ConnectionLostError(f"{self.peer} is gone ({error}).") from error
+
+    def _left_s(self) -> float:
+        bound_s = PRESSED_S if self._do_others_wait() else self._timeout_s
+        left_s = self._began_s + bound_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
 
 
 def _process(sock: socket.socket) -> str:
@@ -240,19 +258,19 @@ def _credentials(sock: socket.socket) -> tuple[int, int] | None:
 
 def _offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
     """Offer a channel for shared memory, and our board, to the server."""
-    board = _Board.make(receive_bytes)
+    board = _make_board(exchange, receive_bytes)
     if board is None:
         exchange.send(_SHARING.pack(0))
         exchange.receive(_SHARING.size)
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with board, theirs:
+        with theirs:
             message = _SHARING.pack(receive_bytes)
-            exchange.send(message, theirs.fileno(), board.descriptor)
+            exchange.send(message, theirs.fileno(), exchange.descriptors[0])
         message = exchange.receive(_SHARING.size, most_descriptors=1)
         accepted = _SHARING.unpack(message)[0]
-        if not accepted or len(exchange.descriptors) != 1:
+        if not accepted or len(exchange.descriptors) != 2:
             ours.close()
             return None
         return _shared(ours, board, receive_bytes, accepted, exchange)
@@ -267,27 +285,26 @@ def _take_offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
     offered = _SHARING.unpack(message)[0]
     board = None
     if offered and len(exchange.descriptors) == 2:
-        board = _Board.make(receive_bytes)
+        board = _make_board(exchange, receive_bytes)
     if board is None:
         exchange.send(_SHARING.pack(0))
         return None
-    with board:
-        channel = _channel(exchange)
-        try:
-            exchange.send(_SHARING.pack(receive_bytes), board.descriptor)
-            return _shared(channel, board, receive_bytes, offered, exchange)
-        except BaseException:
-            channel.close()
-            raise
+    channel = _channel(exchange)
+    try:
+        exchange.send(_SHARING.pack(receive_bytes), exchange.descriptors[0])
+        return _shared(channel, board, receive_bytes, offered, exchange)
+    except BaseException:
+        channel.close()
+        raise
 
 
 def _channel(exchange: _Exchange) -> socket.socket:
-    """Return the first descriptor that came as a socket."""
+    """Return the first descriptor that came, behind our own, as a socket."""
     try:
-        channel = socket.socket(fileno=exchange.descriptors[0])
+        channel = socket.socket(fileno=exchange.descriptors[1])
     except OSError as error:
         raise ConnectionLostError(f"{exchange.peer} offered no channel.") from error
-    exchange.descriptors.pop(0)
+    exchange.descriptors.pop(1)
     kind = channel.family, channel.type
     if kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         return channel
@@ -295,51 +312,38 @@ def _channel(exchange: _Exchange) -> socket.socket:
     raise ConnectionLostError(f"{exchange.peer} offered another channel: {kind}.")
 
 
-class _Board:
-    """Where this end will tell what it releases; the descriptor is for the other."""
+def _make_board(exchange: _Exchange, receive_bytes: int) -> mmap.mmap | None:
+    """Make where this end will tell what it releases; its descriptor comes first.
 
-    def __init__(self, descriptor: int, mapped: mmap.mmap) -> None:
-        self.descriptor = descriptor
-        self.mapped = mapped
-
-    @classmethod
-    def make(cls, receive_bytes: int) -> Self | None:
-        """Make one; None: there is to be, or can be, no shared memory."""
-        if not IS_AVAILABLE or not receive_bytes:
-            return None
-        try:
-            descriptor, mapped = make_sealed(BOARD_BYTES)
-            with contextlib.ExitStack() as stack:
-                stack.callback(os.close, descriptor)
-                os.posix_fallocate(descriptor, 0, BOARD_BYTES)
-                stack.pop_all()
-            return cls(descriptor, mapped)
-        except OSError as error:
-            _log.warning("Connections do without shared memory: %s.", error)
-            return None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
+    None: there is to be, or can be, no shared memory.
+    """
+    if not IS_AVAILABLE or not receive_bytes:
+        return None
+    try:
+        descriptor, board = make_sealed(BOARD_BYTES)
+        exchange.descriptors.insert(0, descriptor)
+        os.posix_fallocate(descriptor, 0, BOARD_BYTES)
+    except OSError as error:
+        _log.warning("Connections do without shared memory: %s.", error)
+        return None
+    return board
 
 
 def _shared(
     channel: socket.socket,
-    board: _Board,
+    board: mmap.mmap,
     receive_bytes: int,
     peers_bytes: int,
     exchange: _Exchange,
 ) -> SharedMemory:
     channel.setblocking(True)  # each call says for itself that it does not wait
     try:
-        peers_board = map_sealed(exchange.descriptors[0], BOARD_BYTES)
+        peers_board = map_sealed(exchange.descriptors[1], BOARD_BYTES)
     except (DecodeError, OSError) as error:
         raise ConnectionLostError(f"{exchange.peer} cannot share: {error}") from error
     return SharedMemory(
         channel,
-        board=board.mapped,
+        board=board,
         peers_board=peers_board,
         send_bytes=min(receive_bytes, peers_bytes),
         receive_bytes=receive_bytes,

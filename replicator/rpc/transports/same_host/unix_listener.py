@@ -17,11 +17,13 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from replicator.errors import AddressInUseError, ConnectionLostError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.forks import let_go_in_child
+from replicator.rpc.security.authentication import NO_ROOM
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.same_host.unix_handshake import meet_client
 from replicator.rpc.transports.same_host.unix_socket import UnixConnection
@@ -71,6 +73,7 @@ class UnixListener:
             self._lock.release()
             raise
         self._waker, self._wake = socket.socketpair()
+        self._spare = socket.socket(socket.AF_UNIX)  # a descriptor, for `_turn_away`
         self._accept_lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         for watched in (self._socket, self._waker):
@@ -120,18 +123,20 @@ class UnixListener:
         if not self._is_closed:
             self._is_closed = True
             self._lock.let_go()
-            for inherited in (self._selector, self._socket, self._waker, self._wake):
+            for inherited in (*self._descriptors(), self._wake):
                 inherited.close()
 
     def _close_when_idle(self) -> None:
         """Give the descriptors back, unless `accept` watches them: then it will."""
         if self._accept_lock.acquire(blocking=False):
             try:
-                self._selector.close()
-                self._socket.close()
-                self._waker.close()
+                for each in self._descriptors():
+                    each.close()
             finally:
                 self._accept_lock.release()
+
+    def _descriptors(self) -> tuple[Any, ...]:
+        return self._selector, self._socket, self._waker, self._spare
 
     def _accept_one(self) -> socket.socket | None:
         try:
@@ -139,10 +144,27 @@ class UnixListener:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 _log.warning("%s cannot accept a client: %s.", self.address, error)
+                self._turn_away()
                 pause = select.poll()
                 pause.register(self._waker, select.POLLIN)
                 pause.poll(_PAUSE_MS)
             return None  # also a client that is gone again
+
+    def _turn_away(self) -> None:
+        """Tell those who wait why, with the descriptor that is kept for that."""
+        self._spare.close()
+        with contextlib.suppress(OSError):  # no more of them
+            for _ in range(_BACKLOG):
+                with self._socket.accept()[0] as sock:
+                    sock.send(NO_ROOM, socket.MSG_DONTWAIT)
+        with contextlib.suppress(OSError):  # another thread took it
+            self._spare = socket.socket(socket.AF_UNIX)
+
+    def _do_others_wait(self) -> bool:
+        waiting = select.poll()
+        with contextlib.suppress(ValueError):  # closed: nobody
+            waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(0))
 
     def _meet(self, sock: socket.socket) -> UnixConnection:
         return meet_client(
@@ -151,6 +173,7 @@ class UnixListener:
             secret=self._secret,
             registry=self._registry,
             limits=self._limits,
+            do_others_wait=self._do_others_wait,
         )
 
 

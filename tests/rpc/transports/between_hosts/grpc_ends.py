@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,6 +62,40 @@ def dial(listener, **changes):
     return connect_grpc(listener.address, **arguments(timeout_s=LONG_S, **changes))
 
 
+@contextlib.contextmanager
+def relaying(host, port, *, to):
+    """Listen at a place, carry bytes to another and back; yield who came."""
+    came, ends = [], []
+
+    def carry(source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                near, name = door.accept()
+                came.append(name)
+                far = socket.create_connection(to, LONG_S)
+                ends.extend([near, far])
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=carry, args=pair, daemon=True).start()
+
+    with socket.create_server((host, port), family=socket.AF_INET6) as door:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield came
+        finally:
+            for each in (door, *ends):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            thread.join(LONG_S)
+            for each in ends:
+                each.close()
+
+
 class Stranger:
     """A stream to a server without our client in it: it sends what it likes."""
 
@@ -99,7 +134,7 @@ class Stranger:
 
     def prove(self, secret=SECRET):
         """Do the handshake as a client does."""
-        handshake = ClientHandshake(secret, binding=f"grpc:{self.port}")
+        handshake = ClientHandshake(secret, binding=f"grpc:127.0.0.1:{self.port}")
         self.send(handshake.hello())
         self.send(handshake.answer(self.receive()))
         handshake.finish(self.receive() or b"")

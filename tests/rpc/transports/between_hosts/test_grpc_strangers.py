@@ -16,12 +16,15 @@ from replicator.errors import (
     AuthenticationError,
     ConnectionLostError,
 )
-from replicator.rpc.security.authentication import HANDSHAKE_TIMEOUT_S, ClientHandshake
+from replicator.rpc.security.authentication import (
+    HANDSHAKE_TIMEOUT_S,
+    PRESSED_S,
+    ClientHandshake,
+)
 from replicator.rpc.security.certificates import make_certificates
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
 from replicator.rpc.transports.between_hosts import grpc_stream
-from replicator.rpc.transports.between_hosts.chunk_handshake import PRESSED_S
 from replicator.rpc.transports.between_hosts.chunk_queues import CHUNK_BYTES
 from replicator.rpc.transports.between_hosts.grpc_stream import connect_grpc
 from tests.rpc.transports.between_hosts.grpc_ends import (
@@ -32,6 +35,7 @@ from tests.rpc.transports.between_hosts.grpc_ends import (
     connected,
     dial,
     listening,
+    relaying,
 )
 from tests.rpc.transports.ends import LONG_S, SECRET, SHORT_S, pass_on, wait_until
 
@@ -62,25 +66,28 @@ def folder(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def accepting(listener):
-    """Admit whoever comes, each in a thread of its own; yield a queue of who did."""
+def accepting(listener, *, places):
+    """Admit as a server does, so many at a time; yield a queue of who got in."""
     admitted = queue.SimpleQueue()
+    free = threading.Semaphore(places)
 
     def admit(door):
         with contextlib.suppress(AuthenticationError):
             admitted.put(door())
+        free.release()
 
     def accept():
         with contextlib.suppress(ConnectionLostError):
-            while True:
+            while free.acquire():
                 pool.submit(admit, listener.accept())
 
-    with ThreadPoolExecutor(64) as pool:
+    with ThreadPoolExecutor(places + 1) as pool:
         pool.submit(accept)
         try:
             yield admitted
         finally:
             listener.close()
+            free.release()
 
 
 def test_another_secret_is_refused_and_both_ends_are_told(listener):
@@ -119,28 +126,26 @@ def test_a_silent_server_is_given_up():
         server.stop(None).wait(LONG_S)
 
 
-def test_silent_strangers_do_not_keep_others_out(monkeypatch, briefly):
-    monkeypatch.setattr(grpc_stream, "MAX_STRANGERS", 4)
+def test_silent_strangers_do_not_keep_others_out(briefly):
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listening())
         for _ in range(6):
             stack.enter_context(Stranger(listener))
-        admitted = stack.enter_context(accepting(listener))
+        admitted = stack.enter_context(accepting(listener, places=4))
         client = dial(listener)
         stack.callback(client.close)
         assert pass_on(client, admitted.get(timeout=LONG_S), 1) == 1
 
 
-def test_silent_strangers_have_less_time_while_others_wait(monkeypatch):
+def test_silent_strangers_have_less_time_while_others_wait():
     """With the full patience for each, the six would take three times that."""
-    monkeypatch.setattr(grpc_stream, "MAX_STRANGERS", 2)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listening())
         strangers = [stack.enter_context(Stranger(listener)) for _ in range(6)]
         hello = ClientHandshake(SECRET, binding="grpc:1").hello()
         strangers[0].send(hello)  # needs no secret
-        wait_until(lambda: listener._turns.num_waiting == 6)
-        admitted = stack.enter_context(accepting(listener))
+        wait_until(lambda: listener._arrivals.qsize() == 6)
+        admitted = stack.enter_context(accepting(listener, places=2))
         started_s = time.monotonic()
         stack.callback(dial(listener).close)
         stack.callback(admitted.get(timeout=LONG_S).close)
@@ -222,6 +227,27 @@ def test_an_impostor_on_another_port_cannot_pass_a_clients_proof_on(listener):
                 relay.prove()
             with pytest.raises(AuthenticationError):
                 promise.result(LONG_S)
+
+
+def test_a_stranger_at_another_address_of_loopback_is_not_dialled_nor_believed(
+    listener,
+):
+    """It has the port at ::1, and carries bytes both ways: the whole connection."""
+    port = int(listener.address.rpartition(":")[2])
+    with relaying("::1", port, to=("127.0.0.1", port)) as came:
+        with admitting(listener) as promise:
+            with pytest.raises(AuthenticationError):
+                connect_grpc(f"grpc://[::1]:{port}", **arguments(timeout_s=LONG_S))
+            with pytest.raises(AuthenticationError):
+                promise.result(LONG_S)
+        assert came
+        came.clear()
+        with admitting(listener) as promise:
+            local = connect_grpc(
+                f"grpc://localhost:{port}", **arguments(timeout_s=LONG_S)
+            )
+            with contextlib.closing(local), contextlib.closing(promise.result(LONG_S)):
+                assert not came
 
 
 # Health, and what else gRPC offers.
