@@ -185,6 +185,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path, monkeypatch
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o700)
     (tmp_path / f"courier-{os.geteuid()}").symlink_to(mine)
-    with pytest.raises(AuthenticationError, match="must lie in a directory"):
-        Client("localhost:1")
+    refused = pytest.raises(AuthenticationError, match="must lie in a directory")
+    with contextlib.closing(Client("localhost:1")) as client, refused:
+        client.method()
     assert not list(mine.iterdir())

@@ -66,13 +66,24 @@ def test_a_client_costs_a_server_two_descriptors(server):
     wait_until(lambda: server.descriptors() <= before + 2)
 
 
-def test_who_finds_no_descriptor_left_is_told_so_and_later_finds_one(server):
+def refused(server, hard):
+    """Leave the server no descriptor, and tell whether a client is told so."""
     pid = server.process.pid
     used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     first_free = next(number for number in range(1 << 16) if number not in used)
-    _, hard = limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, hard))
     try:
+        join(server).close()
+    except ConnectionLostError as error:
+        return "no file descriptor left" in str(error)
+    return False  # one of a client before was closed only now
+
+
+def test_who_finds_no_descriptor_left_is_told_so_and_later_finds_one(server):
+    pid = server.process.pid
+    _, hard = limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    try:
+        wait_until(lambda: refused(server, hard))
         for _ in range(3):
             with pytest.raises(ConnectionLostError, match="no file descriptor left"):
                 join(server)
