@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[1]
 # below; a folder is one room.
 FLOORS = {
     "ground": """
-        version errors paths protocols clock not_sent trees flat_tree global_norm
+        version errors paths protocols clock trees flat_tree global_norm
         mesh fake_devices compilation_cache source_lines dataflow strict_json progress
         display writers run_record run_ahead phases events stacks goodput peak_flops
         device_memory exit_codes distributed launch descriptors plain_text
         port_owner
         agreed_time same_everywhere in_flight closing to_host collection_pause
-        eager_calls donation lookup_notes
+        eager_calls donation lookup_notes not_sent
     """,
     "kitchen": "collectives per_replica state inputs rpc",
     "library": """

@@ -24,7 +24,7 @@ _START_S = 60.0
 _COURIER = """
 from replicator.launchpad_bridge.compat.courier_client import Client
 try:
-    Client("localhost:1")
+    Client("localhost:1", call_timeout=10).method()
 except Exception as error:
     print(type(error).__name__)
 """
