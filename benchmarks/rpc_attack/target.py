@@ -1,7 +1,9 @@
 """A server in a process of its own, as an attacker has it before him."""
 
+import atexit
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -161,5 +163,7 @@ def is_closed(raw: socket.socket) -> bool:
 
 
 def private_folder() -> Path:
-    """Return a new folder of this user's."""
-    return Path(tempfile.mkdtemp(prefix="attack-"))
+    """Return a new folder of this user's, which goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="attack-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
