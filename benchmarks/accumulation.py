@@ -31,8 +31,8 @@ from benchmarks.step_pair import (
 )
 from benchmarks.tasks import Task, mlp
 from benchmarks.timing import estimate, ratio, time_rounds
-from replicator.mesh import split_over_replicas
-from replicator.protocols import PyTree
+from replicator.base.mesh import split_over_replicas
+from replicator.base.types import PyTree
 
 DEVICES = 8
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "Microbatches per update.")

@@ -19,10 +19,10 @@ from absl import app, flags, logging
 
 import replicator
 from benchmarks.timing import estimate, ratio, seconds, time_rounds
+from replicator.base.host.clock import SystemClock
+from replicator.base.mesh import replica_mesh, replicated
+from replicator.base.types import PyTree
 from replicator.checkpoint import CheckpointStore, Retention, Snapshot
-from replicator.clock import SystemClock
-from replicator.mesh import replica_mesh, replicated
-from replicator.protocols import PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
 
 _STATE_MB = flags.DEFINE_integer("state_mb", 32, "Size of the state.")

@@ -23,7 +23,7 @@ import numpy as np
 from absl import app, flags
 
 import replicator
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 _REPLICAS = flags.DEFINE_multi_integer("replicas", [1, 2, 3, 8], "Replica counts.")
 _SIZES = flags.DEFINE_multi_integer(

@@ -32,7 +32,7 @@ from absl import app, flags
 import replicator
 from benchmarks.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import digits_resnet, mlp
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 from replicator.events import read_events
 from replicator.goodput import Goodput, goodput
 from replicator.hooks import Hook, StateEvent, every

@@ -28,8 +28,8 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.killing import INTERVAL, STEPS, Attempt, Moment, start
-from replicator.clock import SystemClock
-from replicator.exit_codes import PREEMPTED
+from replicator.base.host.clock import SystemClock
+from replicator.base.host.exit_codes import PREEMPTED
 
 _KILLS = flags.DEFINE_integer("kills", 20, "SIGKILLs in all.")
 _PER_RUN = flags.DEFINE_integer("kills_per_run", 5, "SIGKILLs of one run.")

@@ -17,10 +17,10 @@ from absl import app, flags
 import replicator
 from benchmarks.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import Task, digits_resnet, mlp
-from replicator.clock import SystemClock
+from replicator.base.host.clock import SystemClock
+from replicator.base.types import PyTree
 from replicator.hooks import Hook, MetricsEvent, StateEvent, every
 from replicator.phases import Phase, Phases
-from replicator.protocols import PyTree
 
 _DIRECTORY = flags.DEFINE_string("directory", None, "Of the run.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 60, "Steps of the whole run.")

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from replicator.clock import SystemClock
+from replicator.base.host.clock import SystemClock
 
 STEPS, INTERVAL = 240, 60
 LIMIT_S = 240.0

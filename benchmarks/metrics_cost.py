@@ -19,7 +19,7 @@ import replicator
 from benchmarks.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import digits_resnet, mlp
 from benchmarks.timing import ratio
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent
 
 _TASK = flags.DEFINE_enum("task", "digits_resnet", ["digits_resnet", "mlp"], "Model.")

@@ -19,7 +19,7 @@ import optax
 from absl import app, flags
 
 import replicator
-from replicator.protocols import Key, PyTree
+from replicator.base.types import Key, PyTree
 
 _DEVICES = flags.DEFINE_multi_integer("devices", [2, 8, 16], "Device counts, in turn.")
 _RUNS = flags.DEFINE_integer("runs", 20, "Processes in all.")

@@ -17,7 +17,7 @@ import replicator.launchpad_bridge as lp
 from benchmarks.rpc_processes import started
 from benchmarks.rpc_service import Service
 from benchmarks.timing import ratio, time_rounds
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.client.client import Client
 
 _ROUNDS = flags.DEFINE_integer("overhead_rounds", 25, "Interleaved blocks of each.")

@@ -20,9 +20,9 @@ import replicator
 from benchmarks.proof_deadlocks import DEADLOCKS
 from benchmarks.proof_right import RIGHT
 from benchmarks.proof_wrong import AXIS, WRONG, Program
+from replicator.base.mesh import replica_mesh
+from replicator.base.types import PyTree
 from replicator.errors import ReplicationError
-from replicator.mesh import replica_mesh
-from replicator.protocols import PyTree
 
 REPLICAS = 4
 

@@ -17,8 +17,8 @@ from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 import replicator
 from benchmarks.proof_wrong import AXIS, Program, loss
+from replicator.base.types import PyTree
 from replicator.collectives.permute import ring_pairs
-from replicator.protocols import PyTree
 
 
 def _summed(x):

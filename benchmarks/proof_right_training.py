@@ -14,8 +14,8 @@ from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 import replicator
 from benchmarks.proof_wrong import AXIS, Program, loss
+from replicator.base.types import PyTree
 from replicator.nnx import BatchNorm
-from replicator.protocols import PyTree
 
 
 def mean(tree: PyTree) -> PyTree:

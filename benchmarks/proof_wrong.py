@@ -21,8 +21,8 @@ from jax.ref import addupdate, swap
 from jax.scipy.sparse.linalg import cg
 
 import replicator
+from replicator.base.types import PyTree
 from replicator.collectives.permute import ring_pairs
-from replicator.protocols import PyTree
 
 AXIS = "replica"
 Program = Callable[[jax.Array, jax.Array, jax.Array], PyTree]

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.rpc_mutations import Mutations
 from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
+from replicator.base.types import PyTree
 from replicator.errors import DecodeError, MessageTooLargeError
-from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.wire_format import in_one_piece

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.rpc_processes import wait_until_let_go
 from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.server.server import Server

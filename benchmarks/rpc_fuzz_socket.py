@@ -20,8 +20,8 @@ from benchmarks.rpc_fuzz_server import LIMITS, original_values
 from benchmarks.rpc_mutations import Mutations
 from benchmarks.rpc_processes import started
 from benchmarks.rpc_values import REGISTRY, is_same
+from replicator.base.types import PyTree
 from replicator.errors import RpcError
-from replicator.protocols import PyTree
 from replicator.rpc.client.client import Client
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.protocols import Kind

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.rpc_peers import touch_pages
 from benchmarks.rpc_processes import wait_until_let_go
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.server.server import Server
 

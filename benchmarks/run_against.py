@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from benchmarks.timing import seconds
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent
 
 OURS = "replicator"

@@ -43,10 +43,10 @@ from benchmarks.step_pair import (
 )
 from benchmarks.tasks import Task, digits_resnet, mlp
 from benchmarks.timing import Estimate, estimate, ratio, time_rounds
+from replicator.base.mesh import split_over_replicas
+from replicator.base.types import PyTree
 from replicator.hooks import Hook
 from replicator.inputs.checksums import checksum
-from replicator.mesh import split_over_replicas
-from replicator.protocols import PyTree
 
 DEVICES = 8
 _LEAVES = 160

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicator
 from benchmarks.tasks import Task
+from replicator.base.types import Key, PyTree, StepFn
 from replicator.inputs.placement import Placed
-from replicator.protocols import Key, PyTree, StepFn
 
 IN_FLIGHT = 4
 """Steps that a loop keeps dispatched, by hand as in replicator."""

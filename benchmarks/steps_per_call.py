@@ -16,7 +16,7 @@ import replicator
 from benchmarks.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import Task, mlp
 from benchmarks.timing import estimate, ratio
-from replicator.clock import SystemClock
+from replicator.base.host.clock import SystemClock
 from replicator.hooks import Hook, StateEvent
 
 DEVICES = 2

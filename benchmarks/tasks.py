@@ -11,7 +11,7 @@ from flax import nnx
 
 from models.resnet import ResNet
 from replicator import nnx as replicator_nnx
-from replicator.protocols import Key, PyTree
+from replicator.base.types import Key, PyTree
 
 NUM_CLASSES = 10
 

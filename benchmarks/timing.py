@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 
 _RESAMPLES = 2000
 _CONFIDENCE = 0.95

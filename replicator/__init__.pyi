@@ -12,6 +12,8 @@ from . import (
 )
 from .averages import ema
 from .bad_numbers.spikes import Spikes
+from .base.host.fake_devices import fake_devices
+from .base.per_replica import PerReplica
 from .best_so_far import BestSoFar, Follow
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
@@ -29,7 +31,6 @@ from .compiled_step import CompiledStep, RecompilationWarning
 from .donation import SharedBufferWarning
 from .evaluate import Evaluation
 from .evaluate_every import EvaluateEvery
-from .fake_devices import fake_devices
 from .gradients import LocalSum, global_loss, value_and_grad
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
@@ -37,7 +38,6 @@ from .loss_scale import DynamicLossScale
 from .metrics import Concat, Max, Mean, Min, Sum
 from .optimizer import scale_loss, wrap_optimizer
 from .optimizer_state import OptimizerState
-from .per_replica import PerReplica
 from .proof import SharedRandomKeyWarning
 from .replicator import Replicator, run
 from .version import __version__

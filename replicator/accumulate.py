@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicator import metrics
+from replicator.base.types import Key, PyTree
 from replicator.collecting import (
     KeyedStep,
     Sums,
@@ -45,7 +46,6 @@ from replicator.optimizer_state import (
     with_pending,
 )
 from replicator.ordered_bits import ordered_scope
-from replicator.protocols import Key, PyTree
 from replicator.tail import Tail, find_tail
 
 

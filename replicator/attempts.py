@@ -16,6 +16,9 @@ from jax.sharding import Mesh
 from replicator.agreed_time import AgreedTime
 from replicator.bad_numbers.left_out import require_rereadable
 from replicator.bad_numbers.rollback import Recovery
+from replicator.base.flat_tree import FlatTree
+from replicator.base.mesh import spans_processes
+from replicator.base.types import Dataset, PyTree
 from replicator.best_so_far import Follow
 from replicator.checkpoint.store import CheckpointStore
 from replicator.closing import closed_on_failure
@@ -23,7 +26,6 @@ from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep
 from replicator.evaluate_every import EvaluateEvery, followed_number
 from replicator.events import EventLog
-from replicator.flat_tree import FlatTree
 from replicator.guards import guarded
 from replicator.hooks import Every, Hook, StateEvent
 from replicator.inputs.feed import open_input
@@ -31,11 +33,9 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.loop import LoopPlan, LoopResult, Step, run_loop
 from replicator.memory_errors import is_out_of_memory
-from replicator.mesh import spans_processes
 from replicator.phases import Phases
 from replicator.postmortem.examine import Blamed, Reopened, examine, is_met_by_all
 from replicator.preemption import LeaveSaved, Preemption
-from replicator.protocols import Dataset, PyTree
 from replicator.records import Records, Reports, open_reports
 from replicator.run_record import describe_dataset
 from replicator.same_everywhere import require_same_state

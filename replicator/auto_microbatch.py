@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicator.bad_numbers.left_out import require_rereadable
+from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.compiled_step import CompiledStep
 from replicator.errors import ArgumentError, DeviceMemoryError, check_count, check_whole
 from replicator.inputs.checks import check_divides
@@ -30,7 +31,6 @@ from replicator.memory_errors import (
     readable,
 )
 from replicator.program import CompileOptions
-from replicator.protocols import Dataset, PyTree, StepFn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

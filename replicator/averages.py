@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from replicator.base.types import PyTree
 from replicator.collectives.microbatch import is_last_microbatch
 from replicator.errors import ArgumentError, check_number
-from replicator.protocols import PyTree
 
 
 class Ema(NamedTuple):

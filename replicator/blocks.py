@@ -17,17 +17,17 @@ from jax.extend import core
 from jax.sharding import Mesh
 
 from replicator import dataflow
+from replicator.base.mesh import REPLICA_AXIS, put, readable, replica_spec
+from replicator.base.per_replica import is_per_replica, per_replica_specs, take_own
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import Dataset, PyTree
 from replicator.errors import ArgumentError, check_whole
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
-from replicator.mesh import REPLICA_AXIS, put, readable, replica_spec
-from replicator.per_replica import is_per_replica, per_replica_specs, take_own
-from replicator.protocols import Dataset, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 from replicator.source_lines import user_line
 from replicator.state import state_shardings
-from replicator.trees import describe, named_leaves
 
 BlockFn = Callable[[PyTree, PyTree, jax.Array], PyTree]
 """`block_fn(state, batch, real) -> outputs`: one block; `real` is 0 for filling."""

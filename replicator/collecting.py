@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator import metrics
+from replicator.base.types import Key, PyTree
 from replicator.collectives.microbatch import Microbatch, in_microbatch
 from replicator.errors import ArgumentError
 from replicator.optimizer_state import (
@@ -23,7 +24,6 @@ from replicator.optimizer_state import (
     with_pending,
     without_pending,
 )
-from replicator.protocols import Key, PyTree
 
 KeyedStep = Callable[[PyTree, PyTree, Key | None], tuple[PyTree, PyTree]]
 """A step that always takes a key (maybe None)."""

@@ -17,13 +17,17 @@ from jax.extend import core
 from jax.sharding import Mesh
 
 from replicator import dataflow, proof
+from replicator.base.flat_tree import FlatTree
+from replicator.base.host.collection_pause import collection_paused
+from replicator.base.mesh import put
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import describe, first_difference, leaf_path
+from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep
-from replicator.collection_pause import collection_paused
 from replicator.collectives.keys import check_key
 from replicator.donation import Alike, Donation
 from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
-from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import Placed, place
 from replicator.memory_errors import (
     is_out_of_memory,
@@ -31,11 +35,9 @@ from replicator.memory_errors import (
     memory_need,
     out_of_memory,
 )
-from replicator.mesh import put
 from replicator.optimizer_state import optimizer_states
 from replicator.ordered_bits import refuse_other_collectives
 from replicator.padding import refuse_padding, without_mask
-from replicator.per_replica import is_per_replica
 from replicator.phases import Phases
 from replicator.program import (
     CompileOptions,
@@ -44,12 +46,10 @@ from replicator.program import (
     raise_error,
 )
 from replicator.program_cost import Compilation, program_cost
-from replicator.protocols import Key, PyTree
 from replicator.run_ahead import RunAhead
 from replicator.same_everywhere import require_same_program
 from replicator.source_lines import user_stacklevel
 from replicator.state import check_own_axes, state_shardings
-from replicator.trees import describe, first_difference, leaf_path
 
 
 class RecompilationWarning(UserWarning):

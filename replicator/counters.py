@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 
 from replicator import dataflow
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 class Counter(NamedTuple):

@@ -9,12 +9,12 @@ batch, and is slow.
 import jax
 import jax.numpy as jnp
 
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import named_leaves
+from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed
-from replicator.per_replica import is_per_replica
-from replicator.protocols import Key, PyTree
-from replicator.trees import named_leaves
 
 
 class DebugStep:

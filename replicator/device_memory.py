@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicator.protocols import Device
+from replicator.base.types import Device
 
 _STATM = Path("/proc/self/statm")
 _NAMES = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
+from replicator.base.to_host import to_host
+from replicator.base.types import PyTree
 from replicator.hooks import MetricsEvent, StateEvent
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
 from replicator.progress import ProgressNumbers
-from replicator.protocols import PyTree
-from replicator.to_host import to_host
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

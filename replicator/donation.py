@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.flat_tree import FlatTree
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.flat_tree import FlatTree
-from replicator.protocols import PyTree
 from replicator.source_lines import user_stacklevel
-from replicator.trees import named_leaves
 
 
 class SharedBufferWarning(UserWarning):

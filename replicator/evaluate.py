@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from replicator.base.types import Dataset, PyTree
 from replicator.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.collectives.keys import refuse_keys
 from replicator.eager_calls import require_eager
@@ -20,7 +21,6 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
 from replicator.lookup_notes import names_noted
 from replicator.metric_totals import BlockRows, MetricTotals
-from replicator.protocols import Dataset, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
 
 EvalFn = Callable[[PyTree, PyTree], dict[str, PyTree]]

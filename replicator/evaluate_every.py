@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from replicator.base.types import PyTree
 from replicator.best_so_far import BestSoFar, Evaluated, Follow, Verdict
 from replicator.errors import ArgumentError, check_function, check_kind
 from replicator.hooks import Every, Hook, StateCallback, StateEvent
 from replicator.in_flight import result_as_json, result_from_json
-from replicator.protocols import PyTree
 from replicator.state import RunState
 from replicator.writers.writer import Writer, check_writer, named_numbers
 

@@ -19,11 +19,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.paths import expanded
+from replicator.base.host.strict_json import strict_json
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.paths import expanded
-from replicator.protocols import PyTree
-from replicator.strict_json import strict_json
 
 _OWN_NAMES = frozenset({"time", "process", "session", "uptime_s"})
 _FILE_NAME = re.compile(r"events(\.\d+)?\.jsonl")

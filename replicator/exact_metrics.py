@@ -10,11 +10,11 @@ from typing import NamedTuple
 import jax
 
 from replicator import dataflow
+from replicator.base.trees import describe, named_leaves
 from replicator.blocks import Traced, has_rows
 from replicator.errors import ArgumentError
 from replicator.inputs.remainder import MASK
 from replicator.metrics import Concat, Max, Mean, Metric, Min, Sum, is_metric
-from replicator.trees import describe, named_leaves
 
 DATA_MARK: frozenset[int] = frozenset({0})
 MASK_MARK: frozenset[int] = frozenset({1})

@@ -14,9 +14,9 @@ import numpy as np
 
 from replicator.bad_numbers.policy import BadNumber, Policy
 from replicator.bad_numbers.rollback import Recovery
-from replicator.protocols import PyTree
-from replicator.to_host import to_host
-from replicator.trees import named_leaves
+from replicator.base.to_host import to_host
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 
 CALLS_BETWEEN_CHECKS = 64
 

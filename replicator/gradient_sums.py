@@ -9,15 +9,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from replicator.base.per_replica import PerReplica
+from replicator.base.trees import describe, first_difference, named_leaves
+from replicator.base.types import PyTree
 from replicator.collectives.axes import at_leaf
 from replicator.collectives.markers import mark_weighted
 from replicator.collectives.ordered import add_in_order
 from replicator.errors import ArgumentError
 from replicator.optimizer_state import Collecting, OwnSums, Reduction, Share
 from replicator.ordered_bits import ordered_scope
-from replicator.per_replica import PerReplica
-from replicator.protocols import PyTree
-from replicator.trees import describe, first_difference, named_leaves
 
 
 class Given(NamedTuple):

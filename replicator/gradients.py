@@ -30,13 +30,13 @@ from jax import lax
 from jax.custom_derivatives import linear_call
 from jax.typing import ArrayLike
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import describe
+from replicator.base.types import PyTree
 from replicator.collectives.axes import resolve_axis
 from replicator.collectives.markers import mark_local_sum
 from replicator.errors import ArgumentError, check_function
-from replicator.mesh import REPLICA_AXIS
 from replicator.metrics import Mean
-from replicator.protocols import PyTree
-from replicator.trees import describe
 
 
 @functools.partial(

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from replicator.base.types import PyTree
 from replicator.display import Display
 from replicator.errors import (
     ArgumentError,
@@ -20,7 +21,6 @@ from replicator.errors import (
 from replicator.in_flight import InFlight
 from replicator.phases import Phase
 from replicator.progress import ProgressNumbers
-from replicator.protocols import PyTree
 from replicator.writers.writer import Writer, check_writer, named_numbers
 
 

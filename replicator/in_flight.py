@@ -12,9 +12,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from replicator.protocols import PyTree
-from replicator.strict_json import strict_json
-from replicator.trees import leaf_path
+from replicator.base.host.strict_json import strict_json
+from replicator.base.trees import leaf_path
+from replicator.base.types import PyTree
 from replicator.writers.writer import named_numbers
 
 _MOST_NDIM = 1  # what is larger is no number, and nobody writes it

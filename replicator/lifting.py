@@ -3,12 +3,12 @@
 from jax.sharding import Mesh
 
 from replicator.bad_numbers.skipping import skip_bad_updates
+from replicator.base.types import StepFn
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
 from replicator.errors import ArgumentError
 from replicator.phases import Phases
 from replicator.program import CompileOptions
-from replicator.protocols import StepFn
 from replicator.steps import count_steps, lift, repeat_steps, report_norms
 
 

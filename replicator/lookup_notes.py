@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from replicator.protocols import PyTree
-from replicator.trees import describe, named_leaves
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import PyTree
 
 _MOST = 20
 

@@ -19,17 +19,17 @@ import numpy as np
 
 from replicator.agreed_time import AgreedTime
 from replicator.bad_numbers.policy import BadNumber
+from replicator.base.flat_tree import whole
+from replicator.base.types import PyTree
 from replicator.best_so_far import BestSoFar
 from replicator.closing import closed_at_the_end
 from replicator.dispatched_call import DispatchedCall
 from replicator.errors import ArgumentError, BatchError
 from replicator.finite_check import FiniteCheck
-from replicator.flat_tree import whole
 from replicator.hooks import Hook, StateEvent
 from replicator.in_flight import InFlight
 from replicator.phases import Phases
 from replicator.progress import Progress, ProgressNumbers, first_numbers
-from replicator.protocols import PyTree
 from replicator.run_ahead import is_under_way
 
 

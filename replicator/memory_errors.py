@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import jax
 
+from replicator.base.types import Device
 from replicator.errors import DeviceMemoryError
-from replicator.protocols import Device
 
 # The CPU's word for what fails behind the call is "INTERNAL: ... Out of memory ...".
 _SAID = ("RESOURCE_EXHAUSTED", "out of memory")

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from replicator.base.per_replica import PerReplica
+from replicator.base.trees import describe, leaf_path
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
 from replicator.metrics import Concat, is_metric
-from replicator.per_replica import PerReplica
-from replicator.protocols import PyTree
-from replicator.trees import describe, leaf_path
 
 
 def join_rows(

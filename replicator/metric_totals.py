@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.per_replica import PerReplica
+from replicator.base.types import PyTree
 from replicator.metrics import Concat, Max, Mean, Min, Sum, is_metric
-from replicator.per_replica import PerReplica
-from replicator.protocols import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from replicator.base.per_replica import PerReplica
+from replicator.base.types import PyTree
 from replicator.collectives.all_gather import all_gather
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.precision import sum_dtype
 from replicator.ordered_bits import ordered_scope
-from replicator.per_replica import PerReplica
-from replicator.protocols import PyTree
 
 
 @functools.partial(

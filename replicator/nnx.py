@@ -29,6 +29,8 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import PyTree
 from replicator.collectives.batch_norm import (
     RunningMoments,
     normalize,
@@ -51,8 +53,6 @@ from replicator.errors import (
     check_whole,
 )
 from replicator.gradients import LocalSum, as_mean, checked_sum
-from replicator.protocols import PyTree
-from replicator.trees import describe, named_leaves
 
 Model = TypeVar("Model", bound=nnx.Module)
 

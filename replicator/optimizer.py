@@ -19,6 +19,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from replicator.base.global_norm import global_norm
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
@@ -29,7 +32,6 @@ from replicator.errors import (
     check_kind,
     check_text,
 )
-from replicator.global_norm import global_norm
 from replicator.gradient_sums import (
     Given,
     added,
@@ -44,7 +46,6 @@ from replicator.gradient_sums import (
     zeros_like,
 )
 from replicator.loss_scale import DynamicLossScale
-from replicator.mesh import REPLICA_AXIS
 from replicator.optimizer_state import (
     Collected,
     Collecting,
@@ -56,7 +57,6 @@ from replicator.optimizer_state import (
     Showing,
     nothing_yet,
 )
-from replicator.protocols import PyTree
 
 
 def wrap_optimizer(

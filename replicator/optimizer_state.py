@@ -18,9 +18,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from replicator.base.per_replica import PerReplica
+from replicator.base.types import PyTree
 from replicator.loss_scale import LossScaleState
-from replicator.per_replica import PerReplica
-from replicator.protocols import PyTree
 
 Reduction = Literal["fast", "ordered"]
 

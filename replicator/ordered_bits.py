@@ -18,8 +18,8 @@ import jax
 from jax.extend import core
 
 from replicator import dataflow
+from replicator.base.mesh import REPLICA_AXIS
 from replicator.errors import ArgumentError
-from replicator.mesh import REPLICA_AXIS
 from replicator.source_lines import user_line
 
 _SCOPE = "replicator_ordered"

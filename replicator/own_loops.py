@@ -13,26 +13,26 @@ import optax
 from jax.sharding import Mesh
 
 from replicator import optimizer as optimizers
+from replicator.base.host.compilation_cache import enable_compilation_cache
+from replicator.base.host.fake_devices import size_cpu_pool
+from replicator.base.mesh import replica_mesh
+from replicator.base.types import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.blocks import DEFAULT_BLOCK
-from replicator.compilation_cache import enable_compilation_cache
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
 from replicator.distributed.report_progress import require_joined
 from replicator.eager_calls import require_eager
 from replicator.errors import check_flags, check_function
 from replicator.evaluate import EvalFn, Evaluation
-from replicator.fake_devices import size_cpu_pool
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.lifting import compiled_step, debug_step
 from replicator.loss_scale import DynamicLossScale
-from replicator.mesh import replica_mesh
 from replicator.optimizer_state import Reduction
 from replicator.predict import PredictFn, Prediction
 from replicator.program import CompileOptions
-from replicator.protocols import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.state import init_state, placed_copy, run_keys
 

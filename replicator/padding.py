@@ -11,12 +11,12 @@ import jax
 from jax.extend import core
 
 from replicator import dataflow
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 from replicator.collectives.markers import REDUCED_GRADIENT
 from replicator.errors import BatchError
 from replicator.inputs.placement import Placed
 from replicator.inputs.remainder import MASK
-from replicator.protocols import PyTree
-from replicator.trees import named_leaves
 
 _DATA, _MASK = 0, 1
 

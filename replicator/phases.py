@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias, get_args
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 
 Phase: TypeAlias = Literal[
     "start", "restore", "compile", "input", "step", "save", "evaluate", "report", "end"

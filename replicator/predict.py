@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import Dataset, PyTree
 from replicator.blocks import DEFAULT_BLOCK, Block, BlockRunner, Traced, has_rows
 from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
 from replicator.lookup_notes import names_noted
-from replicator.protocols import Dataset, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD
-from replicator.trees import describe, named_leaves
 
 PredictFn = Callable[[PyTree, PyTree], PyTree]
 """`predict_fn(state, batch) -> rows`: what one replica does with one block."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal, Self
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent
 from replicator.phases import Phase, Phases
 from replicator.stop_agreement import Stop, StopAgreement

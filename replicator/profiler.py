@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 
 import jax
 
+from replicator.base.host.paths import checked_path
 from replicator.errors import ArgumentError, check_count
 from replicator.events import EventLog
 from replicator.hooks import Hook, StateEvent
-from replicator.paths import checked_path
 
 DEFAULT_STEPS = 10
 SIGNAL = signal.SIGUSR2

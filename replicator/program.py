@@ -14,14 +14,19 @@ import jax.numpy as jnp
 from jax.experimental import checkify
 from jax.sharding import Mesh, PartitionSpec
 
+from replicator.base.flat_tree import FlatTree
+from replicator.base.mesh import readable, replica_spec
+from replicator.base.per_replica import (
+    give_own,
+    is_per_replica,
+    per_replica_specs,
+    take_own,
+)
+from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep
 from replicator.errors import ArgumentError, check_count
-from replicator.flat_tree import FlatTree
 from replicator.inputs.placement import batch_spec
-from replicator.mesh import readable, replica_spec
 from replicator.optimizer_state import Reduction
-from replicator.per_replica import give_own, is_per_replica, per_replica_specs, take_own
-from replicator.protocols import Key, PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

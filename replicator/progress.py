@@ -7,7 +7,7 @@ timed apart and no rate contains it.
 import dataclasses
 from collections import deque
 
-from replicator.clock import Clock
+from replicator.base.host.clock import Clock
 
 WINDOW_S = 30.0
 _ANCHORS_PER_WINDOW = 60

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from jax.extend import core
 
 from replicator import dataflow
+from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.assume_replicated import ASSUME_REPLICATED
 from replicator.collectives.markers import LOCAL_SUM, WEIGHTED_GRADIENT
 from replicator.errors import ReplicationError
 from replicator.marks import BATCH, CLEAN, DECLARED, STATE, Mark, Origin, join
-from replicator.mesh import REPLICA_AXIS
 from replicator.shared_noise import SOURCES, SharedNoise
 from replicator.source_lines import UNKNOWN_LINE, user_line, user_stacklevel
 

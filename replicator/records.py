@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from replicator.base.mesh import spans_processes
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
@@ -21,7 +22,6 @@ from replicator.distributed.agreement import exchange
 from replicator.errors import ArgumentError
 from replicator.events import EventLog, was_killed
 from replicator.hooks import Hook, Report, WriteMetrics, every
-from replicator.mesh import spans_processes
 from replicator.phase_journal import JournalPhases
 from replicator.phases import Phases
 from replicator.profiler import Profile, check_steps

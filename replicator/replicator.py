@@ -21,6 +21,8 @@ from replicator.auto_microbatch import (
 from replicator.bad_numbers.policy import OnNonfinite
 from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
+from replicator.base.host.paths import checked_path
+from replicator.base.types import Dataset, InitFn, PyTree, StepFn
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
 from replicator.compiled_step import CompiledStep
@@ -39,11 +41,9 @@ from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
 from replicator.own_loops import OwnLoops
-from replicator.paths import checked_path
 from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
-from replicator.protocols import Dataset, InitFn, PyTree, StepFn
 from replicator.records import Records, check_profile, open_journal
 from replicator.saving import as_schedule, checkpoints_of, hook_states
 from replicator.state import FirstState, first_run, given_run

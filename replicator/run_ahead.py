@@ -10,8 +10,8 @@ from collections import deque
 
 import jax
 
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.protocols import PyTree
 
 DEFAULT_RUN_AHEAD = 4
 MOST_ON_CPU = 16

@@ -18,8 +18,8 @@ import jaxlib.version
 import numpy
 import optax
 
-from replicator.protocols import PyTree
-from replicator.strict_json import strict_json
+from replicator.base.host.strict_json import strict_json
+from replicator.base.types import PyTree
 from replicator.version import __version__
 
 RECORD_NAME = "run.json"

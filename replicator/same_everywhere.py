@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from replicator.base.host.strict_json import strict_json
+from replicator.base.mesh import spans_processes
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.errors import ArgumentError
-from replicator.mesh import spans_processes
-from replicator.protocols import PyTree
-from replicator.strict_json import strict_json
-from replicator.trees import describe, named_leaves
 
 
 def require_same_arguments(mesh: Mesh, arguments: Mapping[str, PyTree]) -> None:

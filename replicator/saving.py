@@ -9,6 +9,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from replicator.base.mesh import spans_processes
+from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.reading import Restored
 from replicator.checkpoint.retention import Retention
@@ -25,8 +27,6 @@ from replicator.in_flight import (
     result_from_json,
 )
 from replicator.inputs.position import Position, position_from_json
-from replicator.mesh import spans_processes
-from replicator.protocols import PyTree
 from replicator.run_record import versions
 from replicator.state import RunState, state_shardings
 from replicator.writers.writer import named_numbers

@@ -11,13 +11,13 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 
-from replicator.collection_pause import collection_paused
+from replicator.base.host.collection_pause import collection_paused
+from replicator.base.mesh import put, replicated
+from replicator.base.per_replica import is_per_replica, per_replica_specs, repeat_own
+from replicator.base.trees import describe, first_without_numbers, named_leaves
+from replicator.base.types import InitFn, Key, PyTree
 from replicator.donation import copied
 from replicator.errors import ArgumentError
-from replicator.mesh import put, replicated
-from replicator.per_replica import is_per_replica, per_replica_specs, repeat_own
-from replicator.protocols import InitFn, Key, PyTree
-from replicator.trees import describe, first_without_numbers, named_leaves
 
 
 @functools.partial(

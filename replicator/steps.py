@@ -18,12 +18,14 @@ from jax import lax
 
 from replicator import metrics
 from replicator.accumulate import accumulated, single
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import first_difference, first_without_numbers
+from replicator.base.types import Key, PyTree, StepFn
 from replicator.collecting import KeyedStep
 from replicator.collectives.keys import refuse_keys
 from replicator.collectives.step_number import in_step
 from replicator.errors import ArgumentError, StateError
 from replicator.lookup_notes import names_noted
-from replicator.mesh import REPLICA_AXIS
 from replicator.metric_rows import join_rows
 from replicator.optimizer_state import (
     Reduction,
@@ -31,9 +33,7 @@ from replicator.optimizer_state import (
     optimizer_states,
     without_pending,
 )
-from replicator.protocols import Key, PyTree, StepFn
 from replicator.state import RunState
-from replicator.trees import first_difference, first_without_numbers
 
 
 class Measured(NamedTuple):

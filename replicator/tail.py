@@ -20,6 +20,9 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from replicator import dataflow, metrics
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import leaf_path, named_leaves
+from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep, Sums, finish, zero_sums
 from replicator.collectives.microbatch import Microbatch
 from replicator.counters import Counter, count_examples, find_counters, meaning
@@ -29,9 +32,6 @@ from replicator.optimizer_state import (
     is_optimizer_state,
     optimizer_states,
 )
-from replicator.per_replica import is_per_replica
-from replicator.protocols import Key, PyTree
-from replicator.trees import leaf_path, named_leaves
 
 # The marks; optimizers are marked 0, 1, …
 _BATCH = -1  # reads the batch, or which microbatch it is

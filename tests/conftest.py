@@ -12,7 +12,7 @@ os.environ.setdefault("NPROC", "16")
 import jax
 import pytest
 
-from replicator.mesh import replica_mesh
+from replicator.base.mesh import replica_mesh
 
 # A shell's background job ignores Ctrl-C, one under `nohup` SIGHUP, and all that it
 # starts would.

@@ -5,8 +5,8 @@ import collections
 import jax
 import jax.numpy as jnp
 
+from replicator.base.mesh import replica_mesh, replica_spec
 from replicator.dataflow import sub_jaxprs
-from replicator.mesh import replica_mesh, replica_spec
 
 
 def replicated_program(fn, n=8):

@@ -13,9 +13,9 @@ from jax import lax
 
 import replicator
 from replicator import Max, Mean, PerReplica, Sum
+from replicator.base.flat_tree import FlatTree
 from replicator.dataflow import over_axis, sub_jaxprs
 from replicator.errors import ArgumentError
-from replicator.flat_tree import FlatTree
 from replicator.steps import lift
 from tests.steps import (
     adam,

@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 from jax.experimental.pallas import run_state
 
+from replicator.base.mesh import replica_mesh
 from replicator.dataflow import DependsOn, find_equation, flow, over_axis, sub_jaxprs
-from replicator.mesh import replica_mesh
 
 
 def depends(fn, *arguments):

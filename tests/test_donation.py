@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from replicator.base.mesh import replicated
 from replicator.donation import SharedBufferWarning
-from replicator.mesh import replicated
 from tests.steps import regression_batch, replicas
 
 # In a process of its own: where such a buffer is donated, Python ends by a signal.

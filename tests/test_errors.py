@@ -21,6 +21,7 @@ from jax import lax
 
 import replicator
 import replicator.launchpad_bridge as lp
+from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Retention, Snapshot
 from replicator.checkpoint.snapshot import start_copy
 from replicator.errors import (
@@ -42,7 +43,6 @@ from replicator.errors import (
 )
 from replicator.hooks import Callback, Hook, every
 from replicator.postmortem.bundle import read_bundle
-from replicator.strict_json import strict_json
 from replicator.writers import Multi
 from tests.steps import (
     apply,

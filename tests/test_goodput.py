@@ -196,7 +196,7 @@ def test_a_process_knows_its_age():
 # A run without a model: steps of 10 ms, a note every 0.1 s, until it is killed.
 RUN = """
 import sys, threading
-from replicator.clock import SystemClock
+from replicator.base.host.clock import SystemClock
 from replicator.events import EventLog
 from replicator.hooks import StateEvent
 from replicator.phase_journal import JournalPhases

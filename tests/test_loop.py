@@ -13,11 +13,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from replicator import loop
+from replicator.base.mesh import replicated, split_over_replicas
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
 from replicator.in_flight import InFlight
 from replicator.loop import LoopPlan
-from replicator.mesh import replicated, split_over_replicas
 from replicator.phases import Phases
 from replicator.writers import JSONL, Async
 from tests.fakes import FakeClock, RecordingWriter

@@ -9,9 +9,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from replicator import LocalSum
+from replicator.base.mesh import replica_mesh
+from replicator.base.trees import named_leaves
 from replicator.collectives.microbatch import Microbatch, in_microbatch
 from replicator.errors import ArgumentError
-from replicator.mesh import replica_mesh
 from replicator.nnx import (
     BatchNorm,
     params_of,
@@ -19,7 +20,6 @@ from replicator.nnx import (
     with_params,
     with_standing_statistics,
 )
-from replicator.trees import named_leaves
 from tests.steps import replicas
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)

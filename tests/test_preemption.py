@@ -14,10 +14,10 @@ import optax
 import pytest
 
 from replicator import preemption, stop_agreement
+from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.checkpoint import CheckpointStore
 from replicator.distributed.notices import OwnNotices
 from replicator.errors import Preempted
-from replicator.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.hooks import Callback, every
 from replicator.preemption import Asked, Preemption, decide
 from replicator.stop_agreement import Stop, StopAgreement

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from replicator.base.flat_tree import whole
 from replicator.errors import ArgumentError
 from replicator.events import EventLog, read_events
-from replicator.flat_tree import whole
 from replicator.hooks import StateEvent
 from replicator.profiler import Dispatched, Profile, ProfileState, decide
 from replicator.progress import Progress

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from replicator import exit_codes
+from replicator.base.host import exit_codes
 from replicator.watchdog import Limits
 
 ROOT = Path(__file__).parents[1]

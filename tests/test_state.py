@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from replicator import PerReplica
-from replicator.mesh import replica_mesh
+from replicator.base.mesh import replica_mesh
 from replicator.state import init_run
 from tests.steps import assert_equal_bits, regression_batch, replicas
 

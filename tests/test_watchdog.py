@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from replicator.base.host.exit_codes import HUNG
 from replicator.errors import ArgumentError
-from replicator.exit_codes import HUNG
 from replicator.phases import Current, Phases
 from replicator.stacks import format_stacks, runs_callback, waits_in_debugger, where_is
 from replicator.watchdog import Limits, Watchdog

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from replicator.base.per_replica import PerReplica
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 from replicator.optimizer_state import OptimizerState
-from replicator.per_replica import PerReplica
-from replicator.protocols import PyTree
-from replicator.trees import named_leaves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

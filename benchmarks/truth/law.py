@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.truth.compare import Apart, farthest, seen
 from benchmarks.truth.program import Program, Refused, Same, Setting, Warned
 from replicator import InputOptions, Replicator
-from replicator.protocols import Key, PyTree
+from replicator.base.types import Key, PyTree
 
 Leaves = dict[str, np.ndarray]
 _CUT = "cut"  # on an oracle's step: what of the setting it depends on

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from replicator import Replicator
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 Init = Callable[[Any], PyTree]
 Step = Callable[..., tuple[PyTree, PyTree]]

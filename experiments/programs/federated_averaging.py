@@ -27,7 +27,7 @@ from absl import app, logging
 import replicator.launchpad_bridge as lp
 from experiments.digits import NUM_CLASSES, digits_arrays
 from experiments.programs.launch_flag import LAUNCH_TYPE
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
 """Images, float32 [n, 64], and labels, int32 [n]."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from typing import Generic, Protocol, TypeVar
 
+from replicator.base.types import Dataset
 from replicator.errors import ArgumentError
-from replicator.protocols import Dataset
 
 _REMEMBERED = 1024  # calls; a bad number is noticed long before so many more
 

@@ -28,10 +28,10 @@ from replicator.bad_numbers.policy import (
     history_from_json,
 )
 from replicator.bad_numbers.spikes import Spikes
+from replicator.base.types import PyTree
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
 from replicator.optimizer_state import optimizer_states
-from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
+from replicator.base.per_replica import is_per_replica
+from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep
 from replicator.collectives.all_reduce import all_reduce
 from replicator.optimizer_state import (
@@ -22,8 +24,6 @@ from replicator.optimizer_state import (
     optimizer_states,
 )
 from replicator.ordered_bits import ordered_scope
-from replicator.per_replica import is_per_replica
-from replicator.protocols import Key, PyTree
 from replicator.state import RunState
 from replicator.steps import Measured
 

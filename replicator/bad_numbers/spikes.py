@@ -11,6 +11,7 @@ import statistics
 from typing import get_args
 
 from replicator.bad_numbers.policy import OnSpike
+from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
     check_number,
@@ -18,7 +19,6 @@ from replicator.errors import (
     check_whole,
     check_word,
 )
-from replicator.protocols import PyTree
 from replicator.writers.writer import named_numbers
 
 _LEAST = 10  # values that say what is usual

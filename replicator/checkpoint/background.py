@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from replicator.base.host.clock import Clock
 from replicator.checkpoint.snapshot import Draft
-from replicator.clock import Clock
 from replicator.errors import CheckpointError, CheckpointInUseError
 
 _log = logging.getLogger(__name__)

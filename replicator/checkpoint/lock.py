@@ -20,9 +20,9 @@ import os
 import socket
 from pathlib import Path
 
+from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint.disk import Disk
 from replicator.errors import CheckpointInUseError
-from replicator.strict_json import strict_json
 
 _NAME = ".writer"
 LOCK_NAME, OWNER_NAME = f"{_NAME}.lock", f"{_NAME}.json"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint.checksums import FileRecord, first_damage
 from replicator.errors import CheckpointError, CheckpointMismatchError
-from replicator.strict_json import strict_json
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state"

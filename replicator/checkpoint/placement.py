@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.mesh import put
+from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord, Manifest
 from replicator.checkpoint.resize import resize
 from replicator.checkpoint.snapshot import count_devices, describe_leaves
 from replicator.errors import CheckpointMismatchError
-from replicator.mesh import put
-from replicator.protocols import PyTree
 
 _NAMED = 3
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicator.base.types import PyTree
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import LOCK_NAME
@@ -22,7 +23,6 @@ from replicator.checkpoint.orbax_files import read_arrays
 from replicator.checkpoint.placement import Placed, nest, place_like
 from replicator.checkpoint.snapshot import OWN
 from replicator.errors import CheckpointError, CheckpointMismatchError
-from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import leaf_path
+from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord
 from replicator.errors import ArgumentError, check_whole
-from replicator.per_replica import is_per_replica
-from replicator.protocols import PyTree
-from replicator.trees import leaf_path
 
 OWN = "own_by_process"
 """Where in a manifest's `meta` is what each process has added."""

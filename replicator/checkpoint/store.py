@@ -10,6 +10,9 @@ import logging
 import os
 from typing import Self
 
+from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.paths import checked_path
+from replicator.base.types import PyTree
 from replicator.checkpoint import commit as commits
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.disk import Disk
@@ -34,10 +37,7 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
-from replicator.clock import Clock, SystemClock
 from replicator.errors import ArgumentError, CheckpointError
-from replicator.paths import checked_path
-from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import argparse
 import datetime
 from pathlib import Path
 
+from replicator.base.host.paths import expanded
 from replicator.errors import ArgumentError
-from replicator.paths import expanded
 
 SUMMARY = "Make the TLS certificates of one program: for its servers, for its clients"
 

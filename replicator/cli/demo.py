@@ -11,11 +11,11 @@ from pathlib import Path
 
 import jax
 
+from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE, size_cpu_pool
+from replicator.base.host.paths import expanded
 from replicator.cli import demo_training
 from replicator.cli.tables import print_table
 from replicator.errors import check_count
-from replicator.fake_devices import ENVIRONMENT_VARIABLE, size_cpu_pool
-from replicator.paths import expanded
 
 SUMMARY = "Train on real handwritten digits, on fake devices if there are no others"
 _FAKE_DEVICES = 8

@@ -4,9 +4,9 @@ import argparse
 
 import jax
 
+from replicator.base.mesh import replica_mesh
+from replicator.base.types import Device
 from replicator.cli.tables import make_console, print_table
-from replicator.mesh import replica_mesh
-from replicator.protocols import Device
 
 SUMMARY = "List the devices that JAX sees, and the mesh a Replicator makes of them"
 _GIB = 2**30

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import jax
 
+from replicator.base.host.compilation_cache import (
+    ENVIRONMENT_VARIABLE as CACHE_VARIABLE,
+)
+from replicator.base.host.paths import expanded
 from replicator.cli.checks import jax_setup, machine, measure, packages
 from replicator.cli.checks.finding import Finding
 from replicator.cli.checks.probe import Probe, probe
 from replicator.cli.tables import make_console, print_table
-from replicator.compilation_cache import ENVIRONMENT_VARIABLE as CACHE_VARIABLE
-from replicator.paths import expanded
 
 SUMMARY = "Check versions, devices, disk, ports and limits, and say what to fix"
 _DISTRIBUTION = "jax-replicator"

@@ -2,7 +2,7 @@
 
 import argparse
 
-from replicator.paths import expanded
+from replicator.base.host.paths import expanded
 from replicator.report.page import write_report
 
 SUMMARY = "Write a page of a run's curves, events and environment"

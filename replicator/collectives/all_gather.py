@@ -7,12 +7,12 @@ import jax
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 from replicator.collectives.axes import Axis, at_leaf, resolve_equal_axis, with_arrays
 from replicator.collectives.precision import move
 from replicator.errors import ArgumentError
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
-from replicator.trees import named_leaves
 
 
 def all_gather(

@@ -9,6 +9,9 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import describe
+from replicator.base.types import PyTree
 from replicator.collectives.all_gather import gather_leaf
 from replicator.collectives.axes import (
     Axis,
@@ -26,9 +29,6 @@ from replicator.collectives.precision import (
     wire_dtype,
 )
 from replicator.errors import ArgumentError, check_word
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
-from replicator.trees import describe
 
 REDUCE_OPS = ("sum", "mean", "max", "min", "product")
 REDUCTIONS = ("fast", "ordered")

@@ -6,14 +6,14 @@ import jax
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.types import PyTree
 from replicator.collectives.axes import (
     Axis,
     check_divides,
     resolve_equal_axis,
     with_arrays,
 )
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
 
 
 def all_to_all(

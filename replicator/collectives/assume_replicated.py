@@ -11,8 +11,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Shaped
 
+from replicator.base.types import PyTree
 from replicator.collectives.axes import with_arrays
-from replicator.protocols import PyTree
 
 ASSUME_REPLICATED = "assume_replicated"
 """Name of the primitive, by which a walk over a jaxpr recognises the promise."""

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import describe, first_without_numbers, named_leaves
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
-from replicator.trees import describe, first_without_numbers, named_leaves
 
 Groups = tuple[tuple[int, ...], ...]
 

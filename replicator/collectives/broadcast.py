@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.types import PyTree
 from replicator.collectives.axes import (
     Axis,
     check_dtypes,
@@ -14,8 +16,6 @@ from replicator.collectives.axes import (
 )
 from replicator.collectives.precision import move
 from replicator.errors import ArgumentError, check_whole
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
 
 
 def broadcast(

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import Key, PyTree
 from replicator.collectives.axes import num_replicas, replica_id
 from replicator.collectives.microbatch import microbatch
 from replicator.errors import ArgumentError, check_whole
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import Key, PyTree
-from replicator.trees import describe, named_leaves
 
 RANDOM_STREAMS = 2
 """How random bits follow from a run's key: counted up where that changes."""

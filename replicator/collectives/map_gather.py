@@ -15,6 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import describe, first_difference
+from replicator.base.types import PyTree
 from replicator.collectives.all_gather import all_gather
 from replicator.collectives.all_reduce import (
     REDUCE_OPS,
@@ -25,9 +28,6 @@ from replicator.collectives.all_reduce import (
 from replicator.collectives.axes import Axis, position, resolve_axis, with_arrays
 from replicator.collectives.precision import sum_dtype, wire_dtype
 from replicator.errors import ArgumentError, check_function
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
-from replicator.trees import describe, first_difference
 
 WorkFn = Callable[[PyTree], PyTree]
 _PICKS = ("max", "min")  # what picks one of the results needs no wider dtype

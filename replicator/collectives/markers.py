@@ -9,8 +9,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Shaped
 
-from replicator.protocols import PyTree
-from replicator.trees import named_leaves
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 
 LOCAL_SUM = "local_sum"
 """Marks a loss that must be a sum over this replica's own examples."""

@@ -31,9 +31,9 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.axes import num_replicas, resolve_axis
 from replicator.errors import ArgumentError, check_whole
-from replicator.mesh import REPLICA_AXIS
 
 Groups: TypeAlias = Sequence[Sequence[int]]
 """Disjoint groups of equal size that name every replica once."""

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import first_difference
+from replicator.base.types import PyTree
 from replicator.collectives.all_gather import gather_leaf
 from replicator.collectives.axes import Axis, resolve_axis, with_arrays
 from replicator.collectives.precision import sum_dtype
 from replicator.errors import ArgumentError
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
-from replicator.trees import first_difference
 
 
 def add_in_order(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.types import PyTree
 from replicator.collectives.axes import Axis, num_replicas, resolve_axis, with_arrays
 from replicator.errors import ArgumentError
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -6,6 +6,8 @@ import jax
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import check_op, check_op_dtypes
 from replicator.collectives.axes import (
     Axis,
@@ -14,8 +16,6 @@ from replicator.collectives.axes import (
     with_arrays,
 )
 from replicator.collectives.precision import like_leaf, on_wire
-from replicator.mesh import REPLICA_AXIS
-from replicator.protocols import PyTree
 
 SCATTER_OPS = ("sum", "mean")
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicator.base.trees import leaf_path, named_leaves
+from replicator.base.types import PyTree
 from replicator.compat.layout import WHOLE
 from replicator.errors import ArgumentError
-from replicator.protocols import PyTree
-from replicator.trees import leaf_path, named_leaves
 
 
 def require_function(fn: Any) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicator.base.types import Device, Key, PyTree
 from replicator.compat.layout import axis_mesh, put_rows
 from replicator.compat.replicas import ROWS, device_put_replicated, first_of_each
 from replicator.errors import ArgumentError, check_count
 from replicator.inputs.prefetch import Prefetcher
-from replicator.protocols import Device, Key, PyTree
 
 
 def replicate(tree: PyTree, devices: Sequence[Device] | None = None) -> PyTree:

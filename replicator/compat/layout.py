@@ -17,8 +17,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicator.mesh import spans_processes
-from replicator.protocols import Device
+from replicator.base.mesh import spans_processes
+from replicator.base.types import Device
 
 WHOLE = -1
 """In a list of axes: the value has no device axis, every device gets all of it."""

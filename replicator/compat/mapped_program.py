@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from replicator.base.types import PyTree
 from replicator.compat.layout import WHOLE, axis_sharding, axis_spec
 from replicator.errors import ArgumentError
-from replicator.protocols import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from replicator.base.mesh import listed_devices
+from replicator.base.types import Device, PyTree
 from replicator.compat.axes import (
     check_positions,
     common_size,
@@ -31,8 +33,6 @@ from replicator.compat.axes import (
 from replicator.compat.layout import axis_mesh, local_rows, put_rows, several_processes
 from replicator.compat.mapped_program import Call, MappedProgram
 from replicator.errors import ArgumentError
-from replicator.mesh import listed_devices
-from replicator.protocols import Device, PyTree
 from replicator.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 
 _ANONYMOUS = "pmap_axis"

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from replicator.base.mesh import listed_devices
+from replicator.base.types import Device, PyTree
 from replicator.compat.layout import axis_mesh, axis_sharding, first_row
 from replicator.errors import ArgumentError
-from replicator.mesh import listed_devices
-from replicator.protocols import Device, PyTree
 
 ROWS = "rows"
 """The axis of meshes that nobody's collectives see."""

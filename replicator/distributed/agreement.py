@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from replicator.base.types import PyTree
 from replicator.distributed.coordination import (
     CoordinationClient,
     ServiceError,
@@ -29,7 +30,6 @@ from replicator.errors import (
     check_number,
     check_text,
 )
-from replicator.protocols import PyTree
 
 Json: TypeAlias = (
     "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"

@@ -5,7 +5,7 @@ import os
 
 import jax
 
-from replicator.clock import SystemClock
+from replicator.base.host.clock import SystemClock
 from replicator.distributed.clusters import (
     Cluster,
     check_address,

@@ -8,6 +8,7 @@ import itertools
 import json
 from typing import Protocol
 
+from replicator.base.types import PyTree
 from replicator.distributed.agreement import Json
 from replicator.distributed.coordination import (
     ServiceError,
@@ -16,7 +17,6 @@ from replicator.distributed.coordination import (
     process_index,
 )
 from replicator.errors import DistributedError
-from replicator.protocols import PyTree
 
 _ROOT = "replicator/notices/"
 _opened = itertools.count()

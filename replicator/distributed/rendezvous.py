@@ -13,7 +13,7 @@ import json
 import socket
 import time
 
-from replicator.clock import Clock
+from replicator.base.host.clock import Clock
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.rendezvous_server import VERDICT_S, serve
 from replicator.distributed.roster import Hello

@@ -12,7 +12,7 @@ import selectors
 import socket
 from collections.abc import Iterator
 
-from replicator.clock import Clock
+from replicator.base.host.clock import Clock
 from replicator.distributed.clusters import Cluster, join_address
 from replicator.distributed.roster import (
     Hello,

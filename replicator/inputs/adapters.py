@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeGuard
 
 import jax
 
+from replicator.base.types import Dataset, PyTree
 from replicator.errors import ArgumentError
 from replicator.inputs.context import InputContext
-from replicator.protocols import Dataset, PyTree
 
 
 class Adapter(Protocol):

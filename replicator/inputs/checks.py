@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.trees import leaf_path, named_leaves
+from replicator.base.types import PyTree
 from replicator.errors import BatchError, NonFiniteError
-from replicator.protocols import PyTree
-from replicator.trees import leaf_path, named_leaves
 
 NATIVE_REMEDY = "Convert it: `array.astype(array.dtype.newbyteorder('='))`."
 

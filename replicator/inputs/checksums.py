@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 _LEAF_BYTES, _BATCH_BYTES = 64 * 1024, 192 * 1024
 _BLOCK_BYTES = 64  # a line of cache

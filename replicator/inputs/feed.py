@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from replicator.clock import Clock
+from replicator.base.host.clock import Clock
+from replicator.base.types import Dataset, PyTree
 from replicator.errors import ArgumentError, check_kind
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.context import InputContext, pipeline_contexts
@@ -24,7 +25,6 @@ from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK, HostBatch, full_mask
 from replicator.inputs.rounds import host_batches
-from replicator.protocols import Dataset, PyTree
 
 
 def open_input(
@@ -60,7 +60,7 @@ def open_input(
       ArgumentError: `dataset` cannot be read in this mode, or not that often.
 
     >>> import numpy as np
-    >>> from replicator.mesh import replica_mesh
+    >>> from replicator.base.mesh import replica_mesh
     >>> with open_input([{"x": np.zeros((8, 2))}], replica_mesh()) as batches:
     ...     next(batches).examples
     8

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from replicator.base.mesh import spans_processes
+from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.errors import BatchError, DistributedError
-from replicator.mesh import spans_processes
-from replicator.protocols import PyTree
 
 _MOST_BYTES, _MOST_READS = 2**20, 32
 _MOST_READS_OF_ONCE = 2  # of what is read once little is read ahead: it may be new

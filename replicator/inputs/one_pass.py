@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from replicator.base.types import Dataset, PyTree
 from replicator.errors import check_kind
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.checks import (
@@ -31,7 +32,6 @@ from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK
 from replicator.inputs.rounds import host_batches
-from replicator.protocols import Dataset, PyTree
 
 BATCH = "batch"
 

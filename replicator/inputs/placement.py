@@ -16,12 +16,12 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicator.base.mesh import put, replica_spec, spans_processes
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.checks import NATIVE_REMEDY, check_divides, holds_numbers
 from replicator.inputs.position import Position
-from replicator.mesh import put, replica_spec, spans_processes
-from replicator.protocols import PyTree
-from replicator.trees import describe, named_leaves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.adapters import Source
 from replicator.inputs.checksums import checksum
-from replicator.protocols import PyTree
 
 Reread: TypeAlias = Literal["refuse", "warn"]
 """What becomes of a run that finds other batches than it read before."""

@@ -20,7 +20,7 @@ from typing import Generic, Literal, TypeVar
 
 import jax
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
 from replicator.errors import InputTimeoutError
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.adapters import Source
 from replicator.inputs.checks import (
@@ -26,7 +27,6 @@ from replicator.inputs.in_step import InStep, Read, Turn, by_itself
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
 from replicator.inputs.remainder import HostBatch, join_turn
-from replicator.protocols import PyTree
 
 _END: Any = object()
 

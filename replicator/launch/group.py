@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.distributed.report_progress import VARIABLE, read_progress
 from replicator.errors import ArgumentError
-from replicator.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.launch.member import Member
 from replicator.launch.memory_kills import count_memory_kills
 from replicator.launch.output import LabelledLines

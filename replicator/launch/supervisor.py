@@ -15,7 +15,7 @@ month is restarted each time, a bug at step 17 three times, a NaN never.
 import dataclasses
 import signal
 
-from replicator.exit_codes import HUNG, PREEMPTED
+from replicator.base.host.exit_codes import HUNG, PREEMPTED
 from replicator.launch.guard import KILLED_BY_LAUNCHER
 from replicator.launch.states import (
     Action,

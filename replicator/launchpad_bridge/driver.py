@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import final
 
+from replicator.base.types import PyTree
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge import supervisor_states as states
 from replicator.launchpad_bridge.protocols import (
@@ -23,7 +24,6 @@ from replicator.launchpad_bridge.protocols import (
     Workers,
 )
 from replicator.launchpad_bridge.supervisor import begin, decide, next_deadline_s
-from replicator.protocols import PyTree
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"

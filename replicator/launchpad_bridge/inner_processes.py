@@ -9,6 +9,7 @@ import queue
 from collections.abc import Callable
 from typing import Any, final
 
+from replicator.base.types import PyTree
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.driver import Driver
 from replicator.launchpad_bridge.launchers.processes import Processes
@@ -29,7 +30,6 @@ from replicator.launchpad_bridge.results import Unsendable
 from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.supervisor import describe
 from replicator.launchpad_bridge.supervisor_states import Patience
-from replicator.protocols import PyTree
 
 _STOP_GRACE_S = 5.0
 _LOOK_S = 0.2

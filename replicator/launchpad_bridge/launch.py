@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from replicator.base.host.paths import checked_path
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.address_promises import Address
 from replicator.launchpad_bridge.inner_processes import run_in_processes
@@ -30,7 +31,6 @@ from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.supervisor_states import Patience
-from replicator.paths import checked_path
 
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.dashboard.serving import Dashboard

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 _DEEPEST = 64
 

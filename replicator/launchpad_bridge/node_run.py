@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from replicator.base.types import PyTree
 from replicator.errors import NodeFailedError, RemoteError, RpcError
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.node_context import RunningContext
@@ -16,7 +17,6 @@ from replicator.launchpad_bridge.protocols import (
 )
 from replicator.launchpad_bridge.python_process import set_flags
 from replicator.launchpad_bridge.stopping import finish_handlers
-from replicator.protocols import PyTree
 
 _EDGE = "On the edge "
 _LONGEST_CHAIN = 32

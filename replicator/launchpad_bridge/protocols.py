@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

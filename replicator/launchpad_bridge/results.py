@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import final
 
+from replicator.base.types import PyTree
 from replicator.errors import EncodeError
-from replicator.protocols import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

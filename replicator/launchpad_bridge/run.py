@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self, final
 
+from replicator.base.types import PyTree
 from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
 from replicator.launchpad_bridge import exit_status, interrupts, node_context
 from replicator.launchpad_bridge.driver import Driver
@@ -29,7 +30,6 @@ from replicator.launchpad_bridge.supervisor_states import (
 )
 from replicator.launchpad_bridge.symptoms import is_symptom
 from replicator.launchpad_bridge.watching.journal import RunJournal
-from replicator.protocols import PyTree
 
 _TEST_PATIENCE_S = 1.0
 """A test that comes to wait for its run within this time is told there."""

@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.host.paths import expanded
+from replicator.base.host.strict_json import strict_json
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.paths import expanded
-from replicator.protocols import PyTree
-from replicator.strict_json import strict_json
-from replicator.trees import named_leaves
 
 FOLDER = "postmortem"
 _FORMAT = 1

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
+from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep
 from replicator.postmortem.bundle import Bundle, arrays_of, write_bundle
 from replicator.postmortem.recorded_program import (
@@ -21,7 +22,6 @@ from replicator.postmortem.recorded_program import (
     export_program,
     record_program,
 )
-from replicator.protocols import Key, PyTree
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from jax.experimental import checkify
 
+from replicator.base.to_host import whole_on_host
+from replicator.base.types import PyTree
 from replicator.collecting import KeyedStep
 from replicator.distributed.agreement import exchange
 from replicator.distributed.coordination import process_index
@@ -24,8 +26,6 @@ from replicator.errors import (
 from replicator.inputs.placement import Placed
 from replicator.postmortem.capture import rebuild, write_post_mortem
 from replicator.postmortem.recorded_program import first_replica, joined_batch
-from replicator.protocols import PyTree
-from replicator.to_host import whole_on_host
 
 _MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
 _log = logging.getLogger(__name__)

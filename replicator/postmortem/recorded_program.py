@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
+from replicator.base.per_replica import is_per_replica, take_own
+from replicator.base.trees import named_leaves
+from replicator.base.types import Key, PyTree, StepFn
 from replicator.collecting import KeyedStep
-from replicator.per_replica import is_per_replica, take_own
 from replicator.postmortem.watched import Place, watched
-from replicator.protocols import Key, PyTree, StepFn
 from replicator.steps import count_steps, lift, repeat_steps, report_norms
-from replicator.trees import named_leaves
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@
 3
 """
 
-from replicator.not_sent import fill
+from replicator.base.not_sent import fill
 from replicator.rpc.batching.batching import batched_handler
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 from replicator.rpc.client.client import Client, Futures, list_methods, statistics

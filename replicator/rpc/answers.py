@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.protocols import Kind
 from replicator.rpc.remote_errors import Told
 

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 class Kind(enum.IntEnum):

@@ -17,14 +17,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from replicator.base.host.plain_text import plain
+from replicator.base.types import PyTree
 from replicator.errors import (
     DecodeError,
     EncodeError,
     MessageTooLargeError,
     RemoteError,
 )
-from replicator.plain_text import plain
-from replicator.protocols import PyTree
 from replicator.rpc.codec.registry import Registry
 
 MAX_TEXT_BYTES = 16 * 1024

@@ -18,6 +18,15 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from replicator.accumulate import shown_by_update
+from replicator.base.mesh import replica_mesh
+from replicator.base.per_replica import (
+    is_per_replica,
+    per_replica_specs,
+    repeat_own,
+    take_own,
+)
+from replicator.base.trees import named_leaves
+from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.errors import (
@@ -28,18 +37,9 @@ from replicator.errors import (
     check_whole,
 )
 from replicator.inputs.placement import batch_spec, place
-from replicator.mesh import replica_mesh
-from replicator.per_replica import (
-    is_per_replica,
-    per_replica_specs,
-    repeat_own,
-    take_own,
-)
-from replicator.protocols import InitFn, Key, PyTree, StepFn
 from replicator.state import RunState, init_state, state_shardings
 from replicator.steps import count_steps, keyed, lift
 from replicator.tail import follows_optimizer
-from replicator.trees import named_leaves
 
 GRADIENT_TOLERANCE = 1e-5 + 1e-6
 """Of the norm of the whole gradient, float32: law 1."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from replicator.clock import Clock
+from replicator.base.host.clock import Clock
 from replicator.distributed.notices import Notices
 from replicator.errors import DistributedError
 from replicator.watchdog.peers import (

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicator.exit_codes import HUNG
+from replicator.base.host.exit_codes import HUNG
 from replicator.phases import Phase
 
 

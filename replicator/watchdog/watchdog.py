@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from replicator.base.host.exit_codes import HUNG
 from replicator.distributed.notices import Notices
-from replicator.exit_codes import HUNG
 from replicator.phases import Phases
 from replicator.stacks import (
     also_in_user_code,

@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from replicator.clock import Clock, SystemClock
+from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.paths import checked_path
+from replicator.base.host.strict_json import strict_json
 from replicator.errors import ArgumentError
-from replicator.paths import checked_path
-from replicator.strict_json import strict_json
 
 _OWN_NAMES = ("step", "time_s")
 

@@ -9,8 +9,8 @@ import os
 import time
 from collections.abc import Mapping
 
-from replicator.clock import Clock, SystemClock
-from replicator.paths import checked_path
+from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.paths import checked_path
 
 _files_of_this_process = itertools.count()
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from replicator.paths import checked_path
+from replicator.base.host.paths import checked_path
 
 _STEP = "step"
 

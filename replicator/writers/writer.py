@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.protocols import PyTree
-from replicator.trees import named_leaves
 
 MOST_ENTRIES = 1_024
 """Longer vectors are not written, entry by entry."""

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.mesh import replica_mesh, replicated, split_over_replicas
+from replicator.base.per_replica import PerReplica
 from replicator.checkpoint import Snapshot
-from replicator.mesh import replica_mesh, replicated, split_over_replicas
-from replicator.per_replica import PerReplica
 
 
 def small_state(number):

@@ -7,10 +7,10 @@ import zlib
 
 import pytest
 
+from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore
 from replicator.checkpoint.manifest import decode
 from replicator.errors import CheckpointError, CheckpointMismatchError
-from replicator.strict_json import strict_json
 from tests.checkpoint.states import bits, small_snapshot, small_state
 
 

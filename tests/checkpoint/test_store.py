@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint
 import pytest
 
+from replicator.base.mesh import replica_mesh, replicated
 from replicator.checkpoint import CheckpointStore, Retention, Snapshot, background
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.lock import LOCK_NAME
@@ -22,7 +23,6 @@ from replicator.errors import (
     CheckpointInUseError,
     CheckpointMismatchError,
 )
-from replicator.mesh import replica_mesh, replicated
 from tests.checkpoint.states import bits, run_state, small_snapshot, small_state
 from tests.fakes import FakeClock
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from replicator.base.mesh import replica_mesh
 from replicator.collectives.batch_norm import (
     RunningMoments,
     normalize,
@@ -14,7 +15,6 @@ from replicator.collectives.batch_norm import (
 )
 from replicator.collectives.microbatch import Microbatch, in_microbatch
 from replicator.collectives.moments import Moments, batch_moments, make_windows
-from replicator.mesh import replica_mesh
 
 EPSILON = 1e-5
 

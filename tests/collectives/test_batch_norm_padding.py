@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from replicator.base.mesh import replica_mesh
 from replicator.collectives.batch_norm import (
     RunningMoments,
     normalize,
@@ -21,7 +22,6 @@ from replicator.collectives.moments import (
     make_windows,
     pooled,
 )
-from replicator.mesh import replica_mesh
 
 EXAMPLES, POSITIONS, FEATURES = 16, 2, 3
 EPSILON, MOMENTUM = 1e-5, 0.7

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from replicator.base.mesh import replica_mesh
 from replicator.collectives.moments import (
     Windows,
     batch_moments,
@@ -14,7 +15,6 @@ from replicator.collectives.moments import (
     pooled,
 )
 from replicator.errors import ArgumentError
-from replicator.mesh import replica_mesh
 
 REPLICAS = (1, 2, 4, 8)
 

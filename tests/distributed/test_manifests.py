@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from replicator.base.host.exit_codes import HUNG, PREEMPTED
 from replicator.distributed.clusters import detect
-from replicator.exit_codes import HUNG, PREEMPTED
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 MANIFESTS = DOCS / "manifests"

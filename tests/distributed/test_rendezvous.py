@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from replicator.clock import SystemClock
+from replicator.base.host.clock import SystemClock
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.rendezvous import meet
 from replicator.distributed.roster import (

@@ -12,8 +12,8 @@ from experiments.digits import (
     eval_input_fn,
     train_input_fn,
 )
+from replicator.base.mesh import replica_mesh
 from replicator.inputs import InputContext
-from replicator.mesh import replica_mesh
 from tests.inputs.helpers import read, values
 
 # Any use of the network fails, so that a build which needs it fails too.

@@ -5,11 +5,11 @@ import grain
 import numpy as np
 import pytest
 
+from replicator.base.mesh import replica_mesh
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
 from replicator.inputs.adapters import open_sources
 from replicator.inputs.context import pipeline_contexts
-from replicator.mesh import replica_mesh
 
 CONTEXT = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
 

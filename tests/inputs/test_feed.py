@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from replicator.base.mesh import replica_mesh
 from replicator.errors import ArgumentError, BatchError
 from replicator.inputs import InputOptions, open_input
-from replicator.mesh import replica_mesh
 from tests.inputs.helpers import batches, read, values
 
 

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from replicator.base.mesh import replica_mesh
 from replicator.errors import BatchError, NonFiniteError
 from replicator.inputs import InputOptions
 from replicator.inputs.one_pass import open_one_pass, recut
-from replicator.mesh import replica_mesh
 from tests.inputs.helpers import batches
 
 

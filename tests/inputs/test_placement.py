@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from replicator.base.mesh import replica_mesh
 from replicator.errors import BatchError
 from replicator.inputs import batch_spec, place
 from replicator.inputs.placement import stack_batches
-from replicator.mesh import replica_mesh
 
 
 def _replicas_data(array):

@@ -7,10 +7,10 @@ import grain
 import numpy as np
 import pytest
 
+from replicator.base.mesh import replica_mesh
 from replicator.errors import BatchError
 from replicator.inputs import InputOptions, open_input
 from replicator.inputs.position import Position, position_from_json
-from replicator.mesh import replica_mesh
 
 BATCH = 8
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from replicator.exit_codes import HUNG, PREEMPTED
+from replicator.base.host.exit_codes import HUNG, PREEMPTED
 from replicator.launch.guard import KILLED_BY_LAUNCHER
 from replicator.launch.states import (
     Asked,

@@ -9,8 +9,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models.resnet import BasicBlock, Bottleneck, ConvNorm, ResNet
+from replicator.base.mesh import replica_mesh
 from replicator.errors import ArgumentError
-from replicator.mesh import replica_mesh
 from replicator.nnx import BatchNorm, value_and_grad
 
 

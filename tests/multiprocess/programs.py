@@ -15,11 +15,11 @@ import optax
 
 import replicator
 from replicator import InputOptions, Replicator
+from replicator.base.mesh import replicated
 from replicator.best_so_far import Follow
 from replicator.errors import ArgumentError
 from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Callback, Hook, StateCallback, every
-from replicator.mesh import replicated
 from tests.steps import apply, mlp_loss, regression_batch, trainer
 
 STEPS = 10

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from replicator.exit_codes import INTERRUPTED, PREEMPTED
+from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from tests.launch.launched import Launched, kill, script
 from tests.multiprocess.groups import at_most
 

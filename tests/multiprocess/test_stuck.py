@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
+from replicator.base.host.exit_codes import HUNG
 from replicator.events import read_events
-from replicator.exit_codes import HUNG
 from tests.multiprocess.groups import group
 
 pytestmark = pytest.mark.slow

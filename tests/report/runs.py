@@ -2,8 +2,8 @@
 
 import json
 
+from replicator.base.host.strict_json import strict_json
 from replicator.events import EventLog
-from replicator.strict_json import strict_json
 from tests.fakes import FakeClock
 
 HOSTILE = "<script>alert(1)</script>"

@@ -9,10 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from replicator.base.host.fake_devices import (
+    ENVIRONMENT_VARIABLE as FAKE_DEVICES_VARIABLE,
+)
 from replicator.cli.checks.machine import CoordinatorFacts, DiskFacts
 from replicator.distributed.clusters import detect
 from replicator.errors import ReplicatorError
-from replicator.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES_VARIABLE
 
 _CONNECT_TIMEOUT_S = 3.0
 _MIB = 2**20

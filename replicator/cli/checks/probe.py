@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 import replicator
-from replicator.compilation_cache import enable_compilation_cache
-from replicator.mesh import REPLICA_AXIS, replica_mesh, split_over_replicas
+from replicator.base.host.compilation_cache import enable_compilation_cache
+from replicator.base.mesh import REPLICA_AXIS, replica_mesh, split_over_replicas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from replicator.base.types import Key, PyTree
 from replicator.compat.jax_utils import prefetch_to_device, replicate
 from replicator.compat.replicas import first_of_each
 from replicator.errors import ArgumentError
 from replicator.inputs.prefetch import Prefetcher
-from replicator.protocols import Key, PyTree
 
 T = TypeVar("T")
 

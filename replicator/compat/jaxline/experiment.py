@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import jax
 
+from replicator.base.types import Key, PyTree
 from replicator.compat.jaxline.device_rows import bcast_local_devices
-from replicator.protocols import Key, PyTree
 
 
 class AbstractExperiment(abc.ABC):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.types import Key
 from replicator.compat.jaxline.device_rows import (
     bcast_local_devices,
     host_id_devices_for_rng,
@@ -15,7 +16,6 @@ from replicator.compat.jaxline.device_rows import (
 )
 from replicator.compat.pmap import pmap
 from replicator.errors import ArgumentError
-from replicator.protocols import Key
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicator.base.types import Key
 from replicator.checkpoint.reading import Restored
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
@@ -14,7 +15,6 @@ from replicator.errors import CheckpointMismatchError
 from replicator.hooks import Every, Hook, StateEvent
 from replicator.in_flight import InFlight, in_flight_from_json
 from replicator.phases import Phase
-from replicator.protocols import Key
 from replicator.writers.writer import Writer
 
 _STRUCTURES = "jaxline"

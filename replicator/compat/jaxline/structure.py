@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicator.base.types import PyTree
 from replicator.errors import CheckpointMismatchError
-from replicator.protocols import PyTree
 
 _PLAIN = (bool, int, str)
 

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 
 from replicator.agreed_time import AgreedTime
+from replicator.base.host.paths import checked_path
+from replicator.base.types import Key, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.store import CheckpointStore
 from replicator.compat.jaxline.base_config import field, require_obeyed, schedule
@@ -29,10 +31,8 @@ from replicator.errors import ArgumentError
 from replicator.guards import guarded
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.loop import LoopPlan, LoopResult, run_loop
-from replicator.paths import checked_path
 from replicator.phases import Phases
 from replicator.preemption import LeaveSaved, Preemption
-from replicator.protocols import Key, PyTree
 from replicator.run_record import set_aside, write_run_record
 from replicator.watchdog import Limits
 from replicator.writers.directory import directory_writer

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from replicator.plain_text import plain
+from replicator.base.host.plain_text import plain
 
 _EVERY_S = 0.1
 _PIECE_BYTES = 1 << 16

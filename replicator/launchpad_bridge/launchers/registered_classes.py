@@ -9,8 +9,8 @@ somebody else (`compat.own_classes`).
 from collections.abc import Callable
 from typing import Any
 
+from replicator.base.types import PyTree
 from replicator.launchpad_bridge.protocols import NodeContext
-from replicator.protocols import PyTree
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Entry
 
 _SCRIPT = "__main__"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from replicator.base.host.plain_text import plain
 from replicator.errors import DecodeError, MessageTooLargeError, NodeFailedError
 from replicator.launchpad_bridge.launchers.control_frames import Message
 from replicator.launchpad_bridge.launchers.exit_status import describe_status
@@ -12,7 +13,6 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
     rebuild_error,
 )
 from replicator.launchpad_bridge.protocols import Exited
-from replicator.plain_text import plain
 
 _INDENT = "    "
 

@@ -8,6 +8,7 @@ import dataclasses
 import struct
 from typing import Any, Literal, NamedTuple
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     DecodeError,
     EncodeError,
@@ -15,7 +16,6 @@ from replicator.errors import (
     RemoteError,
 )
 from replicator.launchpad_bridge.results import Unsendable
-from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY

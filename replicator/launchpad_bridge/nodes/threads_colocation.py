@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from replicator.base.types import PyTree
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge import node_context
 from replicator.launchpad_bridge.address_promises import Address
@@ -16,7 +17,6 @@ from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.py_node import PyNode
 from replicator.launchpad_bridge.stopping import finish_handlers
 from replicator.launchpad_bridge.thread_interrupt import raise_in_thread
-from replicator.protocols import PyTree
 
 _TAIL_S = 1.0
 _LOOK_S = 0.2

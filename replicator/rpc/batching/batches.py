@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from replicator.base.types import PyTree
 from replicator.errors import BatchError
-from replicator.protocols import PyTree
 
 _INT64 = np.iinfo(np.int64)
 _NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
     CallCancelledError,
     check_count,
 )
-from replicator.protocols import PyTree
 from replicator.rpc.batching.batch_forming import (
     Arrived,
     Batches,

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from typing import NamedTuple, final
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     CallCancelledError,
     EncodeError,
@@ -24,7 +25,6 @@ from replicator.errors import (
     RpcError,
     ServerStoppedError,
 )
-from replicator.protocols import PyTree
 from replicator.rpc import answers
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client import call_errors, retry

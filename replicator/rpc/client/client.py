@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self, final
 
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.protocols import PyTree
 from replicator.rpc.arrivals import checked
 from replicator.rpc.call_statistics import (
     CallerStatistics,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import final
 
+from replicator.base.host.plain_text import plain
 from replicator.errors import (
     AuthenticationError,
     CallTimeoutError,
@@ -14,7 +15,6 @@ from replicator.errors import (
     DecodeError,
     RpcError,
 )
-from replicator.plain_text import plain
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client.background_reader import BackgroundReader
 from replicator.rpc.client.call_errors import inherited

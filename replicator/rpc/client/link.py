@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias, final
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     CallTimeoutError,
     ConnectionLostError,
@@ -20,7 +21,6 @@ from replicator.errors import (
     MessageTooLargeError,
     RpcError,
 )
-from replicator.protocols import PyTree
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client.reading_role import Inbox, ReadingRole
 from replicator.rpc.client.retry import Outcome

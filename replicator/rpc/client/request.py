@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, final
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.codec.bare_calls import BareCall
 
 Body: TypeAlias = Sequence[PyTree]

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from msgpack import unpackb
 
+from replicator.base.types import PyTree
 from replicator.errors import DecodeError, MessageTooLargeError
-from replicator.protocols import PyTree
 from replicator.rpc.codec.bare_calls import BareCall, read_bare, write_bare
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
 from replicator.rpc.codec.lone_arrays import read_lone, write_lone

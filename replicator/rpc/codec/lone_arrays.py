@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from replicator.base.types import PyTree
 from replicator.errors import DecodeError
-from replicator.protocols import PyTree
 from replicator.rpc.codec.array_headers import read_header, write_header
 from replicator.rpc.codec.bare_calls import REMEMBERED, TIMES, pack_call, unpack_call
 from replicator.rpc.codec.message_limits import MessageLimits

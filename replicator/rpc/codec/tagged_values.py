@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from msgpack import ExtType
 
+from replicator.base.not_sent import NotSent
 from replicator.errors import DecodeError, EncodeError
-from replicator.not_sent import NotSent
 from replicator.rpc.codec.array_headers import describe, described
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.registry import Entry, Registry

@@ -3,6 +3,7 @@
 import logging
 import time
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -10,7 +11,6 @@ from replicator.errors import (
     MessageTooLargeError,
     RpcError,
 )
-from replicator.protocols import PyTree
 from replicator.rpc.answers import (
     EXPIRED,
     OVERRAN,

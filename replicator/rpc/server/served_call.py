@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.protocols import Connection, Kind
 from replicator.rpc.server.methods import Method
 

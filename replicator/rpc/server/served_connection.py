@@ -20,8 +20,8 @@ import threading
 import time
 from typing import Any, final
 
+from replicator.base.types import PyTree
 from replicator.errors import RpcError
-from replicator.protocols import PyTree
 from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
 from replicator.rpc.arrivals import checked
 from replicator.rpc.protocols import Connection, Kind, Message, Payload

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
-from replicator.descriptors import raise_limit
+from replicator.base.host.descriptors import raise_limit
 from replicator.errors import (
     ArgumentError,
     ConnectionLostError,

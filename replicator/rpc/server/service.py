@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import final
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.arrivals import checked
 from replicator.rpc.call_statistics import CallerStatistics, ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
-from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry

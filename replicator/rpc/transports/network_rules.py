@@ -7,13 +7,13 @@ import logging
 import socket
 import urllib.parse
 
+from replicator.base.host.port_owner import owner_of_port
 from replicator.errors import (
     AddressInUseError,
     ArgumentError,
     AuthenticationError,
     ConnectionLostError,
 )
-from replicator.port_owner import owner_of_port
 from replicator.rpc.transports.addresses import GrpcAddress, parse
 
 _logger = logging.getLogger("replicator.rpc")

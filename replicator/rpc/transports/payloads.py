@@ -2,7 +2,7 @@
 
 from typing import final
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 from replicator.rpc.codec.codec import decode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry

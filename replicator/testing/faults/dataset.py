@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from replicator.base.types import Dataset, PyTree
 from replicator.inputs.adapters import BUILT_IN
-from replicator.protocols import Dataset, PyTree
 
 Touch = Callable[[PyTree], PyTree]
 """Takes each batch as it is read; may be late, and may return another."""

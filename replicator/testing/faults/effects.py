@@ -11,10 +11,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from replicator.base.host.clock import SystemClock
+from replicator.base.types import PyTree
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
-from replicator.clock import SystemClock
-from replicator.protocols import PyTree
 
 _log = logging.getLogger(__name__)
 

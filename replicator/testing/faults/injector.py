@@ -9,13 +9,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from replicator.base.host.paths import checked_path
+from replicator.base.types import Dataset, PyTree
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.lock import OWNER_NAME
 from replicator.distributed.coordination import process_index
 from replicator.errors import ReplicatorError
 from replicator.hooks import Hook, StateEvent
-from replicator.paths import checked_path
-from replicator.protocols import Dataset, PyTree
 from replicator.testing.faults import effects
 from replicator.testing.faults.dataset import faulty
 from replicator.testing.faults.journal import Journal

@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from replicator.strict_json import strict_json
+from replicator.base.host.strict_json import strict_json
 
 
 class Journal:

@@ -8,13 +8,13 @@ and its tests need none.
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     CallTimeoutError,
     ConnectionLostError,
     DecodeError,
     MessageTooLargeError,
 )
-from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry

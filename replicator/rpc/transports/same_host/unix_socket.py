@@ -18,13 +18,13 @@ import threading
 import time
 from collections import deque
 
+from replicator.base.types import PyTree
 from replicator.errors import (
     CallTimeoutError,
     ConnectionLostError,
     DecodeError,
     MessageTooLargeError,
 )
-from replicator.protocols import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry

@@ -7,8 +7,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicator import PerReplica
+from replicator.base.per_replica import (
+    give_own,
+    per_replica_specs,
+    repeat_own,
+    take_own,
+)
 from replicator.errors import ArgumentError
-from replicator.per_replica import give_own, per_replica_specs, repeat_own, take_own
 from tests.steps import replicas
 
 TREE = {"own": PerReplica({"a": jnp.arange(3.0)}, "sum"), "all": jnp.ones(2)}

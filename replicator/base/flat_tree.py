@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 @jax.tree_util.register_pytree_node_class

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicator
-from replicator.compilation_cache import enable_compilation_cache
+from replicator.base.host.compilation_cache import enable_compilation_cache
 from tests.steps import replicas
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicator
-from replicator.flat_tree import FlatTree, whole
+from replicator.base.flat_tree import FlatTree, whole
 from replicator.hooks import Hook
 
 TREE = {"a": [1, 2], "b": (3,)}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 def strict_json(value: PyTree, *, indent: int | None = None) -> str:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from replicator.base.mesh import replica_spec
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.mesh import replica_spec
-from replicator.protocols import PyTree
 
 OnResize = Literal["sum", "mean", "first", "refuse"]
 _ON_RESIZE = ("sum", "mean", "first", "refuse")

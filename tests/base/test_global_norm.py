@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from replicator.global_norm import global_norm
+from replicator.base.global_norm import global_norm
 
 TREES = {
     "short leaves": [(3,), (4, 5), ()],

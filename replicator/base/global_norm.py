@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 _STRIPES = 8
 _LEAST_SIZE = 1 << 14  # a shorter leaf is not worth operations of its own

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from replicator import Replicator, all_reduce
-from replicator.collection_pause import collection_paused
+from replicator.base.host.collection_pause import collection_paused
 
 
 def test_it_is_off_inside_and_on_again_after_it():

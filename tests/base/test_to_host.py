@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from replicator.mesh import replica_mesh, replicated, split_over_replicas
-from replicator.to_host import to_host
+from replicator.base.mesh import replica_mesh, replicated, split_over_replicas
+from replicator.base.to_host import to_host
 
 
 @pytest.mark.parametrize("count", [1, 8])

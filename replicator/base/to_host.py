@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 def to_host(tree: PyTree) -> PyTree:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from replicator.base.types import Device, PyTree
 from replicator.errors import ArgumentError, check_whole
-from replicator.protocols import Device, PyTree
 
 REPLICA_AXIS = "replica"
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator.protocols import PyTree
+from replicator.base.types import PyTree
 
 
 def leaf_path(path: tuple) -> str:
