@@ -5,7 +5,7 @@ with a save every 1.5 s: Young's choice (CACM 17(9), 1974), the root of twice wh
 save holds the loop (20 ms) times the time between kills (60 s). It is killed by SIGKILL
 so long after its start, and started again at once; the last one is asked to end. Useful
 are the seconds of steps that were kept, as the run's own journal tells
-(`replicator.goodput`); they are divided by the time of the machine's clock from the
+(`replicator.monitoring.goodput`); they are divided by the time of the machine's clock from the
 first `exec` to the end of the last process, imports of the first and the last seconds
 of each included. The compilation cache is warm: before all that, another run of the
 same program makes ten steps.
@@ -33,9 +33,9 @@ import replicator
 from benchmarks.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import digits_resnet, mlp
 from replicator.base.host.clock import Clock, SystemClock
-from replicator.events import read_events
-from replicator.goodput import Goodput, goodput
 from replicator.hooks import Hook, StateEvent, every
+from replicator.monitoring.events import read_events
+from replicator.monitoring.goodput import Goodput, goodput
 
 _KILLS = flags.DEFINE_integer("kills", 4, "SIGKILLs; one more process ends by itself.")
 _INTERVAL_S = flags.DEFINE_float("interval_s", 60.0, "Seconds that each process lives.")

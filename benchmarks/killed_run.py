@@ -20,7 +20,7 @@ from benchmarks.tasks import Task, digits_resnet, mlp
 from replicator.base.host.clock import SystemClock
 from replicator.base.types import PyTree
 from replicator.hooks import Hook, MetricsEvent, StateEvent, every
-from replicator.phases import Phase, Phases
+from replicator.monitoring.phases import Phase, Phases
 
 _DIRECTORY = flags.DEFINE_string("directory", None, "Of the run.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 60, "Steps of the whole run.")

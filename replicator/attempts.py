@@ -25,7 +25,6 @@ from replicator.closing import closed_on_failure
 from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep
 from replicator.evaluate_every import EvaluateEvery, followed_number
-from replicator.events import EventLog
 from replicator.guards import guarded
 from replicator.hooks import Every, Hook, StateEvent
 from replicator.inputs.feed import open_input
@@ -33,11 +32,12 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.loop import LoopPlan, LoopResult, Step, run_loop
 from replicator.memory_errors import is_out_of_memory
-from replicator.phases import Phases
+from replicator.monitoring.events import EventLog
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.run_record import describe_dataset
 from replicator.postmortem.examine import Blamed, Reopened, examine, is_met_by_all
 from replicator.preemption import LeaveSaved, Preemption
 from replicator.records import Records, Reports, open_reports
-from replicator.run_record import describe_dataset
 from replicator.same_everywhere import require_same_state
 from replicator.saving import (
     Checkpoints,

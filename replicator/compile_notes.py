@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from replicator.display import Display
-from replicator.events import EventLog
 from replicator.hooks import Hook, MetricsEvent
+from replicator.monitoring.display import Display
+from replicator.monitoring.events import EventLog
 from replicator.program_cost import Compilation
 
 

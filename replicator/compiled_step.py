@@ -35,10 +35,10 @@ from replicator.memory_errors import (
     memory_need,
     out_of_memory,
 )
+from replicator.monitoring.phases import Phases
 from replicator.optimizer_state import optimizer_states
 from replicator.ordered_bits import refuse_other_collectives
 from replicator.padding import refuse_padding, without_mask
-from replicator.phases import Phases
 from replicator.program import (
     CompileOptions,
     joined_metrics,

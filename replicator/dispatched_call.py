@@ -10,9 +10,9 @@ import jax
 from replicator.base.to_host import to_host
 from replicator.base.types import PyTree
 from replicator.hooks import MetricsEvent, StateEvent
-from replicator.in_flight import InFlight
-from replicator.phases import Phases
-from replicator.progress import ProgressNumbers
+from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.progress import ProgressNumbers
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

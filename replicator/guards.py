@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from replicator.distributed.notices import OwnNotices, open_notices
-from replicator.phases import Phases
+from replicator.monitoring.phases import Phases
 from replicator.preemption import Preemption
 from replicator.stop_agreement import StopAgreement
 from replicator.watchdog import Limits, Watchdog

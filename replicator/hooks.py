@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from replicator.base.types import PyTree
-from replicator.display import Display
 from replicator.errors import (
     ArgumentError,
     check_function,
     check_number,
     check_whole,
 )
-from replicator.in_flight import InFlight
-from replicator.phases import Phase
-from replicator.progress import ProgressNumbers
-from replicator.writers.writer import Writer, check_writer, named_numbers
+from replicator.monitoring.display import Display
+from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.phases import Phase
+from replicator.monitoring.progress import ProgressNumbers
+from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,7 +335,7 @@ class Report(Hook):
     """Show the first step, the last, and in between as often as the display can use.
 
     Args:
-      display: Where to; see `replicator.display.make_display`.
+      display: Where to; see `replicator.monitoring.display.make_display`.
       when: At which steps; the display's own interval by default.
     """
 

@@ -7,7 +7,7 @@ from replicator.base.types import StepFn
 from replicator.compiled_step import CompiledStep
 from replicator.debug_step import DebugStep
 from replicator.errors import ArgumentError
-from replicator.phases import Phases
+from replicator.monitoring.phases import Phases
 from replicator.program import CompileOptions
 from replicator.steps import count_steps, lift, repeat_steps, report_norms
 

@@ -27,9 +27,9 @@ from replicator.dispatched_call import DispatchedCall
 from replicator.errors import ArgumentError, BatchError
 from replicator.finite_check import FiniteCheck
 from replicator.hooks import Hook, StateEvent
-from replicator.in_flight import InFlight
-from replicator.phases import Phases
-from replicator.progress import Progress, ProgressNumbers, first_numbers
+from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.progress import Progress, ProgressNumbers, first_numbers
 from replicator.run_ahead import is_under_way
 
 

@@ -8,9 +8,9 @@ import os
 import time
 from pathlib import Path
 
-from replicator.events import EventLog
 from replicator.hooks import Hook, StateEvent, every
-from replicator.phases import Phases
+from replicator.monitoring.events import EventLog
+from replicator.monitoring.phases import Phases
 
 _INTERVAL_S = 10.0
 _STAT = Path("/proc/self/stat")

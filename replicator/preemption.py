@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent
-from replicator.phases import Phase, Phases
+from replicator.monitoring.phases import Phase, Phases
 from replicator.stop_agreement import Stop, StopAgreement
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")

@@ -21,8 +21,8 @@ import jax
 
 from replicator.base.host.paths import checked_path
 from replicator.errors import ArgumentError, check_count
-from replicator.events import EventLog
 from replicator.hooks import Hook, StateEvent
+from replicator.monitoring.events import EventLog
 
 DEFAULT_STEPS = 10
 SIGNAL = signal.SIGUSR2

@@ -17,26 +17,26 @@ from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
 from replicator.compile_notes import TellCompilations
-from replicator.display import make_display
 from replicator.distributed.agreement import exchange
 from replicator.errors import ArgumentError
-from replicator.events import EventLog, was_killed
 from replicator.hooks import Hook, Report, WriteMetrics, every
-from replicator.phase_journal import JournalPhases
-from replicator.phases import Phases
-from replicator.profiler import Profile, check_steps
-from replicator.program_cost import Compilation
-from replicator.run_numbers import AddRunNumbers
-from replicator.run_record import (
+from replicator.monitoring.display import make_display
+from replicator.monitoring.events import EventLog, was_killed
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.run_record import (
     describe_process,
     is_same_run,
     set_aside,
     write_run_record,
 )
+from replicator.monitoring.writers.directory import directory_writer
+from replicator.monitoring.writers.jsonl import drop_after
+from replicator.monitoring.writers.writer import Writer
+from replicator.phase_journal import JournalPhases
+from replicator.profiler import Profile, check_steps
+from replicator.program_cost import Compilation
+from replicator.run_numbers import AddRunNumbers
 from replicator.saving import Resumed
-from replicator.writers.directory import directory_writer
-from replicator.writers.jsonl import drop_after
-from replicator.writers.writer import Writer
 
 _log = logging.getLogger(__name__)
 

@@ -40,8 +40,8 @@ from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
 from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
+from replicator.monitoring.phases import Phases
 from replicator.own_loops import OwnLoops
-from replicator.phases import Phases
 from replicator.postmortem.recorded_program import one_replica_update
 from replicator.program import CompileOptions
 from replicator.records import Records, check_profile, open_journal

@@ -20,16 +20,16 @@ from replicator.collectives.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
 from replicator.errors import ArgumentError, check_count, check_kind
 from replicator.hooks import Every, Hook, MetricsEvent, StateEvent, every
-from replicator.in_flight import (
+from replicator.inputs.position import Position, position_from_json
+from replicator.monitoring.pending_metrics import (
     InFlight,
     in_flight_from_json,
     result_as_json,
     result_from_json,
 )
-from replicator.inputs.position import Position, position_from_json
-from replicator.run_record import versions
+from replicator.monitoring.run_record import versions
+from replicator.monitoring.writers.writer import named_numbers
 from replicator.state import RunState, state_shardings
-from replicator.writers.writer import named_numbers
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from replicator.checkpoint.snapshot import describe_leaves
 from replicator.closing import closed_at_the_end
 from replicator.distributed.leaving import leave_at_once
 from replicator.errors import ArgumentError, Preempted
-from replicator.events import EventLog
 from replicator.loop import LoopResult
-from replicator.phases import Phases
+from replicator.monitoring.events import EventLog
+from replicator.monitoring.phases import Phases
 from replicator.records import alone_in
 from replicator.same_everywhere import require_same_arguments
 

@@ -79,11 +79,11 @@ HEAVY = {
     "grpc_health": {"replicator/rpc/transports/between_hosts/grpc_stream.py"},
     "flax": {"replicator/nnx.py"},
     "orbax": {"replicator/checkpoint/orbax_files.py"},
-    "rich": {"replicator/display.py", "replicator/cli/tables.py"},
+    "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
     "uvicorn": {"replicator/launchpad_bridge/dashboard/serving.py"},
-    "tensorboardX": {"replicator/writers/tensorboard.py"},
-    "wandb": {"replicator/writers/weights_and_biases.py"},
+    "tensorboardX": {"replicator/monitoring/writers/tensorboard.py"},
+    "wandb": {"replicator/monitoring/writers/weights_and_biases.py"},
 }
 SOURCES = sorted(
     path

@@ -7,9 +7,9 @@ import pytest
 
 from replicator.bad_numbers.spikes import Spikes
 from replicator.errors import ArgumentError, NonFiniteError, SpikeError
-from replicator.events import read_events
 from replicator.hooks import Hook, StateCallback, every
 from replicator.inputs.options import InputOptions
+from replicator.monitoring.events import read_events
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
 STEPS = 8

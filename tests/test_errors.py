@@ -42,8 +42,8 @@ from replicator.errors import (
     check_count,
 )
 from replicator.hooks import Callback, Hook, every
+from replicator.monitoring.writers import Multi
 from replicator.postmortem.bundle import read_bundle
-from replicator.writers import Multi
 from tests.steps import (
     apply,
     errors,

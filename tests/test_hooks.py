@@ -16,7 +16,7 @@ from replicator.hooks import (
     WriteMetrics,
     every,
 )
-from replicator.progress import ProgressNumbers
+from replicator.monitoring.progress import ProgressNumbers
 from tests.fakes import RecordingWriter
 
 

@@ -16,10 +16,10 @@ from replicator import loop
 from replicator.base.mesh import replicated, split_over_replicas
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
-from replicator.in_flight import InFlight
 from replicator.loop import LoopPlan
-from replicator.phases import Phases
-from replicator.writers import JSONL, Async
+from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.writers import JSONL, Async
 from tests.fakes import FakeClock, RecordingWriter
 
 EXAMPLES = 16

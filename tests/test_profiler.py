@@ -14,10 +14,10 @@ import pytest
 
 from replicator.base.flat_tree import whole
 from replicator.errors import ArgumentError
-from replicator.events import EventLog, read_events
 from replicator.hooks import StateEvent
+from replicator.monitoring.events import EventLog, read_events
+from replicator.monitoring.progress import Progress
 from replicator.profiler import Dispatched, Profile, ProfileState, decide
-from replicator.progress import Progress
 from tests.fakes import FakeClock
 
 NUMBERS = Progress(FakeClock(), steps=None).update(step=1, examples=0, stall_s=0.0)

@@ -20,15 +20,15 @@ from replicator.best_so_far import BestSoFar, Follow
 from replicator.errors import BatchError
 from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Hook, StateCallback, StepEvent, every
-from replicator.in_flight import (
+from replicator.inputs.position import position_from_json
+from replicator.monitoring.pending_metrics import (
     InFlight,
     in_flight_from_json,
     result_as_json,
     result_from_json,
 )
-from replicator.inputs.position import position_from_json
-from replicator.progress import first_numbers
-from replicator.run_record import describe_dataset
+from replicator.monitoring.progress import first_numbers
+from replicator.monitoring.run_record import describe_dataset
 from replicator.saving import load_hooks
 from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
 

@@ -10,8 +10,8 @@ import pytest
 
 from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError, CheckpointInUseError
-from replicator.events import read_events
 from replicator.hooks import Hook
+from replicator.monitoring.events import read_events
 from tests.steps import regression_batch, replicas, trainer
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from replicator.base.host.exit_codes import HUNG
 from replicator.errors import ArgumentError
-from replicator.phases import Current, Phases
+from replicator.monitoring.phases import Current, Phases
 from replicator.stacks import format_stacks, runs_callback, waits_in_debugger, where_is
 from replicator.watchdog import Limits, Watchdog
 from replicator.watchdog.limits import as_limits
@@ -347,7 +347,7 @@ threading.Event().wait(3)  # it would end the program
 
 def test_the_thread_does_not_keep_a_finished_program_from_its_end():
     code = """
-from replicator.phases import Phases
+from replicator.monitoring.phases import Phases
 from replicator.watchdog import Watchdog
 Watchdog(Phases()).start()
 """
@@ -368,7 +368,7 @@ def program(code):
 @pytest.mark.slow
 def test_code_that_holds_the_interpreter_ends_with_its_stacks_told():
     code = """
-from replicator.phases import Phases
+from replicator.monitoring.phases import Phases
 from replicator.testing.faults.effects import hold_interpreter
 from replicator.watchdog import Limits, Watchdog
 with Watchdog(Phases(), limits=Limits(interpreter_s=2)) as watchdog:
@@ -387,7 +387,7 @@ with Watchdog(Phases(), limits=Limits(interpreter_s=2)) as watchdog:
 def test_a_run_that_was_stopped_and_continued_goes_on():
     code = """
 import sys, threading
-from replicator.phases import Phases
+from replicator.monitoring.phases import Phases
 from replicator.watchdog import Limits, Watchdog
 phases = Phases()
 phases.enter("step", step=1)

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from replicator.goodput import Goodput, goodput
+from replicator.monitoring.goodput import Goodput, goodput
 from replicator.report import sections
 from replicator.report.checkpoints import list_checkpoints
 from replicator.report.curves import make_curves

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from replicator.errors import ArgumentError
-from replicator.events import read_events
-from replicator.run_record import RECORD_NAME
+from replicator.monitoring.events import read_events
+from replicator.monitoring.run_record import RECORD_NAME
 
 METRICS_NAME = "metrics.jsonl"
 _EARLIER = "earlier"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replicator.goodput import Goodput
+from replicator.monitoring.goodput import Goodput
 from replicator.report import words
 from replicator.report.checkpoints import CheckpointLine
 from replicator.report.curves import Curve, training_s

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator.errors import ArgumentError, check_number
-from replicator.phases import Phase
+from replicator.monitoring.phases import Phase
 
 MEDIANS = 10.0
 """A step may take so many times the median of the steps before it."""

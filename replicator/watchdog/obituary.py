@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicator.base.host.exit_codes import HUNG
-from replicator.phases import Phase
+from replicator.monitoring.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

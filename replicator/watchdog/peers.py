@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicator.phases import Phase
+from replicator.monitoring.phases import Phase
 from replicator.watchdog.limits import Limits
 
 STRAGGLER_RATIO = 1.5

@@ -10,7 +10,7 @@ the step for its compiler, its input or its disk.
 import dataclasses
 from collections.abc import Sequence
 
-from replicator.phases import Current, Phase
+from replicator.monitoring.phases import Current, Phase
 from replicator.watchdog.limits import Limits
 from replicator.watchdog.peers import Peer
 

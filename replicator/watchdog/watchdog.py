@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from replicator.base.host.exit_codes import HUNG
 from replicator.distributed.notices import Notices
-from replicator.phases import Phases
+from replicator.monitoring.phases import Phases
 from replicator.stacks import (
     also_in_user_code,
     format_stacks,

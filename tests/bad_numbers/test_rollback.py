@@ -18,13 +18,13 @@ from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.compiled_step import CompiledStep, CompileOptions
 from replicator.errors import NonFiniteError, SpikeError
-from replicator.events import EventLog, read_events
 from replicator.hooks import Hook, MetricsEvent
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, position_from_json
 from replicator.loop import LoopPlan, run_loop
-from replicator.progress import Progress
+from replicator.monitoring.events import EventLog, read_events
+from replicator.monitoring.progress import Progress
 from replicator.state import init_run, state_shardings
 from replicator.steps import count_steps, lift
 from tests.fakes import FakeClock

@@ -1,6 +1,6 @@
 from benchmarks.metrics_cost import time_in_turn
 from replicator.hooks import StateEvent
-from replicator.progress import first_numbers
+from replicator.monitoring.progress import first_numbers
 
 
 def make_run(name, done, *, steps):

@@ -87,7 +87,7 @@ def test_run_is_timed_between_its_blocks_and_not_while_others_work(event):
 @pytest.fixture
 def event():
     from replicator.hooks import StateEvent
-    from replicator.progress import Progress
+    from replicator.monitoring.progress import Progress
 
     def make(step):
         progress = Progress(WorkClock(), steps=None)

@@ -18,10 +18,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.distributed.notices import open_notices
-from replicator.events import EventLog
 from replicator.hooks import Hook
 from replicator.loop import LoopPlan, run_loop
-from replicator.phases import Phases
+from replicator.monitoring.events import EventLog
+from replicator.monitoring.phases import Phases
 from replicator.preemption import Preemption
 from replicator.run_ahead import RunAhead
 from replicator.stop_agreement import StopAgreement

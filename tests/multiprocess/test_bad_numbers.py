@@ -11,7 +11,7 @@ from jax.experimental import checkify
 import replicator
 from replicator import Replicator
 from replicator.cli.main import main
-from replicator.events import read_events
+from replicator.monitoring.events import read_events
 from replicator.postmortem.bundle import read_bundle
 from tests.multiprocess.processes import run_processes, values
 from tests.multiprocess.programs import bits, host

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from replicator.checkpoint import CheckpointStore
-from replicator.events import read_events
+from replicator.monitoring.events import read_events
 from tests.multiprocess.processes import ROOT, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

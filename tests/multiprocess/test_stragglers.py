@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from replicator import Replicator
-from replicator.events import read_events
 from replicator.hooks import Hook
+from replicator.monitoring.events import read_events
 from replicator.report.page import write_report
 from replicator.watchdog import gossip
 from tests.multiprocess.processes import run_processes, values

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from replicator.base.host.exit_codes import HUNG
-from replicator.events import read_events
+from replicator.monitoring.events import read_events
 from tests.multiprocess.groups import group
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import json
 
 from replicator.base.host.strict_json import strict_json
-from replicator.events import EventLog
+from replicator.monitoring.events import EventLog
 from tests.fakes import FakeClock
 
 HOSTILE = "<script>alert(1)</script>"

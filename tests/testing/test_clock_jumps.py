@@ -17,13 +17,13 @@ FOR_PEOPLE = {
     "replicator/checkpoint/lock.py",
     "replicator/cli/checks/measure.py",
     "replicator/cli/doctor.py",
-    "replicator/events.py",
+    "replicator/monitoring/events.py",
     "replicator/launchpad_bridge/watching/journal.py",
     "replicator/launchpad_bridge/watching/watcher.py",
     "replicator/report/page.py",
     "replicator/rpc/security/certificates.py",
-    "replicator/run_record.py",
-    "replicator/writers/tensorboard.py",
+    "replicator/monitoring/run_record.py",
+    "replicator/monitoring/writers/tensorboard.py",
 }
 # A file has no other age. A jump at worst leaves what a dead launcher left, or removes
 # a folder in its first millisecond, whose launcher then says so.

@@ -20,7 +20,7 @@ from replicator.compat.jaxline.train import (
 )
 from replicator.compat.jaxline.writer import ScalarWriter
 from replicator.errors import ArgumentError
-from replicator.writers.directory import directory_writer
+from replicator.monitoring.writers.directory import directory_writer
 
 
 def evaluate(

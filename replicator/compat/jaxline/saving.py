@@ -13,9 +13,9 @@ from replicator.compat.jaxline.experiment import AbstractExperiment
 from replicator.compat.jaxline.state import give_state, take_state
 from replicator.errors import CheckpointMismatchError
 from replicator.hooks import Every, Hook, StateEvent
-from replicator.in_flight import InFlight, in_flight_from_json
-from replicator.phases import Phase
-from replicator.writers.writer import Writer
+from replicator.monitoring.pending_metrics import InFlight, in_flight_from_json
+from replicator.monitoring.phases import Phase
+from replicator.monitoring.writers.writer import Writer
 
 _STRUCTURES = "jaxline"
 

@@ -26,18 +26,18 @@ from replicator.compat.jaxline.experiment import AbstractExperiment
 from replicator.compat.jaxline.keys import next_keys, require_equal_rows
 from replicator.compat.jaxline.saving import Progress, Saves
 from replicator.compat.jaxline.writer import ScalarWriter, WithoutExamples
-from replicator.display import make_display
 from replicator.errors import ArgumentError
 from replicator.guards import guarded
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.loop import LoopPlan, LoopResult, run_loop
-from replicator.phases import Phases
+from replicator.monitoring.display import make_display
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.run_record import set_aside, write_run_record
+from replicator.monitoring.writers.directory import directory_writer
+from replicator.monitoring.writers.jsonl import drop_after
+from replicator.monitoring.writers.multi import call_all
 from replicator.preemption import LeaveSaved, Preemption
-from replicator.run_record import set_aside, write_run_record
 from replicator.watchdog import Limits
-from replicator.writers.directory import directory_writer
-from replicator.writers.jsonl import drop_after
-from replicator.writers.multi import call_all
 
 _NOT_CALLED = ("train_loop", "snapshot_state", "restore_from_snapshot")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from replicator.writers.writer import Writer, named_numbers
+from replicator.monitoring.writers.writer import Writer, named_numbers
 
 
 class ScalarWriter:

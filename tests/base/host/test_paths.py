@@ -7,12 +7,12 @@ import pytest
 
 from replicator.checkpoint import CheckpointStore
 from replicator.cli import certificates, demo, doctor, report
-from replicator.events import EventLog, read_events
+from replicator.monitoring.events import EventLog, read_events
+from replicator.monitoring.writers import JSONL, TensorBoard
 from replicator.postmortem.bundle import read_bundle
 from replicator.profiler import Profile
 from replicator.rpc.security.tls import Tls
 from replicator.testing.faults import Injector
-from replicator.writers import JSONL, TensorBoard
 from tests.steps import regression_batch, replicas, trainer
 
 

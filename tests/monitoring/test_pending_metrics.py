@@ -5,7 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from replicator.in_flight import MOST_NUMBERS, InFlight, in_flight_from_json
+from replicator.monitoring.pending_metrics import (
+    MOST_NUMBERS,
+    InFlight,
+    in_flight_from_json,
+)
 
 METRICS = {
     "half": np.float16(0.5),

@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from replicator.run_record import set_aside, write_run_record
+from replicator.monitoring.run_record import set_aside, write_run_record
 
 
 def record(folder, **arguments):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicator.peak_flops import flops_utilisation, peak_flops_per_s
+from replicator.monitoring.peak_flops import flops_utilisation, peak_flops_per_s
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import jax
 
-from replicator.device_memory import memory_numbers
+from replicator.monitoring.device_memory import memory_numbers
 
 
 class Accelerator:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from replicator.phases import PHASES, Phases
+from replicator.monitoring.phases import PHASES, Phases
 from tests.fakes import FakeClock
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from replicator.base.host.strict_json import strict_json
 from replicator.base.trees import leaf_path
 from replicator.base.types import PyTree
-from replicator.writers.writer import named_numbers
+from replicator.monitoring.writers.writer import named_numbers
 
 _MOST_NDIM = 1  # what is larger is no number, and nobody writes it
 MOST_NUMBERS = 10_000

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from replicator.display import LineDisplay, TerminalDisplay, make_display
-from replicator.progress import ProgressNumbers
+from replicator.monitoring.display import LineDisplay, TerminalDisplay, make_display
+from replicator.monitoring.progress import ProgressNumbers
 
 
 class Terminal(io.StringIO):
@@ -130,8 +130,8 @@ def test_importing_displays_does_not_import_rich():
 
 _LOGS = """
 import logging, sys
-from replicator.display import make_display
-from tests.test_display import numbers
+from replicator.monitoring.display import make_display
+from tests.monitoring.test_display import numbers
 if sys.argv[1] == "absl":
     from absl import flags, logging as absl_logging
     flags.FLAGS(sys.argv[:1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replicator.errors import ArgumentError
-from replicator.events import EventLog, read_events
+from replicator.monitoring.events import EventLog, read_events
 from tests.fakes import FakeClock
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicator.progress import Progress
+from replicator.monitoring.progress import Progress
 from tests.fakes import FakeClock
 
 

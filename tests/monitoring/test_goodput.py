@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from replicator.events import EventLog, read_events
-from replicator.goodput import goodput
 from replicator.hooks import StateEvent
+from replicator.monitoring.events import EventLog, read_events
+from replicator.monitoring.goodput import goodput
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.progress import Progress
 from replicator.phase_journal import JournalPhases, process_age_s
-from replicator.phases import Phases
-from replicator.progress import Progress
 from tests.fakes import FakeClock
 
 EPOCH = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -197,11 +197,11 @@ def test_a_process_knows_its_age():
 RUN = """
 import sys, threading
 from replicator.base.host.clock import SystemClock
-from replicator.events import EventLog
+from replicator.monitoring.events import EventLog
 from replicator.hooks import StateEvent
 from replicator.phase_journal import JournalPhases
-from replicator.phases import Phases
-from replicator.progress import first_numbers
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.progress import first_numbers
 
 directory, step = sys.argv[1], int(sys.argv[2])
 phases = Phases()

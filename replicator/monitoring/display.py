@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
-from replicator.progress import ProgressNumbers
+from replicator.monitoring.progress import ProgressNumbers
 
 _log = logging.getLogger(__name__)
 
