@@ -24,6 +24,7 @@ from replicator.checkpoint.store import CheckpointStore
 from replicator.closing import closed_on_failure
 from replicator.collecting import KeyedStep
 from replicator.compiled_step import CompiledStep
+from replicator.distributed.same_everywhere import require_same_state
 from replicator.evaluate_every import EvaluateEvery, followed_number
 from replicator.guards import guarded
 from replicator.hooks import Every, Hook, StateEvent
@@ -38,7 +39,6 @@ from replicator.monitoring.run_record import describe_dataset
 from replicator.postmortem.examine import Blamed, Reopened, examine, is_met_by_all
 from replicator.preemption import LeaveSaved, Preemption
 from replicator.records import Records, Reports, open_reports
-from replicator.same_everywhere import require_same_state
 from replicator.saving import (
     Checkpoints,
     Resumed,

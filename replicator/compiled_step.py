@@ -25,6 +25,7 @@ from replicator.base.trees import describe, first_difference, leaf_path
 from replicator.base.types import Key, PyTree
 from replicator.collecting import KeyedStep
 from replicator.collectives.keys import check_key
+from replicator.distributed.same_everywhere import require_same_program
 from replicator.donation import Alike, Donation
 from replicator.eager_calls import require_eager
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
@@ -47,7 +48,6 @@ from replicator.program import (
 )
 from replicator.program_cost import Compilation, program_cost
 from replicator.run_ahead import RunAhead
-from replicator.same_everywhere import require_same_program
 from replicator.source_lines import user_stacklevel
 from replicator.state import check_own_axes, state_shardings
 

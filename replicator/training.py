@@ -13,12 +13,12 @@ from replicator.bad_numbers.rollback import go_on_anew
 from replicator.checkpoint.snapshot import describe_leaves
 from replicator.closing import closed_at_the_end
 from replicator.distributed.leaving import leave_at_once
+from replicator.distributed.same_everywhere import require_same_arguments
 from replicator.errors import ArgumentError, Preempted
 from replicator.loop import LoopResult
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.records import alone_in
-from replicator.same_everywhere import require_same_arguments
 
 
 def train(training: Training) -> LoopResult:

@@ -6,9 +6,9 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from replicator.distributed.processes.group import launch
+from replicator.distributed.processes.states import Policy
 from replicator.errors import ArgumentError, check_count
-from replicator.launch.group import launch
-from replicator.launch.states import Policy
 
 SUMMARY = "Run a script as several processes on this host; restart them when one dies"
 

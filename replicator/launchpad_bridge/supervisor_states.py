@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from replicator.launch.states import Say, TimeUp
+from replicator.distributed.processes.states import Say, TimeUp
 from replicator.launchpad_bridge.protocols import Exited, Restart, StopAsked
 
 Phase: TypeAlias = Literal["running", "stopping", "killing", "ended"]

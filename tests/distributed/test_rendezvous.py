@@ -10,6 +10,7 @@ import pytest
 
 from replicator.base.host.clock import SystemClock
 from replicator.distributed.clusters import Cluster
+from replicator.distributed.processes.ports import free_port
 from replicator.distributed.rendezvous import meet
 from replicator.distributed.roster import (
     Hello,
@@ -18,7 +19,6 @@ from replicator.distributed.roster import (
     parse_hello,
 )
 from replicator.errors import DistributedError, DistributedTimeoutError
-from replicator.launch.ports import free_port
 
 LONG_S = 60.0
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
-from tests.launch.launched import Launched, kill, script
+from tests.distributed.processes.launched import Launched, kill, script
 from tests.multiprocess.groups import at_most
 
 pytestmark = pytest.mark.slow

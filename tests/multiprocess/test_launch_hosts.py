@@ -10,8 +10,8 @@ import uuid
 
 import pytest
 
-from replicator.launch.ports import free_port
-from tests.launch.launched import LONG_S
+from replicator.distributed.processes.ports import free_port
+from tests.distributed.processes.launched import LONG_S
 from tests.multiprocess.test_launch_jax import JOIN
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.launch.launched import Launched, kill, script
+from tests.distributed.processes.launched import Launched, kill, script
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ them over restarts, and the launcher that starts all again, twice.
 import pytest
 
 from replicator.monitoring.events import read_events
-from tests.launch.launched import Launched, script
+from tests.distributed.processes.launched import Launched, script
 
 pytestmark = pytest.mark.slow
 

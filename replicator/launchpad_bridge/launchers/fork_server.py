@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from replicator.launch.memory_kills import count_memory_kills
+from replicator.distributed.processes.memory_kills import count_memory_kills
 from replicator.launchpad_bridge.launchers import lifeline
 from replicator.launchpad_bridge.launchers.control_frames import (
     Message,

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from replicator.distributed.processes.own_session import terminal_held
 from replicator.errors import LaunchError
-from replicator.launch.own_session import terminal_held
 from replicator.launchpad_bridge.launchers import lifeline
 from replicator.launchpad_bridge.launchers.control_frames import (
     Message,

@@ -1,6 +1,6 @@
 """A Ray of a run's own, on this host, that nobody else reaches and that ends with it.
 
-Its processes descend from a guard (`replicator.launch.guard`), which kills all of them,
+Its processes descend from a guard (`replicator.distributed.processes.guard`), which kills all of them,
 whatever they call themselves, once this process is gone or says so. Ray's own workers
 would notice that late, and some write over the environment that could tell them.
 """
@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicator.distributed.processes import guard
+from replicator.distributed.processes.own_session import terminal_held, that_forgets
 from replicator.errors import LaunchError
-from replicator.launch import guard
-from replicator.launch.own_session import terminal_held, that_forgets
 
 OF_HEAD = {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory"}
 """The arguments of `ray.init` that say what a Ray is, not how to use it."""

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from replicator.distributed.processes.own_session import terminal_held, that_forgets
 from replicator.errors import DecodeError, LaunchError
-from replicator.launch.own_session import terminal_held, that_forgets
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.control_frames import Message

@@ -16,8 +16,8 @@ import dataclasses
 import signal
 
 from replicator.base.host.exit_codes import HUNG, PREEMPTED
-from replicator.launch.guard import KILLED_BY_LAUNCHER
-from replicator.launch.states import (
+from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
+from replicator.distributed.processes.states import (
     Action,
     Asked,
     Decision,

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tests.launch.stormed import STARTS
+from tests.distributed.processes.stormed import STARTS
 
 
 @pytest.mark.parametrize(("kind", "end"), [("command", 7), ("fork_server", ["ready"])])
 def test_what_starts_in_a_storm_of_ctrl_c_gets_none(kind, end, tmp_path):
     ends = subprocess.check_output(
-        [sys.executable, "-m", "tests.launch.stormed", kind, tmp_path],
+        [sys.executable, "-m", "tests.distributed.processes.stormed", kind, tmp_path],
         start_new_session=True,
     )
     assert json.loads(ends) == [end] * STARTS

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from replicator.launch import guard
-from replicator.launch.memory_kills import count_memory_kills
-from replicator.launch.output import LabelledLines
-from replicator.launch.own_session import terminal_held
+from replicator.distributed.processes import guard
+from replicator.distributed.processes.memory_kills import count_memory_kills
+from replicator.distributed.processes.output import LabelledLines
+from replicator.distributed.processes.own_session import terminal_held
 
 
 class Member:

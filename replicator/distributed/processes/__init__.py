@@ -4,7 +4,7 @@
 it lets nothing live on that its process started.
 """
 
-from replicator.launch.group import launch
-from replicator.launch.states import Policy
+from replicator.distributed.processes.group import launch
+from replicator.distributed.processes.states import Policy
 
 __all__ = ["Policy", "launch"]

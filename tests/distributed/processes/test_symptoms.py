@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicator.launch.symptoms import comes_again, is_symptom
+from replicator.distributed.processes.symptoms import comes_again, is_symptom
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from replicator.launch.output import LabelledLines
+from replicator.distributed.processes.output import LabelledLines
 
 
 @pytest.fixture

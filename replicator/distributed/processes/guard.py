@@ -72,7 +72,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     """Start the command; what signals come meanwhile, it gets afterwards.
 
     So it does with a Ctrl-C from before this process had a session of its own: who
-    starts it blocks that (`replicator.launch.own_session`).
+    starts it blocks that (`replicator.distributed.processes.own_session`).
     """
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)

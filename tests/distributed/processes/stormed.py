@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from replicator.launch.own_session import terminal_held, that_forgets
+from replicator.distributed.processes.own_session import terminal_held, that_forgets
 from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
 from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replicator.same_everywhere import _checksums
+from replicator.distributed.same_everywhere import _checksums
 
 LEAVES = {
     "float32": np.asarray([1.0, 2.0, 3.0], np.float32),

@@ -17,13 +17,11 @@ from types import FrameType
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
-from replicator.distributed.report_progress import VARIABLE, read_progress
-from replicator.errors import ArgumentError
-from replicator.launch.member import Member
-from replicator.launch.memory_kills import count_memory_kills
-from replicator.launch.output import LabelledLines
-from replicator.launch.ports import free_port
-from replicator.launch.states import (
+from replicator.distributed.processes.member import Member
+from replicator.distributed.processes.memory_kills import count_memory_kills
+from replicator.distributed.processes.output import LabelledLines
+from replicator.distributed.processes.ports import free_port
+from replicator.distributed.processes.states import (
     Action,
     Asked,
     Event,
@@ -37,8 +35,10 @@ from replicator.launch.states import (
     Tell,
     TimeUp,
 )
-from replicator.launch.supervisor import begin, decide, describe_code
-from replicator.launch.symptoms import comes_again, is_symptom
+from replicator.distributed.processes.supervisor import begin, decide, describe_code
+from replicator.distributed.processes.symptoms import comes_again, is_symptom
+from replicator.distributed.report_progress import VARIABLE, read_progress
+from replicator.errors import ArgumentError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEANING_S = 10.0

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from replicator.base.host.exit_codes import HUNG, PREEMPTED
-from replicator.launch.guard import KILLED_BY_LAUNCHER
-from replicator.launch.states import (
+from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
+from replicator.distributed.processes.states import (
     Asked,
     Exit,
     Exited,
@@ -21,7 +21,7 @@ from replicator.launch.states import (
     Tell,
     TimeUp,
 )
-from replicator.launch.supervisor import begin, decide, describe_code
+from replicator.distributed.processes.supervisor import begin, decide, describe_code
 
 POLICY = Policy(processes=2)
 
