@@ -10,7 +10,6 @@ from . import (
     testing,
     writers,
 )
-from .averages import ema
 from .bad_numbers.spikes import Spikes
 from .base.host.fake_devices import fake_devices
 from .base.per_replica import PerReplica
@@ -27,18 +26,19 @@ from .collectives.microbatch import is_last_microbatch
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.step_number import step_number
-from .compiled_step import CompiledStep, RecompilationWarning
-from .donation import SharedBufferWarning
-from .evaluate import Evaluation
+from .engine.analysis.replication_check import SharedRandomKeyWarning
+from .engine.compiled_step import CompiledStep, RecompilationWarning
+from .engine.evaluation.evaluate import Evaluation
+from .engine.metrics.declared import Concat, Max, Mean, Min, Sum
+from .engine.step.averages import ema
+from .engine.step.donation import SharedBufferWarning
+from .engine.step.gradients import LocalSum, global_loss, value_and_grad
+from .engine.step.loss_scale import DynamicLossScale
+from .engine.step.optimizer import scale_loss, wrap_optimizer
+from .engine.step.optimizer_state import OptimizerState
 from .evaluate_every import EvaluateEvery
-from .gradients import LocalSum, global_loss, value_and_grad
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
-from .loss_scale import DynamicLossScale
-from .metrics import Concat, Max, Mean, Min, Sum
-from .optimizer import scale_loss, wrap_optimizer
-from .optimizer_state import OptimizerState
-from .proof import SharedRandomKeyWarning
 from .replicator import Replicator, run
 from .version import __version__
 from .watchdog.limits import Limits

@@ -22,9 +22,11 @@ from replicator.base.types import Dataset, PyTree
 from replicator.best_so_far import Follow
 from replicator.checkpoint.store import CheckpointStore
 from replicator.closing import closed_on_failure
-from replicator.collecting import KeyedStep
-from replicator.compiled_step import CompiledStep
 from replicator.distributed.same_everywhere import require_same_state
+from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.memory_errors import is_out_of_memory
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.state import FirstState
 from replicator.evaluate_every import EvaluateEvery, followed_number
 from replicator.guards import guarded
 from replicator.hooks import Every, Hook, StateEvent
@@ -32,7 +34,6 @@ from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.loop import LoopPlan, LoopResult, Step, run_loop
-from replicator.memory_errors import is_out_of_memory
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.run_record import describe_dataset
@@ -48,7 +49,6 @@ from replicator.saving import (
     open_store,
     resume,
 )
-from replicator.state import FirstState
 from replicator.watchdog import Limits
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from replicator.engine.program_cost import Compilation
 from replicator.hooks import Hook, MetricsEvent
 from replicator.monitoring.display import Display
 from replicator.monitoring.events import EventLog
-from replicator.program_cost import Compilation
 
 
 class TellCompilations(Hook):

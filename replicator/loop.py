@@ -24,13 +24,13 @@ from replicator.base.types import PyTree
 from replicator.best_so_far import BestSoFar
 from replicator.closing import closed_at_the_end
 from replicator.dispatched_call import DispatchedCall
+from replicator.engine.run_ahead import is_under_way
 from replicator.errors import ArgumentError, BatchError
 from replicator.finite_check import FiniteCheck
 from replicator.hooks import Hook, StateEvent
 from replicator.monitoring.pending_metrics import InFlight
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers, first_numbers
-from replicator.run_ahead import is_under_way
 
 
 class Batch(Protocol):

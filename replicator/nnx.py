@@ -46,13 +46,13 @@ from replicator.collectives.moments import (
     pooled,
     wider_dtype,
 )
+from replicator.engine.step.gradients import LocalSum, as_mean, checked_sum
 from replicator.errors import (
     ArgumentError,
     check_function,
     check_number,
     check_whole,
 )
-from replicator.gradients import LocalSum, as_mean, checked_sum
 
 Model = TypeVar("Model", bound=nnx.Module)
 

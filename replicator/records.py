@@ -18,6 +18,7 @@ from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
 from replicator.compile_notes import TellCompilations
 from replicator.distributed.agreement import exchange
+from replicator.engine.program_cost import Compilation
 from replicator.errors import ArgumentError
 from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.monitoring.display import make_display
@@ -34,7 +35,6 @@ from replicator.monitoring.writers.jsonl import drop_after
 from replicator.monitoring.writers.writer import Writer
 from replicator.phase_journal import JournalPhases
 from replicator.profiler import Profile, check_steps
-from replicator.program_cost import Compilation
 from replicator.run_numbers import AddRunNumbers
 from replicator.saving import Resumed
 

@@ -13,11 +13,6 @@ from typing import Any
 from jax.sharding import Mesh
 
 from replicator.attempts import Evaluations, Training
-from replicator.auto_microbatch import (
-    check_memory_limit,
-    first_batch,
-    fit_accumulate,
-)
 from replicator.bad_numbers.policy import OnNonfinite
 from replicator.bad_numbers.rollback import make_recovery
 from replicator.bad_numbers.spikes import Spikes
@@ -25,8 +20,18 @@ from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree, StepFn
 from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
-from replicator.compiled_step import CompiledStep
-from replicator.eager_calls import require_eager
+from replicator.engine.auto_microbatch import (
+    check_memory_limit,
+    first_batch,
+    fit_accumulate,
+)
+from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.eager_calls import require_eager
+from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.make_step import compiled_step, debug_step
+from replicator.engine.own_loops import OwnLoops
+from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -34,19 +39,14 @@ from replicator.errors import (
     check_function,
     check_kind,
 )
-from replicator.evaluate import EvalFn
 from replicator.hooks import Every, Hook, checked_hooks
 from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
-from replicator.lifting import compiled_step, debug_step
 from replicator.loop import LoopPlan, LoopResult
 from replicator.monitoring.phases import Phases
-from replicator.own_loops import OwnLoops
 from replicator.postmortem.recorded_program import one_replica_update
-from replicator.program import CompileOptions
 from replicator.records import Records, check_profile, open_journal
 from replicator.saving import as_schedule, checkpoints_of, hook_states
-from replicator.state import FirstState, first_run, given_run
 from replicator.training import train
 from replicator.watchdog.limits import Limits, as_limits
 

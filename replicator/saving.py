@@ -18,6 +18,7 @@ from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.collectives.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
+from replicator.engine.step.state import RunState, state_shardings
 from replicator.errors import ArgumentError, check_count, check_kind
 from replicator.hooks import Every, Hook, MetricsEvent, StateEvent, every
 from replicator.inputs.position import Position, position_from_json
@@ -29,7 +30,6 @@ from replicator.monitoring.pending_metrics import (
 )
 from replicator.monitoring.run_record import versions
 from replicator.monitoring.writers.writer import named_numbers
-from replicator.state import RunState, state_shardings
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from replicator.source_lines import UNKNOWN_LINE, user_frame_of, user_line_of
+from replicator.engine.analysis.source_lines import (
+    UNKNOWN_LINE,
+    user_frame_of,
+    user_line_of,
+)
 
 _DEBUGGERS = ("pdb", "bdb", "IPython.core.debugger")
 _CALLBACKS = os.path.join("jax", "_src", "callback.py")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator.base.mesh import replica_mesh, replica_spec
-from replicator.dataflow import sub_jaxprs
+from replicator.engine.analysis.dataflow import sub_jaxprs
 
 
 def replicated_program(fn, n=8):

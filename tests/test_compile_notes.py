@@ -3,11 +3,11 @@
 import io
 
 from replicator.compile_notes import TellCompilations
+from replicator.engine.program_cost import Compilation, ProgramCost
 from replicator.hooks import MetricsEvent
 from replicator.monitoring.display import LineDisplay
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.program_cost import Compilation, ProgramCost
 from tests.fakes import FakeClock
 
 COMPILATION = Compilation(

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from replicator.memory_errors import MemoryNeed
+from replicator.engine.memory_errors import MemoryNeed
+from replicator.engine.program_cost import Compilation, ProgramCost
 from replicator.monitoring.phases import Phases
-from replicator.program_cost import Compilation, ProgramCost
 from replicator.run_numbers import AddRunNumbers
 from tests.fakes import FakeClock, RecordingWriter
 

@@ -11,7 +11,7 @@ from flax import nnx
 from replicator.base.per_replica import PerReplica
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
-from replicator.optimizer_state import OptimizerState
+from replicator.engine.step.optimizer_state import OptimizerState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,9 @@ from replicator.bad_numbers.policy import (
 )
 from replicator.bad_numbers.spikes import Spikes
 from replicator.base.types import PyTree
+from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
-from replicator.optimizer_state import optimizer_states
 
 _log = logging.getLogger(__name__)
 

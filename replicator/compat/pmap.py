@@ -32,8 +32,8 @@ from replicator.compat.axes import (
 )
 from replicator.compat.layout import axis_mesh, local_rows, put_rows, several_processes
 from replicator.compat.mapped_program import Call, MappedProgram
+from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 from replicator.errors import ArgumentError
-from replicator.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 
 _ANONYMOUS = "pmap_axis"
 

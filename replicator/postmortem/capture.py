@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from replicator.base.types import Key, PyTree
-from replicator.collecting import KeyedStep
+from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.postmortem.bundle import Bundle, arrays_of, write_bundle
 from replicator.postmortem.recorded_program import (
     RecordedProgram,

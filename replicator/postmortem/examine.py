@@ -14,9 +14,9 @@ from jax.experimental import checkify
 
 from replicator.base.to_host import whole_on_host
 from replicator.base.types import PyTree
-from replicator.collecting import KeyedStep
 from replicator.distributed.agreement import exchange
 from replicator.distributed.coordination import process_index
+from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import (
     DistributedError,
     NonFiniteError,

@@ -15,9 +15,14 @@ import jax
 from replicator.base.per_replica import is_per_replica, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree, StepFn
-from replicator.collecting import KeyedStep
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.transforms import (
+    count_steps,
+    lift,
+    repeat_steps,
+    report_norms,
+)
 from replicator.postmortem.watched import Place, watched
-from replicator.steps import count_steps, lift, repeat_steps, report_norms
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _log = logging.getLogger(__name__)

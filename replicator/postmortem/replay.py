@@ -13,11 +13,11 @@ import numpy as np
 
 from replicator.base.trees import first_difference, named_leaves
 from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
 from replicator.postmortem.bundle import Bundle
 from replicator.postmortem.recorded_program import one_replica_update, record_program
 from replicator.postmortem.watched import Found, Place, first_bad
-from replicator.state import RunState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

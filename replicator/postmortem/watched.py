@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from replicator.dataflow import sub_jaxprs
-from replicator.source_lines import UNKNOWN_LINE, user_line
+from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.analysis.source_lines import UNKNOWN_LINE, user_line
 
 NEVER = np.iinfo(np.int32).max
 

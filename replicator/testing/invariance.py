@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from replicator.accumulate import shown_by_update
 from replicator.base.mesh import replica_mesh
 from replicator.base.per_replica import (
     is_per_replica,
@@ -27,8 +26,12 @@ from replicator.base.per_replica import (
 )
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
-from replicator.collecting import KeyedStep
-from replicator.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.step.accumulate import shown_by_update
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.state import RunState, init_state, state_shardings
+from replicator.engine.step.transforms import count_steps, keyed, lift
+from replicator.engine.step.update_dependence import follows_optimizer
 from replicator.errors import (
     ArgumentError,
     InvarianceError,
@@ -37,9 +40,6 @@ from replicator.errors import (
     check_whole,
 )
 from replicator.inputs.placement import batch_spec, place
-from replicator.state import RunState, init_state, state_shardings
-from replicator.steps import count_steps, keyed, lift
-from replicator.tail import follows_optimizer
 
 GRADIENT_TOLERANCE = 1e-5 + 1e-6
 """Of the norm of the whole gradient, float32: law 1."""

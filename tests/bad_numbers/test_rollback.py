@@ -16,7 +16,9 @@ from replicator.bad_numbers.spikes import Spikes
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
-from replicator.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.step.state import init_run, state_shardings
+from replicator.engine.step.transforms import count_steps, lift
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
 from replicator.inputs.feed import open_input
@@ -25,8 +27,6 @@ from replicator.inputs.position import Position, position_from_json
 from replicator.loop import LoopPlan, run_loop
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.state import init_run, state_shardings
-from replicator.steps import count_steps, lift
 from tests.fakes import FakeClock
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replicator import collectives as c
-from replicator.dataflow import sub_jaxprs
+from replicator.engine.analysis.dataflow import sub_jaxprs
 from tests.helpers import on_replicas, replicated_program
 
 UNEQUAL = [[0], [1, 2], [3, 4, 5, 6, 7]]

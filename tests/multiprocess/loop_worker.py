@@ -18,12 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.distributed.notices import open_notices
+from replicator.engine.run_ahead import RunAhead
 from replicator.hooks import Hook
 from replicator.loop import LoopPlan, run_loop
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.preemption import Preemption
-from replicator.run_ahead import RunAhead
 from replicator.stop_agreement import StopAgreement
 from replicator.testing import faults
 from replicator.watchdog import Limits, Watchdog

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from replicator.optimizer import wrap_optimizer
+from replicator.engine.step.optimizer import wrap_optimizer
 from tests.steps import mlp, trainer
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from replicator.cli.main import main
-from replicator.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.step.state import init_run
+from replicator.engine.step.transforms import count_steps, lift
 from replicator.errors import ArgumentError, NonFiniteError
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
@@ -21,8 +23,6 @@ from replicator.postmortem.recorded_program import (
     one_replica_update,
 )
 from replicator.postmortem.replay import load_function, replay_recorded, replay_step
-from replicator.state import init_run
-from replicator.steps import count_steps, lift
 from tests.postmortem.crashing import init_fn, step_fn
 from tests.steps import regression_batch, replicas
 

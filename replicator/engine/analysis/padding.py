@@ -1,0 +1,83 @@
+"""Refuse a padded batch where what fills it up would change what a step learns.
+
+That a metric reads the mask is not enough: the gradients that an optimizer gets must
+follow from it, leaf by leaf, where they follow from the batch at all. A state without
+a wrapped optimizer is asked itself.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from jax.extend import core
+
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
+from replicator.collectives.markers import REDUCED_GRADIENT
+from replicator.engine.analysis import dataflow
+from replicator.errors import BatchError
+from replicator.inputs.placement import Placed
+from replicator.inputs.remainder import MASK
+
+_DATA, _MASK = 0, 1
+
+
+def without_mask(
+    jaxpr: core.Jaxpr, state: PyTree, batch: PyTree, *, shared: Sequence[bool]
+) -> str | None:
+    """Say what a program learns from its batch without the batch's mask.
+
+    Args:
+      jaxpr: Of the program; its inputs are state, batch and key.
+      state: What it takes.
+      batch: What it takes.
+      shared: Per leaf of the state, whether it is equal on all replicas.
+
+    Returns:
+      For example "gradients of `params/w`"; None if there is nothing.
+    """
+    marks = [frozenset()] * len(jaxpr.invars)
+    before = len(jax.tree.leaves(state))
+    for place, (path, _) in enumerate(named_leaves(batch)):
+        is_mask = path.partition("/")[0] == MASK
+        marks[before + place] = frozenset({_MASK if is_mask else _DATA})
+    rules = _Gradients()
+    after = dataflow.flow(jaxpr, marks, rules)
+    if any(_DATA in mark for mark in rules.read.values()):
+        careless = (n for n, mark in rules.read.items() if mark == {_DATA})
+        return next((f"gradients of `{name}`" for name in careless), None)
+    leaves = [mark for mark, is_shared in zip(after, shared, strict=False) if is_shared]
+    for what, found in {"a state": leaves, "metrics": after}.items():
+        read = dataflow.DependsOn().join(found)
+        if _DATA in read:
+            return None if _MASK in read else what
+    return None
+
+
+def refuse_padding(batch: Placed, what: str) -> None:
+    """Refuse a padded batch.
+
+    Args:
+      batch: The batch.
+      what: As `without_mask` says it.
+
+    Raises:
+      BatchError: Always.
+    """
+    raise BatchError(
+        f'`step_fn` must read `batch["{MASK}"]` where a batch is padded, got '
+        f"{batch.examples} examples at batch {batch.index} and {what} computed without "
+        "it. Weight the loss by it, or drop what is left over: "
+        "`InputOptions(remainder='drop')`."
+    )
+
+
+class _Gradients(dataflow.DependsOn):
+    """Note what the gradients depend on that optimizers get."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, frozenset[int]] = {}
+
+    def decide(self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]) -> None:
+        if eqn.primitive.name == REDUCED_GRADIENT:
+            name = eqn.params["name"]
+            self.read[name] = self.read.get(name, self.clean) | self.join(marks)

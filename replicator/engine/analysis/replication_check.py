@@ -1,0 +1,309 @@
+"""Prove, before a step runs, that the state it returns is equal on every replica.
+
+`shard_map(check_vma=False)` runs user code as pmap did, and proves nothing. This walk
+over the step's jaxpr does: the batch, declared per-replica leaves and `axis_index` vary
+over replicas; full reductions and gathers stop that; everything else passes it on
+(design law 2). A collective that only some replicas may reach is refused, wherever it
+hides. On the way the walk finds what else is wrong between replicas: random numbers
+that all share and each should have its own (`shared_noise`), a local sum that was
+reduced already, and weights of gradients that passed between replicas: cotangents of
+other replicas' losses are in them, each scaled by a weight that is not this one's.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+from jax.extend import core
+
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.collectives.assume_replicated import ASSUME_REPLICATED
+from replicator.collectives.markers import LOCAL_SUM, WEIGHTED_GRADIENT
+from replicator.engine.analysis import dataflow
+from replicator.engine.analysis.marks import (
+    BATCH,
+    CLEAN,
+    DECLARED,
+    STATE,
+    Mark,
+    Origin,
+    join,
+)
+from replicator.engine.analysis.shared_noise import SOURCES, SharedNoise
+from replicator.engine.analysis.source_lines import (
+    UNKNOWN_LINE,
+    user_line,
+    user_stacklevel,
+)
+from replicator.errors import ReplicationError
+
+__all__ = ["BATCH", "CLEAN", "DECLARED", "STATE", "Mark", "prove_replicated"]
+
+_REDUCTIONS = frozenset(
+    {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
+)
+# These return bits that were there: groups that begin with equal ones end with equal.
+_EXACT = _REDUCTIONS - {"psum", "psum_invariant"}
+# What these return is not a function of their inputs: each device gets its own.
+_IMPURE = frozenset(
+    {"rng_uniform", "io_callback", "infeed", "empty", "empty2", "empty_ref"}
+)
+
+
+class SharedRandomKeyWarning(UserWarning):
+    """Every replica draws the same random numbers where its own were likely meant."""
+
+
+class _ReplicationRules:
+    """Which equations make values vary over replicas, and which make them agree."""
+
+    clean = CLEAN
+
+    def __init__(
+        self,
+        noise: SharedNoise,
+        *,
+        num_replicas: int | None,
+        outer: tuple[core.JaxprEqn, ...] = (),
+    ) -> None:
+        self._noise = noise
+        self._num_replicas = num_replicas
+        self._outer = outer  # the calls and loops that these equations lie in
+
+    def join(self, marks: Sequence[Mark]) -> Mark:
+        return join(marks)
+
+    def decide(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> list[Mark] | None:
+        name, outs = eqn.primitive.name, len(eqn.outvars)
+        if name in _MARKERS:
+            return [self._pass_marker(name, marks)]
+        if dataflow.over_axis(eqn, REPLICA_AXIS):
+            return [self._collect(eqn, marks)] * outs
+        if name in _IMPURE or eqn.params.get("has_side_effect"):
+            return [Mark(varying=self._origin(eqn))] * outs
+        mark = None
+        if name in SOURCES:
+            mark = self._noise.draw(eqn, marks, self._origin(eqn))
+        elif any([mark.noise for mark in marks]):
+            mark = self._noise.through(eqn, marks)
+        return None if mark is None else [mark] * outs
+
+    def inside(self, eqn: core.JaxprEqn) -> "_ReplicationRules":
+        return _ReplicationRules(
+            self._noise, num_replicas=self._num_replicas, outer=(*self._outer, eqn)
+        )
+
+    def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
+        """Refuse a collective that only some replicas may reach: it would never end."""
+        if predicate.varying is None:
+            return
+        for sub in dataflow.sub_jaxprs(eqn):
+            found = dataflow.find_equation(
+                sub, lambda inner: dataflow.is_collective(inner, REPLICA_AXIS)
+            )
+            if found is not None:
+                way = _WAYS.get(eqn.primitive.name, f"`{eqn.primitive.name}`")
+                line = user_line(found, caller=self._line(eqn))
+                raise ReplicationError(
+                    f"`{found.primitive.name}` at {line} must be reached by all "
+                    f"replicas, got a {way} that may go another way on each (it "
+                    f"depends on {predicate.varying.what}). Reduce the condition with "
+                    "`replicator.all_reduce` first."
+                )
+
+    def _line(self, eqn: core.JaxprEqn) -> str:
+        line = UNKNOWN_LINE
+        for each in (*self._outer, eqn):
+            line = user_line(each, caller=line)
+        return line
+
+    def _origin(self, eqn: core.JaxprEqn) -> Origin:
+        return Origin(eqn.primitive.name, self._line(eqn))
+
+    def _collect(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> Mark:
+        """Return the mark of what an equation over the replicas makes."""
+        name = eqn.primitive.name
+        joined = self.join(marks)
+        scope = [str(each.source_info.name_stack) for each in (*self._outer, eqn)]
+        if name in _REDUCTIONS:
+            self._noise.reduce(marks)
+        carried = joined.carried
+        if name != "axis_index" and _is_transposed(scope):
+            carried = self._origin(eqn)
+        if not joined.varying and self._is_bijective(eqn):
+            return joined._replace(carried=carried)
+        groups = eqn.params.get("axis_index_groups")
+        if name not in _REDUCTIONS or (
+            # Groups agree within, not with each other.
+            groups is not None and (joined.varying or name not in _EXACT)
+        ):
+            return Mark(varying=self._origin(eqn), carried=carried)
+        if _is_transposed(scope):
+            return Mark(carried=carried)
+        within_loss = any("jvp(" in part for part in scope)
+        return Mark(reduced=self._origin(eqn)) if within_loss else CLEAN
+
+    def _is_bijective(self, eqn: core.JaxprEqn) -> bool:
+        """Tell whether every replica sends to one, and every one receives."""
+        if eqn.primitive.name != "ppermute" or self._num_replicas is None:
+            return False
+        everyone = set(range(self._num_replicas))
+        return all(
+            set(side) == everyone for side in zip(*eqn.params["perm"], strict=True)
+        )
+
+    def _pass_marker(self, name: str, marks: Sequence[Mark]) -> Mark:
+        """Look at a value that we named ourselves; return its mark."""
+        if name == ASSUME_REPLICATED:
+            return CLEAN
+        mark = marks[0]
+        if name == LOCAL_SUM and not mark.varying and mark.reduced:
+            raise _already_reduced(mark.reduced)
+        if name == WEIGHTED_GRADIENT:
+            if mark.carried and marks[1].varying:
+                raise _weight_varies(mark.carried)
+            self._noise.reduce(marks[:1])
+        return mark
+
+
+_MARKERS = frozenset({ASSUME_REPLICATED, LOCAL_SUM, WEIGHTED_GRADIENT})
+_WAYS = {"while": "`while` loop", "cond": "branch"}
+
+
+def _is_transposed(scope: Sequence[str]) -> bool:
+    """Tell whether an equation in these name stacks belongs to a backward pass."""
+    again = any("rematted_computation" in part for part in scope)
+    return not again and any("transpose(" in part for part in scope)
+
+
+def _already_reduced(origin: Origin) -> ReplicationError:
+    return ReplicationError(
+        "`loss_fn` must return the sum over this replica's own examples, got one that "
+        f"`{origin.what}` at {origin.where} reduced over replicas already. Return the "
+        "local sum: the optimizer reduces."
+    )
+
+
+def _weight_varies(origin: Origin) -> ReplicationError:
+    return ReplicationError(
+        "`weight` must be equal on all replicas where gradients pass between them, got "
+        f"one that may differ and gradients that `{origin.what}` at {origin.where} "
+        "brings from other replicas. Take the gradient of a `LocalSum` by "
+        "`replicator.value_and_grad`, and pass `update(..., count=n)`."
+    )
+
+
+def prove_replicated(
+    jaxpr: core.Jaxpr,
+    in_marks: Sequence[Mark],
+    out_paths: Sequence[str | None],
+    *,
+    num_replicas: int | None = None,
+    batch_axis: int = 0,
+) -> None:
+    """Refuse a step whose returned state may differ between replicas.
+
+    Args:
+      jaxpr: What one replica computes.
+      in_marks: One mark per input of `jaxpr`: `CLEAN`, `STATE`, `BATCH`, `DECLARED`.
+      out_paths: One entry per output: the path of a state leaf that must be equal on
+        all replicas, or None for an output that may differ.
+      num_replicas: How many there are, if that is known.
+      batch_axis: Which axis of an input marked `BATCH` counts its examples.
+
+    Raises:
+      ReplicationError: A leaf may differ (the message names it, the primitive that
+        computed it and the user's line), not all replicas may reach a collective, a
+        local sum was reduced already, or a weight may differ between replicas whose
+        gradients meet.
+
+    Warns:
+      SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
+    """
+    shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
+    noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis))
+    # A number of the state, such as a count of steps, is no weights.
+    given = [
+        CLEAN if mark is STATE and not shape else mark
+        for mark, shape in zip(in_marks, shapes, strict=True)
+    ]
+    rules = _ReplicationRules(noise, num_replicas=num_replicas)
+    out_marks = dataflow.flow(jaxpr, given, rules)
+    guilty = [
+        (path, mark.varying, variable)
+        for path, mark, variable in zip(
+            out_paths, out_marks, jaxpr.outvars, strict=True
+        )
+        if path is not None and mark.varying is not None
+    ]
+    if guilty:
+        raise ReplicationError(_complaint(jaxpr, *guilty[0], more=len(guilty) - 1))
+    for origin in noise.found.values():
+        warnings.warn(
+            f"every replica draws the same random numbers at {origin.where}. Use "
+            "`replicator.replica_key(key)` or `replicator.example_keys(key, n)` for "
+            "numbers of each replica's or each example's own; give an NNX module such "
+            "a key with `nnx.reseed`; pass numbers that all should share through "
+            "`replicator.assume_replicated`.",
+            SharedRandomKeyWarning,
+            stacklevel=user_stacklevel(),
+        )
+
+
+def _num_examples(
+    shapes: Sequence[tuple[int, ...]], in_marks: Sequence[Mark], batch_axis: int
+) -> int:
+    """Return how many examples a replica sees at a time; 1 without a batch."""
+    return next(
+        (
+            shape[batch_axis]
+            for shape, mark in zip(shapes, in_marks, strict=True)
+            if mark is BATCH and len(shape) > batch_axis
+        ),
+        1,
+    )
+
+
+def _complaint(
+    jaxpr: core.Jaxpr,
+    path: str,
+    origin: Origin,
+    variable: core.Var | core.Literal,
+    *,
+    more: int,
+) -> str:
+    computed = _where_computed(jaxpr, variable)
+    others = f" So may {more} more." if more else ""
+    if not origin.where:
+        cause = f"it was computed from {origin.what}{computed} and not reduced"
+        remedy = (
+            "Reduce gradients with `rep.wrap_optimizer`, other values with "
+            "`replicator.all_reduce`"
+        )
+    else:
+        cause = f"`{origin.what}` at {origin.where} differs on each replica"
+        remedy = "Reduce it with `replicator.all_reduce`"
+    return (
+        f"`{path}` may differ between replicas: {cause}.{others} {remedy}; declare a "
+        "leaf that should differ with `PerReplica`, or assert what the proof cannot "
+        "see with `replicator.assume_replicated`."
+    )
+
+
+def _where_computed(
+    jaxpr: core.Jaxpr,
+    variable: core.Var | core.Literal,
+    *,
+    caller: str = UNKNOWN_LINE,
+) -> str:
+    """Name the line and primitive that compute `variable`, in calls and loops too."""
+    for eqn in jaxpr.eqns:
+        for position, out in enumerate(eqn.outvars):
+            if out is variable:
+                line = user_line(eqn, caller=caller)
+                for sub in dataflow.sub_jaxprs(eqn):
+                    if len(sub.outvars) == len(eqn.outvars):
+                        inner = sub.outvars[position]
+                        if found := _where_computed(sub, inner, caller=line):
+                            return found
+                return f" at {line} (`{eqn.primitive.name}`)"
+    return ""

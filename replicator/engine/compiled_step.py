@@ -1,0 +1,386 @@
+"""Compile a lifted step for a mesh, prove it, and call it with bounded run-ahead.
+
+A call takes one global batch and makes one update (or n, with `steps_per_call=n`).
+What has new shapes is traced once; the jaxpr is proved (design law 2) before XLA sees
+it, and the executable is kept.
+"""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.sharding import Mesh
+
+from replicator.base.flat_tree import FlatTree
+from replicator.base.host.collection_pause import collection_paused
+from replicator.base.mesh import put
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import describe, first_difference, leaf_path
+from replicator.base.types import Key, PyTree
+from replicator.collectives.keys import check_key
+from replicator.distributed.same_everywhere import require_same_program
+from replicator.engine.analysis import dataflow
+from replicator.engine.analysis import replication_check as proof
+from replicator.engine.analysis.ordered_bits import refuse_other_collectives
+from replicator.engine.analysis.padding import refuse_padding, without_mask
+from replicator.engine.analysis.source_lines import user_stacklevel
+from replicator.engine.eager_calls import require_eager
+from replicator.engine.memory_errors import (
+    is_out_of_memory,
+    memory_limit_bytes,
+    memory_need,
+    out_of_memory,
+)
+from replicator.engine.program_cost import Compilation, program_cost
+from replicator.engine.run_ahead import RunAhead
+from replicator.engine.sharded_step import (
+    CompileOptions,
+    joined_metrics,
+    make_program,
+    raise_error,
+)
+from replicator.engine.step.donation import Alike, Donation
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.optimizer_state import optimizer_states
+from replicator.engine.step.state import check_own_axes, state_shardings
+from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
+from replicator.inputs.placement import Placed, place
+from replicator.monitoring.phases import Phases
+
+
+class RecompilationWarning(UserWarning):
+    """A step was compiled again because an argument changed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Executable:
+    """A compiled program, and what has to be known of it at each call.
+
+    Attributes:
+      run: The program.
+      unmasked: What it learns without the batch's mask; None for nothing.
+      alike: Which of the arrays that it takes could share memory.
+    """
+
+    run: jax.stages.Compiled
+    unmasked: str | None
+    alike: Alike
+
+
+class CompiledStep:
+    """A step on all replicas of a mesh: `state, metrics = step(state, batch[, key])`.
+
+    The state is donated: use the one that is returned. Call it with a global batch
+    (leaves [global_batch, ...]) or with what `rep.batches` yields.
+    """
+
+    def __init__(
+        self,
+        update: KeyedStep,
+        mesh: Mesh,
+        options: CompileOptions,
+        phases: Phases | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._options = options
+        self._phases = phases or Phases()
+        self._program = make_program(update, mesh, options)
+        self._programs: dict[tuple, _Executable] = {}
+        # The program that served such a batch last: no look at the state for each call.
+        self._by_batch: dict[tuple, _Executable] = {}
+        self._newest: PyTree = None  # shapes of what was compiled last
+        self._donation = Donation()
+        self._run_ahead = RunAhead(options.max_in_flight)
+        self._compilations: list[Compilation] = []
+        self._uncounted: list[tuple[float, core.ClosedJaxpr, jax.stages.Compiled]] = []
+
+    @property
+    def compilations(self) -> Sequence[Compilation]:
+        """What was compiled so far; its costs are counted when somebody asks."""
+        while self._uncounted:
+            seconds, jaxpr, compiled = self._uncounted.pop(0)
+            self._compilations.append(
+                Compilation(
+                    seconds=seconds,
+                    steps_per_call=self._options.steps_per_call,
+                    cost=program_cost(jaxpr, compiled),
+                )
+            )
+        return self._compilations
+
+    def __call__(
+        self, state: PyTree, batch: PyTree, key: Key | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """Make one update (or `steps_per_call`) from one global batch.
+
+        Args:
+          state: From `rep.init` or the call before; donated. A `FlatTree` comes back as
+            one: that is what a loop hands on.
+          batch: Leaves [global_batch, ...]; with `steps_per_call=n` [n, global_batch,
+            ...]; or a `Placed` batch.
+          key: A random key if `step_fn` takes one; n keys with `steps_per_call=n`.
+
+        Returns:
+          The new state and the merged metrics, with a leading axis n where
+          `steps_per_call=n`. Both are being computed when the call returns.
+
+        Raises:
+          BatchError: The batch does not divide, or its leaves do not agree.
+          StateError: `step_fn` returned another structure.
+          ReplicationError: The returned state may differ between replicas.
+          DeviceMemoryError: The step needs more memory than a device has.
+          ArgumentError: The state or the key does not fit, or JAX traces the call.
+
+        Warns:
+          SharedBufferWarning: Arrays of the state share memory, and were copied.
+        """
+        require_eager("step")
+        try:
+            return self._call(state, batch, key)
+        except jax.errors.JaxRuntimeError as failure:
+            if not is_out_of_memory(failure):
+                raise
+            raise self.explained(failure) from failure
+
+    def explained(self, failure: Exception) -> DeviceMemoryError:
+        """Return the error to raise where XLA says that memory was short."""
+        k, depth = self._options.accumulate, int(self._options.steps_per_call > 1)
+        shape = jax.tree.leaves(self._newest["batch"])[0].shape
+        examples = math.prod(shape[depth : depth + 1 + int(k > 1)])
+        program = next(reversed(self._by_batch.values()), None)
+        return out_of_memory(
+            failure,
+            need=program and memory_need(program.run),
+            limit_bytes=memory_limit_bytes(self._mesh.local_devices),
+            accumulate=k,
+            replica_batch=examples // self._mesh.size,
+        )
+
+    def _call(
+        self, state: PyTree, batch: PyTree, key: Key | None
+    ) -> tuple[PyTree, PyTree]:
+        value = self._value(batch)
+        flat, donation = FlatTree.of(state), self._donation
+        foreign = donation.foreign(flat)
+        flat = donation.checked(flat, foreign, value, key)
+        program = self._by_batch.get(_signature(value))
+        if program is None:
+            program, flat = self._prepare(flat, value, key)
+            foreign = range(len(flat.leaves))
+        if program.unmasked and isinstance(batch, Placed) and batch.padded:
+            refuse_padding(batch, program.unmasked)
+        # A batch from `rep.batches`, or of NumPy's, was put on the devices just now.
+        loose = not isinstance(batch, Placed) and any(
+            isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch)
+        )
+
+        def run(program: _Executable, flat: FlatTree, foreign: Sequence[int]):
+            alike = program.alike
+            if foreign or alike.key or (loose and alike.batch):
+                flat = donation.apart(
+                    flat, foreign, alike, loose=loose, batch=value, key=key
+                )
+            return program.run(flat, value, key)
+
+        try:
+            outputs = run(program, flat, foreign)
+        except (TypeError, ValueError):
+            # Before anything ran: state or key are not what the program is for, or lie
+            # elsewhere.
+            program, flat = self._prepare(flat, value, key)
+            outputs = run(program, flat, range(len(flat.leaves)))
+        donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
+        self._run_ahead.admit(outputs.token)
+        if outputs.error is not None:
+            raise_error(outputs.error, self._mesh.size)
+        after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
+        return after, joined_metrics(outputs)
+
+    def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
+        """Trace, prove and lower the step, and compile nothing.
+
+        Args:
+          state: Arrays or `jax.ShapeDtypeStruct`s with shardings.
+          batch: As in a call.
+          key: As in a call.
+
+        Returns:
+          A `jax.stages.Lowered`.
+        """
+        return self._prove(state, self._value(batch), key).lower()
+
+    def _value(self, batch: PyTree) -> PyTree:
+        """Return the arrays of a batch in the layout that the program takes."""
+        n, k = self._options.steps_per_call, self._options.accumulate
+        if not isinstance(batch, Placed):
+            return place(batch, self._mesh, accumulate=k, steps_per_call=n)
+        if (batch.accumulate, batch.steps_per_call) != (k, n):
+            raise BatchError(
+                f"`batch` must be placed for accumulate={k} and steps_per_call={n}, "
+                f"got {batch.accumulate} and {batch.steps_per_call}. Say so in "
+                "`rep.batches(dataset, InputOptions(...))`."
+            )
+        return batch.value
+
+    def _prepare(
+        self, flat: FlatTree, batch: PyTree, key: Key | None
+    ) -> tuple[_Executable, FlatTree]:
+        """Find or compile the program for these; put the state on the mesh."""
+        state = jax.tree.map(jnp.asarray, flat.tree)
+        check_own_axes("state", state, self._mesh)
+        _check_key(key, self._options.steps_per_call)
+        state = put(state, state_shardings(state, self._mesh))
+        signature = _signature((state, batch, key))
+        program = self._programs.get(signature)
+        if program is None:
+            with self._phases.during("compile"):
+                program = self._compile(state, batch, key)
+            self._programs[signature] = program
+        self._by_batch[_signature(batch)] = program
+        return program, FlatTree.of(state)
+
+    def _compile(self, state: PyTree, batch: PyTree, key: Key | None) -> _Executable:
+        clock = self._phases.clock
+        started_s = clock.now_s()
+        given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
+        if self._newest is not None:
+            _warn_of_change(self._newest, given)
+        with collection_paused():
+            traced = self._prove(state, batch, key)
+            self._newest = given
+            lowered = traced.lower()
+        require_same_program(self._mesh, lowered)
+        compiled = lowered.compile()
+        self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
+        return _Executable(
+            run=compiled,
+            unmasked=without_mask(
+                traced.jaxpr.jaxpr,
+                state,
+                batch,
+                shared=[path is not None for path in _must_agree(state)],
+            ),
+            alike=Alike.of(state, batch, key),
+        )
+
+    def _prove(self, state: PyTree, batch: PyTree, key: Key | None):
+        _check_optimizers(state, self._options)
+        traced = self._program.trace(FlatTree.of(state), batch, key)
+        inside = _shard_map_body(traced.jaxpr.jaxpr)
+        if self._options.reduction == "ordered":
+            refuse_other_collectives(inside)
+        inputs = [
+            *_state_marks(state),
+            *[proof.BATCH] * len(jax.tree.leaves(batch)),
+            *[proof.CLEAN] * len(jax.tree.leaves(key)),
+        ]
+        # Arrays that the step closes over come first; they are the same everywhere.
+        constants = len(inside.invars) - len(inputs)
+        paths = _must_agree(state)
+        paths += [None] * (len(inside.outvars) - len(paths))
+        n, k = self._options.steps_per_call, self._options.accumulate
+        proof.prove_replicated(
+            inside,
+            [proof.CLEAN] * constants + inputs,
+            paths,
+            num_replicas=self._mesh.size,
+            batch_axis=int(n > 1) + int(k > 1),
+        )
+        return traced
+
+
+def _warn_of_change(before: PyTree, now: PyTree) -> None:
+    change = first_difference(before, now)
+    if change is not None:
+        warnings.warn(
+            f"the step is compiled again: {change}. Keep shapes and dtypes of state "
+            "and batch the same; pad what is uneven.",
+            RecompilationWarning,
+            stacklevel=user_stacklevel(),
+        )
+
+
+def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
+    optimizers = optimizer_states(state)
+    names = [each.name for each in optimizers]
+    if len(set(names)) < len(names):
+        raise ArgumentError(
+            "`name` must differ between the optimizers of one state, got "
+            f"{', '.join(map(repr, names))}. Pass `rep.wrap_optimizer(tx, name=...)`."
+        )
+    for each in optimizers:
+        if each.reduction != options.reduction:
+            raise ArgumentError(
+                f"`reduction` must be the same for optimizer and replicator, got "
+                f"{each.reduction!r} for `{each.name}` and {options.reduction!r}. Wrap "
+                "it with `rep.wrap_optimizer`."
+            )
+
+
+def _signature(tree: PyTree) -> tuple:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _shard_map_body(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Return what one replica computes."""
+    [eqn] = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    [body] = dataflow.sub_jaxprs(eqn)
+    return body
+
+
+def _state_marks(state: PyTree) -> list[proof.Mark]:
+    return [
+        proof.DECLARED if declared else proof.STATE
+        for _, declared in _state_leaves(state)
+    ]
+
+
+def _must_agree(state: PyTree) -> list[str | None]:
+    """Per leaf of the state: its path if it must be equal on all replicas."""
+    return [None if declared else path for path, declared in _state_leaves(state)]
+
+
+def _state_leaves(state: PyTree) -> list[tuple[str, bool]]:
+    """List (path, whether declared per replica) of the leaves of `state`."""
+    leaves = []
+    for path, node in jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=is_per_replica
+    )[0]:
+        declared = is_per_replica(node)
+        leaves += [(leaf_path(path), declared)] * len(jax.tree.leaves(node))
+    return leaves
+
+
+def _check_key(key: Key | None, steps_per_call: int) -> None:
+    check_key(key)
+    if key is None:
+        return
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and (key.dtype != np.uint32 or key.ndim == 0):
+        raise ArgumentError(
+            f"`key` must be a random key, got {describe(key)}. Pass "
+            "`jax.random.key(0)`."
+        )
+    # A key of the old kind is an array of numbers: its last axis is no axis of keys.
+    shape = key.shape if typed else key.shape[:-1]
+    if steps_per_call > 1 and shape != (steps_per_call,):
+        raise ArgumentError(
+            f"`key` must hold {steps_per_call} keys with "
+            f"`steps_per_call={steps_per_call}`, got {describe(key)}. Pass "
+            f"`jax.random.split(key, {steps_per_call})`."
+        )
+    if steps_per_call == 1 and shape:
+        raise ArgumentError(
+            f"`key` must be one key, got {describe(key)}. Pass one of them, and draw "
+            "more in the step with `jax.random.split`."
+        )

@@ -1,0 +1,65 @@
+"""Run a step as one replica on the whole global batch, in plain Python.
+
+No `jit`, no `shard_map`: outside `grad` every value is concrete, so `print`, `pdb` and
+`float(x)` work. Under accumulation, too, the step runs once, on all examples: what
+follows from its microbatches must be traced. It needs one device's memory for the whole
+batch, and is slow.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import named_leaves
+from replicator.base.types import Key, PyTree
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.errors import ArgumentError
+from replicator.inputs.placement import Placed
+
+
+class DebugStep:
+    """An eager step: `state, metrics = step(state, batch[, key])`.
+
+    Args:
+      update: A lifted step of one replica, without accumulation.
+      accumulate: Microbatches that a `Placed` batch is cut into.
+    """
+
+    def __init__(self, update: KeyedStep, *, accumulate: int) -> None:
+        self._update = update
+        self._accumulate = accumulate
+
+    def __call__(
+        self, state: PyTree, batch: PyTree, key: Key | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """Make one update from one global batch; nothing is donated.
+
+        Args:
+          state: As in a compiled step, without `PerReplica` leaves.
+          batch: Leaves [global_batch, ...], or a `Placed` batch.
+          key: A random key if `step_fn` takes one.
+
+        Returns:
+          The new state and the metrics.
+
+        Raises:
+          ArgumentError: The state has leaves of each replica's own.
+        """
+        _refuse_per_replica(state)
+        placed = isinstance(batch, Placed)
+        value = jax.tree.map(self._join, batch.value) if placed else batch
+        # Off the mesh: one replica sees plain arrays.
+        plain = jax.tree.map(jnp.asarray, jax.device_get((state, value, key)))
+        return self._update(*plain)
+
+    def _join(self, leaf: jax.Array) -> jax.Array:
+        return leaf if self._accumulate == 1 else leaf.reshape(-1, *leaf.shape[2:])
+
+
+def _refuse_per_replica(state: PyTree) -> None:
+    for path, node in named_leaves(state, is_leaf=is_per_replica):
+        if is_per_replica(node):
+            raise ArgumentError(
+                "`debug` must be False for a state with `PerReplica` leaves, got "
+                f"`{path}`. Debug on `Replicator(num_replicas=1)` instead."
+            )

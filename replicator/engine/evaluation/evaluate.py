@@ -1,0 +1,145 @@
+"""Evaluate a state on every example of a dataset, each counted once.
+
+Blocks of examples are run by `blocks`; the host adds up what they report in example
+order, in float64. What fills up the last blocks weighs nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from replicator.base.types import Dataset, PyTree
+from replicator.collectives.keys import refuse_keys
+from replicator.engine.blocks import DEFAULT_BLOCK, Block, BlockRunner
+from replicator.engine.eager_calls import require_eager
+from replicator.engine.lookup_notes import names_noted
+from replicator.engine.metrics.exact import check_exact
+from replicator.engine.metrics.totals import BlockRows, MetricTotals
+from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
+from replicator.errors import ArgumentError, check_function
+from replicator.inputs.options import InputOptions
+from replicator.inputs.remainder import MASK
+
+EvalFn = Callable[[PyTree, PyTree], dict[str, PyTree]]
+"""`eval_fn(state, batch) -> metrics`: what one replica does with one block."""
+
+EXAMPLES = "examples"
+
+
+class Evaluation:
+    """An evaluation on all replicas of a mesh: `metrics = evaluation(state, dataset)`.
+
+    Make it once and call it often: what was compiled is kept.
+
+    Args:
+      eval_fn: `eval_fn(state, batch)` gets a block of examples, and returns a dict of
+        metrics. A plain array has one row per example, and is averaged. Anything else
+        is declared: `Mean(value, weight)`, `Sum`, `Max`, `Min`, `PerReplica`, and
+        weighted by `batch["mask"]`, 0 for rows that only fill up, which is there where
+        batches are dicts. A mask of the dataset's own is multiplied by it; if that has
+        one number per example, rows of plain arrays count so much. `Concat` keeps its
+        rows: one for each example, in the order of the dataset.
+      mesh: The replicas.
+      block: Examples that `eval_fn` gets at a time. Bits depend on it.
+      max_in_flight: Calls dispatched and not yet finished, at most.
+
+    Raises:
+      ArgumentError: `eval_fn` is no function of a state and a batch, or `block` is
+        below 1.
+    """
+
+    def __init__(
+        self,
+        eval_fn: EvalFn,
+        mesh: Mesh,
+        *,
+        block: int = DEFAULT_BLOCK,
+        max_in_flight: int = DEFAULT_RUN_AHEAD,
+    ) -> None:
+        check_function("eval_fn", eval_fn, "state, batch")
+        self._num_replicas = mesh.size
+        self._runner = BlockRunner(
+            lambda *given: _evaluated(eval_fn, *given),
+            mesh,
+            name="eval_fn",
+            block=block,
+            check=lambda traced: check_exact(traced, block),
+            max_in_flight=max_in_flight,
+        )
+
+    def __call__(
+        self, state: PyTree, dataset: Dataset, *, inputs: InputOptions | None = None
+    ) -> dict[str, PyTree]:
+        """Evaluate `state` on every example of `dataset`; wait for the result.
+
+        Args:
+          state: From `rep.init`, a compiled step or `result.state`; it is not changed,
+            and not donated.
+          dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
+            ends. It is read once.
+          inputs: How it is read; its `steps` count batches of the dataset, and its
+            `accumulate`, `steps_per_call`, `epochs` and `remainder` mean nothing here.
+
+        Returns:
+          The metrics over all examples: Python numbers, and NumPy arrays where a metric
+          is no scalar. `examples` says how many there were.
+
+        Raises:
+          ArgumentError: `eval_fn` returns what could not be counted exactly, or JAX
+            traces the call.
+          BatchError: The dataset is empty, or its batches do not fit each other.
+          NonFiniteError: A batch holds NaN.
+        """
+        require_eager("evaluate")
+        totals = MetricTotals(num_replicas=self._num_replicas)
+
+        def take(block: Block) -> None:
+            metrics, weights = block.outputs
+            rows = BlockRows(real=block.real, weights=weights, replica=block.replica)
+            totals.add(metrics, rows)
+
+        self._runner.run(state, dataset, take, inputs=inputs)
+        return {**totals.merged(), EXAMPLES: totals.examples}
+
+
+def _evaluated(
+    eval_fn: EvalFn, state: PyTree, batch: PyTree, real: jax.Array
+) -> tuple[dict[str, PyTree], jax.Array]:
+    """Return the metrics of a block, and what each of its rows counts."""
+    batch, weights = _with_mask(batch, real)
+    with names_noted(state, batch):
+        return _checked_dict(eval_fn(state, batch)), weights
+
+
+def _with_mask(batch: PyTree, real: jax.Array) -> tuple[PyTree, jax.Array]:
+    """Put the mask into a dict, times its own; return also what each row counts."""
+    if not isinstance(batch, dict):
+        return batch, real
+    if MASK not in batch:
+        return {**batch, MASK: real}, real
+
+    def times_real(leaf: jax.Array) -> jax.Array:
+        column = real.reshape(-1, *[1] * (leaf.ndim - 1))
+        return leaf * column.astype(leaf.dtype)
+
+    own = jax.tree.map(times_real, batch[MASK])
+    by_row = isinstance(own, jax.Array) and own.ndim == 1
+    return {**batch, MASK: own}, own if by_row else real
+
+
+def _checked_dict(metrics: Any) -> dict[str, PyTree]:
+    if not isinstance(metrics, dict):
+        raise ArgumentError(
+            "`eval_fn` must return a dict of metrics, got "
+            f"`{type(metrics).__name__}`. Return them alone, each under its name."
+        )
+    if EXAMPLES in metrics:
+        raise ArgumentError(
+            f"`eval_fn` must leave the name `{EXAMPLES}` to the count of examples, got "
+            "a metric of that name. Rename it."
+        )
+    refuse_keys("eval_fn", metrics)
+    return jax.tree.map(jnp.asarray, metrics)

@@ -1,0 +1,101 @@
+"""Predict for every example of a dataset, in order, with the same bits on any mesh."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from replicator.base.trees import describe, named_leaves
+from replicator.base.types import Dataset, PyTree
+from replicator.engine.blocks import DEFAULT_BLOCK, Block, BlockRunner, Traced, has_rows
+from replicator.engine.eager_calls import require_eager
+from replicator.engine.lookup_notes import names_noted
+from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
+from replicator.errors import ArgumentError, check_function
+from replicator.inputs.options import InputOptions
+
+PredictFn = Callable[[PyTree, PyTree], PyTree]
+"""`predict_fn(state, batch) -> rows`: what one replica does with one block."""
+
+
+class Prediction:
+    """A prediction on all replicas of a mesh: `rows = prediction(state, dataset)`.
+
+    Args:
+      predict_fn: Gets a block of examples, and returns a pytree of arrays with one row
+        for each. Some examples of the last block only fill up; their rows are dropped.
+      mesh: The replicas.
+      block: Examples that `predict_fn` gets at a time. Bits depend on it.
+      max_in_flight: Calls dispatched and not yet finished, at most.
+
+    Raises:
+      ArgumentError: `predict_fn` is no function of a state and a batch, or `block` is
+        below 1.
+    """
+
+    def __init__(
+        self,
+        predict_fn: PredictFn,
+        mesh: Mesh,
+        *,
+        block: int = DEFAULT_BLOCK,
+        max_in_flight: int = DEFAULT_RUN_AHEAD,
+    ) -> None:
+        check_function("predict_fn", predict_fn, "state, batch")
+        self._block = block
+
+        def run(state: PyTree, batch: PyTree, real: jax.Array) -> PyTree:
+            del real
+            with names_noted(state, batch):
+                return jax.tree.map(jnp.asarray, predict_fn(state, batch))
+
+        self._runner = BlockRunner(
+            run,
+            mesh,
+            name="predict_fn",
+            block=block,
+            check=self._check,
+            max_in_flight=max_in_flight,
+        )
+
+    def __call__(
+        self, state: PyTree, dataset: Dataset, *, inputs: InputOptions | None = None
+    ) -> PyTree:
+        """Predict for every example of `dataset`; wait for the result.
+
+        Args:
+          state: As in `Evaluation`.
+          dataset: As in `Evaluation`.
+          inputs: As in `Evaluation`.
+
+        Returns:
+          What `predict_fn` returns, for all examples in the order of the dataset: NumPy
+          leaves [examples, ...].
+        """
+        require_eager("predict")
+        kept: list[PyTree] = []
+
+        def take(block: Block) -> None:
+            kept.append(jax.tree.map(lambda rows: rows[: block.real], block.outputs))
+
+        self._runner.run(state, dataset, take, inputs=inputs)
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *kept)
+
+    def _check(self, traced: Traced) -> None:
+        doubled = jax.tree.leaves(traced.doubled)
+        leaves = named_leaves(traced.outputs)
+        if not leaves:
+            _refuse("nothing")
+        for (path, leaf), other in zip(leaves, doubled, strict=True):
+            if not has_rows(leaf, other, self._block):
+                found = describe(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+                _refuse(f"{found} for `{path}`" if path else found)
+
+
+def _refuse(found: str) -> None:
+    raise ArgumentError(
+        f"`predict_fn` must return one row per example, got {found}. Leave examples in "
+        "the first axis; for sums and means use `evaluate`."
+    )

@@ -1,0 +1,84 @@
+"""Lift a user's step onto a mesh: compiled, or in debug mode as one replica."""
+
+from jax.sharding import Mesh
+
+from replicator.base.types import StepFn
+from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.debug_step import DebugStep
+from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.skipping import skip_bad_updates
+from replicator.engine.step.transforms import (
+    count_steps,
+    lift,
+    repeat_steps,
+    report_norms,
+)
+from replicator.errors import ArgumentError
+from replicator.monitoring.phases import Phases
+
+
+def compiled_step(
+    step_fn: StepFn,
+    mesh: Mesh,
+    options: CompileOptions,
+    *,
+    counted: bool,
+    skips_bad: bool = False,
+    reports_norms: bool = True,
+    phases: Phases | None = None,
+) -> CompiledStep:
+    """Return a step that runs on all replicas, compiled at its first call.
+
+    Args:
+      step_fn: What one replica does.
+      mesh: The replicas.
+      options: How it is lifted.
+      counted: Whether its state is a run's, with a step count and a key of its own.
+      skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
+      reports_norms: Whether metrics tell the gradients' norms; for `counted`.
+      phases: Where the run notes that it compiles.
+    """
+    update = lift(
+        step_fn,
+        accumulate=options.accumulate,
+        reduction=options.reduction,
+        measures=counted,
+    )
+    if counted:
+        update = count_steps(update)
+        if skips_bad:
+            update = skip_bad_updates(update, reduction=options.reduction)
+        update = report_norms(update, among_metrics=reports_norms)
+    if options.steps_per_call > 1:
+        update = repeat_steps(update)
+    return CompiledStep(update, mesh, options, phases)
+
+
+def debug_step(
+    step_fn: StepFn,
+    options: CompileOptions,
+    *,
+    counted: bool,
+    reports_norms: bool = True,
+) -> DebugStep:
+    """Return a step that runs as one replica on the whole batch, without `jit`.
+
+    Args:
+      step_fn: What one replica does.
+      options: How it would be lifted; of these only `accumulate` may differ from the
+        default.
+      counted: As in `compiled_step`.
+      reports_norms: As in `compiled_step`.
+
+    Raises:
+      ArgumentError: `options` ask for what only a compiled step does.
+    """
+    if options.steps_per_call > 1 or options.checks is not None:
+        raise ArgumentError(
+            "`debug` must be False with `steps_per_call` above 1 or `checks`, got "
+            "True. Leave those out: in debug mode checks raise by themselves."
+        )
+    update = lift(step_fn, measures=counted)
+    if counted:
+        update = report_norms(count_steps(update), among_metrics=reports_norms)
+    return DebugStep(update, accumulate=options.accumulate)

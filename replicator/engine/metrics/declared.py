@@ -1,0 +1,216 @@
+"""Numbers that a step reports, with the word for how they merge.
+
+A step returns a tree of metrics. Each says how it merges over microbatches and
+replicas: `Mean` (weighted), `Sum`, `Max`, `Min`, `Concat`, `PerReplica`; a plain array
+is a `Mean` of equal weights. What comes back is plain arrays, whose dtypes depend on
+neither number.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from replicator.base.per_replica import PerReplica
+from replicator.base.types import PyTree
+from replicator.collectives.all_gather import all_gather
+from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.precision import sum_dtype
+from replicator.engine.analysis.ordered_bits import ordered_scope
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value", "weight"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A weighted mean: `value` of one replica's microbatch counts `weight` times.
+
+    Attributes:
+      value: The mean over this replica's examples; any shape.
+      weight: How many examples (or tokens) stand behind it; a scalar. `None` counts
+        every microbatch of every replica alike.
+    """
+
+    value: jax.Array
+    weight: jax.Array | None = None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A value that adds up over microbatches and replicas.
+
+    Booleans and integers of fewer than 32 bits come back as int32, half precision as
+    float32: a sum over a batch would leave their range.
+    """
+
+    value: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Max:
+    """A value of which the largest counts."""
+
+    value: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Min:
+    """A value of which the smallest counts."""
+
+    value: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Concat:
+    """One row for each example of a microbatch, [examples, ...]; all rows are kept.
+
+    What comes back is [global_batch, ...], in the order of the global batch, whole on
+    every replica: one gather. Rows of examples that only fill up are among them, but
+    not in an evaluation.
+    """
+
+    value: jax.Array
+
+
+Metric: TypeAlias = Mean | Sum | Max | Min | Concat | PerReplica
+
+
+def is_metric(node: PyTree) -> bool:
+    """Tell whether `node` says how it merges."""
+    return isinstance(node, Metric)
+
+
+def declare(metrics: PyTree) -> PyTree:
+    """Make every plain leaf of `metrics` a `Mean` of equal weights.
+
+    Means come in floats, sums in 32 bits at least: types do not depend on how many
+    replicas and microbatches there are.
+
+    Args:
+      metrics: What a step reported.
+
+    Returns:
+      The tree with every leaf inside a metric. Rows, and what replicas keep for
+      themselves, have a new leading axis of microbatches, of length 1.
+    """
+
+    def as_metric(node: PyTree) -> Metric:
+        match node:
+            case Mean(value, None):
+                return Mean(_as_float(value))
+            case Mean(value, weight):
+                return Mean(_as_float(value), _as_weight(weight))  # type: ignore[arg-type]
+            case Sum(value):
+                return Sum(_as_sum(value))
+            case Max(value) | Min(value):
+                return type(node)(jnp.asarray(value))
+            case Concat() | PerReplica():
+                return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], node)
+            case plain:
+                return Mean(_as_float(plain))
+
+    return jax.tree.map(as_metric, metrics, is_leaf=is_metric)
+
+
+def merge_microbatches(metrics: PyTree) -> PyTree:
+    """Merge declared metrics whose leaves have a leading microbatch axis.
+
+    `Concat` and `PerReplica` keep that axis: see `metric_rows`.
+    """
+    return jax.tree.map(_merge_microbatches, metrics, is_leaf=is_metric)
+
+
+def merge_replicas(metrics: PyTree, *, reduction: str = "fast") -> PyTree:
+    """Merge declared metrics over replicas; leaves come back as plain arrays.
+
+    Args:
+      metrics: One replica's declared metrics; `Concat` with an axis of microbatches in
+        front, `PerReplica` without.
+      reduction: As in `all_reduce`: `"ordered"` adds in replica order.
+
+    Returns:
+      The tree with each metric replaced by its value, equal on all replicas;
+      `PerReplica` ones stay declared.
+    """
+
+    def merge(metric: Metric) -> PyTree:
+        match metric:
+            case Mean(value, weight):
+                return all_reduce(value, "mean", weight=weight, reduction=reduction)
+            case Sum(value):
+                return all_reduce(value, "sum", reduction=reduction)
+            case Max(value):
+                return all_reduce(value, "max")
+            case Min(value):
+                return all_reduce(value, "min")
+            case Concat(value):
+                # Microbatch j is the j-th part of the batch, replica r has its r-th.
+                rows = all_gather(value).swapaxes(0, 1)
+                return rows.reshape(-1, *rows.shape[3:])
+            case PerReplica():
+                return metric
+
+    with ordered_scope() if reduction == "ordered" else contextlib.nullcontext():
+        return jax.tree.map(merge, metrics, is_leaf=is_metric)
+
+
+def _as_float(leaf: ArrayLike) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return array
+    return array.astype(jnp.float32)
+
+
+def _as_weight(weight: ArrayLike) -> jax.Array:
+    # Not in the dtype of the value: a count of tokens overflows float16.
+    array = jnp.asarray(weight)
+    return array.astype(float) if jnp.isrealobj(array) else array
+
+
+def _as_sum(value: ArrayLike) -> jax.Array:
+    array = jnp.asarray(value)
+    is_small = array.dtype == bool or (
+        jnp.issubdtype(array.dtype, jnp.integer) and jnp.iinfo(array.dtype).bits < 32
+    )
+    return array.astype(jnp.int32 if is_small else sum_dtype(array.dtype))
+
+
+def _merge_microbatches(metric: Metric) -> Metric:
+    match metric:
+        case Mean(value, None):
+            return Mean(value.mean(0))
+        case Mean(value, weight):
+            weights = jnp.asarray(weight)
+            total = weights.sum(0)
+            safe = jnp.where(total == 0, jnp.ones_like(total), total)
+            wide = value.astype(sum_dtype(value.dtype))
+            share = (weights / safe).astype(wide.dtype)
+            column = share.reshape(share.shape + (1,) * (value.ndim - share.ndim))
+            # A microbatch of padding alone weighs nothing, be it NaN; so may all do.
+            counted = jnp.where(column == 0, jnp.zeros_like(wide), wide * column)
+            return Mean(counted.sum(0).astype(value.dtype), total)
+        case Sum(value):
+            return Sum(value.sum(0, dtype=value.dtype))  # int32 in 64-bit mode, too
+        case Max(value):
+            return Max(value.max(0))
+        case Min(value):
+            return Min(value.min(0))
+        case Concat() | PerReplica():
+            return jax.tree.map(lambda leaf: leaf[:, 0], metric)

@@ -1,0 +1,107 @@
+"""Join rows per example that microbatches report, so that the cut does not show.
+
+Whether an array has a row per example cannot be told from one microbatch: a vector may
+happen to be as long. So the step is traced once more, with the whole batch of a replica
+at once, and metrics come out in the shapes that they have there.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from replicator.base.per_replica import PerReplica
+from replicator.base.trees import describe, leaf_path
+from replicator.base.types import PyTree
+from replicator.engine.metrics.declared import Concat, is_metric
+from replicator.errors import ArgumentError
+
+
+def join_rows(
+    metrics: PyTree, step: Callable[..., tuple], given: tuple, *, cut: bool
+) -> PyTree:
+    """Check rows per example, and join those that a replica keeps for itself.
+
+    A `PerReplica` leaf with a row per example gets the rows of all microbatches, in
+    order. Of any other, floats are averaged over microbatches; integers and booleans
+    are those of the last.
+
+    Args:
+      metrics: Declared; `Concat` and `PerReplica` have an axis of microbatches in
+        front.
+      step: Runs over one microbatch; its second result are declared metrics.
+      given: The state, the batch of a replica, and what else `step` takes.
+      cut: Whether leaves of that batch have an axis of microbatches in front.
+
+    Returns:
+      The metrics; `PerReplica` leaves have the shapes that the whole batch gives them.
+
+    Raises:
+      ArgumentError: Rows are not one per example; names the metric.
+    """
+    kept = list(filter(_may_have_rows, jax.tree.leaves(metrics, is_leaf=is_metric)))
+    if not kept:
+        return metrics
+    may_grow = cut and any(leaf.ndim > 1 for leaf in jax.tree.leaves(kept))
+    shapes = _shapes_of_whole(step, *given) if may_grow else metrics
+    examples = _examples(given[1], cut=cut)
+
+    def join(path: tuple, metric: PyTree, like: PyTree) -> PyTree:
+        if isinstance(metric, Concat):
+            _check_rows(leaf_path(path), metric.value, like.value, examples)
+        if not isinstance(metric, PerReplica):
+            return metric
+        return jax.tree.map(lambda *of: _own(leaf_path(path), *of), metric, like)
+
+    return jax.tree_util.tree_map_with_path(join, metrics, shapes, is_leaf=is_metric)
+
+
+def _shapes_of_whole(step: Callable, state: PyTree, batch: PyTree, *rest) -> PyTree:
+    """Return the shapes of the metrics that all microbatches yield as one."""
+    batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+    try:
+        return jax.eval_shape(step, state, batch, *rest)[1]
+    except Exception as failure:
+        failure.add_note(
+            f"`step_fn` was traced with the {_examples(batch, cut=False)} examples of "
+            "a replica at once, to see which metrics have one row per example."
+        )
+        raise
+
+
+def _examples(batch: PyTree, *, cut: bool) -> int:
+    leaf = next(iter(jax.tree.leaves(batch)), jnp.zeros(0))
+    return math.prod(leaf.shape[: 1 + int(cut)])
+
+
+def _may_have_rows(metric: PyTree) -> bool:
+    return isinstance(metric, Concat | PerReplica)
+
+
+def _check_rows(path: str, rows: jax.Array, like: jax.Array, examples: int) -> None:
+    microbatches, *shape = rows.shape
+    has_rows = bool(shape) and microbatches * shape[0] == examples
+    if not has_rows or like.shape[1:] != (examples, *shape[1:]):
+        raise ArgumentError(
+            f"`step_fn` must report one row per example for `{path}`, a `Concat`, got "
+            f"{describe(rows[0])} for {examples // microbatches} examples. Declare "
+            "what is no row per example otherwise: `Mean`, `Sum`, `Max` or `Min`."
+        )
+
+
+def _own(path: str, leaf: jax.Array, like: jax.Array) -> jax.Array:
+    """Merge one array over microbatches: into rows, a mean, or the last."""
+    microbatches, *shape = leaf.shape
+    wanted = like.shape[1:]
+    if wanted == tuple(shape):
+        is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return leaf.mean(0) if is_number and microbatches > 1 else leaf[-1]
+    if shape and wanted == (microbatches * shape[0], *shape[1:]):
+        return leaf.reshape(wanted)
+    raise ArgumentError(
+        f"`step_fn` must report `{path}`, a `PerReplica`, in one shape or with one row "
+        f"per example, got {describe(leaf[0])} of a microbatch and "
+        f"{describe(jax.ShapeDtypeStruct(wanted, leaf.dtype))} of the whole batch. Put "
+        "the axis of examples first."
+    )

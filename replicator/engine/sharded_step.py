@@ -1,0 +1,184 @@
+"""Make the one program that runs a lifted step on every replica of a mesh.
+
+A replica takes its slice of the batch and of declared leaves, runs, and hands back
+state, merged metrics, metrics of its own, and what `checkify` found: four parts,
+because each is cut over the mesh in its own way.
+"""
+
+import dataclasses
+from collections.abc import Callable, Set
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+from jax.sharding import Mesh, PartitionSpec
+
+from replicator.base.flat_tree import FlatTree
+from replicator.base.mesh import readable, replica_spec
+from replicator.base.per_replica import (
+    give_own,
+    is_per_replica,
+    per_replica_specs,
+    take_own,
+)
+from replicator.base.types import Key, PyTree
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.optimizer_state import Reduction
+from replicator.errors import ArgumentError, check_count
+from replicator.inputs.placement import batch_spec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """How a lifted step is compiled.
+
+    Attributes:
+      accumulate: Microbatches per update.
+      steps_per_call: Updates per call; batches and keys then have a leading axis.
+      max_in_flight: Calls dispatched and not yet finished, at most.
+      checks: `checkify` errors to look for, e.g. `checkify.user_checks`; None for none.
+      reduction: How gradients add up; `"ordered"` allows the step no collectives of
+        its own.
+
+    Raises:
+      ArgumentError: A number is below 1, or `checks` is no set.
+    """
+
+    accumulate: int = 1
+    steps_per_call: int = 1
+    max_in_flight: int = 4
+    checks: frozenset | None = None
+    reduction: Reduction = "fast"
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate", "steps_per_call", "max_in_flight"):
+            check_count(name, getattr(self, name))
+        if self.checks is not None and not isinstance(self.checks, Set):
+            raise ArgumentError(
+                f"`checks` must be a set of `checkify` errors, got {self.checks!r}. "
+                "Pass `checkify.user_checks`."
+            )
+
+
+class Outputs(NamedTuple):
+    """What a replica hands back, apart by how it is cut over the mesh."""
+
+    state: PyTree
+    shared: PyTree  # metrics, with None in place of declared per-replica ones
+    own: PyTree  # the per-replica metrics, with None in place of all others
+    error: Any  # `checkify.Error`, or None where nothing was checked
+    token: Any  # an array, there when the program is done, and donated to nobody
+
+
+def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
+    """Return the jitted program over the whole mesh; it takes over the state.
+
+    Args:
+      update: A lifted step of one replica.
+      mesh: The replicas.
+      options: How it is lifted.
+
+    Returns:
+      A jitted `program(state, batch, key) -> Outputs` of global arrays; it takes and
+      returns the state as a `FlatTree`.
+    """
+    metric_axis = 1 if options.steps_per_call > 1 else 0
+
+    def replica(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
+        run = update if options.checks is None else _checked(update, options.checks)
+        outputs = run(take_own(state), batch, key)
+        (after, reported), error = (
+            outputs if options.checks is not None else (outputs, None)
+        )
+        shared = _declared_only(reported, keep=False)
+        own = _declared_only(reported, keep=True)
+        return Outputs(
+            state=give_own(after),
+            shared=shared,
+            own=jax.tree.map(lambda leaf: _insert_axis(leaf, metric_axis), own),
+            error=jax.tree.map(lambda leaf: leaf[None], error),
+            token=jnp.zeros((), jnp.uint8),
+        )
+
+    def program(flat: FlatTree, batch: PyTree, key: Key | None) -> Outputs:
+        state = flat.tree
+        specs = per_replica_specs(state)
+        cut = batch_spec(options.accumulate, options.steps_per_call)
+        outputs = jax.shard_map(
+            replica,
+            mesh=mesh,
+            in_specs=(specs, cut, PartitionSpec()),
+            out_specs=Outputs(
+                state=specs,
+                shared=PartitionSpec(),
+                own=replica_spec(metric_axis),
+                error=replica_spec(),
+                token=PartitionSpec(),
+            ),
+            # Gradients of replicated parameters must stay local until the optimizer
+            # reduces them; `proof` proves what this would have checked.
+            check_vma=False,
+        )(state, batch, key)
+        return outputs._replace(
+            state=FlatTree.of(outputs.state),
+            own=readable(outputs.own, mesh),
+            error=readable(outputs.error, mesh),
+        )
+
+    return jax.jit(program, donate_argnums=0)
+
+
+def _checked(update: KeyedStep, checks: frozenset) -> Callable:
+    def run(state: PyTree, batch: PyTree, key: Key | None):
+        error, outputs = checkify.checkify(update, errors=checks)(state, batch, key)
+        return outputs, error
+
+    return run
+
+
+def raise_error(error: checkify.Error, num_replicas: int) -> None:
+    """Raise what a `checkify` check found, with the replicas that found it."""
+    found: dict[str, list[int]] = {}
+    for replica in range(num_replicas):
+        message = jax.tree.map(lambda leaf, r=replica: leaf[r], error).get()
+        if message is not None:
+            found.setdefault(message, []).append(replica)
+    # A NaN spreads through collectives: where it began, fewer replicas say so.
+    causes = sorted(found.items(), key=lambda item: len(item[1]))
+    if causes:
+        lines = [f"{_named(where)}: {message}" for message, where in causes]
+        raise checkify.JaxRuntimeError("\n".join(lines[:3]))
+
+
+def _named(found: list[int]) -> str:
+    if len(found) == 1:
+        return f"replica {found[0]}"
+    return f"replicas {', '.join(map(str, found))}"
+
+
+def _declared_only(metrics: PyTree, *, keep: bool) -> PyTree:
+    """Keep only the per-replica metrics, or only the others; None for the rest."""
+
+    def choose(node: PyTree) -> PyTree:
+        if is_per_replica(node) is not keep:
+            return None
+        return node.value if keep else node
+
+    return jax.tree.map(choose, metrics, is_leaf=is_per_replica)
+
+
+def joined_metrics(outputs: Outputs) -> PyTree:
+    """Put shared and per-replica metrics back into one tree."""
+    if not jax.tree.leaves(outputs.own):
+        return outputs.shared
+    return jax.tree.map(
+        lambda shared, own: own if shared is None else shared,
+        outputs.shared,
+        outputs.own,
+        is_leaf=lambda node: node is None,
+    )
+
+
+def _insert_axis(leaf: jax.Array, axis: int) -> jax.Array:
+    return jnp.expand_dims(leaf, axis)

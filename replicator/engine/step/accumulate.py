@@ -1,0 +1,249 @@
+"""Make one update from k microbatches: exactly the gradient of one batch.
+
+The step runs once per microbatch with its optimizers collecting: gradients add up in a
+`lax.scan`, nothing else moves but the state that reads the batch (running statistics).
+Then it is traced once more with the sums in hand and the state as it was before the
+update, for the parameters, the optimizer states, whatever follows from them, and
+whatever follows from state and key alone (counters, target networks). What this last
+trace would need of the data (forward and backward pass) is not used, so the compiler
+drops it: the program is the one written by hand, a scan of gradients, one reduction,
+one inner update.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicator.base.types import Key, PyTree
+from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.microbatch import (
+    Asked,
+    Microbatch,
+    in_microbatch,
+    noting_in,
+)
+from replicator.engine.analysis.ordered_bits import ordered_scope
+from replicator.engine.metrics import declared as metrics
+from replicator.engine.step.microbatch_sums import (
+    KeyedStep,
+    Sums,
+    collect,
+    finish,
+    zero_sums,
+)
+from replicator.engine.step.optimizer_state import (
+    Collected,
+    OwnSums,
+    Show,
+    Showing,
+    empty_slot,
+    optimizer_states,
+    own_variables,
+    with_pending,
+)
+from replicator.engine.step.update_dependence import Tail, find_tail
+from replicator.inputs.remainder import MASK
+
+
+class _Collected(NamedTuple):
+    """What is known once the step ran over all microbatches."""
+
+    summed: tuple[PyTree, Sums]  # the state before the update; all gradients
+    data: tuple[PyTree, Key | None]  # the last microbatch, and the key
+    moved: list  # the leaves that are no tail, after the last microbatch
+    reported: PyTree  # declared metrics, with a leading microbatch axis
+    tail: Tail
+
+
+ShowingStep = Callable[[PyTree, PyTree, Key | None], tuple[PyTree, PyTree, dict]]
+"""An update that also returns what its optimizers showed, by their names."""
+
+
+def accumulated(
+    step: KeyedStep, count: int, *, show: Showing = "nothing"
+) -> ShowingStep:
+    """Lift a step over one microbatch to an update over `count` of them.
+
+    Args:
+      step: Runs over one microbatch; its state holds the state of a wrapped optimizer.
+      count: Microbatches per update.
+      show: What the optimizers are to show.
+
+    Returns:
+      An update whose batch leaves are [count, examples, ...]. Its metrics are declared:
+      merged over microbatches, or, where they follow from the update, those of it.
+
+    Raises:
+      ArgumentError: When traced: no optimizer can collect, or something would come out
+        otherwise than with one microbatch; see `zero_sums` and `find_tail`.
+    """
+
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
+        found = _run_all(step, count, state, batch, key)
+        after, shown, final = _finish(step, found, count, show=show)
+        merged = _fill(found.tail.leaves, jax.tree.leaves(after), found.moved)
+        reported = jax.tree.map(
+            lambda late, end, mean: end if late else mean,
+            found.tail.metrics,
+            final,
+            metrics.merge_microbatches(found.reported),
+            is_leaf=metrics.is_metric,
+        )
+        after = jax.tree.structure(after).unflatten(merged)
+        return after, reported, by_name(state, shown)
+
+    return update
+
+
+def shown_by_update(
+    step: KeyedStep, count: int, *, collects: bool, show: Showing
+) -> Callable[[PyTree, PyTree, Key | None], dict[str, PyTree]]:
+    """Return a function that makes what an update would show, and no update.
+
+    Args:
+      step: As in `accumulated`.
+      count: Microbatches per update.
+      collects: Whether the update that is asked about accumulates; it does not if
+        `count` is 1 and the reduction is fast.
+      show: What is asked for.
+
+    Returns:
+      `shown(state, batch, key)`: by the name of each optimizer, for example its
+      gradient as reduced over microbatches and replicas.
+    """
+    run = accumulated(step, count, show=show) if collects else single(step, show=show)
+    return lambda state, batch, key: run(state, batch, key)[2]
+
+
+def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
+    """Treat the whole batch as the only microbatch of its update; as `accumulated`.
+
+    In a loop of one's own that feeds microbatches one by one
+    (`wrap_optimizer(accumulate=k)`) a call is one of k, and knows which.
+    """
+
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
+        with _own_position(state):
+            asking = _asking(step, show, state, batch, key)
+            after, reported = step(asking, batch, key)
+        after, shown = _take_shown(after)
+        return after, metrics.declare(reported), by_name(state, shown)
+
+    return update
+
+
+def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
+    """Return what optimizers showed by their names; without those that did not."""
+    return {
+        # One that is held in variables shows a norm in a variable.
+        optimizer.name: jax.tree.leaves(each.shown)[0]
+        if each.show == "norm"
+        else each.shown
+        for optimizer, each in zip(optimizer_states(state), shown, strict=True)
+        if isinstance(each, Collected | Show)
+        and each.show != "nothing"
+        # What was not called showed nothing.
+        and each.shown is not None
+    }
+
+
+def _asking(
+    step: KeyedStep, show: Showing, state: PyTree, batch: PyTree, key: Key | None
+) -> PyTree:
+    """Ask the optimizers of `state` for something, but for those that accumulate."""
+    if show == "nothing":
+        return state
+    pending = [each.pending for each in optimizer_states(state)]
+    variables = own_variables(state)
+    totals: list[PyTree] = [None] * len(pending)
+    if any(variables) and show != "norm":
+        totals = [each and each.total for each in zero_sums(step, state, batch, key)]
+    asked = [
+        each or Show(show=show, shown=empty_slot(show, total, variable))
+        for each, total, variable in zip(pending, totals, variables, strict=True)
+    ]
+    return with_pending(state, asked)
+
+
+def _take_shown(after: PyTree) -> tuple[PyTree, list]:
+    """Part what was shown from the state; what accumulates in it stays."""
+    shown = [each.pending for each in optimizer_states(after)]
+    kept = [each if isinstance(each, OwnSums) else None for each in shown]
+    return with_pending(after, kept), shown
+
+
+def _own_position(state: PyTree) -> AbstractContextManager[None]:
+    """Say which microbatch a call of a loop of one's own is, if it is one."""
+    sums = [each.pending for each in optimizer_states(state)]
+    own = [each for each in sums if isinstance(each, OwnSums)]
+    if len({each.every for each in own}) != 1:
+        return nullcontext()
+    return in_microbatch(Microbatch(own[0].count, own[0].every))
+
+
+def _finish(
+    step: KeyedStep, found: _Collected, count: int, *, show: Showing
+) -> tuple[PyTree, list, PyTree]:
+    last = Microbatch(count - 1, count)
+    return finish(step, found.summed, found.data, position=last, show=show)
+
+
+def _run_all(
+    step: KeyedStep, count: int, state: PyTree, batch: PyTree, key: Key | None
+) -> _Collected:
+    """Run the step over all microbatches, collecting."""
+    first = jax.tree.map(lambda leaf: leaf[0], batch)
+    with noting_in(asked := Asked()):
+        start = zero_sums(step, state, first, key)
+    real = _real_microbatches(batch) if asked.by_step else None
+    tail = find_tail(step, state, start, first, key)
+    leaves, treedef = jax.tree.flatten(state)
+
+    def run_microbatch(carry: tuple, turn: tuple) -> tuple[tuple, PyTree]:
+        (moved, sums), (index, microbatch) = carry, turn
+        now = treedef.unflatten(_fill(tail.leaves, leaves, moved))
+        with in_microbatch(Microbatch(index, count, real=real)):
+            after, sums, reported = collect(step, now, sums, microbatch, key)
+        return (_others(tail.leaves, jax.tree.leaves(after)), sums), reported
+
+    indices = jnp.arange(count, dtype=jnp.int32)
+    (moved, sums), reported = lax.scan(
+        run_microbatch, (_others(tail.leaves, leaves), start), (indices, batch)
+    )
+    return _Collected(
+        summed=(state, sums),
+        data=(jax.tree.map(lambda leaf: leaf[-1], batch), key),
+        moved=moved,
+        reported=reported,
+        tail=tail,
+    )
+
+
+def _real_microbatches(batch: PyTree) -> jax.Array | None:
+    """Tell which microbatches hold a real example on any replica; None: all do.
+
+    The mask is there before the first of them runs: running statistics need to know.
+    """
+    masks = jax.tree.leaves(batch.get(MASK)) if isinstance(batch, dict) else []
+    if not masks:
+        return None
+    real = [(mask != 0).reshape(len(mask), -1).any(axis=1) for mask in masks]
+    with ordered_scope():
+        return all_reduce(jnp.stack(real).any(axis=0), "max")
+
+
+def _fill(late: list[bool], leaves: list, moved: list) -> list:
+    """Take `late` leaves from `leaves` and the others from `moved`, in order."""
+    rest = iter(moved)
+    return [
+        leaf if is_late else next(rest)
+        for is_late, leaf in zip(late, leaves, strict=True)
+    ]
+
+
+def _others(late: list[bool], leaves: list) -> list:
+    return [leaf for is_late, leaf in zip(late, leaves, strict=True) if not is_late]

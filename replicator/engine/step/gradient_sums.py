@@ -1,0 +1,151 @@
+"""Add gradients up in float32 at least, and divide the sums by what stands behind them.
+
+Gradients are of means that count alike, of means that count as much as their weight,
+or of sums over a count of examples: three ways to the same sums and one division.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from replicator.base.per_replica import PerReplica
+from replicator.base.trees import describe, first_difference, named_leaves
+from replicator.base.types import PyTree
+from replicator.collectives.axes import at_leaf
+from replicator.collectives.markers import mark_weighted
+from replicator.collectives.ordered import add_in_order
+from replicator.engine.analysis.ordered_bits import ordered_scope
+from replicator.engine.step.optimizer_state import Collecting, OwnSums, Reduction, Share
+from replicator.errors import ArgumentError
+
+
+class Given(NamedTuple):
+    """What `update` of a wrapped optimizer is given in one call."""
+
+    grads: PyTree
+    share: Share
+    weight: jax.Array | None  # a scalar; None if all count alike
+
+
+def checked_given(grads: PyTree, weight: object, count: object) -> Given:
+    """Check what `update` is given, and mark it for the proof.
+
+    Raises:
+      ArgumentError: A leaf is not floating-point, weight or count is not a scalar, or
+        both are given.
+    """
+    for path, leaf in named_leaves(grads):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise ArgumentError(
+                f"`grads` must hold floating-point leaves, got {describe(leaf)}"
+                f"{at_leaf(path)}. Keep integers out of the parameters."
+            )
+    if weight is not None and count is not None:
+        raise ArgumentError(
+            "`weight` and `count` must not be given together, got both. Pass `count` "
+            "with gradients of a sum over examples, `weight` with those of a mean."
+        )
+    if count is not None:
+        return Given(grads, "count", _scalar("count", count))
+    if weight is None:
+        return Given(grads, "equal", None)
+    scalar = _scalar("weight", weight)
+    marked = jax.tree.map(lambda leaf: mark_weighted(leaf, scalar), grads)
+    return Given(marked, "weight", scalar)
+
+
+def _scalar(name: str, weight: object) -> jax.Array:
+    array = jnp.asarray(weight)
+    if array.ndim != 0 or not jnp.isrealobj(array):
+        raise ArgumentError(
+            f"`{name}` must be one real number, got {describe(array)}. Pass the number "
+            "of examples or tokens behind these gradients, e.g. `mask.sum()`."
+        )
+    return array.astype(float)
+
+
+def collect_given(
+    pending: Collecting, given: Given, reduction: Reduction
+) -> Collecting:
+    """Return the sums with those of one more microbatch."""
+    scalar = jnp.ones(()) if given.weight is None else given.weight
+    factor = given.weight if given.share == "weight" else None
+    if reduction == "ordered":
+        share = scaled(given.grads, factor)
+        total = pending.total if pending.total is not None else zeros_like(share)
+        with ordered_scope():
+            total = add_in_order(total, share)
+            weights = add_in_order(pending.weight, scalar)
+    else:
+        total = added(pending.total, given.grads, factor)
+        weights = pending.weight + scalar
+    return Collecting(
+        total=total,
+        weight=weights,
+        count=pending.count + 1,
+        calls=pending.calls + 1,
+        share=given.share,
+    )
+
+
+def no_own_sums(params: PyTree, every: int) -> OwnSums:
+    """Return sums of nothing for a loop of one's own."""
+    zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), sum_dtype(p)), params)
+    return OwnSums(
+        total=PerReplica(zeros, on_resize="sum"),
+        weight=PerReplica(jnp.zeros(()), on_resize="sum"),
+        count=jnp.zeros((), jnp.int32),
+        every=every,
+    )
+
+
+def check_own_grads(total: PyTree, grads: PyTree) -> None:
+    """Refuse gradients that `init` could not know the sums of: of other parameters."""
+    difference = first_difference(total, scaled(grads, None))
+    if difference is not None:
+        raise ArgumentError(
+            "`grads` must have the structure of the parameters that `init` was given "
+            f"with `wrap_optimizer(accumulate=k)`, got another: {difference}. Pass "
+            "`accumulate=k` to `rep.compile` instead."
+        )
+
+
+def added(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTree:
+    """Return `total` plus gradients times their weight."""
+    share = scaled(grads, weight)
+    return share if total is None else jax.tree.map(jnp.add, total, share)
+
+
+def scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
+    """Multiply in float32 at least; factor 0 counts for nothing, not even by a NaN."""
+    wide = jax.tree.map(lambda g: g.astype(sum_dtype(g)), grads)
+    if factor is None:
+        return wide
+    return jax.tree.map(
+        lambda g: jnp.where(factor == 0, jnp.zeros_like(g), g * factor.astype(g.dtype)),
+        wide,
+    )
+
+
+def divided(total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
+    """Divide sums by their weight, in the dtypes of `like`."""
+    # All examples may be padding: then the sums are zero, too.
+    safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
+    return like_dtypes(jax.tree.map(lambda g: g / safe.astype(g.dtype), total), like)
+
+
+def like_dtypes(tree: PyTree, like: PyTree) -> PyTree:
+    """Cast each leaf to the dtype of the leaf in its place."""
+    return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
+
+
+def sum_dtype(leaf: PyTree) -> jnp.dtype:
+    """Return what to add up in: float32 at least, or small gradients are lost."""
+    dtype = jnp.result_type(leaf)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+
+
+def zeros_like(tree: PyTree) -> PyTree:
+    """Return zeros of the shapes and dtypes of a tree."""
+    return jax.tree.map(jnp.zeros_like, tree)

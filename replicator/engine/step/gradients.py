@@ -1,0 +1,206 @@
+"""Differentiate a loss that is a sum over examples, exactly on any number of replicas.
+
+Where replicas hold different numbers of examples or tokens, the gradient of the mean
+over all of them is the sum of the gradients of each replica's *sum*, divided once by
+the total count. That holds also for a loss with collectives of its own, such as
+cross-replica batch norm: its backward pass sends each replica the cotangents of the
+other replicas' losses, and in a sum all of these count alike. Gradients of local means
+would arrive scaled by 1/n of the replica they come from, and no weight applied
+afterwards can undo that.
+
+    def loss_fn(params, batch):
+        losses = per_example_loss(params, batch) * batch["mask"]
+        return LocalSum(losses.sum(), count=batch["mask"].sum())
+
+    loss, grads = value_and_grad(loss_fn)(state["params"], batch)
+    updates, opt = tx.update(grads, state["opt"], state["params"], count=loss.weight)
+
+A term that is not per example, such as weight decay in the loss, is multiplied by the
+local count: `losses.sum() + count * penalty(params)`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import linear_call
+from jax.typing import ArrayLike
+
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import describe
+from replicator.base.types import PyTree
+from replicator.collectives.axes import resolve_axis
+from replicator.collectives.markers import mark_local_sum
+from replicator.engine.metrics.declared import Mean
+from replicator.errors import ArgumentError, check_function
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value", "count"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class LocalSum:
+    """A loss: the sum over the examples of this replica, and how many they are.
+
+    Attributes:
+      value: The sum, a scalar; not reduced over replicas.
+      count: Number of examples (or tokens) in it, a scalar ≥ 0; usually `mask.sum()`.
+    """
+
+    value: ArrayLike
+    count: ArrayLike
+
+
+LossFn = Callable[..., Any]
+"""`loss_fn(params, *args)` returns a `LocalSum`."""
+
+
+def value_and_grad(loss_fn: LossFn, *, has_aux: bool = False) -> Callable[..., Any]:
+    """Differentiate a `LocalSum`; hand the gradient to `update(..., count=)`.
+
+    Args:
+      loss_fn: `loss_fn(params, *args)` returns a `LocalSum`, or `(LocalSum, aux)`.
+      has_aux: Whether it returns the latter.
+
+    Returns:
+      A function of the same arguments that returns `(loss, grads)`, or
+      `((loss, aux), grads)`. `loss` is a `Mean` over this replica's examples (0 if it
+      has none), to be reported as it is; `grads` is the gradient of the local sum, not
+      reduced.
+
+    Raises:
+      ArgumentError: `loss_fn` is not a function; later: it returned something else, or
+        a sum that is not a scalar.
+      ReplicationError: When compiled: the sum was reduced over replicas already.
+
+    >>> loss, grads = value_and_grad(lambda w, x: LocalSum((w * x).sum(), len(x)))(
+    ...     2.0, jnp.arange(4.0)
+    ... )
+    >>> float(loss.value), float(loss.weight), float(grads)
+    (3.0, 4.0, 6.0)
+    """
+    check_function("loss_fn", loss_fn)
+
+    def total_fn(params: PyTree, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
+        returned = loss_fn(params, *args, **kwargs)
+        total, aux = _with_aux(returned) if has_aux else (returned, None)
+        value, count = checked_sum(total)
+        return value, (count, aux)
+
+    differentiated = jax.value_and_grad(total_fn, has_aux=True)
+
+    def value_and_grad_fn(params: PyTree, *args: Any, **kwargs: Any) -> Any:
+        (total, (count, aux)), grads = differentiated(params, *args, **kwargs)
+        loss = as_mean(total, count)
+        return ((loss, aux) if has_aux else loss), grads
+
+    return value_and_grad_fn
+
+
+def global_loss(
+    loss_fn: LossFn, *, axis_name: str = REPLICA_AXIS
+) -> Callable[..., jax.Array]:
+    """Return the mean loss over the examples of all replicas, as one function.
+
+    Its value and, by `jax.grad` or `jax.value_and_grad`, its gradient with respect to
+    the first argument are equal on all replicas: what line searches and implicit
+    solvers evaluate as often as they like. One all-reduce of a scalar for the value,
+    one of the parameters' size for the gradient.
+
+    Args:
+      loss_fn: As for `value_and_grad`, without `aux`.
+      axis_name: Mesh axis of the replicas.
+
+    Returns:
+      `mean_fn(params, *args)`, a scalar; differentiable to any order, but not under
+      `jax.vmap`: take products with the Hessian by `jax.jvp` of `jax.grad`.
+
+    Raises:
+      ArgumentError: As `value_and_grad`.
+    """
+    check_function("loss_fn", loss_fn)
+
+    def mean_fn(params: PyTree, *args: Any, **kwargs: Any) -> jax.Array:
+        axis = resolve_axis(axis_name).name
+        own = params if axis is None else _of_all(params, axis)
+        value, count = checked_sum(loss_fn(own, *args, **kwargs))
+        if axis is not None:
+            value, count = _total(value, axis), lax.psum(count, axis)
+        return as_mean(value, count).value
+
+    return mean_fn
+
+
+def checked_sum(returned: object) -> tuple[jax.Array, jax.Array]:
+    """Return value and count of a `LocalSum`, in float32 at least.
+
+    Raises:
+      ArgumentError: It is something else, or holds no scalars.
+    """
+    if not isinstance(returned, LocalSum):
+        raise ArgumentError(
+            "`loss_fn` must return a `LocalSum`, got "
+            f"`{type(returned).__name__}`. Write `replicator.LocalSum(losses.sum(), "
+            "count)`: the sum over this replica's examples, and how many they are."
+        )
+    value, count = jnp.asarray(returned.value), jnp.asarray(returned.count)
+    for name, scalar in (("value", value), ("count", count)):
+        if scalar.ndim or not jnp.isrealobj(scalar):
+            raise ArgumentError(
+                f"`loss_fn` must return a scalar `{name}` in its `LocalSum`, got "
+                f"{describe(scalar)}. Sum over this replica's examples."
+            )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ArgumentError(
+            "`loss_fn` must return a floating-point `value` in its `LocalSum`, got "
+            f"{describe(value)}. Cast the losses first."
+        )
+    count = lax.stop_gradient(count.astype(float))
+    return mark_local_sum(value.astype(_wide(value.dtype))), count
+
+
+def as_mean(total: jax.Array, count: jax.Array) -> Mean:
+    """Return the mean behind a sum as a metric; 0 where nothing was counted."""
+    safe = jnp.where(count == 0, jnp.ones_like(count), count).astype(total.dtype)
+    return Mean(jnp.where(count == 0, jnp.zeros_like(total), total / safe), count)
+
+
+def _with_aux(returned: object) -> tuple[Any, Any]:
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise ArgumentError(
+            "`loss_fn` must return (LocalSum, aux) with `has_aux=True`, got "
+            f"`{type(returned).__name__}`. Return both, or leave `has_aux` out."
+        )
+    return returned
+
+
+def _wide(dtype: jnp.dtype) -> jnp.dtype:
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+
+
+# `psum` transposes to `psum` here (`check_vma=False`), which is right between a
+# replica's own losses and wrong at the two ends of a global function: parameters are
+# one value used by all replicas, and the total is one value. Each of these two is the
+# other's transpose (the operators f and g of Shoeybi et al. 2019, "Megatron-LM", §3).
+def _of_all(tree: PyTree, axis_name: str) -> PyTree:
+    """Use a value that is equal on all replicas; its gradient is the sum of theirs."""
+    return linear_call(
+        lambda _, tree: tree,
+        lambda _, cotangent: _total(cotangent, axis_name),
+        (),
+        tree,
+    )
+
+
+def _total(tree: PyTree, axis_name: str) -> PyTree:
+    """Add up over replicas into one value; its gradient is each replica's own."""
+    return linear_call(
+        lambda _, tree: lax.psum(tree, axis_name),
+        lambda _, cotangent: _of_all(cotangent, axis_name),
+        (),
+        tree,
+    )

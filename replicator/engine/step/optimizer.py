@@ -1,0 +1,378 @@
+"""Reduce gradients over replicas, then update: a wrapper of any optax transformation.
+
+The reduction is innermost: clipping, schedules, masks and chains see the gradient of
+the whole global batch. What is reduced keeps its dtype on the wire, except float16,
+which is reduced in float32 and takes twice its bytes.
+
+Under accumulation the step runs once per microbatch with the optimizer's state
+`Collecting` (gradients add up, updates are zero), then once more with the sums
+`Collected` (they are reduced and the inner transformation runs). Which of the two it
+is, is part of the structure of the state: no flag, and no buffer at one microbatch.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from replicator.base.global_norm import global_norm
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.types import PyTree
+from replicator.collectives.all_reduce import all_reduce
+from replicator.collectives.axes import num_replicas
+from replicator.collectives.markers import mark_reduced
+from replicator.engine.step.gradient_sums import (
+    Given,
+    added,
+    check_own_grads,
+    checked_given,
+    collect_given,
+    divided,
+    like_dtypes,
+    no_own_sums,
+    scaled,
+    sum_dtype,
+    zeros_like,
+)
+from replicator.engine.step.loss_scale import DynamicLossScale
+from replicator.engine.step.optimizer_state import (
+    Collected,
+    Collecting,
+    Learning,
+    OptimizerState,
+    OwnSums,
+    Reduction,
+    Show,
+    Showing,
+    nothing_yet,
+)
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_flags,
+    check_kind,
+    check_text,
+)
+
+
+def wrap_optimizer(
+    tx: optax.GradientTransformation,
+    *,
+    name: str = "params",
+    skip_nonfinite: bool = False,
+    loss_scale: DynamicLossScale | None = None,
+    accumulate: int = 1,
+    reduction: Reduction = "fast",
+    axis_name: str = REPLICA_AXIS,
+) -> optax.GradientTransformationExtraArgs:
+    """Reduce gradients over all replicas and microbatches, then let `tx` update.
+
+    `update(grads, state, params, count=n)` takes one replica's gradients of the *sum*
+    of its losses over `n` examples (or tokens), as `replicator.value_and_grad` makes
+    them; the result is exactly the gradient of the mean over the examples of all
+    replicas and microbatches. `weight=n` takes gradients of the mean over `n` examples
+    instead: exact where the loss speaks to no other replica, and refused where weights
+    differ and it does. With neither, all replicas and microbatches count alike. Outside
+    a replica context it acts as one replica.
+
+    Args:
+      tx: Any optax transformation.
+      name: First path component of the parameters it updates; each optimizer of a state
+        has its own.
+      skip_nonfinite: Leave parameters and `tx` as they are when the reduced gradient
+        holds NaN or infinity, and count it in `OptimizerState.skipped`; all replicas
+        agree.
+      loss_scale: A dynamic loss scale for float16; multiply the loss by
+        `replicator.scale_loss`. Implies `skip_nonfinite`. For parameters in float16
+        `tx` works, and keeps its state, in float32.
+      accumulate: For own loops that feed microbatches one by one: every call adds up,
+        every `accumulate`-th updates. With `rep.compile(step_fn, accumulate=k)` leave
+        it at 1.
+      reduction: `"ordered"` adds replicas × microbatches blocks in example order: bits
+        stay while that product does (`Replicator` says how far); `"fast"` leaves the
+        order to XLA.
+      axis_name: Mesh axis of the replicas; another one for a mesh of your own.
+
+    Returns:
+      An optax transformation whose state is an `OptimizerState`.
+
+    Raises:
+      ArgumentError: `tx` is no transformation, or another argument breaks its rule.
+    """
+    _check_transformation(tx)
+    check_text("name", name)
+    check_text("axis_name", axis_name)
+    check_flags(skip_nonfinite=skip_nonfinite)
+    check_kind("loss_scale", loss_scale, DynamicLossScale)
+    check_count("accumulate", accumulate)
+    check_reduction(reduction)
+    if reduction == "ordered" and accumulate > 1:
+        raise ArgumentError(
+            "`accumulate` must be 1 with `reduction='ordered'`, got "
+            f"{accumulate}. Accumulate with `rep.compile(step_fn, accumulate=...)`."
+        )
+    if axis_name != REPLICA_AXIS and (accumulate > 1 or reduction == "ordered"):
+        raise ArgumentError(
+            "`axis_name` must be 'replica' with `accumulate` above 1 or "
+            f"`reduction='ordered'`, got {axis_name!r}. Leave those out in a mesh of "
+            "your own."
+        )
+    wrapped = _Wrapped(
+        tx=optax.with_extra_args_support(tx),
+        name=name,
+        skip=skip_nonfinite or loss_scale is not None,
+        loss_scale=loss_scale,
+        accumulate=accumulate,
+        reduction=reduction,
+        axis_name=axis_name,
+    )
+    # Any: optax types states and updates more narrowly than it treats them.
+    init: Any = wrapped.init
+    update: Any = wrapped.update
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_transformation(tx: optax.GradientTransformation) -> None:
+    # By what it has: transformations of other libraries are as good.
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        name = getattr(tx, "__name__", type(tx).__name__)
+        raise ArgumentError(
+            f"`tx` must be an optax transformation, got {name}. Pass what its function "
+            "returns: `optax.adam(1e-3)`."
+        )
+
+
+def check_reduction(reduction: Reduction) -> None:
+    """Refuse an unknown word for how gradients add up.
+
+    Raises:
+      ArgumentError: It is neither `"fast"` nor `"ordered"`.
+    """
+    if reduction not in ("fast", "ordered"):
+        raise ArgumentError(
+            f"`reduction` must be 'fast' or 'ordered', got {reduction!r}. Use "
+            "'ordered' for bits that depend on replicas * accumulate only."
+        )
+
+
+def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
+    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none.
+
+    A loss in half precision comes back in float32: times the scale it would overflow.
+
+    Raises:
+      ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
+    """
+    _check_state(state)
+    if state.scale is None:
+        return loss
+    wide = jnp.asarray(loss).astype(sum_dtype(loss))
+    return wide * state.scale.value.astype(wide.dtype)
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, OptimizerState):
+        raise ArgumentError(
+            f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
+            "what the wrapped one's `init` returned."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Wrapped:
+    tx: optax.GradientTransformationExtraArgs
+    name: str
+    skip: bool
+    loss_scale: DynamicLossScale | None
+    accumulate: int
+    reduction: Reduction
+    axis_name: str
+
+    def init(self, params: PyTree) -> OptimizerState:
+        sums = None if self.accumulate == 1 else no_own_sums(params, self.accumulate)
+        return OptimizerState(
+            inner=self.tx.init(self._master(params)),
+            skipped=jnp.zeros((), jnp.int32) if self.skip else None,
+            scale=None if self.loss_scale is None else self.loss_scale.init(),
+            pending=sums,
+            name=self.name,
+            reduction=self.reduction,
+        )
+
+    def update(
+        self,
+        grads: PyTree,
+        state: OptimizerState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | None = None,
+        count: jax.Array | None = None,
+        **extra,
+    ) -> tuple[PyTree, OptimizerState]:
+        _check_state(state)
+        given = checked_given(grads, weight, count)
+        finish = functools.partial(self._finish, params=params, extra=extra)
+        match state.pending:
+            case Learning() as learning:
+                collect = functools.partial(
+                    collect_given, nothing_yet(), given, self.reduction
+                )
+                learning.given.calls.append(jax.eval_shape(collect))
+                return _no_updates(grads, params), state
+            case Collecting() as pending:
+                return _no_updates(grads, params), dataclasses.replace(
+                    state, pending=collect_given(pending, given, self.reduction)
+                )
+            case Collected() as sums:
+                mean = _tie(self._mean(sums, like=grads), sums.count)
+                updates, after, reduced = finish(mean, state)
+                shown = grads if sums.show == "given" else _shown(reduced, sums.show)
+                return _tie((updates, _show(after, sums, shown)), sums.count)
+            case OwnSums() as sums:
+                return self._update_own(given, state, sums, finish)
+            case pending:
+                updates, after, reduced = finish(self._mean_of(given), state)
+                shown = None if pending is None else _shown(reduced, pending.show)
+                return updates, _show(after, pending, shown)
+
+    def _mean_of(self, given: Given) -> PyTree:
+        """Reduce the gradients of a single call over replicas."""
+        if given.share == "count" and given.weight is not None:
+            return self._reduced(given.grads, given.weight, like=given.grads)
+        return all_reduce(
+            given.grads, "mean", weight=given.weight, axis_name=self.axis_name
+        )
+
+    def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
+        """Divide the sums over microbatches by what stands behind them."""
+        if self.reduction == "ordered":  # summed over replicas already
+            return divided(sums.total, sums.weight, like=like)
+        if sums.share == "equal":
+            own = divided(sums.total, sums.weight, like=like)
+            return all_reduce(own, "mean", axis_name=self.axis_name)
+        return self._reduced(sums.total, sums.weight, like=like)
+
+    def _reduced(self, total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
+        """Divide by the weight of all replicas, then add up: sums could overflow."""
+        everywhere = all_reduce(weight, "sum", axis_name=self.axis_name)
+        share = divided(total, everywhere, like=like)
+        return all_reduce(share, "sum", axis_name=self.axis_name)
+
+    def _update_own(self, given, state, sums, finish):
+        """Add one microbatch of an own loop; reduce and update at the last."""
+        check_own_grads(sums.total.value, given.grads)
+        # Without weights a microbatch counts once, on however many replicas it was: the
+        # sums may be saved, and go on with microbatches of another number of them.
+        scalar = given.weight
+        if scalar is None:
+            scalar = jnp.ones(()) / num_replicas(axis_name=self.axis_name)
+        factor = None if given.share == "count" else scalar
+        total = added(sums.total.value, given.grads, factor)
+        weights = sums.weight.value + scalar.astype(sums.weight.value.dtype)
+        count = sums.count + 1
+
+        def update(total, weights):
+            # Weighted always: replicas may have been given weights at some calls only.
+            mean = self._reduced(total, weights, like=given.grads)
+            updates, after, _ = finish(mean, state)
+            zeros = (zeros_like(total), jnp.zeros_like(weights), jnp.zeros_like(count))
+            return updates, after, *zeros
+
+        def wait(total, weights):
+            return zeros_like(given.grads), state, total, weights, count
+
+        updates, after, total, weights, count = lax.cond(
+            count == self.accumulate, update, wait, total, weights
+        )
+        pending = dataclasses.replace(
+            sums,
+            total=dataclasses.replace(sums.total, value=total),
+            weight=dataclasses.replace(sums.weight, value=weights),
+            count=count,
+        )
+        return updates, dataclasses.replace(after, pending=pending)
+
+    def _master(self, params: PyTree) -> PyTree:
+        """Return what `tx` works on: float16 parameters under a scale in float32.
+
+        Unscaled gradients and their squares are below what float16 holds.
+        """
+        if self.loss_scale is None or params is None:
+            return params
+        half = jnp.dtype(jnp.float16)
+        return jax.tree.map(
+            lambda p: p.astype(sum_dtype(p)) if jnp.result_type(p) == half else p,
+            params,
+        )
+
+    def _finish(self, grads, state, *, params, extra):
+        """Run the inner transformation on reduced gradients; return them unscaled."""
+        grads = mark_reduced(grads, self.name)
+        # Half precision would overflow in the norm, and lose what it is unscaled to.
+        factor = None if state.scale is None else 1 / state.scale.value
+        wide = scaled(grads, factor)
+        used = grads if factor is None else like_dtypes(wide, self._master(grads))
+        updates, inner = self.tx.update(
+            used, state.inner, self._master(params), **extra
+        )
+        if factor is not None:
+            updates = like_dtypes(updates, grads)
+        after = dataclasses.replace(state, inner=inner)
+        if self.skip:
+            finite = _all_finite(wide)
+            updates, after = self._skip_nonfinite(finite, updates, state, after)
+        return updates, after, wide
+
+    def _skip_nonfinite(self, finite, updates, state, after):
+        # Gradients are reduced: `finite` is the same on every replica.
+        assert state.skipped is not None
+        return _select(finite, updates, zeros_like(updates)), dataclasses.replace(
+            after,
+            inner=_select(finite, after.inner, state.inner),
+            skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
+            scale=self.loss_scale.update(state.scale, finite)
+            if self.loss_scale is not None
+            else None,
+        )
+
+
+def _no_updates(grads: PyTree, params: PyTree) -> PyTree:
+    """Return updates of zero; parameters may be more than what gradients are of."""
+    alike = params is None or jax.tree.structure(params) == jax.tree.structure(grads)
+    return zeros_like(grads if alike else params)
+
+
+def _shown(gradients: PyTree, what: Showing) -> PyTree:
+    """Return what was asked for of the reduced gradients; None if nothing was."""
+    if what == "norm":
+        return global_norm(gradients).astype(jnp.float32)
+    return gradients if what == "reduced" else None
+
+
+def _show(
+    state: OptimizerState, pending: Collected | Show | None, shown: PyTree
+) -> OptimizerState:
+    """Put into the state what was asked for; nothing stays pending otherwise."""
+    if pending is not None and shown is not None:
+        return dataclasses.replace(
+            state, pending=dataclasses.replace(pending, shown=shown)
+        )
+    return dataclasses.replace(state, pending=None)
+
+
+def _select(choice: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(choice, a, b), new, old)
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(leaves).all() if leaves else jnp.asarray(True)
+
+
+def _tie(tree: PyTree, count: jax.Array) -> PyTree:
+    """Make every leaf depend on the sums, for the analysis; XLA removes the select."""
+    return jax.tree.map(lambda leaf: jnp.where(count >= 0, leaf, leaf), tree)

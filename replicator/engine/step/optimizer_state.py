@@ -1,0 +1,218 @@
+"""What a wrapped optimizer carries from update to update, and within one.
+
+The slot `pending` says what `update` is to do: nothing there means reduce and update;
+`Collecting` add up, `Collected` update from the sums, `Show` return the gradients or
+their norm, too. That is part of the structure of the state, so it is known while a step
+is traced, and what nobody asks for is not computed.
+
+A `flax.nnx.Optimizer` writes the values of its new state into the old one, whose
+structure cannot change. For such a state what `update` would collect is learned first
+(`Learning`), and sums and slots are there, in its variables, before it is called.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from replicator.base.per_replica import PerReplica
+from replicator.base.types import PyTree
+from replicator.engine.step.loss_scale import LossScaleState
+
+Reduction = Literal["fast", "ordered"]
+
+Share = Literal["equal", "weight", "count"]
+"""What gradients are: of means that count alike, of means that count as much as their
+weight, or of sums over a count of examples."""
+
+Showing = Literal["nothing", "given", "reduced", "norm"]
+"""What `update` hands back in `shown`: nothing; the gradients it was given, and does
+not use (the analysis asks what they depend on); the reduced ones; or their norm."""
+
+
+def _node(*, data: tuple[str, ...], meta: tuple[str, ...] = ()):
+    return functools.partial(
+        jax.tree_util.register_dataclass, data_fields=data, meta_fields=meta
+    )
+
+
+@_node(data=("total", "weight", "count"), meta=("calls", "share"))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collecting:
+    """Gradients add up: the step is running over the microbatches of one update.
+
+    Attributes:
+      total: Sum of gradients so far, times their weights if they have such, or None
+        before the first.
+      weight: Sum of weights or counts so far, a scalar of JAX's default float.
+      count: Microbatches so far, an int32 scalar.
+      calls: How often `update` was called in this run of the step.
+      share: What the gradients are.
+    """
+
+    total: PyTree
+    weight: jax.Array
+    count: jax.Array
+    calls: int = 0
+    share: Share = "equal"
+
+
+def nothing_yet() -> Collecting:
+    """Return sums of nothing, whose structure is not known."""
+    return Collecting(total=None, weight=jnp.zeros(()), count=jnp.zeros((), jnp.int32))
+
+
+@dataclasses.dataclass(eq=False)
+class Given:
+    """What calls of `update` were given; compared by identity, as a trace is one.
+
+    Attributes:
+      calls: `Collecting` of shapes, one per call.
+    """
+
+    calls: list[Collecting] = dataclasses.field(default_factory=list)
+
+
+@_node(data=(), meta=("given",))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Ask what `update` would collect, and change nothing."""
+
+    given: Given
+
+
+@_node(data=("total", "weight", "count", "shown"), meta=("share", "show"))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collected:
+    """All microbatches of the update are in the sums: reduce them and update.
+
+    Attributes:
+      total: Sum of gradients, times their weights if they have such.
+      weight: Sum of weights or counts, a scalar of JAX's default float.
+      count: How many microbatches, an int32 scalar.
+      share: What the gradients are.
+      show: What `update` hands back.
+      shown: Its place.
+    """
+
+    total: PyTree
+    weight: jax.Array
+    count: jax.Array
+    share: Share = "equal"
+    show: Showing = "nothing"
+    shown: PyTree = None
+
+
+@_node(data=("shown",), meta=("show",))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Show:
+    """Ask an update without accumulation for something: gradients, or their norm.
+
+    Attributes:
+      show: What `update` hands back.
+      shown: Its place.
+    """
+
+    show: Showing
+    shown: PyTree = None
+
+
+@_node(data=("total", "weight", "count"), meta=("every",))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnSums:
+    """Sums of an own loop that feeds microbatches one by one.
+
+    Attributes:
+      total: Sum of gradients, times their weights if they have such.
+      weight: Sum of weights or counts.
+      count: Microbatches so far, an int32 scalar.
+      every: How many make an update.
+    """
+
+    total: PerReplica
+    weight: PerReplica
+    count: jax.Array
+    every: int
+
+
+@_node(
+    data=("inner", "skipped", "scale", "pending"),
+    meta=("name", "reduction"),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerState:
+    """State of a wrapped optimizer.
+
+    Attributes:
+      inner: State of the wrapped transformation.
+      skipped: Updates skipped for a non-finite gradient, int32; None if not asked for.
+      scale: The dynamic loss scale, or None.
+      pending: None between updates; sums under accumulation.
+      name: Which parameters it updates: the first component of their path.
+      reduction: How its gradients add up.
+    """
+
+    inner: PyTree
+    skipped: jax.Array | None
+    scale: LossScaleState | None
+    pending: Learning | Collecting | Collected | Show | OwnSums | None
+    name: str
+    reduction: Reduction
+
+
+def is_optimizer_state(node: PyTree) -> bool:
+    """Tell whether `node` is the state of a wrapped optimizer."""
+    return isinstance(node, OptimizerState)
+
+
+def own_variables(tree: PyTree) -> list[Callable | None]:
+    """Return per optimizer state what makes a variable for it; None for plain arrays.
+
+    A `flax.nnx.Optimizer` keeps its state, and its step, in variables.
+    """
+
+    def is_holder(node: PyTree) -> bool:
+        held = getattr(node, "opt_state", None)
+        return hasattr(node, "wrt") and is_optimizer_state(held)
+
+    def is_either(node: PyTree) -> bool:
+        return is_optimizer_state(node) or is_holder(node)
+
+    nodes = filter(is_either, jax.tree.leaves(tree, is_leaf=is_either))
+    return [type(node.step) if is_holder(node) else None for node in nodes]
+
+
+def empty_slot(show: Showing, total: PyTree, variable: Callable | None) -> PyTree:
+    """Return where an update puts what it shows, if that must be there before."""
+    if variable is None or show == "nothing":
+        return None
+    like = jnp.zeros((), jnp.float32) if show == "norm" else total
+    return jax.tree.map(lambda leaf: variable(jnp.zeros_like(leaf)), like)
+
+
+def without_pending(tree: PyTree) -> PyTree:
+    """Drop what accumulation keeps in the optimizer states of `tree`."""
+    return with_pending(tree, [None] * len(optimizer_states(tree)))
+
+
+def with_pending(tree: PyTree, pending: Sequence) -> PyTree:
+    """Put `pending` into the optimizer states of `tree`, in leaf order."""
+    rest = iter(pending)
+    return jax.tree.map(
+        lambda node: (
+            dataclasses.replace(node, pending=next(rest))
+            if is_optimizer_state(node)
+            else node
+        ),
+        tree,
+        is_leaf=is_optimizer_state,
+    )
+
+
+def optimizer_states(tree: PyTree) -> list[OptimizerState]:
+    """List the states of wrapped optimizers in `tree`, in leaf order."""
+    nodes = jax.tree.leaves(tree, is_leaf=is_optimizer_state)
+    return [node for node in nodes if is_optimizer_state(node)]

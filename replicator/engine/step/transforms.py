@@ -1,0 +1,207 @@
+"""Lift what one replica does to what a call of the compiled step does, purely.
+
+From the inside out: a step that always takes a key and must keep its state's structure;
+an update of k microbatches; metrics merged over replicas; the run's own step count and
+key around it; gradient norms among the metrics; n updates in one `lax.scan`. Nothing
+here runs or compiles.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.trees import first_difference, first_without_numbers
+from replicator.base.types import Key, PyTree, StepFn
+from replicator.collectives.keys import refuse_keys
+from replicator.collectives.step_number import in_step
+from replicator.engine.lookup_notes import names_noted
+from replicator.engine.metrics import declared as metrics
+from replicator.engine.metrics.rows import join_rows
+from replicator.engine.step.accumulate import accumulated, single
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.optimizer_state import (
+    Reduction,
+    Showing,
+    optimizer_states,
+    without_pending,
+)
+from replicator.engine.step.state import RunState
+from replicator.errors import ArgumentError, StateError
+
+
+class Measured(NamedTuple):
+    """Metrics, and the norm of each optimizer's reduced gradient by its name."""
+
+    metrics: PyTree
+    gradient_norms: dict[str, jax.Array]
+
+
+def lift(
+    step_fn: StepFn,
+    *,
+    accumulate: int = 1,
+    reduction: Reduction = "fast",
+    measures: bool = False,
+) -> KeyedStep:
+    """Lift `step_fn` to one update of one replica, with metrics merged.
+
+    Args:
+      step_fn: The user's `step_fn(state, batch[, key])`.
+      accumulate: Microbatches per update; batch leaves then are [accumulate, examples,
+        ...] of one replica.
+      reduction: How gradients and metrics add up over replicas.
+      measures: Whether metrics come as `Measured`.
+
+    Returns:
+      `update(state, batch, key) -> (state, metrics)`; `PerReplica` metrics stay
+      declared.
+    """
+    step = keyed(step_fn)
+    show: Showing = "norm" if measures else "nothing"
+    lone, many = single(step, show=show), accumulated(step, accumulate, show=show)
+
+    def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        if accumulate > 1:
+            after, reported, shown = many(state, batch, key)
+        elif reduction == "ordered" and optimizer_states(state):
+            # Ordered bits need every block to pass the same scan body, also a lone one.
+            block = jax.tree.map(lambda leaf: leaf[None], batch)
+            after, reported, shown = many(state, block, key)
+        else:
+            after, reported, shown = lone(state, batch, key)
+        reported = join_rows(reported, lone, (state, batch, key), cut=accumulate > 1)
+        merged = metrics.merge_replicas(reported, reduction=reduction)
+        return after, Measured(merged, shown) if measures else merged
+
+    return update
+
+
+def count_steps(update: KeyedStep) -> KeyedStep:
+    """Let `update` work on a `RunState`: it gets the step's key, and is counted."""
+
+    def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
+        step_key = jax.random.fold_in(jax.random.wrap_key_data(run.key), run.step)
+        with in_step(run.step):
+            user, reported = update(run.user, batch, step_key)
+        return dataclasses.replace(run, step=run.step + 1, user=user), reported
+
+    return counted
+
+
+def repeat_steps(update: KeyedStep) -> KeyedStep:
+    """Run `update` over a leading axis of batches and keys, in one `lax.scan`."""
+
+    def repeated(
+        state: PyTree, batches: PyTree, keys: Key | None
+    ) -> tuple[PyTree, PyTree]:
+        return lax.scan(lambda s, turn: update(s, *turn), state, (batches, keys))
+
+    return repeated
+
+
+def report_norms(update: KeyedStep, *, among_metrics: bool) -> KeyedStep:
+    """Return plain metrics for `Measured` ones.
+
+    Args:
+      update: Its metrics are `Measured`.
+      among_metrics: Whether a dict of metrics tells the norms: `gradient_norm`, or
+        `gradient_norm/NAME` where there are several optimizers. What is told to nobody
+        is not computed.
+    """
+
+    def plain(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        after, (reported, norms) = update(state, batch, key)
+        if among_metrics and isinstance(reported, dict):
+            names = dict.fromkeys(norms, "gradient_norm")
+            if len(norms) > 1:
+                names = {name: f"gradient_norm/{name}" for name in norms}
+            reported = {names[name]: norms[name] for name in norms} | reported
+        return after, reported
+
+    return plain
+
+
+def takes_key(step_fn: Callable) -> bool:
+    """Tell whether `step_fn` requires a third positional parameter: a random key."""
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    found = inspect.signature(step_fn).parameters.values()
+    required = [each for each in found if each.default is inspect.Parameter.empty]
+    return sum(each.kind in positional for each in required) >= 3
+
+
+def keyed(step_fn: StepFn) -> KeyedStep:
+    """Give `step_fn` its key if it wants one, and check what it returns.
+
+    Args:
+      step_fn: The user's step.
+
+    Returns:
+      A step that always takes a key, and raises `StateError` where the state it returns
+      has another structure than the state it was given, or something is no number.
+    """
+    wants_key = takes_key(step_fn)
+
+    def step(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        if wants_key and key is None:
+            raise ArgumentError(
+                "`key` must be given to a step whose `step_fn` takes one, got None. "
+                "Call `step(state, batch, key)`."
+            )
+        with _axis_named(), names_noted(state, batch):
+            returned = step_fn(*((state, batch, key) if wants_key else (state, batch)))
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise StateError(
+                "`step_fn` must return (state, metrics), got "
+                f"{type(returned).__name__}. Return an empty dict if there are no "
+                "metrics."
+            )
+        after, reported = returned
+        for what, tree in {"state": after, "metrics": reported}.items():
+            if found := first_without_numbers(tree):
+                raise StateError(
+                    f"`step_fn` must return arrays and numbers, got {found} in its "
+                    f"{what}. Leave it out."
+                )
+        refuse_keys("step_fn", reported)
+        return _kept(state, after), reported
+
+    return step
+
+
+@contextlib.contextmanager
+def _axis_named() -> Iterator[None]:
+    """Note on JAX's error about an unknown axis which one there is."""
+    try:
+        yield
+    except NameError as failure:
+        if "unbound axis" in str(failure):
+            failure.add_note(f"In a step the replicas' axis is named {REPLICA_AXIS!r}.")
+        raise
+
+
+def _kept(before: PyTree, after: PyTree) -> PyTree:
+    """Return `after` as strongly typed arrays; refuse another structure."""
+    after = jax.tree.map(jnp.asarray, after)
+    difference = first_difference(without_pending(before), without_pending(after))
+    if difference is not None:
+        raise StateError(
+            "`step_fn` must return a state of the structure, shapes and dtypes that it "
+            f"was given, got another: {difference}. Return every leaf as it came, "
+            "updated."
+        )
+    return jax.tree.map(_strong, after)
+
+
+def _strong(leaf: jax.Array) -> jax.Array:
+    # A weakly typed result would compile the next step anew.
+    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf

@@ -1,0 +1,213 @@
+"""The smallest number of microbatches that fits is found, with few compilations."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from replicator.engine.auto_microbatch import (
+    Compile,
+    Fits,
+    GiveUp,
+    Search,
+    TooBig,
+    Use,
+    decide,
+    find_accumulate,
+    fit_accumulate,
+)
+from replicator.engine.memory_errors import MemoryNeed, larger_divisors
+from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.state import init_run
+from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
+from tests.steps import replicas, trainer
+
+DIVISORS = (1, *larger_divisors(256, 1))
+FULL = jax.errors.JaxRuntimeError(
+    "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"
+)
+
+
+def search(fits_from, candidates=DIVISORS):
+    """Search where `fits_from` microbatches and more fit; return (answer, asked)."""
+    state, action = decide(Search(candidates=candidates), None)
+    asked = []
+    while isinstance(action, Compile):
+        k = action.accumulate
+        asked.append(k)
+        state, action = decide(state, Fits(k) if k >= fits_from else TooBig(k))
+    return action, asked
+
+
+@pytest.mark.parametrize("smallest", DIVISORS)
+def test_the_smallest_that_fits_is_found(smallest):
+    assert search(smallest)[0] == Use(smallest)
+
+
+@pytest.mark.parametrize("smallest", DIVISORS)
+def test_few_are_compiled_and_none_twice(smallest):
+    asked = search(smallest)[1]
+    assert len(asked) == len(set(asked)) <= 5
+
+
+def test_what_fits_at_once_is_compiled_alone():
+    assert search(1) == (Use(1), [1])
+
+
+def test_it_gives_up_when_one_example_at_a_time_is_too_much():
+    assert search(1000)[0] == GiveUp()
+
+
+def test_a_choice_that_fails_when_it_runs_is_followed_by_a_larger_one():
+    state = Search(candidates=(1, 2, 4, 8), too_big=1, fits=1)
+    state, action = decide(state, TooBig(2))
+    assert action == Compile(4)
+    state, action = decide(state, Fits(4))
+    assert action == Use(4)
+
+
+def needs(total_at_one, fixed=100):
+    def compile_need(k):
+        return MemoryNeed(
+            arguments_bytes=fixed,
+            outputs_bytes=0,
+            temporaries_bytes=total_at_one // k,
+        )
+
+    return compile_need
+
+
+def test_what_compiled_programs_say_is_held_against_the_limit():
+    found = find_accumulate(needs(6400), replica_batch=64, limit_bytes=1000)
+    assert found == 8
+
+
+def test_a_lack_of_memory_while_compiling_counts_as_too_big():
+    def compile_need(k):
+        if k < 4:
+            raise FULL
+        return needs(0)(k)
+
+    assert find_accumulate(compile_need, replica_batch=8, limit_bytes=1000) == 4
+
+
+def test_a_lack_of_memory_while_running_does_too():
+    def run_once(k):
+        if k < 4:
+            raise FULL
+
+    found = find_accumulate(
+        lambda k: None, replica_batch=8, limit_bytes=None, run_once=run_once
+    )
+    assert found == 4
+
+
+@pytest.mark.parametrize("where", ["compile_need", "run_once"])
+def test_any_other_failure_is_raised(where):
+    def fail(k):
+        raise ZeroDivisionError
+
+    given = {"compile_need": needs(0), "run_once": None} | {where: fail}
+    with pytest.raises(ZeroDivisionError):
+        find_accumulate(**given, replica_batch=8, limit_bytes=1000)
+
+
+def test_where_nothing_fits_it_says_what_was_needed():
+    message = (
+        "`auto_microbatch` must find microbatches that fit into each device's memory, "
+        "got none: with 4 of them the step needs 116 bytes (temporaries 16 bytes, "
+        "state and batch 100 bytes) and there are 50 bytes. Use a smaller model, or a "
+        "smaller global batch on more replicas."
+    )
+    with pytest.raises(DeviceMemoryError, match=re.escape(message)):
+        find_accumulate(needs(64), replica_batch=4, limit_bytes=50)
+
+
+def test_without_a_limit_and_a_way_to_run_it_is_refused():
+    with pytest.raises(ArgumentError, match="Pass `memory_limit_bytes`"):
+        find_accumulate(needs(1), replica_batch=4, limit_bytes=None)
+
+
+def wide_trainer(optimizer):
+    """Train with activations that are large beside the state: 4 KiB an example."""
+
+    def loss_fn(params, batch):
+        hidden = jnp.tanh(batch["x"] @ params["w"])
+        for _ in range(3):
+            hidden = jnp.tanh(hidden * hidden)
+        return (hidden.sum(1) - batch["y"]).mean()
+
+    def init(key):
+        return {"w": jnp.ones((4, 1024)) / 100}
+
+    return trainer(optimizer, loss_fn, init)
+
+
+def wide_step(rep):
+    return wide_trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"steps_per_call": 2}, marks=pytest.mark.slow)]
+)
+def test_a_real_step_gets_as_many_microbatches_as_its_limit_asks_for(options):
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+    found = fit_accumulate(
+        step_fn,
+        rep.mesh,
+        CompileOptions(**options),
+        make_state=lambda: init_run(init_fn, rep.mesh, seed=0),
+        batch={"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)},
+        limit_bytes=80_000,  # the state takes 16 kB, each example up to 16 kB more
+    )
+    assert found in (2, 3, 4, 6)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+    with pytest.raises(BatchError, match="must divide evenly over 2 replicas"):
+        fit_accumulate(
+            step_fn,
+            rep.mesh,
+            CompileOptions(),
+            make_state=lambda: init_run(init_fn, rep.mesh, seed=0),
+            batch={"x": np.ones((3, 4), np.float32)},
+        )
+
+
+def test_a_run_chooses_its_microbatches_and_trains_as_with_one(tmp_path):
+    batch = {"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)}
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+
+    def run(**options):
+        return rep.run(
+            step_fn,
+            [batch],
+            init_fn=init_fn,
+            steps=3,
+            display=False,
+            directory=tmp_path,
+            **options,
+        )
+
+    found = run(auto_microbatch=True, memory_limit_bytes=80_000)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["arguments"]["accumulate"] in (2, 3, 4, 6)
+    np.testing.assert_allclose(
+        found.state["params"]["w"], run().state["params"]["w"], rtol=1e-5
+    )
+
+
+def test_a_dataset_that_can_be_read_once_is_refused():
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+    batches = iter([{"x": np.ones((4, 4), np.float32), "y": np.ones(4, np.float32)}])
+    with pytest.raises(ArgumentError, match="must be one that can be read again"):
+        rep.run(step_fn, batches, init_fn=init_fn, steps=1, auto_microbatch=True)

@@ -1,0 +1,138 @@
+"""Costs of programs: counted in the trace, against arithmetic done by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicator.engine.program_cost import Compilation, ProgramCost, program_cost
+from tests.helpers import replicated_program
+
+
+def cost(fn, *arrays, **jit):
+    traced = jax.jit(fn, **jit).trace(*arrays)
+    return program_cost(traced.jaxpr, traced.lower().compile())
+
+
+def replicated_cost(fn, *arrays, n=8):
+    return cost(replicated_program(fn, n), *arrays)
+
+
+def test_a_matrix_product_is_two_operations_for_each_of_its_products():
+    found = cost(lambda a, b: a @ b, jnp.ones((3, 5)), jnp.ones((5, 7)))
+    assert (found.flops, found.collective_bytes) == (2 * 3 * 5 * 7, 0)
+
+
+def test_the_compiler_counts_a_matrix_product_alike():
+    traced = jax.jit(jnp.dot).trace(jnp.ones((64, 32)), jnp.ones((32, 16)))
+    compiled = traced.lower().compile()
+    ours = program_cost(traced.jaxpr, compiled).flops
+    assert compiled.cost_analysis()["flops"] == pytest.approx(ours)
+
+
+def convolve(x, kernel, **options):
+    return lax.conv_general_dilated(
+        x, kernel, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_and_its_gradients_cost_the_same_each(groups):
+    x, kernel = jnp.ones((2, 16, 16, 8)), jnp.ones((2, 2, 8 // groups, 4))
+
+    def loss(x, kernel):
+        y = convolve(
+            x, kernel, window_strides=(2, 2), padding="SAME", feature_group_count=groups
+        )
+        return jnp.sum(y**2)
+
+    once = 2 * (2 * 8 * 8 * 4) * (2 * 2 * 8 // groups)
+    assert cost(loss, x, kernel).flops == once
+    assert cost(jax.grad(loss, (0, 1)), x, kernel).flops == 3 * once
+
+
+def test_a_loop_costs_as_often_as_it_turns():
+    def loop(x):
+        return lax.scan(lambda c, _: (c @ c, None), x, length=20)[0]
+
+    found = cost(loop, jnp.eye(4))
+    assert found.flops == 20 * 2 * 4**3
+    assert found.bytes_accessed is None
+
+
+def test_of_a_branch_the_dearer_way_counts():
+    def branch(x):
+        return lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
+
+    assert cost(branch, jnp.eye(4)).flops == 2 * 2 * 4**3
+
+
+def test_all_replicas_count_for_arithmetic_and_one_for_the_wire():
+    found = replicated_cost(lambda x: lax.psum(x @ x, "replica"), jnp.ones((8, 4, 4)))
+    assert found.flops == 8 * 2 * 4**3
+    assert found.collective_bytes == 4 * 4 * 4
+
+
+def test_wire_bytes_are_those_of_the_dtype_that_is_sent():
+    def send(x):
+        return lax.psum(x.astype(jnp.bfloat16), "replica").astype(jnp.float32)
+
+    assert replicated_cost(send, jnp.ones((8, 100))).collective_bytes == 200
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: lax.all_gather(x, "replica"),
+        lambda x: lax.psum_scatter(x, "replica", tiled=True),
+        lambda x: lax.pmax(x, "replica"),
+        lambda x: lax.ppermute(x, "replica", [(0, 1), (1, 0)]),
+        lambda x: lax.all_to_all(x, "replica", 0, 0, tiled=True),
+        lambda x: lax.pmean(x, "replica"),
+    ],
+)
+def test_every_collective_sends_what_it_is_handed(collective):
+    found = replicated_cost(collective, jnp.ones((2, 16)), n=2)
+    assert found.collective_bytes == 64
+
+
+def test_a_collective_in_a_loop_sends_in_each_turn():
+    def loop(x):
+        return lax.fori_loop(0, 5, lambda _, c: lax.psum(c, "replica") / 8, x)
+
+    assert replicated_cost(loop, jnp.ones((8, 10))).collective_bytes == 5 * 40
+
+
+def test_memory_is_that_of_one_device_and_donated_buffers_count_once(mesh):
+    step = jax.shard_map(
+        lambda w, x: w + lax.psum(jnp.sum(x), "replica"),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("replica")),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    found = cost(step, jnp.ones(1000), jnp.ones((80, 10)), donate_argnums=0).memory
+    assert found is not None
+    assert found.arguments_bytes == 4000 + 400
+    assert found.outputs_bytes == found.aliased_bytes == 4000
+
+
+def test_a_compilation_is_told_for_one_step_in_one_line():
+    memory = cost(lambda x: x + 1, jnp.ones(30_000_000)).memory
+    told = Compilation(
+        seconds=3.21,
+        steps_per_call=2,
+        cost=ProgramCost(
+            flops=2_800_000_000,
+            collective_bytes=1_400_000,
+            bytes_accessed=None,
+            memory=memory,
+        ),
+    )
+    assert str(told) == (
+        "compiled in 3.2 s · 1.4 GFLOP/step · 700 kB on the wire/step · 240 MB/device"
+    )
+    bare = ProgramCost(flops=0, collective_bytes=0, bytes_accessed=None, memory=None)
+    alone = Compilation(seconds=0.04, steps_per_call=1, cost=bare)
+    assert str(alone) == "compiled in 0.0 s"
