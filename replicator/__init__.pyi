@@ -10,10 +10,8 @@ from . import (
     testing,
     writers,
 )
-from .bad_numbers.spikes import Spikes
 from .base.host.fake_devices import fake_devices
 from .base.per_replica import PerReplica
-from .best_so_far import BestSoFar, Follow
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
@@ -36,12 +34,14 @@ from .engine.step.gradients import LocalSum, global_loss, value_and_grad
 from .engine.step.loss_scale import DynamicLossScale
 from .engine.step.optimizer import scale_loss, wrap_optimizer
 from .engine.step.optimizer_state import OptimizerState
-from .evaluate_every import EvaluateEvery
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .replicator import Replicator, run
+from .training.best_metric import BestSoFar, Follow
+from .training.evaluate_hook import EvaluateEvery
+from .training.nonfinite.spikes import Spikes
+from .training.watchdog.limits import Limits
 from .version import __version__
-from .watchdog.limits import Limits
 
 __all__ = [
     "BestSoFar",

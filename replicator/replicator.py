@@ -12,13 +12,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from replicator.attempts import Evaluations, Training
-from replicator.bad_numbers.policy import OnNonfinite
-from replicator.bad_numbers.rollback import make_recovery
-from replicator.bad_numbers.spikes import Spikes
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree, StepFn
-from replicator.best_so_far import Follow
 from replicator.checkpoint.retention import Retention
 from replicator.engine.auto_microbatch import (
     check_memory_limit,
@@ -42,13 +37,18 @@ from replicator.errors import (
 from replicator.hooks import Every, Hook, checked_hooks
 from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
-from replicator.loop import LoopPlan, LoopResult
 from replicator.monitoring.phases import Phases
-from replicator.postmortem.recorded_program import one_replica_update
-from replicator.records import Records, check_profile, open_journal
-from replicator.saving import as_schedule, checkpoints_of, hook_states
-from replicator.training import train
-from replicator.watchdog.limits import Limits, as_limits
+from replicator.training.best_metric import Follow
+from replicator.training.checkpoint_hook import as_schedule, checkpoints_of, hook_states
+from replicator.training.loop import LoopPlan, LoopResult
+from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.rollback import make_recovery
+from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.open_run import Evaluations, Training
+from replicator.training.postmortem.recorded_program import one_replica_update
+from replicator.training.reports.records import Records, check_profile, open_journal
+from replicator.training.run import train
+from replicator.training.watchdog.limits import Limits, as_limits
 
 
 class Replicator(OwnLoops):

@@ -43,7 +43,7 @@ from replicator.errors import (
 )
 from replicator.hooks import Callback, Hook, every
 from replicator.monitoring.writers import Multi
-from replicator.postmortem.bundle import read_bundle
+from replicator.training.postmortem.bundle import read_bundle
 from tests.steps import (
     apply,
     errors,

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from replicator.base.host import exit_codes
-from replicator.watchdog import Limits
+from replicator.training.watchdog import Limits
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

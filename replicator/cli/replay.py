@@ -3,8 +3,12 @@
 import argparse
 
 from replicator.errors import ArgumentError
-from replicator.postmortem.bundle import read_bundle
-from replicator.postmortem.replay import load_function, replay_recorded, replay_step
+from replicator.training.postmortem.bundle import read_bundle
+from replicator.training.postmortem.replay import (
+    load_function,
+    replay_recorded,
+    replay_step,
+)
 
 SUMMARY = "Run a failed step again, and say where a number first went bad"
 

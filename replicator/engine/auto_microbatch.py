@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from replicator.bad_numbers.left_out import require_rereadable
 from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.make_step import compiled_step
@@ -31,6 +30,7 @@ from replicator.errors import ArgumentError, DeviceMemoryError, check_count, che
 from replicator.inputs.checks import check_divides
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
+from replicator.inputs.skipped_batches import require_rereadable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,6 @@ from replicator.base.types import Dataset, PyTree
 from replicator.errors import ArgumentError, check_kind
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.context import InputContext, pipeline_contexts
-from replicator.inputs.in_step import in_step_over
 from replicator.inputs.options import (
     DEFAULT_PREFETCH,
     InputOptions,
@@ -25,6 +24,7 @@ from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK, HostBatch, full_mask
 from replicator.inputs.rounds import host_batches
+from replicator.inputs.synchronized_reads import in_step_over
 
 
 def open_input(

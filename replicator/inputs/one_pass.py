@@ -26,12 +26,12 @@ from replicator.inputs.checks import (
     numeric_arrays,
 )
 from replicator.inputs.context import pipeline_contexts
-from replicator.inputs.in_step import in_step_over
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
 from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK
 from replicator.inputs.rounds import host_batches
+from replicator.inputs.synchronized_reads import in_step_over
 
 BATCH = "batch"
 

@@ -16,8 +16,8 @@ import numpy as np
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.checks import canonical_dtype
-from replicator.inputs.in_step import Turn
 from replicator.inputs.position import Position
+from replicator.inputs.synchronized_reads import Turn
 
 Remainder: TypeAlias = Literal["mask", "drop", "refuse"]
 """What becomes of an uneven last batch."""

@@ -23,10 +23,10 @@ from replicator.inputs.checks import (
     quick_form,
 )
 from replicator.inputs.checksums import checksum
-from replicator.inputs.in_step import InStep, Read, Turn, by_itself
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
 from replicator.inputs.remainder import HostBatch, join_turn
+from replicator.inputs.synchronized_reads import InStep, Read, Turn, by_itself
 
 _END: Any = object()
 

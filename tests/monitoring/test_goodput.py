@@ -12,7 +12,7 @@ from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.goodput import goodput
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress
-from replicator.phase_journal import JournalPhases, process_age_s
+from replicator.training.reports.phase_journal import JournalPhases, process_age_s
 from tests.fakes import FakeClock
 
 EPOCH = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -199,7 +199,7 @@ import sys, threading
 from replicator.base.host.clock import SystemClock
 from replicator.monitoring.events import EventLog
 from replicator.hooks import StateEvent
-from replicator.phase_journal import JournalPhases
+from replicator.training.reports.phase_journal import JournalPhases
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import first_numbers
 

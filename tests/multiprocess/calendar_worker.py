@@ -17,7 +17,7 @@ import optax
 
 from replicator import Replicator
 from replicator.hooks import Hook, every
-from replicator.watchdog import Limits
+from replicator.training.watchdog import Limits
 from tests.multiprocess.groups import die_with_parent
 from tests.steps import regression_batch, trainer
 

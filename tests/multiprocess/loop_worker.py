@@ -20,13 +20,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicator.distributed.notices import open_notices
 from replicator.engine.run_ahead import RunAhead
 from replicator.hooks import Hook
-from replicator.loop import LoopPlan, run_loop
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
-from replicator.preemption import Preemption
-from replicator.stop_agreement import StopAgreement
 from replicator.testing import faults
-from replicator.watchdog import Limits, Watchdog
+from replicator.training.loop import LoopPlan, run_loop
+from replicator.training.preemption.hook import Preemption
+from replicator.training.preemption.stop_agreement import StopAgreement
+from replicator.training.watchdog import Limits, Watchdog
 from tests.multiprocess.groups import die_with_parent
 
 STEPS = 2000

@@ -16,10 +16,10 @@ import optax
 import replicator
 from replicator import InputOptions, Replicator
 from replicator.base.mesh import replicated
-from replicator.best_so_far import Follow
 from replicator.errors import ArgumentError
-from replicator.evaluate_every import EvaluateEvery
 from replicator.hooks import Callback, Hook, StateCallback, every
+from replicator.training.best_metric import Follow
+from replicator.training.evaluate_hook import EvaluateEvery
 from tests.steps import apply, mlp_loss, regression_batch, trainer
 
 STEPS = 10

@@ -15,7 +15,7 @@ import optax
 
 from replicator import Replicator
 from replicator.testing import faults
-from replicator.watchdog import Limits
+from replicator.training.watchdog import Limits
 from tests.multiprocess.groups import die_with_parent
 from tests.multiprocess.loop_worker import Announce
 from tests.steps import regression_batch, trainer

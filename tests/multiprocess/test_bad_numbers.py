@@ -12,11 +12,11 @@ import replicator
 from replicator import Replicator
 from replicator.cli.main import main
 from replicator.monitoring.events import read_events
-from replicator.postmortem.bundle import read_bundle
+from replicator.training.postmortem.bundle import read_bundle
 from tests.multiprocess.processes import run_processes, values
 from tests.multiprocess.programs import bits, host
-from tests.postmortem.crashing import root_loss
 from tests.steps import regression_batch, trainer
+from tests.training.postmortem.crashing import root_loss
 
 pytestmark = pytest.mark.slow
 STEPS, BAD, EXAMPLE = 70, 4, 20  # of 24: a row of the last process's last replica

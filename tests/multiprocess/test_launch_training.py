@@ -16,7 +16,7 @@ import hashlib
 import replicator
 from replicator import distributed
 from replicator.testing import faults
-from replicator.watchdog import Limits
+from replicator.training.watchdog import Limits
 distributed.initialize()
 import jax, numpy as np, optax
 from tests.steps import regression_batch, trainer

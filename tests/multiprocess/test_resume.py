@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoint.test_damage import flipped
 from tests.multiprocess import programs
 from tests.multiprocess.processes import run_processes, values
-from tests.test_resume import numbers
+from tests.training.test_resume import numbers
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from replicator.best_so_far import BestSoFar
+from replicator.training.best_metric import BestSoFar
 from tests.multiprocess import programs
 from tests.multiprocess.processes import run_processes, values
 

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicator.agreed_time import AgreedTime
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Key, PyTree
 from replicator.checkpoint.retention import Retention
@@ -27,17 +26,18 @@ from replicator.compat.jaxline.keys import next_keys, require_equal_rows
 from replicator.compat.jaxline.saving import Progress, Saves
 from replicator.compat.jaxline.writer import ScalarWriter, WithoutExamples
 from replicator.errors import ArgumentError
-from replicator.guards import guarded
 from replicator.hooks import Hook, Report, WriteMetrics, every
-from replicator.loop import LoopPlan, LoopResult, run_loop
 from replicator.monitoring.display import make_display
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.run_record import set_aside, write_run_record
 from replicator.monitoring.writers.directory import directory_writer
 from replicator.monitoring.writers.jsonl import drop_after
 from replicator.monitoring.writers.multi import call_all
-from replicator.preemption import LeaveSaved, Preemption
-from replicator.watchdog import Limits
+from replicator.training.guards import guarded
+from replicator.training.loop import LoopPlan, LoopResult, run_loop
+from replicator.training.preemption.agreed_time import AgreedTime
+from replicator.training.preemption.hook import LeaveSaved, Preemption
+from replicator.training.watchdog import Limits
 
 _NOT_CALLED = ("train_loop", "snapshot_state", "restore_from_snapshot")
 

@@ -9,10 +9,10 @@ from replicator.checkpoint import CheckpointStore
 from replicator.cli import certificates, demo, doctor, report
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.writers import JSONL, TensorBoard
-from replicator.postmortem.bundle import read_bundle
-from replicator.profiler import Profile
 from replicator.rpc.security.tls import Tls
 from replicator.testing.faults import Injector
+from replicator.training.postmortem.bundle import read_bundle
+from replicator.training.reports.profiler import Profile
 from tests.steps import regression_batch, replicas, trainer
 
 

@@ -1,0 +1,230 @@
+"""Drive the policy: note, stop, or take the run back past what led it astray.
+
+To go back is to end the run and resume it, in one process: the checkpoints from the bad
+step on are deleted, for a crash would resume them, and everything is opened again from
+the one before. The steps in between are done again with the same keys and batches, so
+the run comes out the same wherever its last checkpoint was; only the bad call's batches
+are left out. That is remembered in the checkpoints after it. A crash before the first
+of those forgets it, meets the bad number again, and goes back again.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from replicator.base.types import PyTree
+from replicator.engine.step.optimizer_state import optimizer_states
+from replicator.errors import NonFiniteError, SpikeError
+from replicator.hooks import Hook, MetricsEvent
+from replicator.inputs.skipped_batches import IndexedBatches, NotedBatches
+from replicator.training.nonfinite.policy import (
+    Action,
+    BadNumber,
+    GoBack,
+    History,
+    Note,
+    OnNonfinite,
+    Policy,
+    Stop,
+    come_back,
+    decide,
+    history_from_json,
+)
+from replicator.training.nonfinite.spikes import Spikes
+
+_log = logging.getLogger(__name__)
+
+
+class Journal(Protocol):
+    """Where events of a run are written."""
+
+    def write(self, kind: str, /, **fields: Any) -> None: ...  # noqa: D102
+
+
+class GoingBack(Exception):
+    """Ends a run that is to go on from an earlier checkpoint; no error.
+
+    Attributes:
+      before_step: The bad step: its checkpoints, and those after it, are worthless.
+    """
+
+    def __init__(self, before_step: int) -> None:
+        super().__init__(f"The run goes back to before step {before_step}.")
+        self.before_step = before_step
+
+
+class Recovery(Hook):
+    """What a run does about bad numbers, over all the times that it goes back.
+
+    As a hook it watches a metric for spikes, and keeps its history in checkpoints.
+
+    Args:
+      policy: What the user wants.
+      spikes: What to watch for; None for no spikes.
+      journal: Where it is noted; None for the log alone.
+
+    Attributes:
+      went_back: Whether this run goes on after it went back, maybe to its beginning.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        spikes: Spikes | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.policy = policy
+        self.history = History()
+        self.went_back = False
+        self._gone_back_for: BadNumber | None = None
+        self._spikes = spikes
+        self._seen: tuple[float, ...] = ()
+        self._journal = journal
+        self._batches: NotedBatches | None = None
+
+    @property
+    def ignores(self) -> bool:
+        """Whether nobody need look at metrics for NaN and infinity."""
+        return self.policy.on_nonfinite == "ignore"
+
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """Look for a spike.
+
+        Raises:
+          ArgumentError: The step reports no such metric.
+          SpikeError: As `tell`.
+          GoingBack: As `tell`.
+        """
+        if self._spikes is None:
+            return
+        value = self._spikes.value_in(event.metrics)
+        self._seen, spike = self._spikes.decide(self._seen, value)
+        if spike is not None:
+            leaf = self._spikes.metric
+            self.tell(BadNumber(kind="spike", step=event.step, leaf=leaf, found=spike))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history, and the numbers that say what is usual."""
+        return {"history": self.history.as_json(), "seen": list(self._seen)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up the history of a checkpoint, unless this run knows more."""
+        found = history_from_json(state["history"])
+        if len(found.left_out) >= len(self.history.left_out):
+            self.history = found
+        self._seen = tuple(state["seen"])
+
+    def watch(
+        self, batches: IndexedBatches, *, start_step: int, held: int = 0
+    ) -> NotedBatches:
+        """Return `batches` without those that are left out; see `NotedBatches`."""
+        self._batches = NotedBatches(
+            batches,
+            start_step=start_step,
+            left_out=self.history.left_out,
+            held=held,
+        )
+        return self._batches
+
+    def steps_left_out(self, *, batches_read: int, steps_per_call: int = 1) -> int:
+        """Return how many steps' batches will be left out after so many were read."""
+        ahead = [call for call in self.history.left_out if call >= batches_read]
+        return len(ahead) * steps_per_call
+
+    def tell(self, event: BadNumber) -> None:
+        """Act on a bad number; returns if the run goes on.
+
+        Args:
+          event: What was found.
+
+        Raises:
+          NonFiniteError: The run ends, for a number that is not finite.
+          SpikeError: The run ends, for a spike.
+          GoingBack: The run is to be opened again, from an earlier checkpoint.
+        """
+        if event.call is None and self._batches is not None:
+            event = dataclasses.replace(event, call=self._batches.call_of(event.step))
+        self.history, actions = decide(self.policy, self.history, event)
+        self._act(event, actions)
+
+    def come_back(self, start_step: int) -> None:
+        """Count a rollback, if there was one: the run goes on from `start_step`.
+
+        Raises:
+          NonFiniteError: As `tell`: too many, and no new checkpoint in between.
+          SpikeError: Likewise.
+        """
+        event, self._gone_back_for = self._gone_back_for, None
+        if event is not None:
+            self.history, actions = come_back(
+                self.policy, self.history, event, start_step=start_step
+            )
+            self._act(event, actions)
+
+    def _act(self, event: BadNumber, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Note():
+                    self._note(action.kind, action.step, event)
+                case GoBack():
+                    self._note("rolled_back", action.before_step, event)
+                    self._seen, self.went_back = (), True
+                    self._gone_back_for = event
+                    raise GoingBack(action.before_step)
+                case Stop():
+                    kind = SpikeError if action.kind == "spike" else NonFiniteError
+                    raise kind(action.message, step=action.step, leaf=action.leaf)
+
+    def _note(self, kind: str, step: int, event: BadNumber) -> None:
+        fields = {"leaf": event.leaf, "found": event.found, "batch": event.call}
+        _log.warning("Step %d, %s: `%s` was %s.", step, kind, event.leaf, event.found)
+        if self._journal is not None:
+            self._journal.write(kind, step=step, **fields)
+
+
+def make_recovery(
+    state: PyTree,
+    *,
+    on_nonfinite: OnNonfinite | None = None,
+    spikes: Spikes | None = None,
+    journal: Journal | None = None,
+) -> Recovery:
+    """Return what a run does about bad numbers, from what its user said.
+
+    Args:
+      state: The run's, or its shapes: by default a bad number is raised, unless an
+        optimizer in there skips such updates itself.
+      on_nonfinite: What NaN and infinity lead to.
+      spikes: What to watch for.
+      journal: Where it is noted; None for the log alone.
+
+    Raises:
+      ArgumentError: A word is unknown.
+    """
+    skips = any(each.skipped is not None for each in optimizer_states(state))
+    policy = Policy(
+        on_nonfinite=on_nonfinite or ("ignore" if skips else "raise"),
+        on_spike=spikes.action if spikes is not None else "log",
+    )
+    return Recovery(policy, spikes=spikes, journal=journal)
+
+
+def go_on_anew(
+    attempt: Callable[[], Any], discard_after: Callable[[int], object]
+) -> Any:
+    """Call `attempt` until it does not ask to go back.
+
+    Args:
+      attempt: A whole run from the newest checkpoint on; opens and closes all it needs.
+      discard_after: Deletes all checkpoints after a step.
+
+    Returns:
+      What `attempt` returned.
+    """
+    while True:
+        try:
+            return attempt()
+        except GoingBack as signal:
+            discard_after(signal.before_step - 1)

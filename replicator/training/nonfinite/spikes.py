@@ -1,0 +1,100 @@
+"""Find a number that leaps, by median and MAD: outliers do not move those.
+
+MAD is the median distance from the median; 1.4826 times it estimates the standard
+deviation of normal numbers (Rousseeuw & Croux, 1993). Spikes join the window, too: a
+level that stays becomes the usual one after half a window.
+"""
+
+import dataclasses
+import math
+import statistics
+from typing import get_args
+
+from replicator.base.types import PyTree
+from replicator.errors import (
+    ArgumentError,
+    check_number,
+    check_text,
+    check_whole,
+    check_word,
+)
+from replicator.monitoring.writers.writer import named_numbers
+from replicator.training.nonfinite.policy import OnSpike
+
+_LEAST = 10  # values that say what is usual
+_PER_MAD = 1.4826
+_LEAST_SPREAD = 1e-3  # of the median: numbers may all be equal, and their MAD 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Spikes:
+    """Watch a metric for spikes: values far above what is usual.
+
+    Attributes:
+      metric: Which one, by its name in the records: `loss`, `gradient_norm`.
+      factor: How many standard deviations above the median is a spike.
+      window: Over so many steps before.
+      action: `"log"` notes the spike in the run's journal, `"raise"` ends the run with
+        `SpikeError`, `"rollback"` goes back to the last checkpoint before it and leaves
+        its batch out.
+
+    Raises:
+      ArgumentError: A number is out of range, or a word is unknown.
+    """
+
+    metric: str = "loss"
+    factor: float = 10.0
+    window: int = 100
+    action: OnSpike = "log"
+
+    def __post_init__(self) -> None:
+        check_text("metric", self.metric)
+        check_number("factor", self.factor)
+        check_whole("window", self.window)
+        check_word("action", self.action, get_args(OnSpike))
+        if not self.factor > 0:
+            raise ArgumentError(
+                f"`factor` must be positive, got {self.factor}. Use 10."
+            )
+        if self.window < _LEAST:
+            raise ArgumentError(
+                f"`window` must be at least {_LEAST}, got {self.window}. Use 100."
+            )
+
+    def decide(
+        self, seen: tuple[float, ...], value: float
+    ) -> tuple[tuple[float, ...], str | None]:
+        """Say whether `value` is a spike.
+
+        Args:
+          seen: The values before it, at most `window`.
+          value: The next one. What is not finite is no spike: it is told by itself.
+
+        Returns:
+          The values to go on with, and the spike in words, or None.
+        """
+        if not math.isfinite(value):
+            return seen, None
+        after = (*seen, value)[-self.window :]
+        if len(seen) < _LEAST:
+            return after, None
+        median = statistics.median(seen)
+        distance = statistics.median(abs(each - median) for each in seen)
+        spread = max(_PER_MAD * distance, _LEAST_SPREAD * abs(median))
+        if value - median <= self.factor * spread:
+            return after, None
+        return after, f"{value:.6g} where {median:.6g} ± {spread:.2g} is usual"
+
+    def value_in(self, metrics: PyTree) -> float:
+        """Return the watched number among a step's metrics.
+
+        Raises:
+          ArgumentError: It is not there.
+        """
+        numbers = named_numbers(metrics)
+        if self.metric not in numbers:
+            raise ArgumentError(
+                f"`metric` must be one that the step reports, got {self.metric!r} and "
+                f"{', '.join(map(repr, numbers)) or 'no metrics'}. Use one of these."
+            )
+        return numbers[self.metric]

@@ -1,0 +1,227 @@
+"""Open what a run tells and where: progress, metrics, the record, the journal."""
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from replicator.base.mesh import spans_processes
+from replicator.checkpoint.disk import Disk
+from replicator.checkpoint.group import Group
+from replicator.checkpoint.lock import WriterLock
+from replicator.distributed.agreement import exchange
+from replicator.engine.program_cost import Compilation
+from replicator.errors import ArgumentError
+from replicator.hooks import Hook, Report, WriteMetrics, every
+from replicator.monitoring.display import make_display
+from replicator.monitoring.events import EventLog, was_killed
+from replicator.monitoring.phases import Phases
+from replicator.monitoring.run_record import (
+    describe_process,
+    is_same_run,
+    set_aside,
+    write_run_record,
+)
+from replicator.monitoring.writers.directory import directory_writer
+from replicator.monitoring.writers.jsonl import drop_after
+from replicator.monitoring.writers.writer import Writer
+from replicator.training.checkpoint_hook import Resumed
+from replicator.training.reports.compile_notes import TellCompilations
+from replicator.training.reports.phase_journal import JournalPhases
+from replicator.training.reports.profiler import Profile, check_steps
+from replicator.training.reports.run_numbers import AddRunNumbers
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Records:
+    """What a run tells, and where.
+
+    Attributes:
+      directory: Where metrics, `run.json` and the journal go; None for nowhere.
+      write_every: Steps between written metrics.
+      display: Whether progress is shown on standard error.
+      seed: The run's seed, to be written down.
+      arguments: The run's arguments, likewise.
+      profile: Steps to trace; None for none.
+    """
+
+    directory: str | os.PathLike[str] | None
+    write_every: int
+    display: bool
+    seed: int
+    arguments: Mapping[str, Any]
+    profile: range | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reports:
+    """What is open.
+
+    Attributes:
+      hooks: To be called before all others; their states are saved.
+      after: To be called after all others, so that their time is noted, too.
+      writer: Where rows go; None if nowhere.
+    """
+
+    hooks: Sequence[Hook] = ()
+    after: Sequence[Hook] = ()
+    writer: Writer | None = None
+
+
+def check_profile(
+    steps: range | None, directory: str | os.PathLike[str] | None
+) -> None:
+    """Refuse to trace what cannot be, or to where there is no place; None is nothing.
+
+    Raises:
+      ArgumentError: `steps` is no range of steps, or there is no `directory`.
+    """
+    if steps is None:
+        return
+    check_steps("profile", steps)
+    if directory is None:
+        raise ArgumentError(
+            "`directory` must be given to profile steps, got None. Pass it: traces go "
+            "to `profile/` in it."
+        )
+
+
+def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
+    """Open this process's journal of a run; None where the run has no directory.
+
+    Raises:
+      ArgumentError: The directory cannot be made.
+    """
+    if directory is None:
+        return None
+    with _written(directory, is_fresh=True):
+        return EventLog(directory, process=jax.process_index())
+
+
+@contextmanager
+def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[None]:
+    """Keep other runs out of a run's directory: two in one journal read as one.
+
+    Args:
+      directory: There already; None keeps nobody out.
+      mesh: The replicas; of several processes the first holds the lock for all.
+
+    Raises:
+      CheckpointInUseError: Another run writes there; in all processes.
+    """
+    lock = WriterLock(Path(directory or "."), Disk(), name=".records")
+
+    def acquire() -> None:
+        with suppress(OSError):  # told by what is written there next
+            if directory is not None:
+                lock.acquire(above=0)
+
+    group = Group(together=spans_processes(mesh), timeout_s=600.0)
+    group.lead("directory", acquire)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_reports(
+    records: Records,
+    resumed: Resumed,
+    *,
+    step: object,
+    mesh: Mesh,
+    phases: Phases,
+    events: EventLog | None,
+    is_fresh: bool,
+) -> Reports:
+    """Open what this process tells; of those that share a mesh, the first tells most.
+
+    Args:
+      records: What, and where.
+      resumed: Where the run goes on.
+      step: Its step; one that was compiled knows what it costs.
+      mesh: The replicas.
+      phases: What the run is doing.
+      events: This process's journal.
+      is_fresh: Whether this is the beginning of the run.
+    """
+    together = spans_processes(mesh)
+    processes = exchange("run-record", describe_process()) if together else None
+    profile: list[Hook] = []
+    if records.directory is not None:
+        folder = Path(records.directory) / "profile"
+        profile = [Profile(folder, steps=records.profile, events=events)]
+    if together and jax.process_index() > 0:
+        return Reports(after=profile)
+
+    def compilations() -> Sequence[Compilation]:
+        return getattr(step, "compilations", ())
+
+    # A process without standard error has none to show anything on.
+    display = make_display() if records.display and sys.stderr else None
+    if display is not None and resumed.start_step:
+        display.note(_goes_on(records.arguments, resumed.start_step))
+    telling = TellCompilations(compilations, display=display, events=events)
+    hooks: list[Hook] = [telling]
+    if display is not None:
+        hooks.append(Report(display))
+    if records.directory is None or events is None:
+        return Reports(hooks=hooks)
+    said = {"seed": records.seed, "arguments": records.arguments}
+    with _written(records.directory, is_fresh=is_fresh):
+        # One that was killed before it was saved begins anew, and is the same run.
+        if is_fresh and not (
+            is_same_run(records.directory, **said) and was_killed(records.directory)
+        ):
+            set_aside(records.directory)
+        else:
+            # What came after the last checkpoint is done again, and written again.
+            path, step = Path(records.directory) / "metrics.jsonl", resumed.start_step
+            drop_after(path, step=resumed.shown_steps, evaluated_step=step)
+        write_run_record(records.directory, **said, processes=processes)
+    start_step = resumed.start_step
+    events.write("resumed" if start_step else "started", step=start_step)
+    writer = AddRunNumbers(
+        directory_writer(records.directory),
+        phases,
+        compilations=compilations,
+        devices=list(mesh.devices.flat),
+    )
+    when = every(n_steps=records.write_every)
+    return Reports(
+        hooks=[*hooks, WriteMetrics(writer, when)],
+        after=[*profile, JournalPhases(events, phases, start_step=start_step)],
+        writer=writer,
+    )
+
+
+@contextmanager
+def _written(directory: str | os.PathLike[str], *, is_fresh: bool) -> Iterator[None]:
+    """Refuse to begin a run without its records; one that goes on does without."""
+    try:
+        yield
+    except OSError as failure:
+        if not is_fresh:
+            _log.warning("The run goes on without all of its records: %s", failure)
+            return
+        raise ArgumentError(
+            f"`directory` must be one that can be written to, got {directory}: "
+            f"{failure}. Choose another, or change its permissions."
+        ) from failure
+
+
+def _goes_on(arguments: Mapping[str, Any], step: int) -> str:
+    """Say what nobody sees who starts a script again, and did not think of before."""
+    place, steps = arguments.get("checkpoint_dir"), arguments.get("steps")
+    if steps is not None and step >= steps:
+        return f"nothing left to do: {place} holds step {step} of {steps}"
+    return f"goes on after step {step}, from {place}"

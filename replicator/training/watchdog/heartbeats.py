@@ -1,0 +1,148 @@
+"""Tell the other processes' watchdogs what this one does, on a thread of its own.
+
+A request to a service whose host stands still never returns. So the watchdog reads what
+this thread brought last, and never waits for it.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from replicator.base.host.clock import Clock
+from replicator.distributed.notices import Notices
+from replicator.errors import DistributedError
+from replicator.training.watchdog.peers import (
+    Beat,
+    Peer,
+    Straggler,
+    beat_from_json,
+    find_straggler,
+    follow,
+)
+
+STRAGGLERS_EVERY_S = 60.0
+_PROCESSES_PER_S = 50  # so many beats a second the service takes easily
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """What came from the other processes so far.
+
+    Attributes:
+      peers: Them, where somebody asked for it.
+      hung: What each process said about a hang; None for those that said nothing.
+      left: Which of them say that they are about to exit.
+    """
+
+    peers: tuple[Peer, ...] = ()
+    hung: tuple[Any, ...] = ()
+    left: tuple[bool, ...] = ()
+
+
+class Gossip:
+    """Exchanges beats until it is closed.
+
+    Args:
+      notices: The board.
+      clock: Where times come from.
+      beat: Makes this process's next beat, from its number.
+      every_s: Time between beats of a small group; larger ones beat less often.
+      on_straggler: Told by process 0, at most once a minute.
+    """
+
+    def __init__(
+        self,
+        notices: Notices,
+        *,
+        clock: Clock,
+        beat: Callable[[int], Beat],
+        every_s: float,
+        on_straggler: Callable[[Straggler], None],
+    ) -> None:
+        self.heard = Heard()
+        self.wants_peers = False
+        self._notices = notices
+        self._clock = clock
+        self._beat = beat
+        self._every_s = max(every_s, notices.count / _PROCESSES_PER_S)
+        self._on_straggler = on_straggler
+        self._known: tuple[tuple[Beat | None, float], ...] = ()
+        self._measured: tuple[float, list[Beat | None]] | None = None
+        self._to_say: dict[str, Any] = {}
+        self._wake, self._closed = threading.Event(), False
+        self._thread = threading.Thread(
+            target=self._run, name="replicator-gossip", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a request that does not return is left behind."""
+        self._closed = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=1.0)
+
+    def say(self, name: str, value: Any) -> None:
+        """Have a notice pinned as soon as possible."""
+        self._to_say[name] = value
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Look at once, instead of at the next beat."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._closed:
+            count += 1
+            try:
+                self._turn(count)
+            except DistributedError as failure:
+                # The others are then told by JAX; this process still watches itself.
+                _log.debug("No gossip: %s", failure)
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+
+    def _turn(self, count: int) -> None:
+        for name in list(self._to_say):
+            self._notices.publish(name, self._to_say.pop(name))
+        self._notices.publish("beat", self._beat(count).as_json())
+        now_s = self._clock.now_s()
+        hung = tuple(self._notices.peek("hung"))
+        left: tuple[bool, ...] = ()
+        if any(said is not None for said in hung):
+            left = tuple(map(bool, self._notices.peek("left")))
+        measures = self._notices.process == 0 and self._is_time_to_measure(now_s)
+        if self.wants_peers or measures:
+            beats = [beat_from_json(said) for said in self._notices.peek("beat")]
+            self._known = follow(self._known, beats, now_s)
+            if measures:
+                self._measure(beats, now_s)
+        self.heard = Heard(peers=self._peers(now_s), hung=hung, left=left)
+
+    def _peers(self, now_s: float) -> tuple[Peer, ...]:
+        return tuple(
+            Peer(process=process, beat=beat, silent_s=now_s - since_s)
+            for process, (beat, since_s) in enumerate(self._known)
+            if process != self._notices.process
+        )
+
+    def _is_time_to_measure(self, now_s: float) -> bool:
+        return self._measured is None or (
+            now_s - self._measured[0] >= STRAGGLERS_EVERY_S
+        )
+
+    def _measure(self, beats: list[Beat | None], now_s: float) -> None:
+        if None in beats:  # not all have begun
+            return
+        if self._measured is not None:
+            straggler = find_straggler(self._measured[1], beats)
+            if straggler is not None:
+                self._on_straggler(straggler)
+        self._measured = (now_s, beats)

@@ -1,0 +1,288 @@
+"""Watch a run from a thread, and end it, with all stacks told, when it hangs.
+
+The thread looks every second at most, decides by `watch`, and hears from the other
+processes by `gossip`. If one process expires all of them write down their stacks and
+exit with code 76, so that whoever started them can start all again. Two things may keep
+the thread itself from that, and `faulthandler`'s timer in C has an answer to both: code
+that holds the interpreter's lock, and a disk that hangs while the stacks are written.
+"""
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from replicator.base.host.exit_codes import HUNG
+from replicator.distributed.notices import Notices
+from replicator.monitoring.phases import Phases
+from replicator.training.watchdog.hang_report import (
+    Statement,
+    obituary,
+    statement_from_json,
+)
+from replicator.training.watchdog.heartbeats import Gossip
+from replicator.training.watchdog.limits import Limits
+from replicator.training.watchdog.peers import Beat, Straggler
+from replicator.training.watchdog.stacks import (
+    also_in_user_code,
+    format_stacks,
+    runs_callback,
+    save_stacks,
+    waits_in_debugger,
+    where_is,
+)
+from replicator.training.watchdog.watch import (
+    Expired,
+    Seen,
+    Watched,
+    decide,
+    nears_limit,
+)
+
+STACKS_FOLDER = "stacks"
+_ANSWER_S = 10.0  # how long the dying wait for what the others have to say
+_LEAVE_S = 5.0  # how long process 0, whose end would cut off the others, stays
+_WRITE_S = 60.0  # then C code ends what hangs even while it writes why
+_STDERR = 2
+_log = logging.getLogger(__name__)
+
+Tell = Callable[..., None]
+"""`tell(kind, **fields)`: for example `EventLog.write`."""
+
+
+class Watchdog:
+    """Watches from `start`, or entering, until `close`.
+
+    Start it in the thread that runs the loop: that is whose line is told first.
+
+    Args:
+      phases: What the run is doing.
+      limits: How long it may do it.
+      directory: The run's; stacks go into `stacks/<process>-<step>.txt` there. None
+        writes them to standard error only.
+      notices: The board of all processes; None watches this one alone.
+      tell: Learns of `hung` and `straggler`.
+      exit_process: Ends the process, at once.
+    """
+
+    def __init__(
+        self,
+        phases: Phases,
+        *,
+        limits: Limits | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        notices: Notices | None = None,
+        tell: Tell | None = None,
+        exit_process: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self._phases = phases
+        self._limits = limits or Limits()
+        self._directory = None if directory is None else Path(directory)
+        self._process = 0 if notices is None else notices.process
+        self._tell = tell or _tell_nobody
+        self._exit_process = exit_process
+        self._watched = Watched()
+        self._loop_thread = 0
+        self._armed = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="replicator-watchdog", daemon=True
+        )
+        self._gossip = None
+        if notices is not None and notices.count > 1:
+            self._gossip = Gossip(
+                notices,
+                clock=phases.clock,
+                beat=self._beat,
+                every_s=self._limits.tick_s,
+                on_straggler=self._report_straggler,
+            )
+
+    def start(self) -> Self:
+        """Begin to watch the calling thread."""
+        self._loop_thread = threading.get_ident()
+        if self._gossip is not None:
+            self._gossip.start()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Watch no more; closing twice is fine."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_WRITE_S)
+        if self._gossip is not None:
+            self._gossip.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.wait(self._limits.tick_s):
+                self._arm(self._limits.interpreter_s)
+                if (expired := self._look()) is not None or self._others_hang():
+                    self._end(expired)
+                    return
+        finally:
+            if self._armed:  # else the timer is the user's own, if there is one
+                faulthandler.cancel_dump_traceback_later()
+
+    def _arm(self, seconds: float) -> None:
+        """Have C code write all stacks and exit in so many seconds, unless armed anew.
+
+        Python has one such timer: a user's own is replaced.
+        """
+        if seconds < threading.TIMEOUT_MAX:
+            self._armed = True
+            faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+
+    def _look(self) -> Expired | None:
+        seen = Seen(
+            now_s=self._phases.clock.now_s(),
+            current=self._phases.current,
+            steps_s=self._phases.seconds()["step"],
+            in_debugger=waits_in_debugger(self._loop_thread),
+            peers=() if self._gossip is None else self._gossip.heard.peers,
+        )
+        self._watched, expired = decide(self._watched, seen, limits=self._limits)
+        if self._gossip is not None:
+            self._gossip.wants_peers = nears_limit(self._watched, self._limits)
+        return expired
+
+    def _others_hang(self) -> bool:
+        return self._gossip is not None and any(self._gossip.heard.hung)
+
+    def _end(self, expired: Expired | None) -> None:
+        """Say everything there is to say, and exit: whatever happens on the way."""
+        self._arm(_WRITE_S)
+        try:
+            own = self._make_statement(expired)
+            statements = self._hear_all(own)
+            text = obituary(statements, silent_s=_ANSWER_S)
+            _print(text)
+            self._tell("hung", step=own.step, phase=own.phase, report=text)
+            self._leave_last()
+        finally:
+            _flush_output()
+            self._exit_process(HUNG)
+
+    def _make_statement(self, expired: Expired | None) -> Statement:
+        current, where = self._phases.current, where_is(self._loop_thread)
+        stacks = format_stacks(first=self._loop_thread)
+        _print(f"replicator: stacks of process {self._process}\n{stacks}")
+        return Statement(
+            phase=current.phase,
+            step=current.step,
+            seconds=self._watched.counted_s,
+            limit_s=None if expired is None else expired.limit_s,
+            where=where,
+            also=also_in_user_code(self._loop_thread),
+            stacks=self._save(stacks, current.step),
+            in_callback=runs_callback(),
+        )
+
+    def _save(self, stacks: str, step: int) -> str | None:
+        if self._directory is None:
+            return None
+        path = self._directory / STACKS_FOLDER / f"{self._process}-{step}.txt"
+        try:
+            save_stacks(stacks, path)
+        except OSError as failure:
+            _print(f"replicator: the stacks could not be written to {path}: {failure}")
+            return None
+        return str(path)
+
+    def _hear_all(self, own: Statement) -> list[Statement | None]:
+        if self._gossip is None:
+            return [own]
+        gossip = self._gossip
+        gossip.say("hung", own.as_json())
+        self._wait_until(
+            lambda: bool(gossip.heard.hung) and None not in gossip.heard.hung,
+            _ANSWER_S,
+        )
+        statements = [statement_from_json(said) for said in gossip.heard.hung]
+        statements += [None] * (self._process + 1 - len(statements))
+        statements[self._process] = own
+        return statements
+
+    def _leave_last(self) -> None:
+        """Say goodbye. Process 0 serves the others, who die with it: it leaves last."""
+        if self._gossip is None:
+            return
+        gossip = self._gossip
+        gossip.say("left", True)
+        if self._process == 0:
+            self._wait_until(lambda: gossip.heard.left.count(False) == 0, _LEAVE_S)
+        else:
+            self._wait_until(
+                lambda: (
+                    self._process < len(gossip.heard.left)
+                    and gossip.heard.left[self._process]
+                ),
+                _LEAVE_S,
+            )
+
+    def _wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        assert self._gossip is not None
+        clock = self._phases.clock
+        deadline_s, pause = clock.now_s() + limit_s, threading.Event()
+        while not condition() and clock.now_s() < deadline_s:
+            self._gossip.hurry()
+            pause.wait(self._limits.tick_s / 10)
+
+    def _beat(self, count: int) -> Beat:
+        current, seconds = self._phases.current, self._phases.seconds()
+        return Beat(
+            count=count,
+            phase=current.phase,
+            step=current.step,
+            seconds=self._watched.counted_s,
+            own_s=seconds["input"] + seconds["report"],
+        )
+
+    def _report_straggler(self, straggler: Straggler) -> None:
+        _log.warning(
+            "Process %d is a straggler: it takes %.1f ms a step on its own, for input "
+            "and on the host; the median is %.1f ms.",
+            straggler.rank,
+            straggler.own_s * 1e3,
+            straggler.median_s * 1e3,
+        )
+        self._tell(
+            "straggler",
+            step=self._phases.current.step,
+            rank=straggler.rank,
+            own_s=straggler.own_s,
+            median_s=straggler.median_s,
+        )
+
+
+def _print(text: str) -> None:
+    # Not `sys.stderr`: its lock may be held by the thread that hangs.
+    os.write(_STDERR, text.encode(errors="replace") + b"\n")
+
+
+def _flush_output() -> None:
+    """Let out what the program has printed; whoever hangs may hold the lock for it."""
+    thread = threading.Thread(target=sys.stdout.flush, daemon=True)
+    thread.start()
+    thread.join(timeout=1.0)
+
+
+def _tell_nobody(kind: str, /, **fields: Any) -> None:
+    del kind, fields

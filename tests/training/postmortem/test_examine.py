@@ -1,0 +1,76 @@
+"""Which failures are examined, and what happens when that fails, too."""
+
+import jax
+import pytest
+from jax.experimental import checkify
+
+from replicator.errors import BatchError, NonFiniteError, SpikeError
+from replicator.training.postmortem.bundle import read_bundle
+from replicator.training.postmortem.examine import Blamed, examine, is_met_by_all
+
+
+def failing(failure):
+    def step(state, batch):
+        raise failure
+
+    return step
+
+
+def test_a_failure_of_the_step_is_that_of_the_next_step():
+    failure = ZeroDivisionError()
+    blamed = Blamed(failing(failure))
+    with pytest.raises(ZeroDivisionError):
+        blamed(None, None)
+    assert blamed.bad_step(failure, dispatched=6) == 7
+    assert blamed.bad_step(ZeroDivisionError(), dispatched=6) is None
+
+
+@pytest.mark.parametrize("kind", [NonFiniteError, SpikeError])
+def test_a_bad_number_says_its_step_itself(kind):
+    failure = kind("bad", step=3, leaf="loss")
+    assert Blamed(failing(None)).bad_step(failure, dispatched=9) == 3
+
+
+def test_what_we_refuse_ourselves_needs_no_examination():
+    failure = BatchError("no")
+    blamed = Blamed(failing(failure))
+    with pytest.raises(BatchError):
+        blamed(None, None)
+    assert blamed.bad_step(failure, dispatched=6) is None
+
+
+def reopened_badly():
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("failure", "by_all"),
+    [
+        (NonFiniteError("bad", step=3), True),
+        (SpikeError("bad", step=3), True),
+        (checkify.JaxRuntimeError("replica 1: too small"), True),
+        (jax.errors.JaxRuntimeError("the other end is gone"), False),
+        (ZeroDivisionError(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_processes_examine_together_what_all_of_them_meet(failure, by_all):
+    assert is_met_by_all(failure) is by_all
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("reopen", [reopened_badly, lambda: None])
+def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, reopen, together):
+    path = examine(
+        tmp_path,
+        NonFiniteError("bad", step=3, leaf="loss"),
+        bad_step=3,
+        step=failing(None),
+        one_replica=lambda state, batch, key: (state, {}),
+        reopen=reopen,
+        about={"seed": 7},
+        together=together,
+    )
+    found = read_bundle(path)
+    assert (found.state, found.batch, found.about) == (None, None, {"seed": 7})
+    assert found.error["type"] == "NonFiniteError"
