@@ -17,7 +17,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from replicator.rpc.codec.bare_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import BareCall
 from replicator.rpc.codec.registry import Registry
 
 REGISTRY = Registry()

@@ -11,9 +11,9 @@ from typing import Any
 
 from replicator.errors import DecodeError
 from replicator.rpc import answers, own_methods
-from replicator.rpc.codec.bare_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.keepalive import MAX_CALLS
 from replicator.rpc.protocols import Kind
-from replicator.rpc.signs_of_life import MAX_CALLS
 
 MAX_NAME = 256
 _MAX_ID_BYTES = 64

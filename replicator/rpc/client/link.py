@@ -24,8 +24,8 @@ from replicator.errors import (
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client.reading_role import Inbox, ReadingRole
 from replicator.rpc.client.retry import Outcome
+from replicator.rpc.keepalive import SignsOfLife
 from replicator.rpc.protocols import Connection, Kind, Message
-from replicator.rpc.signs_of_life import SignsOfLife
 
 _CALL = int(Kind.CALL)
 _ANSWERS = (int(Kind.REPLY), int(Kind.ERROR))

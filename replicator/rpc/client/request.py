@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias, final
 
 from replicator.base.types import PyTree
-from replicator.rpc.codec.bare_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import BareCall
 
 Body: TypeAlias = Sequence[PyTree]
 """What a CALL message says: method, arguments, those by name, timeout."""

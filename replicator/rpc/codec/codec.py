@@ -24,11 +24,11 @@ from msgpack import unpackb
 
 from replicator.base.types import PyTree
 from replicator.errors import DecodeError, MessageTooLargeError
-from replicator.rpc.codec.bare_calls import BareCall, read_bare, write_bare
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
-from replicator.rpc.codec.lone_arrays import read_lone, write_lone
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.no_argument_calls import BareCall, read_bare, write_bare
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
+from replicator.rpc.codec.single_array_messages import read_lone, write_lone
 from replicator.rpc.codec.unsendable import find_unsendable, told
 from replicator.rpc.codec.value_reader import Body, ValueReader, read_dict
 from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes

@@ -10,9 +10,9 @@ import functools
 import threading
 from typing import final
 
-from replicator.rpc.server.crew import Crew
 from replicator.rpc.server.fair_queue import FairQueue
 from replicator.rpc.server.served_call import Caller, ServedCall
+from replicator.rpc.server.worker_threads import Crew
 
 
 @final

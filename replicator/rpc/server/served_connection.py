@@ -26,7 +26,7 @@ from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
 from replicator.rpc.arrivals import checked
 from replicator.rpc.protocols import Connection, Kind, Message, Payload
 from replicator.rpc.remote_errors import Told
-from replicator.rpc.server.relief import Reader
+from replicator.rpc.server.read_handoff import Reader
 from replicator.rpc.server.running import (
     REPLY_TIMEOUT_S,
     answer_unrun,

@@ -14,14 +14,14 @@ from replicator.rpc.call_statistics import CallerStatistics, ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, LIST_METHODS, PROTOCOL, STATISTICS
-from replicator.rpc.server import front
-from replicator.rpc.server.crew import Crew
-from replicator.rpc.server.front import Front
+from replicator.rpc.server import selector_loop as front
 from replicator.rpc.server.handler_pool import HandlerPool
 from replicator.rpc.server.methods import Method
-from replicator.rpc.server.relief import Relief
+from replicator.rpc.server.read_handoff import Relief
 from replicator.rpc.server.reply_cache import ReplyCache
+from replicator.rpc.server.selector_loop import Front
 from replicator.rpc.server.served_call import Caller, ServedCall
+from replicator.rpc.server.worker_threads import Crew
 
 _MAX_NAME = 128
 

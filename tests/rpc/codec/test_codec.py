@@ -27,8 +27,8 @@ from benchmarks.rpc_values import (
     RandomValues,
     is_same,
 )
-from replicator.rpc.codec.bare_calls import BareCall
 from replicator.rpc.codec.codec import decode, encode
+from replicator.rpc.codec.no_argument_calls import BareCall
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import ALIGNMENT, LONE, lay_out
 

@@ -18,9 +18,9 @@ from msgpack import ExtType, Timestamp, packb
 from benchmarks.rpc_values import REGISTRY, Color, Frozen, Point, is_same
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
-from replicator.rpc.codec.bare_calls import BareCall
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.no_argument_calls import BareCall
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import in_one_piece
 

@@ -13,7 +13,7 @@ import pytest
 from replicator.rpc.client.client import statistics
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Kind
-from replicator.rpc.server.front import IS_AVAILABLE
+from replicator.rpc.server.selector_loop import IS_AVAILABLE
 from replicator.rpc.server.served_call import current_call
 from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import connect, listen

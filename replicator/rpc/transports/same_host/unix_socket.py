@@ -25,12 +25,12 @@ from replicator.errors import (
     DecodeError,
     MessageTooLargeError,
 )
+from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message
-from replicator.rpc.short_waits import SHORT_S, ShortWaits
 from replicator.rpc.transports.frames import (
     READ_BYTES,
     Buffer,

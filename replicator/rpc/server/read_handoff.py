@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from replicator.rpc.server.crew import Crew
 from replicator.rpc.server.served_call import ServedCall
+from replicator.rpc.server.worker_threads import Crew
 
 RELIEF_AFTER_S = 0.002
 _LOOKS_BEFORE_SLEEP = 50

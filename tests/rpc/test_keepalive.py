@@ -1,4 +1,4 @@
-from replicator.rpc.signs_of_life import MAX_CALLS, Ping, Pong, SignsOfLife
+from replicator.rpc.keepalive import MAX_CALLS, Ping, Pong, SignsOfLife
 
 
 def signs():

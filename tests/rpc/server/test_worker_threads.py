@@ -1,7 +1,7 @@
 import logging
 import threading
 
-from replicator.rpc.server.crew import Crew
+from replicator.rpc.server.worker_threads import Crew
 from tests.rpc.courier_cases import wait_until
 
 

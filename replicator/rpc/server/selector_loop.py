@@ -19,10 +19,10 @@ import time
 from typing import Protocol, final
 
 from replicator.errors import CallTimeoutError, RpcError
+from replicator.rpc.adaptive_spin import ShortWaits
 from replicator.rpc.protocols import Connection, Message
-from replicator.rpc.server.crew import Crew
-from replicator.rpc.server.relief import Reader, Relief
-from replicator.rpc.short_waits import ShortWaits
+from replicator.rpc.server.read_handoff import Reader, Relief
+from replicator.rpc.server.worker_threads import Crew
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from replicator.rpc.short_waits import SHORT_S, ShortWaits
+from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
 from tests.rpc.courier_cases import NAMES, client_of, serving
 
 LOOK_S = 1e-6

@@ -18,8 +18,13 @@ import numpy as np
 from replicator.base.types import PyTree
 from replicator.errors import DecodeError
 from replicator.rpc.codec.array_headers import read_header, write_header
-from replicator.rpc.codec.bare_calls import REMEMBERED, TIMES, pack_call, unpack_call
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.no_argument_calls import (
+    REMEMBERED,
+    TIMES,
+    pack_call,
+    unpack_call,
+)
 from replicator.rpc.codec.value_reader import Body, array_of, bytes_of, short_header
 from replicator.rpc.codec.value_writer import LONG_BYTES
 from replicator.rpc.codec.wire_format import ARRAY, LONE, SHORT_ARRAY, too_large
