@@ -3,7 +3,7 @@
 import argparse
 
 from replicator.base.host.paths import expanded
-from replicator.report.page import write_report
+from replicator.cli.report_page.page import write_report
 
 SUMMARY = "Write a page of a run's curves, events and environment"
 

@@ -20,7 +20,7 @@ FOR_PEOPLE = {
     "replicator/monitoring/events.py",
     "replicator/launchpad_bridge/watching/journal.py",
     "replicator/launchpad_bridge/watching/watcher.py",
-    "replicator/report/page.py",
+    "replicator/cli/report_page/page.py",
     "replicator/rpc/security/certificates.py",
     "replicator/monitoring/run_record.py",
     "replicator/monitoring/writers/tensorboard.py",

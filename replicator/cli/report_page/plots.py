@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from replicator.report import words
-from replicator.report.curves import (
+from replicator.cli.report_page import words
+from replicator.cli.report_page.curves import (
     ABOUT_THE_RUN,
     Curve,
     Line,
     group_curves,
     process_starts,
 )
-from replicator.report.markup import Markup, element, raw
-from replicator.report.run_files import RunFiles
-from replicator.report.sections import BAD_KINDS, ODD_KINDS, tone_of
+from replicator.cli.report_page.markup import Markup, element, raw
+from replicator.cli.report_page.run_files import RunFiles
+from replicator.cli.report_page.sections import BAD_KINDS, ODD_KINDS, tone_of
 
 _MOST_MARKS = 100
 _MOST_BAD_STEPS = 5

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from replicator.cli.report_page import words
+from replicator.cli.report_page.checkpoints import CheckpointLine
+from replicator.cli.report_page.curves import Curve, training_s
+from replicator.cli.report_page.markup import Markup, element
+from replicator.cli.report_page.run_files import LeftFile, RunFiles
 from replicator.monitoring.goodput import Goodput
-from replicator.report import words
-from replicator.report.checkpoints import CheckpointLine
-from replicator.report.curves import Curve, training_s
-from replicator.report.markup import Markup, element
-from replicator.report.run_files import LeftFile, RunFiles
 
 # What people ask about first; `saved` and the like are the rest.
 BAD_KINDS = frozenset({"save_failed", "hung", "rolled_back"})

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from replicator.cli.report_page.run_files import read_run
 from replicator.errors import ArgumentError
-from replicator.report.run_files import read_run
-from tests.report.runs import make_run, write_rows
+from tests.cli.report_page.runs import make_run, write_rows
 
 
 def test_a_whole_run_is_read_without_a_word(tmp_path):

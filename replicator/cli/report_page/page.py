@@ -6,13 +6,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from replicator.cli.report_page import sections
+from replicator.cli.report_page.checkpoints import list_checkpoints
+from replicator.cli.report_page.curves import make_curves
+from replicator.cli.report_page.markup import Markup, element, raw
+from replicator.cli.report_page.plots import cards, plot_data, plotly_script
+from replicator.cli.report_page.run_files import RunFiles, read_run
 from replicator.monitoring.goodput import Goodput, goodput
-from replicator.report import sections
-from replicator.report.checkpoints import list_checkpoints
-from replicator.report.curves import make_curves
-from replicator.report.markup import Markup, element, raw
-from replicator.report.plots import cards, plot_data, plotly_script
-from replicator.report.run_files import RunFiles, read_run
 from replicator.version import __version__
 
 # The browser itself refuses whatever the page, or a name in it, might ask for.
@@ -99,5 +99,5 @@ def _made(run: RunFiles) -> str:
 
 
 def _asset(name: str) -> str:
-    files = resources.files("replicator.report")
+    files = resources.files("replicator.cli.report_page")
     return (files / name).read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from replicator.report.run_files import Row
+from replicator.cli.report_page.run_files import Row
 
 _MOST_POINTS, _MOST_EARLIER_POINTS = 500, 150
 _MOST_EARLIER = 5

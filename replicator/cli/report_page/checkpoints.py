@@ -8,8 +8,8 @@ from typing import Any
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
 from replicator.checkpoint.manifest import read_manifest
+from replicator.cli.report_page.run_files import RunFiles
 from replicator.errors import CheckpointError
-from replicator.report.run_files import RunFiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,14 +2,14 @@
 
 import math
 
-from replicator.report.curves import (
+from replicator.cli.report_page.curves import (
     group_curves,
     make_curves,
     process_starts,
     thin,
     training_s,
 )
-from replicator.report.run_files import Row
+from replicator.cli.report_page.run_files import Row
 
 
 def row(step, time_s, **numbers):

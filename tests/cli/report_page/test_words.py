@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from replicator.report import words
+from replicator.cli.report_page import words
 
 
 @pytest.mark.parametrize(
