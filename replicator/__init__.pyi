@@ -16,14 +16,14 @@ from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
 from .collectives.assume_replicated import assume_replicated
-from .collectives.axes import num_replicas, replica_id
 from .collectives.broadcast import broadcast
-from .collectives.keys import example_keys, replica_key
+from .collectives.context.axes import num_replicas, replica_id
+from .collectives.context.keys import example_keys, replica_key
+from .collectives.context.microbatch import is_last_microbatch
+from .collectives.context.step_number import step_number
 from .collectives.map_gather import map_gather, map_reduce
-from .collectives.microbatch import is_last_microbatch
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
-from .collectives.step_number import step_number
 from .engine.analysis.replication_check import SharedRandomKeyWarning
 from .engine.compiled_step import CompiledStep, RecompilationWarning
 from .engine.evaluation.evaluate import Evaluation

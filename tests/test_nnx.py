@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from replicator import LocalSum
 from replicator.base.mesh import replica_mesh
 from replicator.base.trees import named_leaves
-from replicator.collectives.microbatch import Microbatch, in_microbatch
+from replicator.collectives.context.microbatch import Microbatch, in_microbatch
 from replicator.errors import ArgumentError
 from replicator.nnx import (
     BatchNorm,

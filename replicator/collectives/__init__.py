@@ -7,11 +7,11 @@ from replicator.collectives.assume_replicated import (
     ASSUME_REPLICATED,
     assume_replicated,
 )
-from replicator.collectives.axes import num_replicas, replica_id
 from replicator.collectives.broadcast import broadcast
-from replicator.collectives.keys import example_keys, replica_key
+from replicator.collectives.context.axes import num_replicas, replica_id
+from replicator.collectives.context.keys import example_keys, replica_key
+from replicator.collectives.context.microbatch import is_last_microbatch, microbatch
 from replicator.collectives.map_gather import map_gather, map_reduce
-from replicator.collectives.microbatch import is_last_microbatch, microbatch
 from replicator.collectives.ordered import add_in_order
 from replicator.collectives.permute import permute, ring_pairs
 from replicator.collectives.reduce_scatter import reduce_scatter

@@ -10,7 +10,12 @@ from jaxtyping import Array, Shaped
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
-from replicator.collectives.axes import Axis, at_leaf, resolve_equal_axis, with_arrays
+from replicator.collectives.context.axes import (
+    Axis,
+    at_leaf,
+    resolve_equal_axis,
+    with_arrays,
+)
 from replicator.collectives.precision import move
 from replicator.errors import ArgumentError
 

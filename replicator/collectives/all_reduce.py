@@ -13,7 +13,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe
 from replicator.base.types import PyTree
 from replicator.collectives.all_gather import gather_leaf
-from replicator.collectives.axes import (
+from replicator.collectives.context.axes import (
     Axis,
     check_dtypes,
     position,

@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Shaped
 
 from replicator.base.types import PyTree
-from replicator.collectives.axes import with_arrays
+from replicator.collectives.context.axes import with_arrays
 
 ASSUME_REPLICATED = "assume_replicated"
 """Name of the primitive, by which a walk over a jaxpr recognises the promise."""

@@ -34,7 +34,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from replicator.collectives.microbatch import (
+from replicator.collectives.context.microbatch import (
     is_last_microbatch,
     microbatch,
     real_microbatches,

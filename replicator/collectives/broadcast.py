@@ -7,7 +7,7 @@ from jaxtyping import Array, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
-from replicator.collectives.axes import (
+from replicator.collectives.context.axes import (
     Axis,
     check_dtypes,
     position,

@@ -25,7 +25,12 @@ from replicator.collectives.all_reduce import (
     check_op,
     check_op_dtypes,
 )
-from replicator.collectives.axes import Axis, position, resolve_axis, with_arrays
+from replicator.collectives.context.axes import (
+    Axis,
+    position,
+    resolve_axis,
+    with_arrays,
+)
 from replicator.collectives.precision import sum_dtype, wire_dtype
 from replicator.errors import ArgumentError, check_function
 

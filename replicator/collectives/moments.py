@@ -32,7 +32,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
-from replicator.collectives.axes import num_replicas, resolve_axis
+from replicator.collectives.context.axes import num_replicas, resolve_axis
 from replicator.errors import ArgumentError, check_whole
 
 Groups: TypeAlias = Sequence[Sequence[int]]

@@ -18,7 +18,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import first_difference
 from replicator.base.types import PyTree
 from replicator.collectives.all_gather import gather_leaf
-from replicator.collectives.axes import Axis, resolve_axis, with_arrays
+from replicator.collectives.context.axes import Axis, resolve_axis, with_arrays
 from replicator.collectives.precision import sum_dtype
 from replicator.errors import ArgumentError
 

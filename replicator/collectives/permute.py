@@ -9,7 +9,12 @@ from jaxtyping import Array, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
-from replicator.collectives.axes import Axis, num_replicas, resolve_axis, with_arrays
+from replicator.collectives.context.axes import (
+    Axis,
+    num_replicas,
+    resolve_axis,
+    with_arrays,
+)
 from replicator.errors import ArgumentError
 
 Pairs = Sequence[tuple[int, int]]

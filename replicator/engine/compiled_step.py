@@ -22,7 +22,7 @@ from replicator.base.mesh import put
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import describe, first_difference, leaf_path
 from replicator.base.types import Key, PyTree
-from replicator.collectives.keys import check_key
+from replicator.collectives.context.keys import check_key
 from replicator.distributed.same_everywhere import require_same_program
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof

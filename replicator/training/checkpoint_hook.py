@@ -16,7 +16,7 @@ from replicator.checkpoint.reading import Restored
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
-from replicator.collectives.keys import RANDOM_STREAMS
+from replicator.collectives.context.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
 from replicator.engine.step.state import RunState, state_shardings
 from replicator.errors import ArgumentError, check_count, check_kind

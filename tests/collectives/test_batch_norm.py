@@ -13,7 +13,7 @@ from replicator.collectives.batch_norm import (
     update_running,
     update_standing,
 )
-from replicator.collectives.microbatch import Microbatch, in_microbatch
+from replicator.collectives.context.microbatch import Microbatch, in_microbatch
 from replicator.collectives.moments import Moments, batch_moments, make_windows
 
 EPSILON = 1e-5

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from replicator.base.types import Dataset, PyTree
-from replicator.collectives.keys import refuse_keys
+from replicator.collectives.context.keys import refuse_keys
 from replicator.engine.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.engine.eager_calls import require_eager
 from replicator.engine.lookup_notes import names_noted

@@ -20,7 +20,7 @@ from jax import lax
 
 from replicator.base.types import Key, PyTree
 from replicator.collectives.all_reduce import all_reduce
-from replicator.collectives.microbatch import (
+from replicator.collectives.context.microbatch import (
     Asked,
     Microbatch,
     in_microbatch,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator.base.types import PyTree
-from replicator.collectives.microbatch import is_last_microbatch
+from replicator.collectives.context.microbatch import is_last_microbatch
 from replicator.errors import ArgumentError, check_number
 
 

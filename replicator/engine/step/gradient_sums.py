@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from replicator.base.per_replica import PerReplica
 from replicator.base.trees import describe, first_difference, named_leaves
 from replicator.base.types import PyTree
-from replicator.collectives.axes import at_leaf
+from replicator.collectives.context.axes import at_leaf
 from replicator.collectives.markers import mark_weighted
 from replicator.collectives.ordered import add_in_order
 from replicator.engine.analysis.ordered_bits import ordered_scope

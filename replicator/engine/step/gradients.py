@@ -33,7 +33,7 @@ from jax.typing import ArrayLike
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe
 from replicator.base.types import PyTree
-from replicator.collectives.axes import resolve_axis
+from replicator.collectives.context.axes import resolve_axis
 from replicator.collectives.markers import mark_local_sum
 from replicator.engine.metrics.declared import Mean
 from replicator.errors import ArgumentError, check_function

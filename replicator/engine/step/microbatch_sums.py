@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator.base.types import Key, PyTree
-from replicator.collectives.microbatch import Microbatch, in_microbatch
+from replicator.collectives.context.microbatch import Microbatch, in_microbatch
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.optimizer_state import (
     Collected,

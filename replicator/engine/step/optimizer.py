@@ -23,7 +23,7 @@ from replicator.base.global_norm import global_norm
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
-from replicator.collectives.axes import num_replicas
+from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
 from replicator.engine.step.gradient_sums import (
     Given,

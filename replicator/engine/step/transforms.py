@@ -19,8 +19,8 @@ from jax import lax
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import first_difference, first_without_numbers
 from replicator.base.types import Key, PyTree, StepFn
-from replicator.collectives.keys import refuse_keys
-from replicator.collectives.step_number import in_step
+from replicator.collectives.context.keys import refuse_keys
+from replicator.collectives.context.step_number import in_step
 from replicator.engine.lookup_notes import names_noted
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows

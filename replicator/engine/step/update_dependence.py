@@ -22,7 +22,7 @@ from jax.extend import core
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import Key, PyTree
-from replicator.collectives.microbatch import Microbatch
+from replicator.collectives.context.microbatch import Microbatch
 from replicator.engine.analysis import dataflow
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.counters import (

@@ -14,8 +14,8 @@ from jaxtyping import Array, Shaped
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Key, PyTree
-from replicator.collectives.axes import num_replicas, replica_id
-from replicator.collectives.microbatch import microbatch
+from replicator.collectives.context.axes import num_replicas, replica_id
+from replicator.collectives.context.microbatch import microbatch
 from replicator.errors import ArgumentError, check_whole
 
 RANDOM_STREAMS = 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replicator.collectives import example_keys, replica_key
-from replicator.collectives.microbatch import Microbatch, in_microbatch
+from replicator.collectives.context.microbatch import Microbatch, in_microbatch
 from tests.helpers import on_replicas
 
 
