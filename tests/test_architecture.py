@@ -71,8 +71,8 @@ FORBIDDEN = [
 HEAVY = {
     "cloudpickle": {"replicator/launchpad_bridge/recipes.py"},
     "ray": {
-        "replicator/launchpad_bridge/launchers/ray_cluster.py",
-        "replicator/launchpad_bridge/launchers/ray_session.py",
+        "replicator/launchpad_bridge/launchers/on_ray/ray_cluster.py",
+        "replicator/launchpad_bridge/launchers/on_ray/ray_session.py",
     },
     "cryptography": {"replicator/rpc/security/certificates.py"},
     "grpc": {"replicator/rpc/transports/between_hosts/grpc_stream.py"},
@@ -81,7 +81,7 @@ HEAVY = {
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
-    "uvicorn": {"replicator/launchpad_bridge/dashboard/serving.py"},
+    "uvicorn": {"replicator/launchpad_bridge/view/dashboard/serving.py"},
     "tensorboardX": {"replicator/monitoring/writers/tensorboard.py"},
     "wandb": {"replicator/monitoring/writers/weights_and_biases.py"},
 }

@@ -17,14 +17,14 @@ from replicator.cli.program_view import (
 )
 from replicator.cli.tables import LiveTable, make_console, print_table
 from replicator.errors import ArgumentError, LaunchError
-from replicator.launchpad_bridge.watching.found_runs import (
+from replicator.launchpad_bridge.view.watching.found_runs import (
     FoundRun,
     matching,
     run_in,
     running_programs,
 )
-from replicator.launchpad_bridge.watching.samples import Snapshot
-from replicator.launchpad_bridge.watching.watcher import Watcher
+from replicator.launchpad_bridge.view.watching.samples import Snapshot
+from replicator.launchpad_bridge.view.watching.watcher import Watcher
 
 SUMMARY = "Show a running program: its nodes, their states, calls and traffic"
 _FAILED = 1

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from replicator.launchpad_bridge.watching.samples import (
+from replicator.launchpad_bridge.view.watching.samples import (
     MethodSample,
     Snapshot,
     WorkerSample,

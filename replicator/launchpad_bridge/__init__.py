@@ -16,21 +16,19 @@ from replicator.errors import (
     ProgramError,
     RunTimeoutError,
 )
-from replicator.launchpad_bridge import address_promises as address
-from replicator.launchpad_bridge import node_context as context
 from replicator.launchpad_bridge import recipes
-from replicator.launchpad_bridge.address_builders import (
+from replicator.launchpad_bridge.addresses import promises as address
+from replicator.launchpad_bridge.addresses.builders import (
     AbstractAddressBuilder,
     AddressBook,
     SimpleLocalAddressBuilder,
 )
-from replicator.launchpad_bridge.address_promises import (
+from replicator.launchpad_bridge.addresses.promises import (
     Address,
     bind_addresses,
     get_port_from_address,
 )
 from replicator.launchpad_bridge.batched_handler import batched_handler
-from replicator.launchpad_bridge.deferred import Deferred
 from replicator.launchpad_bridge.handles import (
     Dereferenceable,
     Handle,
@@ -47,8 +45,6 @@ from replicator.launchpad_bridge.launchers.piped_worker import PipedWorker
 from replicator.launchpad_bridge.launchers.processes import Processes
 from replicator.launchpad_bridge.launchers.test_mode import TestMode
 from replicator.launchpad_bridge.launchers.threads import Threads
-from replicator.launchpad_bridge.node_context import make_program_stopper, stop
-from replicator.launchpad_bridge.node_run import run_worker
 from replicator.launchpad_bridge.nodes.cacher_node import CacherNode
 from replicator.launchpad_bridge.nodes.courier_node import CourierHandle, CourierNode
 from replicator.launchpad_bridge.nodes.node import Node
@@ -73,9 +69,16 @@ from replicator.launchpad_bridge.protocols import (
     Worker,
     Workers,
 )
-from replicator.launchpad_bridge.python_process import DockerConfig, PythonProcess
 from replicator.launchpad_bridge.run import Run
-from replicator.launchpad_bridge.stopping import (
+from replicator.launchpad_bridge.running import node_context as context
+from replicator.launchpad_bridge.running.deferred import Deferred
+from replicator.launchpad_bridge.running.node_context import make_program_stopper, stop
+from replicator.launchpad_bridge.running.node_run import run_worker
+from replicator.launchpad_bridge.running.python_process import (
+    DockerConfig,
+    PythonProcess,
+)
+from replicator.launchpad_bridge.running.stopping import (
     register_stop_handler,
     stop_event,
     unregister_stop_handler,

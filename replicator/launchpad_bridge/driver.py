@@ -13,7 +13,6 @@ from typing import final
 
 from replicator.base.types import PyTree
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge import supervisor_states as states
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
@@ -23,7 +22,12 @@ from replicator.launchpad_bridge.protocols import (
     Worker,
     Workers,
 )
-from replicator.launchpad_bridge.supervisor import begin, decide, next_deadline_s
+from replicator.launchpad_bridge.supervision import states as states
+from replicator.launchpad_bridge.supervision.supervisor import (
+    begin,
+    decide,
+    next_deadline_s,
+)
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"

@@ -13,8 +13,6 @@ from replicator.base.types import PyTree
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.driver import Driver
 from replicator.launchpad_bridge.launchers.processes import Processes
-from replicator.launchpad_bridge.node_context import RunningContext
-from replicator.launchpad_bridge.node_run import NodeRun
 from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
 )
@@ -26,10 +24,12 @@ from replicator.launchpad_bridge.protocols import (
     StopAsked,
     Workers,
 )
-from replicator.launchpad_bridge.results import Unsendable
 from replicator.launchpad_bridge.run_folder import RunFolder
-from replicator.launchpad_bridge.supervisor import describe
-from replicator.launchpad_bridge.supervisor_states import Patience
+from replicator.launchpad_bridge.running.node_context import RunningContext
+from replicator.launchpad_bridge.running.node_run import NodeRun
+from replicator.launchpad_bridge.running.results import Unsendable
+from replicator.launchpad_bridge.supervision.states import Patience
+from replicator.launchpad_bridge.supervision.supervisor import describe
 
 _STOP_GRACE_S = 5.0
 _LOOK_S = 0.2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.base.host.paths import checked_path
 from replicator.errors import ArgumentError, ProgramError
-from replicator.launchpad_bridge.address_promises import Address
+from replicator.launchpad_bridge.addresses.promises import Address
 from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
     LaunchType,
@@ -30,10 +30,10 @@ from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder
-from replicator.launchpad_bridge.supervisor_states import Patience
+from replicator.launchpad_bridge.supervision.states import Patience
 
 if TYPE_CHECKING:
-    from replicator.launchpad_bridge.dashboard.serving import Dashboard
+    from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
 
 _LOG = logging.getLogger(__name__)
 
@@ -238,14 +238,14 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _ray() -> Launcher:
-    from replicator.launchpad_bridge.launchers.ray_cluster import Ray
+    from replicator.launchpad_bridge.launchers.on_ray.ray_cluster import Ray
 
     return Ray()
 
 
 def _dashboard(folder: RunFolder) -> "Dashboard":
     # An extra's; and each node of a program would import it.
-    from replicator.launchpad_bridge.dashboard.serving import Dashboard
+    from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
 
     return Dashboard(folder.path)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge.address_builders import PlannedAddressBuilder
-from replicator.launchpad_bridge.address_promises import Address, RpcAddress
+from replicator.launchpad_bridge.addresses.builders import PlannedAddressBuilder
+from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
     Edge,
     vertex_of,
@@ -18,11 +18,11 @@ from replicator.launchpad_bridge.graph import (
 )
 from replicator.launchpad_bridge.graph_check import check_graph
 from replicator.launchpad_bridge.launch_types import LaunchType
-from replicator.launchpad_bridge.node_run import NodeRun, Target
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Executable, Plan, Resources, Restart
-from replicator.launchpad_bridge.python_process import resources_of
+from replicator.launchpad_bridge.running.node_run import NodeRun, Target
+from replicator.launchpad_bridge.running.python_process import resources_of
 from replicator.rpc.codec.message_limits import MessageLimits
 
 DESCRIPTION = "program.json"

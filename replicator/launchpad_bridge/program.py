@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge.drawing.layout import lay_out
-from replicator.launchpad_bridge.drawing.mermaid import mermaid_of
-from replicator.launchpad_bridge.drawing.svg import svg_of
 from replicator.launchpad_bridge.graph import graph_of
 from replicator.launchpad_bridge.protocols import Resources, Restart
+from replicator.launchpad_bridge.view.drawing.layout import lay_out
+from replicator.launchpad_bridge.view.drawing.mermaid import mermaid_of
+from replicator.launchpad_bridge.view.drawing.svg import svg_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ import cloudpickle
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.handles import Composite
-from replicator.launchpad_bridge.nested import children
 from replicator.launchpad_bridge.protocols import Executable
+from replicator.launchpad_bridge.running.nested import children
 
 _LruCache = type(functools.lru_cache(print))
 

@@ -16,20 +16,20 @@ from typing import Any, Self, final
 
 from replicator.base.types import PyTree
 from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
-from replicator.launchpad_bridge import exit_status, interrupts, node_context
 from replicator.launchpad_bridge.driver import Driver
-from replicator.launchpad_bridge.node_run import edge_of
 from replicator.launchpad_bridge.protocols import Exited, Launcher, Plan, StopAsked
-from replicator.launchpad_bridge.results import Results
-from replicator.launchpad_bridge.stopping import call_process_handlers
-from replicator.launchpad_bridge.supervisor import describe
-from replicator.launchpad_bridge.supervisor_states import (
+from replicator.launchpad_bridge.running import exit_status, interrupts, node_context
+from replicator.launchpad_bridge.running.node_run import edge_of
+from replicator.launchpad_bridge.running.results import Results
+from replicator.launchpad_bridge.running.stopping import call_process_handlers
+from replicator.launchpad_bridge.supervision.states import (
     Finish,
     Patience,
     WorkerState,
 )
-from replicator.launchpad_bridge.symptoms import is_symptom
-from replicator.launchpad_bridge.watching.journal import RunJournal
+from replicator.launchpad_bridge.supervision.supervisor import describe
+from replicator.launchpad_bridge.supervision.symptoms import is_symptom
+from replicator.launchpad_bridge.view.watching.journal import RunJournal
 
 _TEST_PATIENCE_S = 1.0
 """A test that comes to wait for its run within this time is told there."""

@@ -10,7 +10,7 @@ from replicator.cli.program_view import (
     told_below,
     told_end,
 )
-from replicator.launchpad_bridge.watching.samples import (
+from replicator.launchpad_bridge.view.watching.samples import (
     MethodSample,
     Snapshot,
     WorkerSample,

@@ -1,6 +1,6 @@
 """Wait for what the journal of a run says, where others than the run itself look."""
 
-from replicator.launchpad_bridge.watching.journal import JOURNAL, JournalReader
+from replicator.launchpad_bridge.view.watching.journal import JOURNAL, JournalReader
 from tests.rpc.courier_cases import wait_until
 
 

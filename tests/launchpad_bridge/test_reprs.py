@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from replicator.launchpad_bridge.launchers.remote_worker import Task
+from replicator.launchpad_bridge.launchers.on_ray.remote_worker import Task
 from replicator.launchpad_bridge.protocols import Resources
-from replicator.launchpad_bridge.watching.found_runs import FoundRun
+from replicator.launchpad_bridge.view.watching.found_runs import FoundRun
 
 
 def test_no_repr_holds_a_secret():

@@ -6,7 +6,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator.errors import ArgumentError, EncodeError
 from replicator.launchpad_bridge.launchers.threads import ThreadWorkers
-from replicator.launchpad_bridge.results import Results, Unsendable
+from replicator.launchpad_bridge.running.results import Results, Unsendable
 from tests.launchpad_bridge.programs import program_of
 
 

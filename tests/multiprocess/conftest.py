@@ -12,8 +12,8 @@ def launcher(request):
         yield lp.Processes(preload=(), terminal="output_to_files")
         return
     pytest.importorskip("ray")
-    from replicator.launchpad_bridge.launchers import ray_session
-    from replicator.launchpad_bridge.launchers.ray_cluster import Ray
+    from replicator.launchpad_bridge.launchers.on_ray import ray_session
+    from replicator.launchpad_bridge.launchers.on_ray.ray_cluster import Ray
 
     session = ray_session.connect(None, {"num_cpus": 4}, insecure=False)
     yield Ray()

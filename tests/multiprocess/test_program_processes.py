@@ -11,7 +11,7 @@ import pytest
 from replicator.errors import LaunchError, NodeFailedError
 from replicator.launchpad_bridge.launchers.processes import Processes
 from replicator.launchpad_bridge.protocols import Resources
-from replicator.launchpad_bridge.results import Unsendable
+from replicator.launchpad_bridge.running.results import Unsendable
 from tests.multiprocess import worker_nodes as nodes
 from tests.multiprocess.worker_processes import (
     is_alive,

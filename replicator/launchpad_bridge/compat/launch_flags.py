@@ -20,7 +20,7 @@ from replicator.launchpad_bridge.launch import launch as launch_program
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Launcher
-from replicator.launchpad_bridge.python_process import PythonProcess, set_flags
+from replicator.launchpad_bridge.running.python_process import PythonProcess, set_flags
 
 FLAGS = flags.FLAGS
 _OUR_NAMES = ("threads", "processes", "test")

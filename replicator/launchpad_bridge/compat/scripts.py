@@ -15,7 +15,7 @@ from types import CodeType
 
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.compat.installing import install
-from replicator.launchpad_bridge.exit_status import wait_for_runs
+from replicator.launchpad_bridge.running.exit_status import wait_for_runs
 
 
 def run_script(path: str | Path, args: Sequence[str] = ()) -> None:

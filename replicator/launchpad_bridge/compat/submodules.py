@@ -19,9 +19,9 @@ from replicator.launchpad_bridge.compat.courier_node import CourierNode
 from replicator.launchpad_bridge.compat.courier_server import Server
 from replicator.launchpad_bridge.compat.launch_flags import FLAGS, LAUNCH_TYPE, launch
 from replicator.launchpad_bridge.launch_types import LaunchType
-from replicator.launchpad_bridge.node_context import LaunchContext, get_context
 from replicator.launchpad_bridge.nodes.reverb_node import ReverbHandle
 from replicator.launchpad_bridge.recipes import is_picklable
+from replicator.launchpad_bridge.running.node_context import LaunchContext, get_context
 
 
 def _check_nodes_are_serializable(label: str, nodes: Any) -> None:

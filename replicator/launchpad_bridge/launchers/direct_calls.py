@@ -13,7 +13,7 @@ from typing import Any, final
 from replicator.base.types import PyTree
 from replicator.errors import CallTimeoutError, ConnectionLostError
 from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
-from replicator.launchpad_bridge.stop_event import StopEvent
+from replicator.launchpad_bridge.running.stop_event import StopEvent
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.codec.wire_format import in_one_piece

@@ -26,17 +26,19 @@ from replicator.distributed.processes.own_session import terminal_held, that_for
 from replicator.errors import DecodeError, LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.control_frames import Message
-from replicator.launchpad_bridge.launchers.fork_server_client import interpreter_flags
-from replicator.launchpad_bridge.launchers.registered_classes import (
-    WithRegisteredClasses,
+from replicator.launchpad_bridge.launchers.forked.control_frames import Message
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    interpreter_flags,
 )
-from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
-from replicator.launchpad_bridge.launchers.worker_logs import (
+from replicator.launchpad_bridge.launchers.forked.worker_logs import (
     begin_attempt,
     last_lines,
     log_paths,
     open_log,
+)
+from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.registered_classes import (
+    WithRegisteredClasses,
 )
 from replicator.launchpad_bridge.launchers.worker_process import main as run_told
 from replicator.launchpad_bridge.launchers.worker_reports import (

@@ -21,26 +21,29 @@ from typing import Literal
 from replicator.errors import ArgumentError, LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.control_frames import Message
-from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
-from replicator.launchpad_bridge.launchers.local_resources import (
-    ALLOCATION,
-    look_at_machine,
-    share_out,
+from replicator.launchpad_bridge.launchers.forked.control_frames import Message
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    ForkServer,
+    Order,
 )
-from replicator.launchpad_bridge.launchers.log_tail import LogTail
-from replicator.launchpad_bridge.launchers.preloading import heavy_modules
-from replicator.launchpad_bridge.launchers.process_watch import (
+from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.forked.preloading import heavy_modules
+from replicator.launchpad_bridge.launchers.forked.process_watch import (
     Kind,
     ProcessWatch,
     Spec,
     StartedWorker,
 )
+from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
+from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.local_resources import (
+    ALLOCATION,
+    look_at_machine,
+    share_out,
+)
 from replicator.launchpad_bridge.launchers.registered_classes import (
     WithRegisteredClasses,
 )
-from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
-from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,

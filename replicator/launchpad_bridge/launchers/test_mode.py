@@ -28,7 +28,7 @@ from replicator.launchpad_bridge.protocols import (
     StopAsked,
     Workers,
 )
-from replicator.launchpad_bridge.stop_event import StopEvent
+from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 _Report = Callable[[Exited | StopAsked], None]
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicator.errors import NodeFailedError
-from replicator.launchpad_bridge.node_run import run_worker
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
 from replicator.launchpad_bridge.recipes import pack
-from replicator.launchpad_bridge.stop_event import StopEvent
-from replicator.launchpad_bridge.thread_interrupt import raise_in_thread
+from replicator.launchpad_bridge.running.node_run import run_worker
+from replicator.launchpad_bridge.running.stop_event import StopEvent
+from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 _LOG = logging.getLogger(__name__)
 _Report = Callable[[Exited | StopAsked], None]

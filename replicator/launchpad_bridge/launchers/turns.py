@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, final
 
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.stop_event import StopEvent
+from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 
 class _Wait(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from replicator.base.host.plain_text import plain
 from replicator.errors import DecodeError, MessageTooLargeError, NodeFailedError
-from replicator.launchpad_bridge.launchers.control_frames import Message
-from replicator.launchpad_bridge.launchers.exit_status import describe_status
+from replicator.launchpad_bridge.launchers.forked.control_frames import Message
+from replicator.launchpad_bridge.launchers.forked.exit_status import describe_status
 from replicator.launchpad_bridge.launchers.worker_reports import (
     Frame,
     Report,

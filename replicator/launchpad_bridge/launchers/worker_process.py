@@ -22,11 +22,11 @@ from types import FrameType
 from typing import Any, cast
 
 from replicator.launchpad_bridge.launchers import jax_settings
-from replicator.launchpad_bridge.launchers.address_books import (
+from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.on_ray.address_books import (
     Book,
     RegistryOfParent,
 )
-from replicator.launchpad_bridge.launchers.surroundings import Surroundings
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,
     STOP,
@@ -34,7 +34,7 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
     pack_result,
 )
 from replicator.launchpad_bridge.recipes import unpack
-from replicator.launchpad_bridge.stop_event import StopEvent
+from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 _LAUNCHER_GONE = 70
 _SHOWN_THREADS = 8

@@ -15,7 +15,7 @@ from replicator.errors import (
     MessageTooLargeError,
     RemoteError,
 )
-from replicator.launchpad_bridge.results import Unsendable
+from replicator.launchpad_bridge.running.results import Unsendable
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY

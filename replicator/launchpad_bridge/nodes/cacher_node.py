@@ -15,7 +15,7 @@ from replicator.base.types import PyTree
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.handles import Handle
 from replicator.launchpad_bridge.nodes.courier_node import CourierNode
-from replicator.launchpad_bridge.stopping import stop_event
+from replicator.launchpad_bridge.running.stopping import stop_event
 from replicator.rpc.client.client import Client, list_methods
 from replicator.rpc.server.methods import Method, method_of_function
 

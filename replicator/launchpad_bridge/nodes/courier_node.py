@@ -13,13 +13,16 @@ from functools import partial
 from typing import Any, Generic
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge import node_context
-from replicator.launchpad_bridge.address_promises import Address, RpcAddress
+from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.handles import Handle
-from replicator.launchpad_bridge.node_context import RunningContext, loose_context
 from replicator.launchpad_bridge.nodes.courier_server import CourierServer
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, Worked
-from replicator.launchpad_bridge.stopping import stop_event
+from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.running.node_context import (
+    RunningContext,
+    loose_context,
+)
+from replicator.launchpad_bridge.running.stopping import stop_event
 from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Listener

@@ -4,10 +4,13 @@ import abc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from replicator.launchpad_bridge.address_promises import Address
+from replicator.launchpad_bridge.addresses.promises import Address
 from replicator.launchpad_bridge.handles import Arguments, Handle, handles_in
 from replicator.launchpad_bridge.launch_types import LaunchType
-from replicator.launchpad_bridge.node_context import LaunchContext, ProgramStopper
+from replicator.launchpad_bridge.running.node_context import (
+    LaunchContext,
+    ProgramStopper,
+)
 
 HandleT = TypeVar("HandleT", bound="Handle[Any]")
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from replicator.base.types import PyTree
-from replicator.launchpad_bridge import node_context
-from replicator.launchpad_bridge.node_context import loose_context
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.threads_colocation import Colocation
+from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.running.node_context import loose_context
 
 
 class MultiProcessingColocation(Colocation):

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 
 from replicator.launchpad_bridge.handles import Arguments, NoHandle, dereferenced
 from replicator.launchpad_bridge.launch_types import LaunchType
-from replicator.launchpad_bridge.node_context import LaunchContext
 from replicator.launchpad_bridge.nodes.node import HandleT, Node, name_of
+from replicator.launchpad_bridge.running.node_context import LaunchContext
 
 _LOG = logging.getLogger(__name__)
 Worked = TypeVar("Worked")

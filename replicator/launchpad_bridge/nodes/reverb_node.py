@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicator.errors import LaunchError, ProgramError
-from replicator.launchpad_bridge.address_promises import Address, get_port_from_address
+from replicator.launchpad_bridge.addresses.promises import (
+    Address,
+    get_port_from_address,
+)
 from replicator.launchpad_bridge.handles import Handle
 from replicator.launchpad_bridge.nodes.py_node import PyNode
-from replicator.launchpad_bridge.stopping import stop_event
+from replicator.launchpad_bridge.running.stopping import stop_event
 
 
 class ReverbHandle(Handle[Any]):

@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 
 from replicator.base.types import PyTree
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge import node_context
-from replicator.launchpad_bridge.address_promises import Address
-from replicator.launchpad_bridge.node_context import RunningContext, loose_context
+from replicator.launchpad_bridge.addresses.promises import Address
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.py_node import PyNode
-from replicator.launchpad_bridge.stopping import finish_handlers
-from replicator.launchpad_bridge.thread_interrupt import raise_in_thread
+from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.running.node_context import (
+    RunningContext,
+    loose_context,
+)
+from replicator.launchpad_bridge.running.stopping import finish_handlers
+from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 _TAIL_S = 1.0
 _LOOK_S = 0.2

@@ -13,8 +13,11 @@ import threading
 from pathlib import Path
 
 from replicator.distributed.processes.own_session import terminal_held, that_forgets
-from replicator.launchpad_bridge.launchers.fork_server_client import ForkServer, Order
-from replicator.launchpad_bridge.launchers.surroundings import read_surroundings
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    ForkServer,
+    Order,
+)
+from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 
 STARTS = 3
 

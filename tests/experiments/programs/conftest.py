@@ -19,7 +19,7 @@ def digits(tmp_path_factory):
 def one_ray():
     """Be connected to a Ray, which the launcher then takes: starts take seconds."""
     pytest.importorskip("ray")
-    from replicator.launchpad_bridge.launchers import ray_session
+    from replicator.launchpad_bridge.launchers.on_ray import ray_session
 
     session = ray_session.connect(None, {"num_cpus": 4}, insecure=False)
     yield

@@ -31,14 +31,16 @@ SHARED_PROCESS = {"threads", "test"}
 
 
 def ray_cluster():
-    return pytest.importorskip("replicator.launchpad_bridge.launchers.ray_cluster")
+    return pytest.importorskip(
+        "replicator.launchpad_bridge.launchers.on_ray.ray_cluster"
+    )
 
 
 @pytest.fixture(scope="module")
 def one_ray():
     """Be connected to a Ray, which the launcher then takes: starts take seconds."""
     ray_cluster()
-    from replicator.launchpad_bridge.launchers import ray_session
+    from replicator.launchpad_bridge.launchers.on_ray import ray_session
 
     session = ray_session.connect(None, {"num_cpus": 4}, insecure=False)
     yield

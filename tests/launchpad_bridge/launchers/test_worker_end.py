@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.exit_status import describe_status
+from replicator.launchpad_bridge.launchers.forked.exit_status import describe_status
 from replicator.launchpad_bridge.launchers.worker_reports import (
     FrameReader,
     pack_error,

@@ -12,7 +12,7 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
     read_report,
     rebuild_error,
 )
-from replicator.launchpad_bridge.results import Unsendable
+from replicator.launchpad_bridge.running.results import Unsendable
 
 
 def read(*frames):

@@ -8,7 +8,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator import errors as lp_errors
 from replicator.errors import ConnectionLostError
-from replicator.launchpad_bridge import node_context
+from replicator.launchpad_bridge.running import node_context
 from replicator.rpc.server.server import Server
 
 

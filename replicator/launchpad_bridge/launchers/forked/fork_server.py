@@ -1,0 +1,283 @@
+"""A process of one thread that turns itself into workers, and watches them.
+
+It imports what the script has imported, then forks a worker for each `start` that the
+launcher sends: milliseconds instead of seconds. It is the parent of all workers, so it
+learns of each death at once, and the kernel kills them when it dies itself. Where a
+fork would not be safe, or a fresh interpreter is wanted, the fork turns itself into one
+(`exec`): all else is the same.
+
+    launcher ── start, kill ──> fork server
+    launcher <── ready or unfit, started, exited ── fork server
+
+A dead worker's descendants die with it: those of its session, and those that carry its
+mark in their environment. What hides from both dies when the run is over.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from replicator.distributed.processes.memory_kills import count_memory_kills
+from replicator.launchpad_bridge.launchers.forked import lifeline
+from replicator.launchpad_bridge.launchers.forked.control_frames import (
+    Message,
+    Receiver,
+    send,
+)
+from replicator.launchpad_bridge.launchers.forked.orphans import MARK
+from replicator.launchpad_bridge.launchers.forked.preloading import preload
+from replicator.launchpad_bridge.launchers.forked.worker_logs import open_log
+from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.worker_process import Job, run_job
+
+_FRESH = """
+import json, sys
+told = json.loads(sys.argv[1])
+sys.path[:] = told["surroundings"]["path"]
+from replicator.launchpad_bridge.launchers.worker_process import main
+sys.exit(main(told))
+"""
+
+
+def main(control: int) -> int:
+    """Serve until the launcher is gone; in a worker, run it and return its code.
+
+    Args:
+      control: The socket to the launcher, as a descriptor.
+    """
+    # Workers have no use for it, and may not read from it by mistake.
+    own = os.dup(control)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, control)
+    os.close(nothing)
+    with socket.socket(fileno=own) as to_launcher:
+        receiver = Receiver(to_launcher)
+        order = receiver.receive_one()
+        if order is None:
+            return 0
+        reason = _prepare(order)
+        try:
+            send(to_launcher, {"unfit": reason} if reason else {"ready": os.getpid()})
+        except OSError:  # the launcher is gone
+            return 0
+        job = None if reason else _Server(to_launcher, receiver, order).serve()
+    return 0 if job is None else run_job(job)
+
+
+def _prepare(order: Message) -> str | None:
+    """Import; return why this process must not be forked, or None."""
+    lifeline.adopt_orphans()
+    if not order["forks"]:
+        gc.enable()
+        return None
+    reason = preload(order["modules"])
+    if reason is not None:
+        return reason
+    Surroundings(**order["surroundings"]).take_on(order["own_environment"])
+    return None
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Child:
+    """A worker that lives.
+
+    Attributes:
+      id: What the launcher calls it.
+      mark: What its descendants carry.
+      memory_kills: How often the kernel had killed for memory before it started.
+      is_killed: Whether the launcher wanted it dead.
+    """
+
+    id: int
+    mark: str
+    memory_kills: int
+    is_killed: bool = False
+
+
+class _Server:
+    def __init__(
+        self, control: socket.socket, receiver: Receiver, order: Message
+    ) -> None:
+        self._control = control
+        self._receiver = receiver
+        self._order = order
+        self._children: dict[int, _Child] = {}
+        self._dead_sessions: set[int] = set()
+        self._dead_marks: set[str] = set()
+        self._selector = selectors.DefaultSelector()
+        self._inbox, self._outbox = socket.socketpair()
+        for each in (self._inbox, self._outbox):
+            each.setblocking(False)
+
+    def serve(self) -> Job | None:
+        """Start and watch workers; return None at the end, in a worker its job."""
+        self._listen()
+        while True:
+            ready = [key.fileobj for key, _ in self._selector.select()]
+            if self._inbox in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._inbox.recv(4096)
+                self._reap()
+            if self._control in ready:
+                messages = self._receiver.receive()
+                if messages is None:
+                    return None
+                for message in messages:
+                    job = self._obey(message)
+                    if job is not None:
+                        return job
+
+    def _listen(self) -> None:
+        def nothing(number: int, frame: FrameType | None) -> None:
+            """Exist, so that Python writes the number to the socket."""
+
+        signal.signal(signal.SIGCHLD, nothing)
+        signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._inbox, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
+
+    def _obey(self, message: Message) -> Job | None:
+        if "start" in message:
+            return self._start(message["start"], self._receiver.take_descriptor())
+        for pid, child in self._children.items():
+            if child.id == message["kill"]:
+                child.is_killed = True
+                _kill_session(pid)
+        return None
+
+    def _start(self, told: Message, channel: int) -> Job | None:
+        """Fork; return None here, and in the worker what it has to do."""
+        mark = f"{self._order['run_id']}:{told['id']}"
+        child = _Child(id=told["id"], mark=mark, memory_kills=count_memory_kills())
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes
+            os.close(channel)
+            self._tell({"failed": told["id"], "reason": str(error)})
+            return None
+        if pid:
+            os.close(channel)
+            self._children[pid] = child
+            self._dead_sessions.discard(pid)
+            self._tell({"started": told["id"], "pid": pid})
+            return None
+        lifeline.die_with(server)
+        self._leave()
+        job = Job(**told["job"], channel=channel)
+        _settle(told, mark)
+        if not self._order["forks"]:
+            _become_fresh(job, self._order)
+        return job
+
+    def _leave(self) -> None:
+        """Forget, in a worker, that it was the server."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        self._receiver.close_descriptors()
+        for each in (self._inbox, self._outbox, self._control):
+            each.close()
+
+    def _tell(self, message: Message) -> None:
+        # If the launcher is gone, the next look at the socket says so.
+        with contextlib.suppress(OSError):
+            send(self._control, message)
+
+    def _reap(self) -> None:
+        """Take in whoever has ended, and end all that they leave behind."""
+        while (pid := _peek_ended()) is not None:
+            child = self._children.pop(pid, None)
+            if child is not None:
+                # Before its id is given back: nobody else's session can bear it yet.
+                _kill_session(pid)
+            _, status = os.waitpid(pid, 0)
+            if child is None:
+                continue
+            self._dead_sessions.add(pid)
+            self._dead_marks.add(child.mark)
+            self._tell(
+                {
+                    "exited": child.id,
+                    "status": status,
+                    "is_killed": child.is_killed,
+                    "out_of_memory": count_memory_kills() > child.memory_kills,
+                }
+            )
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """Kill what dead workers had started and this process has adopted."""
+        adopted = [pid for pid in lifeline.children() if pid not in self._children]
+        for pid in adopted:
+            if self._is_left_by_dead(pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        if not adopted:
+            self._dead_sessions.clear()
+            self._dead_marks.clear()
+
+    def _is_left_by_dead(self, pid: int) -> bool:
+        try:
+            if os.getsid(pid) in self._dead_sessions:
+                return True
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return any(
+            f"{MARK}={mark}".encode() in environment for mark in self._dead_marks
+        )
+
+
+def _peek_ended() -> int | None:
+    """Return the id of a child that has ended, and leave it a zombie."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
+
+
+def _kill_session(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _settle(told: Message, mark: str) -> None:
+    """Be, after a fork, the worker that was asked for."""
+    os.environ.update(told["environment"])
+    os.environ[MARK] = mark
+    log = open_log(told["log"])
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    lifeline.name_process(told["job"]["worker"])
+    if told["cores"]:
+        os.sched_setaffinity(0, told["cores"])
+
+
+def _become_fresh(job: Job, order: Message) -> NoReturn:
+    """Replace this fork by an interpreter that has imported nothing."""
+    os.set_inheritable(job.channel, True)
+    told = {
+        "job": dataclasses.asdict(job),
+        "surroundings": order["surroundings"],
+        "own_environment": order["own_environment"],
+    }
+    words = [sys.executable, *order["flags"], "-P", "-c", _FRESH, json.dumps(told)]
+    try:
+        os.execv(sys.executable, words)
+    except OSError as error:
+        os.write(2, f"{sys.executable} cannot be run: {error}\n".encode())
+        os._exit(127)

@@ -1,0 +1,173 @@
+"""A launcher's side of a fork server: start it, talk with it, end it."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from replicator.distributed.processes.own_session import terminal_held
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.launchers.forked import lifeline
+from replicator.launchpad_bridge.launchers.forked.control_frames import (
+    Message,
+    Receiver,
+    send,
+)
+from replicator.launchpad_bridge.launchers.forked.orphans import MARK, kill_marked
+from replicator.launchpad_bridge.launchers.forked.worker_logs import (
+    last_lines,
+    open_log,
+)
+from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+
+_SERVER = "replicator.launchpad_bridge.launchers.forked.fork_server"
+_SEND_S = 10.0
+_END_S = 12.0
+_KILL_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What a fork server shall be.
+
+    Attributes:
+      run_id: Of the run.
+      forks: Whether it imports `modules` and forks workers; otherwise each is a fresh
+        interpreter.
+      modules: What it imports.
+      surroundings: Of the launcher.
+      own_environment: Names of variables that its workers have of their own.
+    """
+
+    run_id: str
+    forks: bool
+    modules: Sequence[str]
+    surroundings: Surroundings
+    own_environment: Sequence[str]
+
+
+class ForkServer:
+    """A fork server that runs.
+
+    Args:
+      order: What it shall be.
+      environment: Its whole environment, which its workers inherit.
+      folder: Of the run; deleted if the launcher is gone, but for `logs`.
+      logs: Where its own words are kept.
+      log_name: In which file there.
+
+    Raises:
+      LaunchError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        environment: Mapping[str, str],
+        folder: Path,
+        logs: Path,
+        log_name: str = "fork-server.log",
+    ) -> None:
+        self.order = order
+        self.is_ready = False
+        self._log = logs / log_name
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(_SEND_S)
+        self._receiver = Receiver(self._control)
+        lifeline_end, self._lifeline = os.pipe()
+        told = {
+            "lifeline": lifeline_end,
+            "launcher": os.getpid(),
+            "folder": str(folder),
+            "keep": str(logs),
+            "path": list(sys.path),
+            "server": _SERVER,
+        }
+        log = open_log(self._log)
+        try:
+            # -P: the folder of a program is no place to import from.
+            python = [sys.executable, *interpreter_flags(), "-P"]
+            with terminal_held():
+                self._guard = subprocess.Popen(
+                    [*python, lifeline.__file__, json.dumps(told)],
+                    # All that descends from it is marked as the run's.
+                    env={**environment, MARK: f"{order.run_id}:"},
+                    stdin=theirs.fileno(),
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lifeline_end,),
+                    # The terminal's Ctrl-C is for the launcher.
+                    start_new_session=True,
+                )
+            message = {**dataclasses.asdict(order), "flags": interpreter_flags()}
+            send(self._control, message)
+        except OSError as error:
+            self._close_ends()
+            raise LaunchError(
+                f"No process for workers can be started: {error}."
+            ) from error
+        finally:
+            os.close(lifeline_end)
+            os.close(log)
+            theirs.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._control.fileno()
+
+    def receive(self) -> list[Message] | None:
+        """Return what it says, None once it is gone."""
+        return self._receiver.receive()
+
+    def start(self, told: Message, channel: socket.socket) -> None:
+        """Have a worker started that has the other end of a channel.
+
+        Raises:
+          OSError: The fork server is gone.
+        """
+        send(self._control, {"start": told}, [channel.fileno()])
+
+    def kill(self, worker_id: int) -> None:
+        """Have a worker killed; nothing happens if either is gone."""
+        with contextlib.suppress(OSError):
+            send(self._control, {"kill": worker_id})
+
+    def last_words(self) -> str:
+        """Return what it said itself before it ended."""
+        return "\n".join(last_lines(self._log, self._log_start))
+
+    def close(self) -> None:
+        """End it, and all that is below it."""
+        self._close_ends()
+        code = _wait(self._guard)
+        if code is None:
+            self._guard.kill()
+            code = self._guard.wait(_KILL_S)
+        if code != 0:
+            # The guard was killed itself: what hid from the kernel has to be found.
+            kill_marked(self.order.run_id)
+
+    def _close_ends(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        self._control.close()
+
+
+def interpreter_flags() -> list[str]:
+    """Return this interpreter's options, as `multiprocessing` hands them on."""
+    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return None

@@ -1,0 +1,232 @@
+"""One worker on a host of a cluster: its process, its files, the way to its program.
+
+This runs in a process that the cluster engine started for the worker (for Ray an
+actor), and it does there what `processes` does here: the node has a process of its own,
+in whose main thread it runs, that dies with this one, whatever becomes of either. What
+the worker says is handed on as it came, unread: classes of the script are not known
+here.
+"""
+
+import contextlib
+import dataclasses
+import os
+import queue
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.launchers.forked import lifeline
+from replicator.launchpad_bridge.launchers.forked.control_frames import Message
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    ForkServer,
+    Order,
+)
+from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.forked.process_watch import (
+    Kind,
+    ProcessWatch,
+    Spec,
+    StartedWorker,
+)
+from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
+from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
+from replicator.launchpad_bridge.launchers.on_ray.address_books import Registry
+from replicator.rpc.security.private_files import create_private
+from replicator.rpc.server.server import Server
+
+Event: TypeAlias = dict[str, Any]
+"""`{"asked": True}`, or `ended` with `said`, `heard`, `lines` and `log`."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MADE = "made-by-worker"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a worker on another host is to do, in plain values.
+
+    Attributes:
+      program: Name of the program.
+      run_id: Of the run.
+      worker: Its own name.
+      attempt: Which start of it.
+      folder: Of the run; made with `files` where it is not there.
+      files: What has to lie in it, by name: the secret, certificates.
+      logs: Where output is kept.
+      recipe: The pickled function, from the launcher of this very program.
+      environment: Of the worker's group.
+      gpus: As in `Resources`.
+      surroundings: Of the launcher, as plain values.
+      has_book: Whether servers may be on other hosts.
+    """
+
+    program: str
+    run_id: str
+    worker: str
+    attempt: int
+    folder: str
+    files: Mapping[str, bytes] = dataclasses.field(repr=False)  # the secret
+    logs: str
+    recipe: bytes = dataclasses.field(repr=False)
+    environment: Mapping[str, str] = dataclasses.field(repr=False)  # keys of users
+    gpus: int | None
+    surroundings: Mapping[str, Any]
+    has_book: bool
+
+
+class RemoteWorker:
+    """Starts a worker, tells of it, ends it.
+
+    Args:
+      task: What to do.
+      registry: The way to the program's addresses.
+      host: Under which other hosts reach this one.
+    """
+
+    def __init__(self, task: Task, registry: Registry | None, host: str) -> None:
+        self._task = task
+        self._host = host
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        run_folder = _run_folder(task)
+        self._own = run_folder / f"w-{os.getpid()}-{task.attempt}"
+        self._own.mkdir(mode=0o700)
+        self._log = log_paths(Path(task.logs), [task.worker])[task.worker]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        recipe = self._own / "recipe"
+        _write(recipe, task.recipe)
+        self._server = _serve_registry(registry, self._own) if registry else None
+        self._tail = LogTail({task.worker: self._log})
+        self._watch = ProcessWatch(
+            self._open_server,
+            on_end=self._ended,
+            on_stop_asked=lambda name: self._events.put({"asked": True}),
+            forks=False,
+        )
+        self._tail.start()
+        self._worker = self._watch.start(self._spec(recipe))
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Wait for what happens next; None if nothing does."""
+        with contextlib.suppress(queue.Empty):
+            return self._events.get(timeout=timeout_s)
+        return None
+
+    def stop(self) -> None:
+        """Ask the worker to stop."""
+        self._worker.stop()
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        self._worker.kill()
+
+    def close(self) -> None:
+        """Leave nothing on this host but the log."""
+        self._watch.close()
+        self._tail.close()
+        if self._server is not None:
+            self._server.stop(0.0)
+        shutil.rmtree(self._own, ignore_errors=True)
+        run_folder = self._own.parent
+        if (run_folder / _MADE).exists() and not list(run_folder.glob("w-*")):
+            lifeline.delete(run_folder, keep=self._log.parent)
+
+    def _spec(self, recipe: Path) -> Spec:
+        task = self._task
+        is_hidden = task.gpus == 0
+        book = {
+            "registry": f"unix:{self._own}/registry",
+            "folder": str(self._own.parent),
+            "host": self._host,
+        }
+        job = {
+            "program": task.program,
+            "worker": task.worker,
+            "launch_type": "ray",
+            "recipe": str(recipe),
+            "jax_settings": {"jax_platforms": "cpu"} if is_hidden else {},
+            "book": book if task.has_book else None,
+        }
+        told = {
+            "job": job,
+            "environment": {"JAX_PLATFORMS": "cpu"} if is_hidden else {},
+            "cores": [],
+            "log": str(self._log),
+        }
+        return Spec(
+            name=task.worker, attempt=task.attempt, kind=(), told=told, log=self._log
+        )
+
+    def _open_server(self, kind: Kind, forks: bool) -> ForkServer:
+        task = self._task
+        order = Order(
+            run_id=task.run_id,
+            forks=forks,
+            modules=(),
+            surroundings=Surroundings(**task.surroundings),
+            own_environment=sorted(task.environment),
+        )
+        environment = {**ALLOCATION, **os.environ, **task.environment}
+        if task.gpus is None and environment.get(_VISIBLE) == "":
+            del environment[_VISIBLE]  # no claim: all are visible, as elsewhere
+        return ForkServer(
+            order,
+            environment=environment,
+            folder=self._own,
+            logs=self._log.parent,
+            log_name=f"{self._log.stem}-start.log",
+        )
+
+    def _ended(self, worker: StartedWorker, heard: Message) -> None:
+        self._events.put(
+            {
+                "ended": True,
+                "said": None if worker.said is None else tuple(worker.said),
+                "heard": heard,
+                "lines": worker.last_lines(),
+                "log": f"{socket.gethostname()}:{self._log}",
+            }
+        )
+
+
+def _run_folder(task: Task) -> Path:
+    """Return the run's folder, which is there on the launcher's own host."""
+    folder = Path(task.folder)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        status = folder.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise LaunchError(
+                f"The run's folder must belong to this user alone, got {folder} of "
+                f"another, on {socket.gethostname()}. Launch again."
+            ) from None
+    else:
+        _write(folder / _MADE, b"")
+    for name, content in task.files.items():
+        (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            _write(folder / name, content)
+    return folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a private file, whole once it is there."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(create_private(draft), "wb") as file:
+        file.write(content)
+    try:
+        os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def _serve_registry(registry: Registry, folder: Path) -> Server:
+    """Let the worker's process ask for addresses through this one."""
+    server = Server(name="addresses", address=f"unix:{folder}/registry", pool_size=16)
+    server.bind("publish", registry.publish)
+    server.bind("find", lambda planned, timeout_s: registry.find(planned, timeout_s))
+    return server.start()

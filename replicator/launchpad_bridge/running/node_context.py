@@ -1,0 +1,312 @@
+"""What a node knows of the run it is in, and how code in it finds that out.
+
+A thread that runs a node has a context of its own. Other threads of the node (handlers
+of its server, threads it started) have none; they find the one of their process where
+there is only one, which is so under processes and on a cluster.
+
+    root context       of a worker; made where the worker starts
+    inner context      of a node colocated in it: a stop event of its own, else alike
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.launch_types import LaunchType, launch_type_of
+from replicator.launchpad_bridge.protocols import NodeContext, Resources
+from replicator.launchpad_bridge.running.stop_event import StopEvent, mirrored
+
+_THREAD = threading.local()
+_LOCK = threading.Lock()
+_ROOTS: set["RunningContext"] = set()
+_PROGRAMS: dict[str, tuple[str, Callable[[], None]]] = {}
+
+
+class RunningContext:
+    """The context of a node that runs; a `NodeContext`, and Launchpad's attributes."""
+
+    def __init__(
+        self,
+        of: NodeContext,
+        *,
+        run_id: str,
+        launch_config: Resources | None = None,
+        targets: Mapping[str, Any] | None = None,
+        launch_type: LaunchType | str | None = None,
+        parent: "RunningContext | None" = None,
+    ) -> None:
+        self._of = of
+        self._launch_type = launch_type
+        self.run_id = run_id
+        self.launch_config = launch_config or Resources()
+        self.targets = targets or {}
+        self.root: RunningContext = self if parent is None else parent.root
+        self._over = threading.Event()
+        self.stop_event = (
+            self._inner_event() if parent else mirrored(of.stop_event, over=self._over)
+        )
+        self._at_end: list[Callable[[], None]] = []
+        self.stop_handlers: list[Any] = []
+
+    @property
+    def program(self) -> str:
+        """Return the program's name."""
+        return self._of.program
+
+    @property
+    def worker(self) -> str:
+        """Return the worker's name: "label" or "label/index"."""
+        return self._of.worker
+
+    @property
+    def launcher(self) -> str:
+        """Return the launcher's name: "threads", "processes", "test", "ray"."""
+        return self._of.launch_type
+
+    @property
+    def launch_type(self) -> LaunchType | str:
+        """Return upstream's launch type; the launcher's name where there is none."""
+        if self._launch_type is not None:
+            return self._launch_type  # two of upstream's names are one launcher
+        with contextlib.suppress(ValueError):
+            return LaunchType(self.launcher)
+        return self.launcher
+
+    @property
+    def address_book(self) -> Any:
+        """Return what the launcher knows of addresses; None if they are as planned."""
+        return getattr(self._of, "address_book", None)
+
+    @property
+    def exchange(self) -> Any:
+        """Return the launcher's own way of calls; None for `rpc`."""
+        return getattr(self._of, "exchange", None)
+
+    @property
+    def by_reference(self) -> bool:
+        """Return whether calls within this process need not copy what they carry."""
+        return getattr(self._of, "by_reference", False)
+
+    @property
+    def program_stopper(self) -> Callable[..., None]:
+        """Return what stops the program; it can be pickled."""
+        return ProgramStopper()
+
+    def stop_program(self) -> None:
+        """Ask for the whole run to stop; returns at once."""
+        self._of.stop_program()
+
+    def _inner_event(self) -> StopEvent:
+        return StopEvent() if self.exchange is None else self.exchange.stop_event()
+
+    def when_over(self, close: Callable[[], None]) -> None:
+        """Close something when the worker has ended."""
+        self._at_end.append(close)
+
+    def inner(self) -> "RunningContext":
+        """Return a context for a node colocated in this one."""
+        return RunningContext(
+            self._of,
+            run_id=self.run_id,
+            launch_config=self.launch_config,
+            targets=self.targets,
+            launch_type=self._launch_type,
+            parent=self,
+        )
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be the context of this thread, and of the process if it is the only one."""
+        if self.root is self:
+            with _LOCK:
+                _ROOTS.add(self)
+        before = of_thread()
+        _THREAD.context = self
+        try:
+            yield
+        finally:
+            _THREAD.context = before
+            if self.root is self:
+                with _LOCK:
+                    _ROOTS.discard(self)
+            self._over.set()
+            while self._at_end:
+                self._at_end.pop()()
+
+    def applied_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs with this as the context of its thread."""
+
+        def in_context(*args: Any, **kwargs: Any) -> Any:
+            before = getattr(_THREAD, "context", None)
+            _THREAD.context = self
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _THREAD.context = before
+
+        return in_context
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramStopper:
+    """Stops the program of whoever calls it; can be pickled."""
+
+    def __call__(self, mark_as_completed: bool = False) -> None:
+        """Ask for the whole run to stop; returns at once."""
+        stop()
+
+
+class LooseContext:
+    """The `NodeContext` of a node that no launcher runs: in a test of that node."""
+
+    program = "(none)"
+    worker = "(loose)"
+    launch_type = "threads"
+
+    def __init__(self) -> None:
+        self.stop_event = StopEvent()
+
+    def stop_program(self) -> None:
+        """Stop this node, which is all there is."""
+        self.stop_event.set()
+
+
+def loose_context() -> RunningContext:
+    """Return a context for a node that no launcher runs."""
+    return RunningContext(LooseContext(), run_id="")
+
+
+class LaunchContext:
+    """What a node knows before it runs; the launcher fills it in."""
+
+    def __init__(self) -> None:
+        self._known: tuple[LaunchType | str, Any, Callable[..., None]] | None = None
+
+    def initialize(
+        self,
+        launch_type: LaunchType | str,
+        launch_config: Any,
+        program_stopper: Callable[..., None] | None = None,
+    ) -> None:
+        """Fill it in; the launcher does."""
+        self._known = launch_type, launch_config, program_stopper or ProgramStopper()
+
+    @property
+    def launch_type(self) -> LaunchType | str:
+        """Return how the program was launched."""
+        return self._checked()[0]
+
+    @property
+    def launch_config(self) -> Any:
+        """Return the resources of the node's group."""
+        return self._checked()[1]
+
+    @property
+    def program_stopper(self) -> Callable[..., None]:
+        """Return what stops the program."""
+        return self._checked()[2]
+
+    def _checked(self) -> tuple[LaunchType | str, Any, Callable[..., None]]:
+        if self._known is None:
+            raise LaunchError(
+                "Launch context is not yet initialized. It should be initialized by "
+                "calling initialize() at launch time."
+            )
+        return self._known
+
+
+def of_thread() -> RunningContext | None:
+    """Return the context of this thread; None if it runs no node itself."""
+    return getattr(_THREAD, "context", None)
+
+
+def current() -> RunningContext | None:
+    """Return the context of this thread, or the only one of this process, or None."""
+    context = of_thread()
+    if context is not None:
+        return context
+    with _LOCK:
+        return next(iter(_ROOTS)) if len(_ROOTS) == 1 else None
+
+
+def get_context() -> RunningContext:
+    """Return the context of the node that this thread runs.
+
+    Raises:
+      LaunchError: It runs none.
+    """
+    context = current()
+    if context is None:
+        raise LaunchError(
+            "Launchpad context was not instantiated. Do you try to access it outside "
+            "of the main node's thread? Ask for it there, and hand it on."
+        )
+    return context
+
+
+def known_programs() -> dict[str, tuple[str, Callable[[], None]]]:
+    """Return the programs that run here, or have workers: name and what stops it."""
+    with _LOCK:
+        of_workers = {root.run_id: (root.program, root.stop_program) for root in _ROOTS}
+        return {**_PROGRAMS, **of_workers}
+
+
+def register_program(
+    run_id: str, name: str, stop_program: Callable[[], None]
+) -> Callable[[], None]:
+    """Let `stop` find a program that this process launched; return what undoes it."""
+    with _LOCK:
+        _PROGRAMS[run_id] = name, stop_program
+
+    def unregister() -> None:
+        with _LOCK:
+            _PROGRAMS.pop(run_id, None)
+            # Of threads that were left behind.
+            _ROOTS.difference_update({r for r in _ROOTS if r.run_id == run_id})
+
+    return unregister
+
+
+def stop() -> None:
+    """Stop the program: from any node, any thread or handler of it, or its launcher.
+
+    Returns at once; all nodes are asked to stop, and the run's `wait` returns.
+
+    Raises:
+      LaunchError: No program runs here, or several do and it is not clear which.
+    """
+    context = of_thread()
+    if context is not None:
+        context.stop_program()
+        return
+    programs = known_programs()
+    if len(programs) == 1:
+        (_, stop_program) = next(iter(programs.values()))
+        stop_program()
+        return
+    if not programs:
+        raise LaunchError(
+            "`lp.stop()` must be called while a program runs in this process, got "
+            "none. Call it in a node, or `run.stop()` on what `lp.launch` returned."
+        )
+    names = ", ".join(sorted(name for name, _ in programs.values()))
+    raise LaunchError(
+        "`lp.stop()` must know which program is meant, got a thread that belongs to "
+        f"none of {names}. Call it in a node's own thread, or `run.stop()`."
+    )
+
+
+def make_program_stopper(launch_type: LaunchType | str) -> ProgramStopper:
+    """Return a function, which can be pickled, that stops the program it is called in.
+
+    Args:
+      launch_type: How the program will be launched; any.
+
+    Raises:
+      ArgumentError: There is no such launch type.
+    """
+    launch_type_of(launch_type)
+    return ProgramStopper()

@@ -1,0 +1,126 @@
+"""How arrows run: from side to side, along passages, and round a box to itself.
+
+Where several arrows meet at a side they stand apart, in the order of where they come
+from, so that two that run to and fro are two lines.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End
+from replicator.launchpad_bridge.view.drawing.boxes import Box
+from replicator.launchpad_bridge.view.drawing.layers import Point
+
+_HEAD = 7.0
+_LOOP = 14.0
+_ENDS_USE = 0.7
+"""How much of a side arrows use."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A line in the words of an SVG path, and where its text may stand.
+
+    Attributes:
+      path: "M x y C ...".
+      middle: A point on it, about half way.
+    """
+
+    path: str
+    middle: Point
+
+
+def curves_of(
+    arrows: Sequence[Arrow],
+    boxes: Mapping[End, Box],
+    ways: Sequence[Sequence[Point]],
+) -> list[Curve]:
+    """Return how each arrow runs.
+
+    Args:
+      arrows: Of the picture.
+      boxes: Where what they join stands.
+      ways: What each arrow passes.
+    """
+    ends = _ends(arrows, boxes, ways)
+    curves = []
+    for number, arrow in enumerate(arrows):
+        if arrow.source == arrow.target:
+            curves.append(_loop(boxes[arrow.source]))
+            continue
+        curves.append(_curve([ends[number, True], *ways[number], ends[number, False]]))
+    return curves
+
+
+def _ends(
+    arrows: Sequence[Arrow],
+    boxes: Mapping[End, Box],
+    ways: Sequence[Sequence[Point]],
+) -> dict[tuple[int, bool], Point]:
+    """Return where each arrow begins (True) and ends (False)."""
+    at_side: dict[tuple[End, bool], list[tuple[float, int, bool]]] = {}
+    for number, arrow in enumerate(arrows):
+        if arrow.source == arrow.target:
+            continue
+        source, target = boxes[arrow.source], boxes[arrow.target]
+        way = ways[number]
+        goes_right = source.x + source.right <= target.x + target.right
+        # At either end, how far up or down the arrow comes from.
+        first = way[0][1] if way else target.middle
+        last = way[-1][1] if way else source.middle
+        at_side.setdefault((arrow.source, goes_right), []).append((first, number, True))
+        side = at_side.setdefault((arrow.target, not goes_right), [])
+        side.append((last, number, False))
+    ends: dict[tuple[int, bool], Point] = {}
+    for (end, is_right), arriving in at_side.items():
+        box = boxes[end]
+        used = box.height * _ENDS_USE
+        for place, (_, number, is_source) in enumerate(sorted(arriving)):
+            y = box.middle + used * ((place + 0.5) / len(arriving) - 0.5)
+            ends[number, is_source] = (box.right if is_right else box.x), y
+    return ends
+
+
+def _curve(points: Sequence[Point]) -> Curve:
+    # Between two columns: beside a passage there are boxes.
+    gap = (len(points) - 2) // 4 * 2
+    return Curve(
+        path=" ".join(_pieces(points)), middle=_middle(points[gap], points[gap + 1])
+    )
+
+
+def _pieces(points: Sequence[Point]) -> Iterator[str]:
+    """Yield level beginnings and ends, joined by curves."""
+    yield f"M{_told(points[0])}"
+    (last_x, last_y), before = points[-1], points[-2]
+    # Heads are drawn at the end of the line: it ends where they begin to narrow.
+    points = [
+        *points[:-1],
+        (last_x - _HEAD if last_x > before[0] else last_x + _HEAD, last_y),
+    ]
+    for index, (a, b) in enumerate(itertools.pairwise(points)):
+        if index % 2:  # along a passage
+            yield f"L{_told(b)}"
+            continue
+        bend = (b[0] - a[0]) / 2
+        yield f"C{_told((a[0] + bend, a[1]))} {_told((b[0] - bend, b[1]))} {_told(b)}"
+
+
+def _loop(box: Box) -> Curve:
+    """Return a line from the top of a box round its corner to its right side."""
+    left, right = box.right - min(_LOOP, box.width / 2), box.right + _LOOP
+    high, low = box.y - _LOOP, box.y + min(_LOOP, box.height / 2)
+    points = [(left, high), (right, high), (right, box.y)]
+    points += [(right, low), (right, low), (box.right + _HEAD, low)]
+    way = " ".join(map(_told, points[:3])), " ".join(map(_told, points[3:]))
+    path = f"M{_told((left, box.y))} C{way[0]} C{way[1]}"
+    return Curve(path=path, middle=(box.right, high))
+
+
+def _middle(a: Point, b: Point) -> Point:
+    return (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
+
+
+def _told(point: Point) -> str:
+    return f"{point[0]:.1f} {point[1]:.1f}"

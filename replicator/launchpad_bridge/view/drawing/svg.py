@@ -1,0 +1,115 @@
+"""Write a picture as SVG: one self-contained text, with no script, style or link.
+
+Colours and fonts are attributes, so a page that forbids inline styles shows it, too,
+and may restyle it: by the classes `worker`, `group` and `arrow`, and by `data-worker`
+and `data-arrow`.
+"""
+
+from collections.abc import Iterator
+from html import escape
+
+from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End
+from replicator.launchpad_bridge.view.drawing.boxes import Box, shown
+from replicator.launchpad_bridge.view.drawing.curves import Curve
+from replicator.launchpad_bridge.view.drawing.layout import (
+    DrawnGroup,
+    DrawnWorker,
+    Layout,
+)
+
+_FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
+_LINE = 15.0
+_INK, _FAINT, _EDGE = "#1f2933", "#52606d", "#7b8794"
+_SERVES, _RUNS, _GROUP, _PAPER = "#e3f0fb", "#f5f7fa", "#fbfcfd", "#ffffff"
+
+
+def svg_of(layout: Layout) -> str:
+    """Return the picture as SVG."""
+    return "\n".join(_lines(layout)) + "\n"
+
+
+def _lines(layout: Layout) -> Iterator[str]:
+    width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" font-family="{_FONT}" '
+        'font-size="12">'
+    )
+    yield f"<title>{_text(f'The program {layout.graph.program}')}</title>"
+    yield (
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="0" refY="4" markerWidth="8" '
+        'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
+        f'<path d="M0 0.5 L8 4 L0 7.5 z" fill="{_EDGE}"/></marker></defs>'
+    )
+    yield f'<rect class="paper" width="100%" height="100%" fill="{_PAPER}"/>'
+    for group in layout.groups:
+        yield from _group(group)
+    for number, (arrow, curve) in enumerate(layout.arrows):
+        yield from _arrow(number, arrow, curve)
+    called = {edge.target for edge in layout.graph.edges}
+    for worker in layout.workers:
+        fill = _SERVES if worker.vertex.name in called else _RUNS
+        yield from _worker(worker, fill, layout.note_lines)
+    yield "</svg>"
+
+
+def _group(group: DrawnGroup) -> Iterator[str]:
+    yield f'<g class="group"><title>{_text(group.label)}</title>'
+    yield _rect(
+        group.box, 10, f'fill="{_GROUP}" stroke="{_EDGE}" stroke-dasharray="4 3"'
+    )
+    x, y = group.box.x + 12, group.box.y + 20
+    title = _text(group.title)
+    yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{_FAINT}">{title}</text></g>'
+
+
+def _arrow(number: int, arrow: Arrow, curve: Curve) -> Iterator[str]:
+    handles = len(arrow.edges)
+    what = arrow.edges[0].argument if handles == 1 else f"{handles} handles"
+    told = f"{_end(arrow.source)} → {_end(arrow.target)}: {what}"
+    x, y = curve.middle
+    yield f'<g class="arrow" data-arrow="{number}"><title>{_text(told)}</title>'
+    yield (
+        f'<path d="{curve.path}" fill="none" stroke="{_EDGE}" stroke-width="1.4" '
+        'marker-end="url(#head)"/>'
+    )
+    yield (
+        f'<text class="traffic" x="{x:.1f}" y="{y - 5:.1f}" text-anchor="middle" '
+        f'font-size="11" fill="{_FAINT}"></text></g>'
+    )
+
+
+def _worker(worker: DrawnWorker, fill: str, note_lines: int) -> Iterator[str]:
+    vertex, box = worker.vertex, worker.box
+    told = f"{vertex.name}: {vertex.kind} {vertex.text}".rstrip()
+    yield f'<g class="worker" data-worker="{_text(vertex.name)}">'
+    yield f"<title>{_text(told)}</title>"
+    yield _rect(box, 6, f'fill="{fill}" stroke="{_INK}" stroke-width="1"')
+    lines = [*worker.lines, *([""] * note_lines)]
+    x, y = box.x + box.width / 2, box.middle - _LINE * (len(lines) - 1) / 2 + 4
+    for number, line in enumerate(lines):
+        is_note = number >= len(worker.lines)
+        look = f'font-weight="600" fill="{_INK}"' if not number else f'fill="{_FAINT}"'
+        name = ' class="note"' if is_note else ""
+        yield (
+            f'<text{name} x="{x:.1f}" y="{y + _LINE * number:.1f}" '
+            f'text-anchor="middle" {look}>{_text(shown(line))}</text>'
+        )
+    yield "</g>"
+
+
+def _rect(box: Box, radius: int, look: str) -> str:
+    return (
+        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
+        f'height="{box.height:.1f}" rx="{radius}" {look}/>'
+    )
+
+
+def _end(end: End) -> str:
+    return end.label if end.name is None else end.name
+
+
+def _text(text: str) -> str:
+    """Return text for XML: what XML cannot say, however it is escaped, is left out."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return escape(plain, quote=True)

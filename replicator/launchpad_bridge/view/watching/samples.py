@@ -1,0 +1,292 @@
+"""What a running program says of itself, as plain data, and how it is worked out.
+
+Servers count calls and bytes since they started; what is shown is how fast the counts
+grow between two looks. Pure: counts in, a `Snapshot` out.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from replicator.launchpad_bridge.graph import Edge, Graph, Vertex
+from replicator.launchpad_bridge.view.watching.journal import RunNote, WorkerNote
+from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
+
+NOT_STARTED = WorkerNote(phase="starting", restarts=0, since_s=0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MethodSample:
+    """A method of a worker.
+
+    Attributes:
+      calls: That ended, since its server started.
+      errors: Those of them that raised.
+      calls_per_s: Since the last look.
+      bytes_per_s: Of arguments and results, since the last look.
+      p50_s: Median time in the method, over its last 1,024 calls.
+      p99_s: What 99 of 100 of these did not exceed.
+      queued: Calls that wait now.
+      running: Calls that run now.
+    """
+
+    calls: int
+    errors: int
+    calls_per_s: float
+    bytes_per_s: float
+    p50_s: float
+    p99_s: float
+    queued: int
+    running: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSample:
+    """A worker.
+
+    Attributes:
+      name: "label", or "label/index".
+      label: Of its group.
+      kind: The type of its node.
+      text: What it runs.
+      state: In the supervisor's words: "running", "waiting" for its restart, "ended".
+      outcome: How it ended last: "returned", "raised", "died", "stopped"; "" before.
+      restarts: How often it was started again.
+      since_s: When this start was, in seconds since 1970.
+      error: What it ended with last; "" for nothing.
+      answers: Whether its server answered; None for a worker that has none.
+      made_per_s: Calls that it made along its edges, since the last look.
+      calls_per_s: That it served, since the last look.
+      bytes_per_s: Of arguments and results of these.
+      p50_s: Of the method with most calls since the last look (before: since ever).
+      p99_s: Likewise.
+      queued: Calls that wait now.
+      running: Calls that run now.
+      methods: By name.
+    """
+
+    name: str
+    label: str
+    kind: str
+    text: str
+    state: str
+    outcome: str
+    restarts: int
+    since_s: float
+    error: str
+    answers: bool | None
+    made_per_s: float
+    calls_per_s: float
+    bytes_per_s: float
+    p50_s: float
+    p99_s: float
+    queued: int
+    running: int
+    methods: Mapping[str, MethodSample]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeSample:
+    """The traffic from one worker to another.
+
+    Attributes:
+      source: Who calls.
+      target: Who is called.
+      calls: Since the server started.
+      calls_per_s: Since the last look.
+      bytes_per_s: Since the last look.
+    """
+
+    source: str
+    target: str
+    calls: int
+    calls_per_s: float
+    bytes_per_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A program at one moment.
+
+    Attributes:
+      program: Its name.
+      run_id: What tells this run from others.
+      pid: Of the process that launched it.
+      at_s: When, in seconds since 1970.
+      phase: "starting", "running", "stopping", "killing" or "ended".
+      failure: What failed first; "" for nothing.
+      stopped_by: Who asked for the stop; "" for nobody.
+      workers: In the order they were added.
+      edges: Each pair of workers once.
+    """
+
+    program: str
+    run_id: str
+    pid: int
+    at_s: float
+    phase: str
+    failure: str
+    stopped_by: str
+    workers: Sequence[WorkerSample]
+    edges: Sequence[EdgeSample]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(self.to_dict())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """What servers had counted when they were asked.
+
+    Attributes:
+      at_s: When, on a clock that never jumps.
+      servers: Of each worker; None where one did not answer.
+    """
+
+    at_s: float
+    servers: Mapping[str, Sequence[ServerStatistics | None]]
+
+
+def workers_of(
+    graph: Graph, note: RunNote, before: Counts | None, now: Counts
+) -> list[WorkerSample]:
+    """Return how each worker is.
+
+    Args:
+      graph: Of the program.
+      note: What the run has noted.
+      before: Of the look before; None at the first.
+      now: Of this look.
+    """
+    made: dict[str, float] = {}
+    for edge in edges_of(graph, before, now):
+        made[edge.source] = made.get(edge.source, 0.0) + edge.calls_per_s
+    return [
+        _worker(vertex, note, before, now, made.get(vertex.name, 0.0))
+        for vertex in graph.vertices
+    ]
+
+
+def edges_of(graph: Graph, before: Counts | None, now: Counts) -> list[EdgeSample]:
+    """Return the traffic of each edge; arguments as for `workers_of`."""
+    return [
+        _edge(source, target, before, now)
+        for source, target in dict.fromkeys((e.source, e.target) for e in graph.edges)
+    ]
+
+
+def graph_of_description(described: Mapping[str, Any]) -> Graph:
+    """Return the graph that a run's folder describes."""
+    return Graph(
+        program=described["program"],
+        vertices=[
+            Vertex(**{key: worker[key] for key in ("name", "label", "kind", "text")})
+            for worker in described["workers"]
+        ],
+        edges=[Edge(**edge) for edge in described["edges"]],
+    )
+
+
+def _worker(
+    vertex: Vertex,
+    note: RunNote,
+    before: Counts | None,
+    now: Counts,
+    made_per_s: float,
+) -> WorkerSample:
+    noted = note.workers.get(vertex.name, NOT_STARTED)
+    servers = now.servers.get(vertex.name, ())
+    known = _methods(servers)
+    earlier = {} if before is None else _methods(before.servers.get(vertex.name, ()))
+    seconds = _seconds(before, now)
+    methods = {
+        name: _method(known[name], earlier.get(name), seconds) for name in sorted(known)
+    }
+    busiest = max(
+        methods.values(), key=lambda m: (m.calls_per_s, m.calls), default=None
+    )
+    return WorkerSample(
+        name=vertex.name,
+        label=vertex.label,
+        kind=vertex.kind,
+        text=vertex.text,
+        state=noted.phase,
+        outcome=noted.outcome,
+        restarts=noted.restarts,
+        since_s=noted.since_s,
+        error=noted.error,
+        answers=None if not servers else all(s is not None for s in servers),
+        made_per_s=made_per_s,
+        calls_per_s=sum(method.calls_per_s for method in methods.values()),
+        bytes_per_s=sum(method.bytes_per_s for method in methods.values()),
+        p50_s=0.0 if busiest is None else busiest.p50_s,
+        p99_s=0.0 if busiest is None else busiest.p99_s,
+        queued=sum(method.queued for method in methods.values()),
+        running=sum(method.running for method in methods.values()),
+        methods=methods,
+    )
+
+
+def _methods(
+    servers: Iterable[ServerStatistics | None],
+) -> dict[str, MethodStatistics]:
+    """Return the methods of a worker, which may have several servers."""
+    found: dict[str, MethodStatistics] = {}
+    for number, server in enumerate(servers):
+        for name, method in {} if server is None else server.methods.items():
+            found[name if name not in found else f"{name} ({number})"] = method
+    return found
+
+
+def _method(
+    now: MethodStatistics, before: MethodStatistics | None, seconds: float
+) -> MethodSample:
+    total = now.bytes_in + now.bytes_out
+    was = 0 if before is None else before.bytes_in + before.bytes_out
+    return MethodSample(
+        calls=now.calls,
+        errors=now.errors,
+        calls_per_s=_rate(now.calls, 0 if before is None else before.calls, seconds),
+        bytes_per_s=_rate(total, was, seconds),
+        p50_s=now.p50_s,
+        p99_s=now.p99_s,
+        queued=now.queued,
+        running=now.running,
+    )
+
+
+def _edge(source: str, target: str, before: Counts | None, now: Counts) -> EdgeSample:
+    calls, total = _traffic(now, source, target)
+    calls_before, was = _traffic(before, source, target)
+    seconds = _seconds(before, now)
+    return EdgeSample(
+        source=source,
+        target=target,
+        calls=calls,
+        calls_per_s=_rate(calls, calls_before, seconds),
+        bytes_per_s=_rate(total, was, seconds),
+    )
+
+
+def _traffic(counts: Counts | None, source: str, target: str) -> tuple[int, int]:
+    """Return calls and bytes, so far."""
+    servers = () if counts is None else counts.servers.get(target, ())
+    met = [s.callers[source] for s in servers if s is not None and source in s.callers]
+    return sum(c.calls for c in met), sum(c.bytes_in + c.bytes_out for c in met)
+
+
+def _seconds(before: Counts | None, now: Counts) -> float:
+    return 0.0 if before is None else now.at_s - before.at_s
+
+
+def _rate(now: int, before: int, seconds: float) -> float:
+    """Return the growth of a count; one that shrank is of a server started anew."""
+    if seconds <= 0:
+        return 0.0
+    return (now - before if now >= before else now) / seconds

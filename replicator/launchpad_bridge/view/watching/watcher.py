@@ -1,0 +1,157 @@
+"""Look at one run, again and again: from its own process, or another of its user.
+
+States are read from the run's journal; calls are asked of the servers themselves, each
+through a client that proves, by the secret in the run's folder, that it belongs. So
+looking costs the program an answer of each server, and not looking costs nothing.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self, final
+
+from replicator.errors import LaunchError, RpcError
+from replicator.launchpad_bridge.view.watching.found_runs import describe_run
+from replicator.launchpad_bridge.view.watching.journal import JournalReader, RunNote
+from replicator.launchpad_bridge.view.watching.samples import (
+    Counts,
+    Snapshot,
+    edges_of,
+    graph_of_description,
+    workers_of,
+)
+from replicator.rpc.call_statistics import ServerStatistics
+from replicator.rpc.client.client import Client, statistics
+
+_ASK_TIMEOUT_S = 1.0
+_ASKED_AT_ONCE = 4
+_SOCKET = "unix:"
+
+
+@final
+class Watcher:
+    """Takes samples of a run. Connects at the first; `rest` disconnects again.
+
+    Attributes:
+      graph: Of the program.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Get to know the program of a run.
+
+        Args:
+          folder: Of the run.
+
+        Raises:
+          LaunchError: No run of this user has it, or it has ended.
+        """
+        try:
+            described = describe_run(folder)
+        except (OSError, ValueError) as error:
+            raise LaunchError(
+                f"`folder` must be that of a program that runs, got {str(folder)!r} "
+                f"({error}). It may have ended."
+            ) from error
+        self.graph = graph_of_description(described)
+        self._folder = folder
+        self._run_id = described["run_id"]
+        self._pid = described["pid"]
+        self._journal: JournalReader | None = None
+        self._addresses = {
+            worker["name"]: [_socket_of(a) for a in worker["addresses"]]
+            for worker in described["workers"]
+        }
+        self._clients: dict[str, Client] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._before: Counts | None = None
+
+    def note(self) -> RunNote:
+        """Return what the run has noted; asks no server."""
+        if self._journal is None:
+            try:
+                self._journal = JournalReader(self._folder)
+            except FileNotFoundError:
+                is_over = not self._folder.exists()
+                return RunNote(phase="ended" if is_over else "starting")
+        return self._journal.read()
+
+    def sample(self) -> Snapshot:
+        """Return how the program is; rates are those since the last sample."""
+        note = self.note()
+        now = self._ask(note)
+        before, self._before = self._before, now
+        return Snapshot(
+            program=self.graph.program,
+            run_id=self._run_id,
+            pid=self._pid,
+            at_s=time.time(),
+            phase=note.phase,
+            failure=note.failure,
+            stopped_by=note.stopped_by,
+            workers=workers_of(self.graph, note, before, now),
+            edges=edges_of(self.graph, before, now),
+        )
+
+    def rest(self) -> None:
+        """Disconnect until the next sample."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self._before = None
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self.rest()
+        if self._journal is not None:
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, note: RunNote) -> Counts:
+        """Ask the servers of all workers that run."""
+        asked = [
+            (name, address)
+            for name, addresses in self._addresses.items()
+            for address in addresses
+        ]
+        runs = {n for n, worker in note.workers.items() if worker.phase == "running"}
+        answers = self._answers(
+            [address if name in runs else "" for name, address in asked]
+        )
+        servers: dict[str, list[ServerStatistics | None]] = {}
+        for (name, _), answer in zip(asked, answers, strict=True):
+            servers.setdefault(name, []).append(answer)
+        return Counts(at_s=time.monotonic(), servers=servers)
+
+    def _answers(self, addresses: Sequence[str]) -> list[ServerStatistics | None]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "replicator look")
+        return list(self._pool.map(self._answer, addresses))
+
+    def _answer(self, address: str) -> ServerStatistics | None:
+        """Return what a server says; None if it does not, or not in time."""
+        if not address:
+            return None
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = Client(
+                address, timeout_s=_ASK_TIMEOUT_S, wait_for_ready=False
+            )
+        try:
+            return statistics(client)
+        except (RpcError, OSError):
+            return None
+
+
+def _socket_of(planned: str) -> str:
+    """Return the part of an address that other processes of this host reach."""
+    parts = [part for part in planned.split(",") if part.startswith(_SOCKET)]
+    return parts[0] if parts else ""

@@ -1,0 +1,101 @@
+"""Ctrl-C once is graceful, twice immediate, and neither leaves anything."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+import replicator.launchpad_bridge as lp
+from replicator.launchpad_bridge.running import interrupts
+from tests.launchpad_bridge.programs import program_of
+from tests.launchpad_bridge.scripts import LIMIT_S, start
+
+GRACEFUL = """
+def work():
+    print("ready", flush=True)
+    lp.wait_for_stop()
+    print("stopped", flush=True)
+run = lp.launch(program_of(lp.PyNode(work)){options})
+"""
+DEAF = """
+def work():
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.01)
+run = lp.launch(program_of(lp.PyNode(work)){options})
+"""
+
+
+def interrupted(body, *signums, launch_type="threads"):
+    """Start a script, send signals once its node is ready; say how it ended."""
+    options = f", launch_type={launch_type!r}"
+    with start(body.replace("{options}", options)) as process:
+        try:
+            next(line for line in process.stdout if "ready" in line)
+            started_s = time.monotonic()
+            for signum in signums:
+                process.send_signal(signum)
+                time.sleep(0.5)
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        return process.returncode, out, err, time.monotonic() - started_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch_type", ["threads", "processes"])
+@pytest.mark.parametrize("end", ["run.wait()", "", "time.sleep(100)"])
+def test_ctrl_c_stops_nodes_gracefully_wherever_the_script_is(end, launch_type):
+    status, out, err, seconds = interrupted(
+        GRACEFUL + end, signal.SIGINT, launch_type=launch_type
+    )
+    # Python ends by the signal itself where KeyboardInterrupt was raised.
+    assert status in (-signal.SIGINT, 128 + signal.SIGINT), err
+    assert "stopped" in out
+    assert seconds < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch_type", ["threads", "processes"])
+@pytest.mark.parametrize("end", ["run.wait()", ""])
+def test_ctrl_c_twice_ends_nodes_that_do_not_stop(end, launch_type):
+    signums = [signal.SIGINT, signal.SIGINT]
+    status, _, err, seconds = interrupted(DEAF + end, *signums, launch_type=launch_type)
+    assert status in (-signal.SIGINT, 128 + signal.SIGINT), err
+    assert seconds < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("end", ["run.wait()", "", "time.sleep(100)"])
+def test_other_signals_stop_nodes_gracefully_and_say_so_in_the_status(end, signum):
+    status, out, err, _ = interrupted(GRACEFUL + end, signum)
+    assert status == 128 + signum, err
+    assert "stopped" in out
+
+
+@pytest.mark.slow
+def test_a_storm_of_signals_ends_the_script_in_time():
+    signums = [signal.SIGINT] * 3 + [signal.SIGTERM] * 3
+    status, _, _, seconds = interrupted(DEAF + "run.wait()", *signums)
+    assert status != 0
+    assert seconds < 8
+
+
+def test_signals_are_given_back_when_no_run_is_left():
+    before = signal.getsignal(signal.SIGINT)
+    with lp.launch(program_of(lp.PyNode(lp.wait_for_stop, 20))):
+        assert signal.getsignal(signal.SIGINT) is interrupts._handle
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_in_wait_is_raised_once_all_has_stopped():
+    run = lp.launch(program_of(lp.PyNode(lp.wait_for_stop, 20)))
+    main = threading.main_thread().ident
+    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(20)
+    assert run.is_over
+    run.wait(20)
+    assert signal.getsignal(signal.SIGINT) is not interrupts._handle

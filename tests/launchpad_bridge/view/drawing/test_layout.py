@@ -1,0 +1,100 @@
+import itertools
+
+import pytest
+
+from replicator.launchpad_bridge.graph import graph_of
+from replicator.launchpad_bridge.view.drawing.layout import lay_out
+from tests.launchpad_bridge.view.drawing.programs_to_draw import SHAPES, rows, training
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
+def layout(request):
+    return lay_out(graph_of(request.param()))
+
+
+def overlap(a, b):
+    return (
+        a.x < b.x + b.width
+        and b.x < a.x + a.width
+        and a.y < b.y + b.height
+        and b.y < a.y + a.height
+    )
+
+
+def is_inside(inner, outer):
+    return (
+        inner.x >= outer.x
+        and inner.y >= outer.y
+        and inner.x + inner.width <= outer.x + outer.width
+        and inner.y + inner.height <= outer.y + outer.height
+    )
+
+
+def test_every_worker_stands_once_and_no_two_overlap(layout):
+    names = [worker.vertex.name for worker in layout.workers]
+    assert sorted(names) == sorted(vertex.name for vertex in layout.graph.vertices)
+    for one, other in itertools.combinations(layout.workers, 2):
+        assert not overlap(one.box, other.box), (one.vertex.name, other.vertex.name)
+
+
+def test_a_group_holds_its_own_workers_and_nobody_else(layout):
+    for group in layout.groups:
+        for worker in layout.workers:
+            if worker.vertex.label == group.label:
+                assert is_inside(worker.box, group.box)
+            else:
+                assert not overlap(worker.box, group.box)
+    for one, other in itertools.combinations(layout.groups, 2):
+        assert not overlap(one.box, other.box)
+
+
+def test_all_is_within_the_picture(layout):
+    for thing in [*layout.workers, *layout.groups]:
+        box = thing.box
+        assert box.x >= 0
+        assert box.y >= 0
+        assert box.right <= layout.width
+        assert box.y + box.height <= layout.height
+
+
+def test_arrows_stand_for_all_edges_each_once(layout):
+    drawn = [str(edge) for arrow, _ in layout.arrows for edge in arrow.edges]
+    assert sorted(drawn) == sorted(map(str, layout.graph.edges))
+
+
+def told(program):
+    layout = lay_out(graph_of(program))
+    return [
+        (
+            arrow.source.name or [arrow.source.label],
+            arrow.target.name or [arrow.target.label],
+        )
+        for arrow, _ in layout.arrows
+    ]
+
+
+def test_handles_of_a_whole_group_are_one_arrow():
+    assert told(training()) == [
+        ("learner", "replay"),
+        (["actors"], "replay"),
+        (["actors"], "learner"),
+        ("evaluator", "learner"),
+    ]
+
+
+def test_single_handles_are_an_arrow_each():
+    single = [(f"workers/{i}", f"shards/{i}") for i in range(5)]
+    assert told(rows()) == [*single, (["readers"], ["shards"])]
+
+
+def test_callers_stand_left_of_those_they_call():
+    layout = lay_out(graph_of(training()))
+    x = {worker.vertex.name: worker.box.x for worker in layout.workers}
+    assert x["actors/0"] < x["learner"] < x["replay"]
+    assert x["evaluator"] < x["learner"]
+
+
+def test_notes_have_room_of_their_own():
+    tight, roomy = (lay_out(graph_of(training()), note_lines=n) for n in (0, 2))
+    for before, after in zip(tight.workers, roomy.workers, strict=True):
+        assert after.box.height == before.box.height + 30
