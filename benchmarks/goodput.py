@@ -5,10 +5,10 @@ with a save every 1.5 s: Young's choice (CACM 17(9), 1974), the root of twice wh
 save holds the loop (20 ms) times the time between kills (60 s). It is killed by SIGKILL
 so long after its start, and started again at once; the last one is asked to end. Useful
 are the seconds of steps that were kept, as the run's own journal tells
-(`replicator.monitoring.goodput`); they are divided by the time of the machine's clock from the
-first `exec` to the end of the last process, imports of the first and the last seconds
-of each included. The compilation cache is warm: before all that, another run of the
-same program makes ten steps.
+(`replicator.monitoring.goodput`); they are divided by the time of the machine's clock
+from the first `exec` to the end of the last process, imports of the first and the last
+seconds of each included. The compilation cache is warm: before all that, another run
+of the same program makes ten steps.
 
 Beside it stands `by_pace`, which asks no journal: the steps kept, times the seconds of
 a step in a run that saves nothing and that nobody kills, through the same time. So it

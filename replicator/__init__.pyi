@@ -5,11 +5,10 @@ from . import (
     compat,
     distributed,
     errors,
-    exit_codes,
     hooks,
     testing,
-    writers,
 )
+from .base.host import exit_codes
 from .base.host.fake_devices import fake_devices
 from .base.per_replica import PerReplica
 from .collectives.all_gather import all_gather
@@ -36,6 +35,7 @@ from .engine.step.optimizer import scale_loss, wrap_optimizer
 from .engine.step.optimizer_state import OptimizerState
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
+from .monitoring import writers
 from .replicator import Replicator, run
 from .training.best_metric import BestSoFar, Follow
 from .training.evaluate_hook import EvaluateEvery

@@ -18,7 +18,7 @@ from replicator.errors import (
     check_whole,
 )
 from replicator.monitoring.display import Display
-from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phase
 from replicator.monitoring.progress import ProgressNumbers
 from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
@@ -56,7 +56,7 @@ class StateEvent(StepEvent):
 
     read_state: Callable[[], PyTree]
     position: Any = None
-    in_flight: InFlight | None = None
+    in_flight: PendingMetrics | None = None
     require_finite: Callable[[], None] = lambda: None
 
     @property

@@ -15,43 +15,25 @@ import replicator
 
 ROOT = Path(__file__).parents[1]
 
-# design.md §4, from the ground up. A room may import from its own floor and from those
-# below; a folder is one room.
-FLOORS = {
-    "ground": """
-        version errors paths protocols clock trees flat_tree global_norm
-        mesh fake_devices compilation_cache source_lines dataflow strict_json progress
-        display writers run_record run_ahead phases events stacks goodput peak_flops
-        device_memory exit_codes distributed launch descriptors plain_text
-        port_owner
-        agreed_time same_everywhere in_flight closing to_host collection_pause
-        eager_calls donation lookup_notes not_sent
-    """,
-    "kitchen": "collectives per_replica state inputs rpc",
-    "library": """
-        metrics ordered_bits proof marks shared_noise nnx averages loss_scale
-        optimizer_state checkpoint gradients gradient_sums
-        metric_totals exact_metrics metric_rows blocks best_so_far
-        memory_errors program_cost run_numbers padding
-    """,
-    "stairs": """
-        optimizer collecting counters tail accumulate steps program
-        compiled_step debug_step
-        hooks finite_check loop evaluate evaluate_every predict lifting
-        watchdog stop_agreement preemption guards phase_journal profiler compile_notes
-        saving records own_loops dispatched_call
-        bad_numbers postmortem auto_microbatch
-    """,
-    "hall": "replicator testing training attempts compat",
-    "wing": "launchpad_bridge",
-    "roof": "cli report",
-    "top": "__init__",
-}
+# docs/design.md, from the ground up. A folder may import from its own floor and from
+# those below.
+FLOORS = [
+    "version errors",
+    "base",
+    "collectives rpc distributed monitoring",
+    "inputs",
+    "engine nnx",
+    "checkpoint",
+    "training hooks",
+    "replicator launchpad_bridge testing",
+    "cli compat",
+    "__init__",
+]
 FLOOR_OF = {
-    room: number
-    for number, rooms in enumerate(FLOORS.values())
-    for room in rooms.split()
+    room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()
 }
+ROOT_MODULES = {"__init__", "errors", "version", "replicator", "nnx", "hooks"}
+LARGEST_FOLDER = 14
 # Within a floor: these may not know each other's business.
 FORBIDDEN = [
     ("replicator.collectives", "replicator.inputs"),
@@ -135,6 +117,19 @@ def test_imports_go_down_only(path):
     for module in imports(path):
         if is_within(module, "replicator") and module != "replicator":
             assert FLOOR_OF[room(module)] <= own, f"{path} imports {module}, above it"
+
+
+def test_no_other_module_lies_in_the_root():
+    assert {path.stem for path in (ROOT / "replicator").glob("*.py")} == ROOT_MODULES
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in PACKAGE}), ids=relative
+)
+def test_a_folder_is_small_and_begins_with_its_sentence(folder):
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert len(modules) <= LARGEST_FOLDER
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)

@@ -1,0 +1,1 @@
+"""What all others stand on: types, trees, the mesh, declared leaves."""

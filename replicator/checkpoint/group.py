@@ -1,4 +1,4 @@
-"""Let the processes of a program save and restore as one: the first writes for all.
+"""Let processes save and restore as one, by exchange: the first writes for all.
 
 What is equal everywhere is written by process 0, the chief. Of a leaf that is cut over
 replicas each process holds some rows: the others write theirs beside the checkpoint,

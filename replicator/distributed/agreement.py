@@ -1,4 +1,4 @@
-"""Let all processes of a run tell each other a small value, and agree.
+"""Exchange a small value among all processes of a run, and agree: with a barrier.
 
 Host-side only, over the coordination service's key-value store: nothing is compiled and
 no device waits. Each process stores its value, waits at a barrier, and reads all. The

@@ -1,4 +1,4 @@
-"""A board on which each process pins what it last said; nobody waits for anybody.
+"""The board: each process pins what it last said, and nobody waits for anybody.
 
 For threads that look every so often: whether another process hangs, or wants to stop.
 What has to be agreed on, with a wait, is `agreement.exchange`.

@@ -1,4 +1,4 @@
-"""Refuse early what would differ between the processes of one program.
+"""Refuse early, by one exchange, what would differ between the processes of a run.
 
 Every process must run the same steps on the same state. One that does not would hang
 the others in a collective, or quietly train another model: so they compare, once.

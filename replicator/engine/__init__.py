@@ -1,0 +1,1 @@
+"""Lift what one replica does onto many devices: trace, prove, compile, call."""

@@ -41,8 +41,8 @@ from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
     joined_metrics,
-    make_program,
     raise_error,
+    shard_step,
 )
 from replicator.engine.step.donation import Alike, Donation
 from replicator.engine.step.microbatch_sums import KeyedStep
@@ -89,7 +89,7 @@ class CompiledStep:
         self._mesh = mesh
         self._options = options
         self._phases = phases or Phases()
-        self._program = make_program(update, mesh, options)
+        self._program = shard_step(update, mesh, options)
         self._programs: dict[tuple, _Executable] = {}
         # The program that served such a batch last: no look at the state for each call.
         self._by_batch: dict[tuple, _Executable] = {}

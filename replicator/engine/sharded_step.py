@@ -71,7 +71,7 @@ class Outputs(NamedTuple):
     token: Any  # an array, there when the program is done, and donated to nobody
 
 
-def make_program(update: KeyedStep, mesh: Mesh, options: CompileOptions):
+def shard_step(update: KeyedStep, mesh: Mesh, options: CompileOptions):
     """Return the jitted program over the whole mesh; it takes over the state.
 
     Args:

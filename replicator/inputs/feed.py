@@ -24,7 +24,7 @@ from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK, HostBatch, full_mask
 from replicator.inputs.rounds import host_batches
-from replicator.inputs.synchronized_reads import in_step_over
+from replicator.inputs.synchronized_reads import read_sync_over
 
 
 def open_input(
@@ -105,7 +105,7 @@ def _placed_batches(
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),
-        in_step=in_step_over(mesh, num_pipelines=count, once=once),
+        in_step=read_sync_over(mesh, num_pipelines=count, once=once),
     )
     place = _Place(mesh, options, whole=count == 1)
     with contextlib.closing(batches):

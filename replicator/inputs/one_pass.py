@@ -31,7 +31,7 @@ from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK
 from replicator.inputs.rounds import host_batches
-from replicator.inputs.synchronized_reads import in_step_over
+from replicator.inputs.synchronized_reads import read_sync_over
 
 BATCH = "batch"
 
@@ -129,7 +129,7 @@ def _placed(
         sources,
         replicas=mesh.size if whole else len(mesh.local_devices),
         options=options,
-        in_step=in_step_over(mesh, num_pipelines=num_pipelines, once=False),
+        in_step=read_sync_over(mesh, num_pipelines=num_pipelines, once=False),
     )
     placement = Placement(mesh, 1, 1, whole=whole)
     with contextlib.closing(batches):

@@ -26,7 +26,7 @@ from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, start_at, tell
 from replicator.inputs.remainder import HostBatch, join_turn
-from replicator.inputs.synchronized_reads import InStep, Read, Turn, by_itself
+from replicator.inputs.synchronized_reads import Read, ReadSync, Turn, by_itself
 
 _END: Any = object()
 
@@ -37,7 +37,7 @@ def host_batches(
     replicas: int,
     options: InputOptions,
     start: Position | None = None,
-    in_step: InStep | None = None,
+    in_step: ReadSync | None = None,
 ) -> Generator[HostBatch, None, None]:
     """Yield full-size batches until the sources, or the asked-for epochs, end.
 
@@ -99,7 +99,7 @@ class _Reader:
         replicas: int,
         options: InputOptions,
         start: Position | None,
-        in_step: InStep | None,
+        in_step: ReadSync | None,
     ):
         self.position = start or Position()
         self._read_before = self.position.batches  # what is ahead of the position, too

@@ -37,7 +37,7 @@ class IndexedBatches(Protocol[Batch_co]):
     def close(self) -> None: ...  # noqa: D102
 
 
-class NotedBatches(Generic[Batch]):
+class SkippedBatches(Generic[Batch]):
     """An iterator of batches without those left out.
 
     Args:

@@ -1,4 +1,4 @@
-"""Let the pipelines of all processes go in step, batch by batch, to one common end.
+"""Let the pipelines of all processes read in step, by exchange, to one common end.
 
 Every process must dispatch the same steps, so none may use a batch before it is known
 that each has one. They tell each other how many they have read, a window at a time, in
@@ -74,7 +74,7 @@ def by_itself(reads: Iterator[Read]) -> Generator[Turn, None, None]:
         yield Turn(read=read, examples=read.examples, full=full)
 
 
-class InStep:
+class ReadSync:
     """Takes turns with the other processes of a mesh; one object for an input.
 
     All processes open the same inputs in the same order.
@@ -206,11 +206,11 @@ class InStep:
             raise
 
 
-def in_step_over(mesh: Mesh, *, num_pipelines: int, once: bool) -> InStep | None:
+def read_sync_over(mesh: Mesh, *, num_pipelines: int, once: bool) -> ReadSync | None:
     """Return what keeps the processes of a mesh in step; None if it has only one."""
     if not spans_processes(mesh):
         return None
-    return InStep(num_pipelines=num_pipelines, once=once)
+    return ReadSync(num_pipelines=num_pipelines, once=once)
 
 
 def _refuse_odd(said: list[dict], field: str, must: str) -> None:

@@ -48,7 +48,7 @@ class Driver:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: states.Patience,
+        patience: states.GracePeriods,
         tell: Callable[[], None],
     ) -> None:
         """Make ready; nothing starts before `open`.

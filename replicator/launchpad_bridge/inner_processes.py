@@ -28,7 +28,7 @@ from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.running.node_context import RunningContext
 from replicator.launchpad_bridge.running.node_run import NodeRun
 from replicator.launchpad_bridge.running.results import Unsendable
-from replicator.launchpad_bridge.supervision.states import Patience
+from replicator.launchpad_bridge.supervision.states import GracePeriods
 from replicator.launchpad_bridge.supervision.supervisor import describe
 
 _STOP_GRACE_S = 5.0
@@ -67,7 +67,7 @@ def _run(
     driver = Driver(
         plan,
         _Forwarding(context),
-        patience=Patience(stop_grace_s=_STOP_GRACE_S),
+        patience=GracePeriods(stop_grace_s=_STOP_GRACE_S),
         tell=lambda: over.put(None),
     )
     error = driver.open()

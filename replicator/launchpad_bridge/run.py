@@ -24,7 +24,7 @@ from replicator.launchpad_bridge.running.results import Results
 from replicator.launchpad_bridge.running.stopping import call_process_handlers
 from replicator.launchpad_bridge.supervision.states import (
     Finish,
-    Patience,
+    GracePeriods,
     WorkerState,
 )
 from replicator.launchpad_bridge.supervision.supervisor import describe
@@ -48,7 +48,7 @@ class Run:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: Patience,
+        patience: GracePeriods,
         close: Callable[[bool], None],
         test_frame: FrameType | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ MOST_NUMBERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class InFlight:
+class PendingMetrics:
     """The metrics of the last call, on their way to the hooks.
 
     Attributes:
@@ -63,9 +63,9 @@ class InFlight:
         return {"steps": self.steps, "stacked": self.stacked, "leaves": leaves}
 
 
-def in_flight_from_json(value: Mapping[str, Any], *, position: Any) -> InFlight:
+def in_flight_from_json(value: Mapping[str, Any], *, position: Any) -> PendingMetrics:
     """Return what `as_json` wrote; the metrics as nested dicts."""
-    return InFlight(
+    return PendingMetrics(
         steps=value["steps"],
         stacked=value["stacked"],
         metrics=_nested(value["leaves"]),

@@ -1,0 +1,1 @@
+"""One run, opening to end: where steps meet the clock, the disk and signals."""

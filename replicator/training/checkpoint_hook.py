@@ -23,7 +23,7 @@ from replicator.errors import ArgumentError, check_count, check_kind
 from replicator.hooks import Every, Hook, MetricsEvent, StateEvent, every
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.pending_metrics import (
-    InFlight,
+    PendingMetrics,
     in_flight_from_json,
     result_as_json,
     result_from_json,
@@ -102,7 +102,7 @@ class Resumed:
 
     state: RunState
     position: Position
-    in_flight: InFlight | None = None
+    in_flight: PendingMetrics | None = None
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
@@ -239,7 +239,7 @@ class SaveCheckpoints(Hook):
     def _is_of_evaluation(self) -> bool:
         return self._rank_by is not None and self._rank_by.startswith("eval/")
 
-    def _late(self, in_flight: InFlight | None) -> Callable[[], dict[str, Any]]:
+    def _late(self, in_flight: PendingMetrics | None) -> Callable[[], dict[str, Any]]:
         """Return what to wait for before the checkpoint counts."""
 
         def wait() -> dict[str, Any]:

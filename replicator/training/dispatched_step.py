@@ -10,7 +10,7 @@ import jax
 from replicator.base.to_host import to_host
 from replicator.base.types import PyTree
 from replicator.hooks import MetricsEvent, StateEvent
-from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import ProgressNumbers
 
@@ -68,7 +68,9 @@ class DispatchedCall:
         look: Callable[[], None],
     ) -> StateEvent:
         """Return what hooks learn of its state; `look` checks all metrics so far."""
-        late = InFlight(steps=self.steps, stacked=self.stacked, metrics=self.metrics)
+        late = PendingMetrics(
+            steps=self.steps, stacked=self.stacked, metrics=self.metrics
+        )
         return StateEvent(
             step=self.last_step,
             advanced=self.steps,

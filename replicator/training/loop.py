@@ -22,7 +22,7 @@ from replicator.base.types import PyTree
 from replicator.engine.run_ahead import is_under_way
 from replicator.errors import ArgumentError, BatchError
 from replicator.hooks import Hook, StateEvent
-from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers, first_numbers
 from replicator.training.best_metric import BestSoFar
@@ -166,7 +166,7 @@ def run_loop(
     plan: LoopPlan,
     hooks: Sequence[Hook] = (),
     phases: Phases | None = None,
-    in_flight: InFlight | None = None,
+    in_flight: PendingMetrics | None = None,
     agreed_time: AgreedTime | None = None,
     tell: Callable[[BadNumber], None] | None = None,
 ) -> LoopResult:
@@ -220,7 +220,7 @@ class _Run:
         plan: LoopPlan,
         hooks: Sequence[Hook],
         phases: Phases,
-        in_flight: InFlight | None,
+        in_flight: PendingMetrics | None,
         agreed_time: AgreedTime | None,
         tell: Callable[[BadNumber], None] | None,
     ):

@@ -46,7 +46,7 @@ from replicator.training.guards import guarded
 from replicator.training.loop import LoopPlan, LoopResult, Step, run_loop
 from replicator.training.nonfinite.rollback import Recovery
 from replicator.training.postmortem.examine import (
-    Blamed,
+    RecordsFailure,
     Reopened,
     examine,
     is_met_by_all,
@@ -135,7 +135,7 @@ class Attempts:
         alike = spans_processes(training.mesh) and jax.process_index() > 0
         self._tell_alike = teller(None if alike else training.events)
         self._recovery = training.recovery
-        self._step = Blamed(training.step)
+        self._step = RecordsFailure(training.step)
         goes_back = training.recovery.policy.goes_back
         self._first_states = hook_states(training.hooks) if goes_back else []
 

@@ -16,7 +16,7 @@ from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.training.closing import closed_at_the_end
 from replicator.training.loop import LoopResult
-from replicator.training.nonfinite.rollback import go_on_anew
+from replicator.training.nonfinite.rollback import retry_after_rollback
 from replicator.training.open_run import Attempts, Training, teller
 from replicator.training.reports.records import alone_in
 
@@ -51,7 +51,7 @@ def train(training: Training) -> LoopResult:
         _told(events, training.phases),
         attempts.examined(),
     ):
-        return go_on_anew(attempts.run, attempts.discard_after)
+        return retry_after_rollback(attempts.run, attempts.discard_after)
 
 
 def _require_way_back(training: Training) -> None:

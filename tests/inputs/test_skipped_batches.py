@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replicator.errors import ArgumentError
-from replicator.inputs.skipped_batches import NotedBatches, require_rereadable
+from replicator.inputs.skipped_batches import SkippedBatches, require_rereadable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Input:
 
 def noted(*indices, steps=1, start_step=0, **options):
     batches = [Batch(index, steps) for index in indices]
-    return NotedBatches(Input(*batches), start_step=start_step, **options)
+    return SkippedBatches(Input(*batches), start_step=start_step, **options)
 
 
 def test_a_batch_is_left_out_by_its_index():
@@ -61,7 +61,7 @@ def test_the_newest_batches_are_held_and_no_others():
 
 def test_it_closes_and_tells_the_stall_of_the_input():
     source = Input()
-    batches = NotedBatches(source, start_step=0)
+    batches = SkippedBatches(source, start_step=0)
     batches.close()
     assert source.closed
     assert batches.stall_s == 1.5

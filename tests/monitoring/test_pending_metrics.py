@@ -7,7 +7,7 @@ import pytest
 
 from replicator.monitoring.pending_metrics import (
     MOST_NUMBERS,
-    InFlight,
+    PendingMetrics,
     in_flight_from_json,
 )
 
@@ -25,7 +25,7 @@ def read_again(flight):
 
 
 def test_numbers_keep_their_dtypes():
-    found = read_again(InFlight(steps=2, stacked=True, metrics=METRICS))
+    found = read_again(PendingMetrics(steps=2, stacked=True, metrics=METRICS))
     for name, value in METRICS.items():
         np.testing.assert_array_equal(found[name], value)
         assert found[name].dtype == value.dtype
@@ -39,6 +39,6 @@ def test_rows_of_a_large_batch_are_left_out(steps, stacked):
         "kept": np.zeros((*first, MOST_NUMBERS)),
         "rows": np.zeros((*first, MOST_NUMBERS + 1)),
     }
-    flight = InFlight(steps=steps, stacked=stacked, metrics=metrics)
+    flight = PendingMetrics(steps=steps, stacked=stacked, metrics=metrics)
     assert set(read_again(flight)) == {"loss", "kept"}
     assert flight.names() == ("loss",)

@@ -24,7 +24,7 @@ from tests.multiprocess.worker_processes import (
 
 ray = pytest.importorskip("ray")
 
-from replicator.launchpad_bridge.launchers.on_ray import ray_session
+from replicator.launchpad_bridge.launchers.on_ray import ray_session  # noqa: E402
 from replicator.launchpad_bridge.launchers.on_ray.ray_cluster import Ray  # noqa: E402
 
 pytestmark = pytest.mark.slow

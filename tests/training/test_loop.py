@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from replicator.base.mesh import replicated, split_over_replicas
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
-from replicator.monitoring.pending_metrics import InFlight
+from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.writers import JSONL, Async
 from replicator.training.loop import LoopPlan
@@ -393,7 +393,9 @@ def test_what_was_in_flight_is_shown_with_the_time_of_all_processes(step, state,
         batches_of(mesh, 1, 2),
         plan=LoopPlan(steps=7, start_step=5),
         hooks=[note],
-        in_flight=InFlight(steps=1, stacked=False, metrics={"loss": np.float32(1)}),
+        in_flight=PendingMetrics(
+            steps=1, stacked=False, metrics={"loss": np.float32(1)}
+        ),
         agreed_time=TimeOfAll(),
     )
     assert times == [1.0, 1.0, 1.0]

@@ -20,7 +20,7 @@ from replicator.errors import BatchError
 from replicator.hooks import Hook, StateCallback, StepEvent, every
 from replicator.inputs.position import position_from_json
 from replicator.monitoring.pending_metrics import (
-    InFlight,
+    PendingMetrics,
     in_flight_from_json,
     result_as_json,
     result_from_json,
@@ -341,7 +341,7 @@ METRICS = {
 
 @pytest.mark.parametrize("metrics", [METRICS, np.float32(0.3), {}])
 def test_metrics_in_flight_survive_json(metrics):
-    saved = InFlight(steps=1, stacked=False, metrics=metrics).as_json()
+    saved = PendingMetrics(steps=1, stacked=False, metrics=metrics).as_json()
     found = in_flight_from_json(json.loads(json.dumps(saved)), position=None)
     assert_same_bits(found.metrics, metrics)
     kinds = [jax.tree.map(lambda x: x.dtype, tree) for tree in (found.metrics, metrics)]
@@ -350,7 +350,7 @@ def test_metrics_in_flight_survive_json(metrics):
 
 def test_images_among_metrics_are_not_kept():
     metrics = {"loss": np.zeros(3), "image": np.zeros((3, 8, 8))}
-    saved = InFlight(steps=3, stacked=True, metrics=metrics).as_json()
+    saved = PendingMetrics(steps=3, stacked=True, metrics=metrics).as_json()
     found = in_flight_from_json(saved, position=None)
     assert list(found.metrics) == ["loss"]
 

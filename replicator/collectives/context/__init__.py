@@ -1,0 +1,1 @@
+"""Where a traced step is: axis, replica, microbatch, update; keys for these."""

@@ -13,7 +13,7 @@ from replicator.compat.jaxline.experiment import AbstractExperiment
 from replicator.compat.jaxline.state import give_state, take_state
 from replicator.errors import CheckpointMismatchError
 from replicator.hooks import Every, Hook, StateEvent
-from replicator.monitoring.pending_metrics import InFlight, in_flight_from_json
+from replicator.monitoring.pending_metrics import PendingMetrics, in_flight_from_json
 from replicator.monitoring.phases import Phase
 from replicator.monitoring.writers.writer import Writer
 
@@ -38,7 +38,7 @@ class Progress:
     rng: Key
     step: int
     shown_steps: int = 0
-    in_flight: InFlight | None = None
+    in_flight: PendingMetrics | None = None
     reports: Sequence[Hook] = ()
     writer: Writer | None = None
 
@@ -98,7 +98,7 @@ class Saves(Hook):
         """Wait for a save in flight, and give the directory back."""
         self._store.close()
 
-    def _snapshot(self, in_flight: InFlight | None) -> Snapshot:
+    def _snapshot(self, in_flight: PendingMetrics | None) -> Snapshot:
         structures, arrays = take_state(self._progress.experiment)
         return Snapshot(
             step=self._progress.step,
@@ -110,7 +110,7 @@ class Saves(Hook):
             late=self._late(in_flight),
         )
 
-    def _late(self, in_flight: InFlight | None) -> Callable[[], dict[str, Any]]:
+    def _late(self, in_flight: PendingMetrics | None) -> Callable[[], dict[str, Any]]:
         reports = self._progress.reports
 
         def wait() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from replicator.distributed.processes import guard
 from replicator.distributed.processes.memory_kills import count_memory_kills
 from replicator.distributed.processes.output import LabelledLines
-from replicator.distributed.processes.own_session import terminal_held
+from replicator.distributed.processes.own_session import terminal_signals_blocked
 
 
 class Member:
@@ -45,7 +45,7 @@ class Member:
         out_from, out_to = os.pipe()
         err_from, err_to = os.pipe()
         try:
-            with terminal_held():
+            with terminal_signals_blocked():
                 self._process = subprocess.Popen(
                     [*program, str(guarded), str(os.getpid()), str(folder), *command],
                     env=dict(environ),

@@ -20,11 +20,11 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def terminal_held() -> Iterator[None]:
+def terminal_signals_blocked() -> Iterator[None]:
     """Block a terminal's signals in this thread, and in what it starts meanwhile.
 
     What is started has to unblock them: `guard.py` and `lifeline.py` do, any other
-    command through `that_forgets`.
+    command through `in_new_session`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
@@ -33,7 +33,7 @@ def terminal_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def that_forgets(command: Sequence[str]) -> list[str]:
+def in_new_session(command: Sequence[str]) -> list[str]:
     """Return a command that forgets the signals of the gap, then runs this one."""
     return [sys.executable, "-I", "-S", __file__, *command]
 

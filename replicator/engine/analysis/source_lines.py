@@ -5,6 +5,7 @@ import os
 import site
 import sys
 import sysconfig
+from pathlib import Path
 from types import FrameType
 
 import jax
@@ -59,7 +60,7 @@ def user_frame_of(frame: FrameType | None) -> FrameType | None:
 
 _LIBRARY_ROOTS = tuple(
     {
-        os.path.dirname(os.path.abspath(__file__)) + os.sep,
+        str(Path(__file__).parents[2]) + os.sep,
         sysconfig.get_paths()["stdlib"] + os.sep,
         # An editable installation lies outside of site-packages.
         *(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, optax)),

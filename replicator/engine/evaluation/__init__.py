@@ -1,0 +1,1 @@
+"""Evaluate and predict: every example once, on any number of replicas."""

@@ -45,7 +45,10 @@ from replicator.engine.step.optimizer_state import (
     own_variables,
     with_pending,
 )
-from replicator.engine.step.update_dependence import Tail, find_tail
+from replicator.engine.step.update_dependence import (
+    UpdateDependent,
+    find_update_dependent,
+)
 from replicator.inputs.remainder import MASK
 
 
@@ -56,7 +59,7 @@ class _Collected(NamedTuple):
     data: tuple[PyTree, Key | None]  # the last microbatch, and the key
     moved: list  # the leaves that are no tail, after the last microbatch
     reported: PyTree  # declared metrics, with a leading microbatch axis
-    tail: Tail
+    tail: UpdateDependent
 
 
 ShowingStep = Callable[[PyTree, PyTree, Key | None], tuple[PyTree, PyTree, dict]]
@@ -79,7 +82,7 @@ def accumulated(
 
     Raises:
       ArgumentError: When traced: no optimizer can collect, or something would come out
-        otherwise than with one microbatch; see `zero_sums` and `find_tail`.
+        otherwise than with one microbatch; see `zero_sums` and `find_update_dependent`.
     """
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
@@ -200,7 +203,7 @@ def _run_all(
     with noting_in(asked := Asked()):
         start = zero_sums(step, state, first, key)
     real = _real_microbatches(batch) if asked.by_step else None
-    tail = find_tail(step, state, start, first, key)
+    tail = find_update_dependent(step, state, start, first, key)
     leaves, treedef = jax.tree.flatten(state)
 
     def run_microbatch(carry: tuple, turn: tuple) -> tuple[tuple, PyTree]:

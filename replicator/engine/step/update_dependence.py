@@ -45,16 +45,16 @@ _GRADIENT = -2  # reads the batch by a gradient
 _COUNTERS = -3  # reads the new value of counter c: _COUNTERS - c
 
 
-class Tail(NamedTuple):
+class UpdateDependent(NamedTuple):
     """What only the end of an update yields: a bool per state leaf, and per metric."""
 
     leaves: list[bool]
     metrics: PyTree
 
 
-def find_tail(
+def find_update_dependent(
     step: KeyedStep, state: PyTree, sums: Sums, batch: PyTree, key: Key | None
-) -> Tail:
+) -> UpdateDependent:
     """Tell what moves once per update, and refuse what microbatches would make wrong.
 
     Args:
@@ -111,7 +111,7 @@ def find_tail(
         for place, counter in counters.items()
         if numbers[counter.meaning] in moved
     } | count_examples(counters, batch, lambda wide: counters_of(trace(wide)[0].jaxpr))
-    return Tail(
+    return UpdateDependent(
         leaves=[
             _BATCH not in mark and place not in with_microbatches
             for place, mark in enumerate(marks)
@@ -141,7 +141,7 @@ def follows_optimizer(
       A bool per leaf of `state`: true for parameters, optimizer states, averages.
     """
     sums = zero_sums(step, state, batch, key)
-    return find_tail(step, state, sums, batch, key).leaves
+    return find_update_dependent(step, state, sums, batch, key).leaves
 
 
 class _UpdateRules(dataflow.DependsOn):

@@ -1,0 +1,1 @@
+"""Addresses that nodes are promised, and what makes them."""

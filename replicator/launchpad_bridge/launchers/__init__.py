@@ -1,0 +1,1 @@
+"""Start the workers of a program: threads, processes, Ray, or in a fixed order."""

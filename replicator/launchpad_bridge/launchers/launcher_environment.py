@@ -9,7 +9,7 @@ from replicator.launchpad_bridge.launchers import jax_settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
+class LauncherEnvironment:
     """Of the launcher, in plain values.
 
     Attributes:
@@ -39,10 +39,10 @@ class Surroundings:
             logging.basicConfig(level=self.log_level)
 
 
-def read_surroundings() -> Surroundings:
+def read_surroundings() -> LauncherEnvironment:
     """Return those of this process."""
     root = logging.getLogger()
-    return Surroundings(
+    return LauncherEnvironment(
         argv=tuple(sys.argv),
         path=tuple(sys.path),
         jax_settings=jax_settings.read_settings(),

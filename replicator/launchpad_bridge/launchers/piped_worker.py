@@ -22,7 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from replicator.distributed.processes.own_session import terminal_held, that_forgets
+from replicator.distributed.processes.own_session import (
+    in_new_session,
+    terminal_signals_blocked,
+)
 from replicator.errors import DecodeError, LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
@@ -127,10 +130,10 @@ class PipedWorker:
                 f"`{self._executable.name}` must be started by a command that can be "
                 f"run, got {words[0]!r}. Install it."
             )
-        with os.fdopen(open_log(self._log), "ab") as log, terminal_held():
+        with os.fdopen(open_log(self._log), "ab") as log, terminal_signals_blocked():
             try:
                 return subprocess.Popen(
-                    that_forgets(words),
+                    in_new_session(words),
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

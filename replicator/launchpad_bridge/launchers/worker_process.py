@@ -22,7 +22,9 @@ from types import FrameType
 from typing import Any, cast
 
 from replicator.launchpad_bridge.launchers import jax_settings
-from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.launcher_environment import (
+    LauncherEnvironment,
+)
 from replicator.launchpad_bridge.launchers.on_ray.address_books import (
     Book,
     RegistryOfParent,
@@ -73,7 +75,7 @@ def main(told: Mapping[str, Any]) -> int:
     Returns:
       The code to exit with.
     """
-    surroundings = Surroundings(**told["surroundings"])
+    surroundings = LauncherEnvironment(**told["surroundings"])
     if surroundings.jax_settings:
         import jax  # noqa: F401  # its settings are not kept anywhere else
     surroundings.take_on(told["own_environment"])

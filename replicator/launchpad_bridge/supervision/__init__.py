@@ -1,0 +1,1 @@
+"""Decide what is started, restarted and stopped when a worker ends."""

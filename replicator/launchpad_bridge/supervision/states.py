@@ -15,7 +15,7 @@ Phase: TypeAlias = Literal["running", "stopping", "killing", "ended"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class GracePeriods:
     """How patient a run is with its workers.
 
     Attributes:
@@ -69,7 +69,7 @@ class State:
       deadline_s: When this phase is over; None for never.
     """
 
-    patience: Patience
+    patience: GracePeriods
     phase: Phase = "running"
     workers: Mapping[str, WorkerState]
     failure: Exited | None = None

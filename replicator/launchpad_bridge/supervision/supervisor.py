@@ -26,8 +26,8 @@ from replicator.launchpad_bridge.supervision.states import (
     Decision,
     Event,
     Finish,
+    GracePeriods,
     Kill,
-    Patience,
     Say,
     Start,
     State,
@@ -41,7 +41,10 @@ _SIGNAL = "signal"
 
 
 def begin(
-    workers: Mapping[str, Restart], now_s: float, *, patience: Patience | None = None
+    workers: Mapping[str, Restart],
+    now_s: float,
+    *,
+    patience: GracePeriods | None = None,
 ) -> Decision:
     """Start all workers of a run.
 
@@ -54,7 +57,7 @@ def begin(
         name: WorkerState(restart=restart, started_s=now_s)
         for name, restart in workers.items()
     }
-    state = State(patience=patience or Patience(), workers=begun)
+    state = State(patience=patience or GracePeriods(), workers=begun)
     if not begun:
         return _end(state)
     return state, [Start(name=name, attempt=0) for name in begun]

@@ -12,14 +12,14 @@ from typing import final
 
 from replicator.rpc.server.fair_queue import FairQueue
 from replicator.rpc.server.served_call import Caller, ServedCall
-from replicator.rpc.server.worker_threads import Crew
+from replicator.rpc.server.worker_threads import WorkerThreads
 
 
 @final
 class HandlerPool:
     """Slots, and the calls that wait for one."""
 
-    def __init__(self, size: int, crew: Crew) -> None:
+    def __init__(self, size: int, crew: WorkerThreads) -> None:
         self.size = size
         self._crew = crew
         self._free = [None] * size

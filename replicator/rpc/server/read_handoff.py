@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import final
 
 from replicator.rpc.server.served_call import ServedCall
-from replicator.rpc.server.worker_threads import Crew
+from replicator.rpc.server.worker_threads import WorkerThreads
 
 RELIEF_AFTER_S = 0.002
 _LOOKS_BEFORE_SLEEP = 50
@@ -26,7 +26,7 @@ _LONGEST_SLEEP_S = 60.0
 
 
 @final
-class Relief:
+class ReadHandoff:
     """Looks every 2 ms at readers that are busy.
 
     Attributes:
@@ -83,7 +83,7 @@ class Reader:
     """
 
     def __init__(
-        self, relief: Relief, crew: Crew, read: Callable[["Reader"], None]
+        self, relief: ReadHandoff, crew: WorkerThreads, read: Callable[["Reader"], None]
     ) -> None:
         """Make one that nobody holds.
 

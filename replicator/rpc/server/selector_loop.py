@@ -21,8 +21,8 @@ from typing import Protocol, final
 from replicator.errors import CallTimeoutError, RpcError
 from replicator.rpc.adaptive_spin import ShortWaits
 from replicator.rpc.protocols import Connection, Message
-from replicator.rpc.server.read_handoff import Reader, Relief
-from replicator.rpc.server.worker_threads import Crew
+from replicator.rpc.server.read_handoff import Reader, ReadHandoff
+from replicator.rpc.server.worker_threads import WorkerThreads
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class Watched(Protocol):
 
 
 @final
-class Front:
+class SelectorLoop:
     """Reads connections, in one thread at a time."""
 
-    def __init__(self, relief: Relief, crew: Crew) -> None:
+    def __init__(self, relief: ReadHandoff, crew: WorkerThreads) -> None:
         self._crew = crew
         self._relief = relief
         self._watched: dict[int, Watched] = {}

@@ -17,11 +17,11 @@ from replicator.rpc.own_methods import HELLO, LIST_METHODS, PROTOCOL, STATISTICS
 from replicator.rpc.server import selector_loop as front
 from replicator.rpc.server.handler_pool import HandlerPool
 from replicator.rpc.server.methods import Method
-from replicator.rpc.server.read_handoff import Relief
+from replicator.rpc.server.read_handoff import ReadHandoff
 from replicator.rpc.server.reply_cache import ReplyCache
-from replicator.rpc.server.selector_loop import Front
+from replicator.rpc.server.selector_loop import SelectorLoop
 from replicator.rpc.server.served_call import Caller, ServedCall
-from replicator.rpc.server.worker_threads import Crew
+from replicator.rpc.server.worker_threads import WorkerThreads
 
 _MAX_NAME = 128
 
@@ -44,10 +44,12 @@ class Service:
         self.limits = limits
         self.registry = registry
         self.takes_calls = True
-        self.crew = Crew(f"rpc {label}")
+        self.crew = WorkerThreads(f"rpc {label}")
         self.pool = HandlerPool(pool_size, self.crew)
-        self.relief = Relief()
-        self.front = Front(self.relief, self.crew) if front.IS_AVAILABLE else None
+        self.relief = ReadHandoff()
+        self.front = (
+            SelectorLoop(self.relief, self.crew) if front.IS_AVAILABLE else None
+        )
         # Changed by single atomic operations only.
         self.connections: set[Caller] = set()
         self.replies: ReplyCache[ServedCall] = ReplyCache()

@@ -20,7 +20,7 @@ Task = Callable[[], None]
 
 
 @final
-class Crew:
+class WorkerThreads:
     """Runs each task in a thread of its own, new or used."""
 
     def __init__(self, name: str, *, idle_s: float = 10.0, max_idle: int = 8) -> None:
@@ -130,7 +130,7 @@ class Crew:
 
 @final
 class _Member:
-    def __init__(self, crew: Crew, name: str) -> None:
+    def __init__(self, crew: WorkerThreads, name: str) -> None:
         self.inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self.thread = threading.Thread(
             target=crew.work, args=(self,), name=name, daemon=True

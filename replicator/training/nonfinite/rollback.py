@@ -17,7 +17,7 @@ from replicator.base.types import PyTree
 from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
-from replicator.inputs.skipped_batches import IndexedBatches, NotedBatches
+from replicator.inputs.skipped_batches import IndexedBatches, SkippedBatches
 from replicator.training.nonfinite.policy import (
     Action,
     BadNumber,
@@ -82,7 +82,7 @@ class Recovery(Hook):
         self._spikes = spikes
         self._seen: tuple[float, ...] = ()
         self._journal = journal
-        self._batches: NotedBatches | None = None
+        self._batches: SkippedBatches | None = None
 
     @property
     def ignores(self) -> bool:
@@ -118,9 +118,9 @@ class Recovery(Hook):
 
     def watch(
         self, batches: IndexedBatches, *, start_step: int, held: int = 0
-    ) -> NotedBatches:
-        """Return `batches` without those that are left out; see `NotedBatches`."""
-        self._batches = NotedBatches(
+    ) -> SkippedBatches:
+        """Return `batches` without those that are left out; see `SkippedBatches`."""
+        self._batches = SkippedBatches(
             batches,
             start_step=start_step,
             left_out=self.history.left_out,
@@ -211,7 +211,7 @@ def make_recovery(
     return Recovery(policy, spikes=spikes, journal=journal)
 
 
-def go_on_anew(
+def retry_after_rollback(
     attempt: Callable[[], Any], discard_after: Callable[[int], object]
 ) -> Any:
     """Call `attempt` until it does not ask to go back.

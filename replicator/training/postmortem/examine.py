@@ -34,7 +34,7 @@ Reopened = tuple[PyTree, Any, int]
 """A state, the input after it, and the updates behind both."""
 
 
-class Blamed:
+class RecordsFailure:
     """A step that remembers what it raised.
 
     Args:

@@ -1,0 +1,1 @@
+"""Stop all processes at one step when one is asked to."""

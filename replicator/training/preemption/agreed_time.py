@@ -1,4 +1,4 @@
-"""One time for all processes, so that what is due by the clock is due in all at once.
+"""One time for all processes, by exchange: what is due by it is due in all at once.
 
 Clocks differ, and a process that saves while another trains waits for ever. So the time
 that schedules see is that of process 0, told to all about once a second, at steps that

@@ -1,4 +1,4 @@
-"""Agree on the step where all processes stop, once one of them is asked to.
+"""Agree over the board on the step where all processes stop, once one is asked to.
 
 With several processes nobody waits in any step. A thread of each looks at the board of
 notices. When somebody wants to stop, the thread of each process pins the last step

@@ -64,7 +64,9 @@ def lagging(statements: Sequence[Statement | None]) -> tuple[int, ...]:
     return elsewhere if len(elsewhere) < len(known) else ()
 
 
-def obituary(statements: Sequence[Statement | None], *, silent_s: float) -> str:
+def format_hang_report(
+    statements: Sequence[Statement | None], *, silent_s: float
+) -> str:
     """Write the message.
 
     Args:

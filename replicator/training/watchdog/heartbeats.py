@@ -1,4 +1,4 @@
-"""Tell the other processes' watchdogs what this one does, on a thread of its own.
+"""Tell the watchdogs of others, over the board, what this process does; on a thread.
 
 A request to a service whose host stands still never returns. So the watchdog reads what
 this thread brought last, and never waits for it.
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
+class PeerStatus:
     """What came from the other processes so far.
 
     Attributes:
@@ -42,7 +42,7 @@ class Heard:
     left: tuple[bool, ...] = ()
 
 
-class Gossip:
+class Heartbeats:
     """Exchanges beats until it is closed.
 
     Args:
@@ -62,7 +62,7 @@ class Gossip:
         every_s: float,
         on_straggler: Callable[[Straggler], None],
     ) -> None:
-        self.heard = Heard()
+        self.heard = PeerStatus()
         self.wants_peers = False
         self._notices = notices
         self._clock = clock
@@ -124,7 +124,7 @@ class Gossip:
             self._known = follow(self._known, beats, now_s)
             if measures:
                 self._measure(beats, now_s)
-        self.heard = Heard(peers=self._peers(now_s), hung=hung, left=left)
+        self.heard = PeerStatus(peers=self._peers(now_s), hung=hung, left=left)
 
     def _peers(self, now_s: float) -> tuple[Peer, ...]:
         return tuple(

@@ -22,10 +22,10 @@ from replicator.distributed.notices import Notices
 from replicator.monitoring.phases import Phases
 from replicator.training.watchdog.hang_report import (
     Statement,
-    obituary,
+    format_hang_report,
     statement_from_json,
 )
-from replicator.training.watchdog.heartbeats import Gossip
+from replicator.training.watchdog.heartbeats import Heartbeats
 from replicator.training.watchdog.limits import Limits
 from replicator.training.watchdog.peers import Beat, Straggler
 from replicator.training.watchdog.stacks import (
@@ -95,7 +95,7 @@ class Watchdog:
         )
         self._gossip = None
         if notices is not None and notices.count > 1:
-            self._gossip = Gossip(
+            self._gossip = Heartbeats(
                 notices,
                 clock=phases.clock,
                 beat=self._beat,
@@ -172,7 +172,7 @@ class Watchdog:
         try:
             own = self._make_statement(expired)
             statements = self._hear_all(own)
-            text = obituary(statements, silent_s=_ANSWER_S)
+            text = format_hang_report(statements, silent_s=_ANSWER_S)
             _print(text)
             self._tell("hung", step=own.step, phase=own.phase, report=text)
             self._leave_last()

@@ -12,7 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
-from replicator.distributed.processes.own_session import terminal_held, that_forgets
+from replicator.distributed.processes.own_session import (
+    in_new_session,
+    terminal_signals_blocked,
+)
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
     Order,
@@ -41,8 +44,8 @@ def storm():
 
 def start_command():
     """Return how a command ends, of which nothing knows of terminals."""
-    command = that_forgets([sys.executable, "-S", "-c", "import sys; sys.exit(7)"])
-    with terminal_held():
+    command = in_new_session([sys.executable, "-S", "-c", "import sys; sys.exit(7)"])
+    with terminal_signals_blocked():
         process = subprocess.Popen(command, start_new_session=True)
     return process.wait()
 

@@ -9,8 +9,8 @@ from replicator.errors import ConnectionLostError, NodeFailedError, RemoteError
 from replicator.launchpad_bridge.protocols import Exited, Restart, StopAsked
 from replicator.launchpad_bridge.supervision.states import (
     Finish,
+    GracePeriods,
     Kill,
-    Patience,
     Say,
     Start,
     Stop,
@@ -23,7 +23,7 @@ from replicator.launchpad_bridge.supervision.supervisor import (
     next_deadline_s,
 )
 
-PATIENCE = Patience(stop_grace_s=10, kill_grace_s=5)
+PATIENCE = GracePeriods(stop_grace_s=10, kill_grace_s=5)
 BUG = ValueError("a bug")
 SIGNAL = StopAsked(by="signal")
 

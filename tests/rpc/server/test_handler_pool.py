@@ -7,7 +7,7 @@ import pytest
 from replicator.rpc.server.handler_pool import HandlerPool
 
 
-class Crew:
+class WorkerThreads:
     """Has no thread to give the first time."""
 
     def __init__(self):
@@ -29,7 +29,7 @@ def call():
 
 
 def test_a_place_is_left_when_the_system_gives_no_thread():
-    pool = HandlerPool(1, crew := Crew())
+    pool = HandlerPool(1, crew := WorkerThreads())
     with pytest.raises(RuntimeError):
         pool.submit(call())
     assert pool.num_running == 0

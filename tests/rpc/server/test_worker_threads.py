@@ -1,12 +1,12 @@
 import logging
 import threading
 
-from replicator.rpc.server.worker_threads import Crew
+from replicator.rpc.server.worker_threads import WorkerThreads
 from tests.rpc.courier_cases import wait_until
 
 
 def test_each_task_has_a_thread_of_its_own():
-    crew, met = Crew("test"), threading.Barrier(9)
+    crew, met = WorkerThreads("test"), threading.Barrier(9)
     for _ in range(8):
         crew.run(lambda: met.wait(10))
     met.wait(10)
@@ -14,7 +14,7 @@ def test_each_task_has_a_thread_of_its_own():
 
 
 def test_a_thread_is_used_again():
-    crew, seen = Crew("test"), []
+    crew, seen = WorkerThreads("test"), []
     for _ in range(20):
         done = threading.Event()
         crew.run(lambda done=done: (seen.append(threading.get_ident()), done.set()))
@@ -24,7 +24,7 @@ def test_a_thread_is_used_again():
 
 
 def test_a_thread_without_tasks_ends():
-    crew, ended = Crew("test", idle_s=0.01), threading.Event()
+    crew, ended = WorkerThreads("test", idle_s=0.01), threading.Event()
     crew.run(lambda: None)
     for _ in range(1000):
         if not len(crew._members):
@@ -34,7 +34,7 @@ def test_a_thread_without_tasks_ends():
 
 
 def test_a_task_that_raises_is_told_and_its_thread_goes_on(caplog):
-    crew, done = Crew("test"), threading.Event()
+    crew, done = WorkerThreads("test"), threading.Event()
     with caplog.at_level(logging.ERROR):
         crew.run(lambda: 1 / 0)
         crew.run(done.set)
@@ -44,7 +44,7 @@ def test_a_task_that_raises_is_told_and_its_thread_goes_on(caplog):
 
 
 def test_closing_says_whether_all_have_ended():
-    crew, hold = Crew("test"), threading.Event()
+    crew, hold = WorkerThreads("test"), threading.Event()
     crew.run(lambda: hold.wait(10))
     assert not crew.close(0.01)
     hold.set()
@@ -53,7 +53,7 @@ def test_closing_says_whether_all_have_ended():
 
 
 def test_a_crew_closed_by_its_own_thread_does_not_wait_for_it():
-    crew, ended = Crew("test"), []
+    crew, ended = WorkerThreads("test"), []
     done = threading.Event()
     crew.run(lambda: (ended.append(crew.close(5)), done.set()))
     assert done.wait(10)
@@ -61,7 +61,7 @@ def test_a_crew_closed_by_its_own_thread_does_not_wait_for_it():
 
 
 def test_few_threads_wait_for_tasks():
-    crew, met = Crew("test", max_idle=2), threading.Barrier(9)
+    crew, met = WorkerThreads("test", max_idle=2), threading.Barrier(9)
     for _ in range(8):
         crew.run(lambda: met.wait(10))
     met.wait(10)
@@ -70,7 +70,7 @@ def test_few_threads_wait_for_tasks():
 
 
 def test_a_task_for_which_the_system_has_no_thread_is_done_later(monkeypatch):
-    crew, hold, done = Crew("test"), threading.Event(), threading.Event()
+    crew, hold, done = WorkerThreads("test"), threading.Event(), threading.Event()
     crew.run(lambda: hold.wait(10))
 
     def no_thread(self):

@@ -23,8 +23,8 @@ from replicator.training.nonfinite.policy import BadNumber, History, Policy
 from replicator.training.nonfinite.rollback import (
     GoingBack,
     Recovery,
-    go_on_anew,
     make_recovery,
+    retry_after_rollback,
 )
 from replicator.training.nonfinite.spikes import Spikes
 from tests.fakes import FakeClock
@@ -104,7 +104,7 @@ class Run:
             with self.store() as store:
                 store.discard_after(step)
 
-        return go_on_anew(
+        return retry_after_rollback(
             lambda: self._attempt(late, cut_at, save_every), discard_after
         )
 

@@ -6,7 +6,11 @@ from jax.experimental import checkify
 
 from replicator.errors import BatchError, NonFiniteError, SpikeError
 from replicator.training.postmortem.bundle import read_bundle
-from replicator.training.postmortem.examine import Blamed, examine, is_met_by_all
+from replicator.training.postmortem.examine import (
+    RecordsFailure,
+    examine,
+    is_met_by_all,
+)
 
 
 def failing(failure):
@@ -18,7 +22,7 @@ def failing(failure):
 
 def test_a_failure_of_the_step_is_that_of_the_next_step():
     failure = ZeroDivisionError()
-    blamed = Blamed(failing(failure))
+    blamed = RecordsFailure(failing(failure))
     with pytest.raises(ZeroDivisionError):
         blamed(None, None)
     assert blamed.bad_step(failure, dispatched=6) == 7
@@ -28,12 +32,12 @@ def test_a_failure_of_the_step_is_that_of_the_next_step():
 @pytest.mark.parametrize("kind", [NonFiniteError, SpikeError])
 def test_a_bad_number_says_its_step_itself(kind):
     failure = kind("bad", step=3, leaf="loss")
-    assert Blamed(failing(None)).bad_step(failure, dispatched=9) == 3
+    assert RecordsFailure(failing(None)).bad_step(failure, dispatched=9) == 3
 
 
 def test_what_we_refuse_ourselves_needs_no_examination():
     failure = BatchError("no")
-    blamed = Blamed(failing(failure))
+    blamed = RecordsFailure(failing(failure))
     with pytest.raises(BatchError):
         blamed(None, None)
     assert blamed.bad_step(failure, dispatched=6) is None

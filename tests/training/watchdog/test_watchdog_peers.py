@@ -6,11 +6,11 @@ import pytest
 
 from replicator.training.watchdog.hang_report import (
     Statement,
+    format_hang_report,
     lagging,
-    obituary,
     statement_from_json,
 )
-from replicator.training.watchdog.heartbeats import Gossip
+from replicator.training.watchdog.heartbeats import Heartbeats
 from replicator.training.watchdog.peers import (
     Beat,
     beat_from_json,
@@ -99,7 +99,7 @@ def test_the_message_says_what_happened_who_is_behind_and_what_to_do():
         said(4, where="data.py:7 in read", also=("train.py:9 in callback",)),
         None,
     ]
-    assert obituary(statements, silent_s=10.0).splitlines() == [
+    assert format_hang_report(statements, silent_s=10.0).splitlines() == [
         "replicator: no progress; the last step begun is 5. Ending all 3 processes "
         "with exit code 76: start again, and the run goes on from its last checkpoint.",
         "  process 0: in `step` for 61.0 s (limit 60 s), step 5, at train.py:3 in f",
@@ -135,7 +135,7 @@ class Group:
             own = self.beats[notices.process]
             return dataclasses.replace(own, count=count)
 
-        return Gossip(
+        return Heartbeats(
             notices,
             clock=self.clock,
             beat=own_beat,

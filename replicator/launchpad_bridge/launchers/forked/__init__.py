@@ -1,0 +1,1 @@
+"""Processes forked from one that has imported all, and what watches them."""

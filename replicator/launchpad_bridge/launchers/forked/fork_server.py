@@ -36,7 +36,9 @@ from replicator.launchpad_bridge.launchers.forked.control_frames import (
 from replicator.launchpad_bridge.launchers.forked.orphans import MARK
 from replicator.launchpad_bridge.launchers.forked.preloading import preload
 from replicator.launchpad_bridge.launchers.forked.worker_logs import open_log
-from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.launcher_environment import (
+    LauncherEnvironment,
+)
 from replicator.launchpad_bridge.launchers.worker_process import Job, run_job
 
 _FRESH = """
@@ -82,7 +84,7 @@ def _prepare(order: Message) -> str | None:
     reason = preload(order["modules"])
     if reason is not None:
         return reason
-    Surroundings(**order["surroundings"]).take_on(order["own_environment"])
+    LauncherEnvironment(**order["surroundings"]).take_on(order["own_environment"])
     return None
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from replicator.distributed.processes.own_session import terminal_held
+from replicator.distributed.processes.own_session import terminal_signals_blocked
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launchers.forked import lifeline
 from replicator.launchpad_bridge.launchers.forked.control_frames import (
@@ -23,7 +23,9 @@ from replicator.launchpad_bridge.launchers.forked.worker_logs import (
     last_lines,
     open_log,
 )
-from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.launcher_environment import (
+    LauncherEnvironment,
+)
 
 _SERVER = "replicator.launchpad_bridge.launchers.forked.fork_server"
 _SEND_S = 10.0
@@ -47,7 +49,7 @@ class Order:
     run_id: str
     forks: bool
     modules: Sequence[str]
-    surroundings: Surroundings
+    surroundings: LauncherEnvironment
     own_environment: Sequence[str]
 
 
@@ -94,7 +96,7 @@ class ForkServer:
         try:
             # -P: the folder of a program is no place to import from.
             python = [sys.executable, *interpreter_flags(), "-P"]
-            with terminal_held():
+            with terminal_signals_blocked():
                 self._guard = subprocess.Popen(
                     [*python, lifeline.__file__, json.dumps(told)],
                     # All that descends from it is marked as the run's.

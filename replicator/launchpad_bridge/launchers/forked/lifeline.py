@@ -13,8 +13,9 @@ The guard kills all that is below it, whatever its session, as soon as
 How: the guard is a "subreaper", so orphans below it become its children and can be
 found. Should the guard itself be killed, the kernel kills the fork server, and with it
 the workers (PR_SET_PDEATHSIG, set in forks of single-threaded processes; in the
-launcher, which has threads, that would be a race). `replicator.distributed.processes.guard` does the
-same for a command; this one has to hand on a socket and memory, so it forks.
+launcher, which has threads, that would be a race). For a command
+`replicator.distributed.processes.guard` does the same; this one has to hand on a socket
+and memory, so it forks.
 
 Without pidfds (macOS) there is no guard: the fork server watches the lifeline itself.
 """
@@ -109,7 +110,8 @@ def children() -> list[int]:
 def _forget_terminal() -> None:
     """Drop a Ctrl-C that came before this process had a session of its own.
 
-    Who starts it blocks these signals until here (`replicator.distributed.processes.own_session`).
+    Who starts it blocks these signals until here
+    (`replicator.distributed.processes.own_session`).
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         before = signal.signal(number, signal.SIG_IGN)

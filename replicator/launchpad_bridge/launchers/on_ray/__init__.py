@@ -1,0 +1,1 @@
+"""Workers as actors of Ray: the cluster, the session, a worker on another host."""

@@ -1,8 +1,9 @@
 """A Ray of a run's own, on this host, that nobody else reaches and that ends with it.
 
-Its processes descend from a guard (`replicator.distributed.processes.guard`), which kills all of them,
-whatever they call themselves, once this process is gone or says so. Ray's own workers
-would notice that late, and some write over the environment that could tell them.
+Its processes descend from a guard (`replicator.distributed.processes.guard`), which
+kills all of them, whatever they call themselves, once this process is gone or says so.
+Ray's own workers would notice that late, and some write over the environment that could
+tell them.
 """
 
 import json
@@ -17,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from replicator.distributed.processes import guard
-from replicator.distributed.processes.own_session import terminal_held, that_forgets
+from replicator.distributed.processes.own_session import (
+    in_new_session,
+    terminal_signals_blocked,
+)
 from replicator.errors import LaunchError
 
 OF_HEAD = {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory"}
@@ -70,9 +74,9 @@ class LocalRay:
         program = [sys.executable, "-I", "-S", guard.__file__, *place, *head]
         words = self._folder / "head.log"
         try:
-            with words.open("wb") as log, terminal_held():
+            with words.open("wb") as log, terminal_signals_blocked():
                 self._guard = subprocess.Popen(
-                    that_forgets(program),
+                    in_new_session(program),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=log,

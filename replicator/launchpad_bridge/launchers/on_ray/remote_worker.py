@@ -32,7 +32,9 @@ from replicator.launchpad_bridge.launchers.forked.process_watch import (
     StartedWorker,
 )
 from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
-from replicator.launchpad_bridge.launchers.launcher_environment import Surroundings
+from replicator.launchpad_bridge.launchers.launcher_environment import (
+    LauncherEnvironment,
+)
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
 from replicator.launchpad_bridge.launchers.on_ray.address_books import Registry
 from replicator.rpc.security.private_files import create_private
@@ -166,7 +168,7 @@ class RemoteWorker:
             run_id=task.run_id,
             forks=forks,
             modules=(),
-            surroundings=Surroundings(**task.surroundings),
+            surroundings=LauncherEnvironment(**task.surroundings),
             own_environment=sorted(task.environment),
         )
         environment = {**ALLOCATION, **os.environ, **task.environment}

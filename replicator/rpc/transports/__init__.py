@@ -1,0 +1,1 @@
+"""Ways to carry messages: within a process, a host, between hosts."""
