@@ -1,7 +1,7 @@
 """One object for users: where replicas run, how a step is lifted onto them, and a loop.
 
-It joins rooms and decides nothing: `own_loops` is the first half of it, `training` runs
-what `run` puts together.
+It joins modules and decides nothing: `own_loops` is the first half of it, `training`
+runs what `run` puts together.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What users hand us and what rooms hand each other: the shared type names."""
+"""What users hand us and what modules hand each other: the shared type names."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias

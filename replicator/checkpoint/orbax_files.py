@@ -1,4 +1,4 @@
-"""Write arrays as files, and read them back: the one room that meets orbax.
+"""Write arrays as files, and read them back: the one module that meets orbax.
 
 Any orbax reads what is written here (`PyTreeCheckpointer().restore(path)`); what orbax
 cannot hold is written as something that it can, and the manifest knows better:

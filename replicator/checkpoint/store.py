@@ -1,8 +1,8 @@
 """A directory of checkpoints: one run saves to it, any number of readers restore.
 
-It joins rooms and decides nothing: `snapshot` copies, `background` waits for `commit`,
-`retention` says what stays, `lock` shuts others out, `reading` restores, `group` lets
-the processes of one program act as one.
+It joins modules and decides nothing: `snapshot` copies, `background` waits for
+`commit`, `retention` says what stays, `lock` shuts others out, `reading` restores,
+`group` lets the processes of one program act as one.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """What an own loop needs of the replicas: state, steps, batches, evaluation.
 
-It joins rooms and decides nothing: `state` gives birth, `lifting` lifts, `inputs`
+It joins modules and decides nothing: `state` makes states, `make_step` lifts, `inputs`
 feeds, `evaluate` counts. `replicator.Replicator` is this and a loop of ours.
 """
 

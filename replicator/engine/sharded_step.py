@@ -117,7 +117,7 @@ def shard_step(update: KeyedStep, mesh: Mesh, options: CompileOptions):
                 token=PartitionSpec(),
             ),
             # Gradients of replicated parameters must stay local until the optimizer
-            # reduces them; `proof` proves what this would have checked.
+            # reduces them; `replication_check` proves what this would have checked.
             check_vma=False,
         )(state, batch, key)
         return outputs._replace(

@@ -22,7 +22,7 @@ from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.memory_errors import is_out_of_memory
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import FirstState
-from replicator.hooks import Every, Hook, StateEvent
+from replicator.hooks import Every, Hook
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
@@ -54,6 +54,7 @@ from replicator.training.postmortem.examine import (
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.hook import LeaveSaved, Preemption
 from replicator.training.reports.records import Records, Reports, open_reports
+from replicator.training.user_hooks import HookOfUser
 from replicator.training.watchdog import Limits
 
 
@@ -318,7 +319,7 @@ class Attempts:
 
     def _hooks(self, reports: Reports) -> tuple[EvaluateEvery | None, list[Hook]]:
         """Return the run's evaluation, and with it all hooks of the user."""
-        for_user: list[Hook] = [_ForUser(hook) for hook in self._training.hooks]
+        for_user: list[Hook] = [HookOfUser(hook) for hook in self._training.hooks]
         if (wanted := self._training.evaluations) is None:
             return None, [self._recovery, *for_user]
         evaluation = EvaluateEvery(
@@ -365,32 +366,6 @@ class Attempts:
             tell=teller(self._events),
         )
         return [saving, leaving]
-
-
-class _ForUser(Hook):
-    """Show a user's hook the user's state, not the run's; who made it closes it."""
-
-    def __init__(self, hook: Hook) -> None:
-        self.inner = hook
-        self.phase = hook.phase
-        self.on_metrics = hook.on_metrics
-        self.state_dict = hook.state_dict
-        self.load_state = hook.load_state
-        self.flush = hook.flush
-
-    @property
-    def should_stop(self) -> bool:
-        return self.inner.should_stop
-
-    def on_state(self, event: StateEvent) -> None:
-        self.inner.on_state(_for_user(event))
-
-    def on_end(self, event: StateEvent) -> None:
-        self.inner.on_end(_for_user(event))
-
-
-def _for_user(event: StateEvent) -> StateEvent:
-    return dataclasses.replace(event, read_state=lambda: event.state.user)
 
 
 def _handed_on(step: Step, state: PyTree) -> PyTree:

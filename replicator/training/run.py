@@ -1,6 +1,6 @@
 """Run a compiled step, from the last checkpoint if there is one, and keep records.
 
-What cannot work is refused first; then `attempts` open, run and close; whatever ends
+What cannot work is refused first; then `open_run` opens, runs and closes; whatever ends
 the run, its journal says so, and the user's hooks are closed.
 """
 

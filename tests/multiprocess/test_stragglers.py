@@ -5,12 +5,12 @@ import threading
 import jax
 import optax
 import pytest
-from replicator.training.run.watchdog import heartbeats as gossip
 
 from replicator import Replicator
 from replicator.cli.report_page.page import write_report
 from replicator.hooks import Hook
 from replicator.monitoring.events import read_events
+from replicator.training.watchdog import heartbeats as gossip
 from tests.multiprocess.processes import run_processes, values
 from tests.steps import regression_batch, trainer
 

@@ -18,8 +18,8 @@ from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
 from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.writers import JSONL, Async
+from replicator.training import loop
 from replicator.training.loop import LoopPlan
-from replicator.training.run import loop
 from tests.fakes import FakeClock, RecordingWriter
 
 EXAMPLES = 16

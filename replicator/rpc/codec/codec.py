@@ -4,8 +4,9 @@ The head is msgpack. What msgpack has no type for is an extension, or a list tha
 with a tag: `[tuple, 1, 2]`, `[object, "Point", "x", 1, "y", 2]`. Long arrays and long
 bytes are not in the head: they are buffers, in the order in which the head names them,
 untouched, and arrive as read-only views that keep their memory alive. An array that is
-the whole value, or the one argument of a call, does without msgpack (`lone_arrays`); a
-call without arguments is packed once (`bare_calls`).
+the whole value, or the one argument of a call, does without msgpack
+(`single_array_messages`); a call without arguments is packed once
+(`no_argument_calls`).
 
     arrives as it was   None, bool, int, float, complex, str, bytes, `...`, list, tuple,
                         dict, OrderedDict, set, frozenset, range, slice, date, datetime,

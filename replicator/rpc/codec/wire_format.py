@@ -19,9 +19,9 @@ NONE = b"\xc0"
 """The head of None, as msgpack has it."""
 
 LONE = 0xC1
-"""Begins a head that is not msgpack; see `lone_arrays`. msgpack never writes it."""
+"""Begins a head that is not msgpack, nor ever is; see `single_array_messages`."""
 BARE = bytes([LONE, 0xFF])
-"""Begins the head of a call without arguments; see `bare_calls`."""
+"""Begins the head of a call without arguments; see `no_argument_calls`."""
 
 SURROGATES = "surrogatepass"
 """How strings are encoded: Python's may hold halves of pairs."""

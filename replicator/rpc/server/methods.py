@@ -58,8 +58,8 @@ class Method:
 
     Attributes:
       is_quick: Whether its next call is worth no thread of its own. A guess from its
-        last calls; a wrong one costs others 2 ms (`relief`), and then 64 calls get
-        their own thread before the next guess.
+        last calls; a wrong one costs others 2 ms (`read_handoff`), and then 64 calls
+        get their own thread before the next guess.
     """
 
     __slots__ = (

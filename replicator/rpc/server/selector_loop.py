@@ -3,7 +3,7 @@
 A thread for each would be woken for each call, and threads of Python that hand each
 other their one lock answer a third as many calls. So the front waits with `epoll` for
 whichever has something, takes one message at a time from each, and handles it; quick
-handlers run right there (see `relief` for those that are not).
+handlers run right there (see `read_handoff` for those that are not).
 
 A connection that is alone has a thread of its own all the same, which spares a system
 call for each message; it comes here when a second one does.

@@ -1,10 +1,10 @@
 """One client, seen from the server: read its calls, run them or let them wait.
 
 Any thread may send; one at a time reads: here, in a thread of the connection, or in the
-`front`, for all connections that it can watch.
+`selector_loop`, for all connections that it can watch.
 
     read a call ─┬─ quick: lay the right to read down, run it here, reply, take it up;
-                 │         if another thread took it meanwhile (`relief`), go home
+                 │         if another thread took it meanwhile (`read_handoff`), go home
                  └─ else:  to the pool; read on
 
 So a client that waits for each reply costs no switch of threads, and one whose call

@@ -1,10 +1,11 @@
 """Watch a run from a thread, and end it, with all stacks told, when it hangs.
 
 The thread looks every second at most, decides by `watch`, and hears from the other
-processes by `gossip`. If one process expires all of them write down their stacks and
-exit with code 76, so that whoever started them can start all again. Two things may keep
-the thread itself from that, and `faulthandler`'s timer in C has an answer to both: code
-that holds the interpreter's lock, and a disk that hangs while the stacks are written.
+processes by `heartbeats`. If one process expires all of them write down their stacks
+and exit with code 76, so that whoever started them can start all again. Two things may
+keep the thread itself from that, and `faulthandler`'s timer in C has an answer to both:
+code that holds the interpreter's lock, and a disk that hangs while the stacks are
+written.
 """
 
 import faulthandler

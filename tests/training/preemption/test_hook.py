@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
-from replicator.training.run.preemption import hook as preemption
-from replicator.training.run.preemption import stop_agreement
 
 from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.checkpoint import CheckpointStore
@@ -21,6 +19,8 @@ from replicator.distributed.notices import OwnNotices
 from replicator.errors import Preempted
 from replicator.hooks import Callback, every
 from replicator.testing import faults
+from replicator.training.preemption import hook as preemption
+from replicator.training.preemption import stop_agreement
 from replicator.training.preemption.hook import Asked, Preemption, decide
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
 from tests.fakes import Board, FakeClock

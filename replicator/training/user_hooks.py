@@ -1,0 +1,34 @@
+"""Show a user's hook the user's state, not the run's."""
+
+import dataclasses
+
+from replicator.hooks import Hook, StateEvent
+
+
+class HookOfUser(Hook):
+    """A hook of the user, shown the user's state; who made it closes it."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.inner = hook
+        self.phase = hook.phase
+        self.on_metrics = hook.on_metrics
+        self.state_dict = hook.state_dict
+        self.load_state = hook.load_state
+        self.flush = hook.flush
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the hook wants the run to end."""
+        return self.inner.should_stop
+
+    def on_state(self, event: StateEvent) -> None:
+        """Hand the event on."""
+        self.inner.on_state(_for_user(event))
+
+    def on_end(self, event: StateEvent) -> None:
+        """Hand the last event on."""
+        self.inner.on_end(_for_user(event))
+
+
+def _for_user(event: StateEvent) -> StateEvent:
+    return dataclasses.replace(event, read_state=lambda: event.state.user)
