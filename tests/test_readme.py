@@ -10,9 +10,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
+import replicator
 from replicator.base.host import exit_codes
 from replicator.training.watchdog import Limits
 
@@ -59,6 +61,20 @@ def test_every_python_block_runs(tmp_path, monkeypatch):
         for block in BLOCKS:
             exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
+
+
+def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "migrating.md").read_text().split("## A jaxline")[1]
+    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {
+        **{"jax": jax, "optax": optax, "replicator": replicator},
+        **{"init_params": init_params, "loss_fn": loss_fn},
+        "dataset": [line_of(32)] * 3,
+    }
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(shortened(block), "migrating.md", "exec"), names)
+    assert names["result"].evaluation["examples"] == 96
 
 
 @pytest.mark.slow

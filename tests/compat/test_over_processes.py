@@ -1,8 +1,5 @@
 """Two processes: rows are a process's own, collectives are over all devices."""
 
-import json
-
-import numpy as np
 import pytest
 
 from tests.compat import over_processes
@@ -21,21 +18,3 @@ def test_each_process_has_its_rows_and_collectives_see_all(tmp_path):
     assert all(value["whole"] == 3 for value in found)
     keys = {tuple(key) for value in found for key in value["keys"]}
     assert len(keys) == 4
-
-
-def test_an_experiment_goes_on_in_two_processes_with_the_same_bits(tmp_path):
-    ended = run_processes(
-        over_processes.experiment_in_two_parts,
-        tmp_path,
-        processes=2,
-        devices=2,
-        directory=str(tmp_path / "run"),
-    )
-    whole = run_processes(
-        over_processes.experiment_in_one, tmp_path, processes=2, devices=2
-    )
-    first, second = values(ended)
-    assert first == second == values(whole)[0]
-    assert np.isfinite(first).all()
-    lines = (tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
