@@ -15,8 +15,10 @@ RUN_TESTS = $(BIN)/python -m pytest
 demo: $(VENV)/.ready
 	REPLICATOR_FAKE_DEVICES=$${REPLICATOR_FAKE_DEVICES-8} $(BIN)/python -m experiments.digits_resnet
 
+# Two workers: a test traces and compiles on one core. Files stay whole, as what one
+# compiles its tests share.
 test: $(VENV)/.ready
-	$(RUN_TESTS) -m "not slow" $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.ready
 	sh tests/install_chromium.sh
