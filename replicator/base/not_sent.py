@@ -8,6 +8,8 @@ import copy
 import dataclasses
 from typing import Any, NoReturn, TypeVar
 
+from replicator.base.host.plain_text import plain
+
 _Value = TypeVar("_Value")
 
 
@@ -30,7 +32,7 @@ class NotSent:
 
     def _why(self) -> str:
         return (
-            f"`{self.where}` must be taken from a value of your own, got none: "
+            f"`{plain(self.where)}` must be taken from a value of your own, got none: "
             "functions do not travel. Write `rpc.fill(received, like=yours)`."
         )
 

@@ -67,7 +67,8 @@ def commit(
     own_rows = {each.path.parent for each in rows}
     require_current()
     # Of a save that failed: threads of orbax may have gone on writing.
-    remove_leftovers(directory, disk=disk, but=own_rows)
+    with contextlib.suppress(OSError):  # tried again before the next
+        remove_leftovers(directory, disk=disk, but=own_rows)
     # A name of its own: a writer that was replaced removes nothing of the other's.
     writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
     disk.make_directory(writing)

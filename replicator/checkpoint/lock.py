@@ -13,13 +13,13 @@ import dataclasses
 import datetime
 import errno
 import fcntl
-import functools
 import json
 import logging
 import os
 import socket
 from pathlib import Path
 
+from replicator.base.host.forks import let_go_in_child
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint.disk import Disk
 from replicator.errors import CheckpointInUseError
@@ -81,7 +81,7 @@ class WriterLock:
         Raises:
           CheckpointInUseError: Another run is; its process and host are told.
         """
-        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self._lock(handle)
             last = self._read_owner()
@@ -100,8 +100,7 @@ class WriterLock:
             os.close(handle)
             raise
         self._handle, self._owner = handle, owner
-        _held.add(self)
-        _release_in_forked_children()
+        let_go_in_child(self)  # a forked input worker holds none when we are killed
         return owner.generation
 
     def require_current(self) -> None:
@@ -124,7 +123,10 @@ class WriterLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-        _held.discard(self)
+
+    def let_go(self) -> None:
+        """Hold nothing in a forked child; the parent still does."""
+        self.release()
 
     def _is_in_place(self) -> bool:
         """Tell whether the lock that is held is the one that others would ask for."""
@@ -155,17 +157,3 @@ class WriterLock:
         with contextlib.suppress(OSError, ValueError, TypeError):
             return Owner(**json.loads(self._owner_path.read_bytes()))
         return None
-
-
-_held: set[WriterLock] = set()
-
-
-@functools.cache  # what is registered is never forgotten
-def _release_in_forked_children() -> None:
-    """See that a forked input worker holds no lock after its parent was killed."""
-    os.register_at_fork(after_in_child=_release_all)
-
-
-def _release_all() -> None:
-    for lock in list(_held):
-        lock.release()

@@ -19,14 +19,14 @@ _MOST_ELEMENTS = 4096  # of an array that does not lie in one piece
 
 
 def checksum(batch: PyTree) -> int | None:
-    """Return the CRC-32 of a sample of a batch; None if some of it is on a device.
+    """Return the CRC-32 of a sample of a batch; None if all of it is on a device.
 
     Args:
-      batch: Host arrays, or what NumPy makes arrays of. Of each up to 64 KiB are read,
-        less where there are more than three.
+      batch: Host arrays, or what NumPy makes arrays of; others are left out. Of each
+        up to 64 KiB are read, less where there are more than three.
     """
-    leaves = jax.tree.leaves(batch)
-    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+    leaves = [x for x in jax.tree.leaves(batch) if not isinstance(x, jax.Array)]
+    if not leaves:
         return None  # to read it back would wait for the device
     most = min(_LEAF_BYTES, _BATCH_BYTES // max(len(leaves), 1))
     crc32 = 0

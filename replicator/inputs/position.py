@@ -141,7 +141,8 @@ def _state_of(batches: Iterator[PyTree]) -> Any:
     if not (hasattr(batches, "get_state") and hasattr(batches, "set_state")):
         return None
     state = batches.get_state()  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(state, bytes):  # JSON, of grain's `DataLoader`
+    of_grain = type(batches).__module__.partition(".")[0] == "grain"
+    if isinstance(state, bytes) and of_grain:  # JSON, of its `DataLoader`
         return state.decode(errors="replace")
     return state if isinstance(state, Mapping) else None
 

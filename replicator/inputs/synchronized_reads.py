@@ -22,6 +22,7 @@ from replicator.base.mesh import spans_processes
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.errors import BatchError, DistributedError
+from replicator.inputs.checksums import checksum
 
 _MOST_BYTES, _MOST_READS = 2**20, 32
 _MOST_READS_OF_ONCE = 2  # of what is read once little is read ahead: it may be new
@@ -109,6 +110,8 @@ class ReadSync:
             # The first batch of a pass tells whether all read the same.
             look = self._shared and not checked and bool(found)
             content = found[0].checksums[0] if look else None
+            if look and content is None:  # it lies on a device: once, it may wait
+                content = checksum(jax.tree.map(np.asarray, found[0].parts[0]))
             checked = checked or look
             said = self._exchange(self._word(found, failure, content))
             if failure is not None:

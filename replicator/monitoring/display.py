@@ -125,7 +125,9 @@ class TerminalDisplay:
             self._bar.start()
             # Now `sys.stderr` writes above the bar; loggers know the one before.
             self._moved = [
-                (each, each.setStream(sys.stderr)) for each in _on_terminals()
+                (each, each.setStream(sys.stderr))
+                for each in _on_terminals()
+                if each.stream is not sys.stderr
             ]
         self._bar.update(
             self._task,
@@ -141,13 +143,15 @@ class TerminalDisplay:
         """Print it above the bar."""
         self._bar.console.print(text, markup=False, highlight=False)
 
-    @_while_it_lasts
     def close(self) -> None:
         """Let go of the line, which stays, and show the cursor again."""
-        self._bar.stop()
-        for handler, stream in self._moved:
-            handler.setStream(stream)
-        self._moved = []
+        # Also where nobody reads any more: what was lent is given back.
+        with contextlib.suppress(OSError, ValueError):
+            self._bar.stop()
+        moved, self._moved = self._moved, []
+        for handler, stream in moved:
+            with contextlib.suppress(OSError, ValueError):
+                handler.setStream(stream)
 
 
 def _on_terminals() -> list[Any]:

@@ -76,7 +76,7 @@ def write_run_record(
     return path
 
 
-def set_aside(directory: str | os.PathLike[str]) -> None:
+def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -> None:
     """Move what an earlier run left in `directory` to `earlier/<n>` in it.
 
     Two runs in one `metrics.jsonl` would read as one. All else stays where it is: the
@@ -84,6 +84,7 @@ def set_aside(directory: str | os.PathLike[str]) -> None:
 
     Args:
       directory: May hold a run, or nothing, or not be there.
+      but_journal: Leave the journal, which goes on.
     """
     root = Path(directory)
     if not (root / RECORD_NAME).exists():
@@ -94,7 +95,8 @@ def set_aside(directory: str | os.PathLike[str]) -> None:
     target = earlier / str(max(numbers, default=-1) + 1)
     target.mkdir()
     for path in root.iterdir():
-        if _LEFT_BY_A_RUN.fullmatch(path.name):
+        stays = but_journal and path.name.startswith("events")
+        if not stays and _LEFT_BY_A_RUN.fullmatch(path.name):
             path.rename(target / path.name)
 
 

@@ -1,7 +1,6 @@
 """The lock holds between processes, and ends with the one that took it."""
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replicator.checkpoint import CheckpointStore, lock
+from replicator.checkpoint import CheckpointStore
 from replicator.checkpoint.disk import Disk
 from replicator.errors import CheckpointInUseError
 from tests.checkpoint.states import small_snapshot
@@ -63,20 +62,6 @@ def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_lock(tmp_path)
         assert owner.wait(timeout=60) == -signal.SIGKILL
         for name in [".", *"abc"]:
             CheckpointStore(tmp_path / name).open().close()
-
-
-def test_a_process_that_opens_many_stores_registers_for_forks_once(
-    tmp_path, monkeypatch
-):
-    registered = []
-    lock._release_in_forked_children.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "register_at_fork", lambda **which: registered.append(which))
-        for _ in range(3):
-            CheckpointStore(tmp_path).open().close()
-    lock._release_in_forked_children.cache_clear()  # the next store registers truly
-    assert registered == [{"after_in_child": lock._release_all}]
-    assert not lock._held
 
 
 @pytest.mark.parametrize("successor", ["another writer", "nobody yet"])

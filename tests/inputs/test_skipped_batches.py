@@ -73,7 +73,9 @@ class Columns:
 
 
 @pytest.mark.parametrize(
-    "dataset", [[], (), Columns(), lambda context: iter([])], ids=repr
+    "dataset",
+    [[], (), Columns(), lambda context: iter([])],
+    ids=["list", "tuple", "columns", "input function"],
 )
 def test_what_can_be_read_again_is_accepted(dataset):
     require_rereadable(dataset, why="on_nonfinite='rollback'")

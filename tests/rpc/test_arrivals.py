@@ -13,6 +13,7 @@ import pytest
 from replicator.errors import ConnectionLostError, DecodeError, RemoteError
 from replicator.rpc.answers import RAISED
 from replicator.rpc.client.client import Client, list_methods
+from replicator.rpc.codec.no_argument_calls import BareCall
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, PROTOCOL
 from replicator.rpc.protocols import Kind
@@ -53,6 +54,9 @@ ERRORS = {
     "a word that is an array": (np.zeros(2), 0.0),
     "a complex time": ("expired", 1j),
     "a time past every clock": ("expired", 10**400),
+    "a number that no text can show": 10**5000,
+    "an unknown word as a call without arguments": BareCall("later", None, None, 1.0),
+    "a word as a call without arguments": BareCall("expired", None, None, 1.0),
     "raised and no more": (RAISED, 0.0),
     "a range of names": (RAISED, MANY, "text", "", None, None),
     "names that are numbers": (RAISED, [1], "text", "", None, None),

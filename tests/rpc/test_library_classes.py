@@ -1,5 +1,6 @@
 """States of optax and flax travel without being registered; nothing else does."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -150,6 +151,24 @@ def named(name, *parts):
 def test_only_data_of_these_libraries_is_made(name):
     with pytest.raises(DecodeError, match="registered"):
         decode(named(name))
+
+
+def test_a_frozen_dict_is_made_of_a_dictionary_alone():
+    # The keys of pairs were looked at by nobody: all may have one hash.
+    with pytest.raises(DecodeError, match="must be of a dictionary"):
+        decode(named("flax.core.frozen_dict:FrozenDict", "items", [[1, None]]))
+
+
+def test_a_name_loads_no_lazy_module(tmp_path, monkeypatch):
+    (tmp_path / "lazily.py").write_text("raise SystemExit('it was loaded')")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.find_spec("lazily")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "lazily", module)
+    spec.loader.exec_module(module)
+    with pytest.raises(DecodeError, match="registered"):
+        decode(named("lazily:Loaded"))
 
 
 def test_a_name_imports_nothing():

@@ -63,7 +63,7 @@ def run(steps=4, **options):
         {"inputs": {}},
         {"seed": 0.5},
     ],
-    ids=str,
+    ids=lambda wrong: str(wrong).split(" object at ")[0],
 )
 def test_what_is_refused_leaves_nothing_behind(tmp_path, bad):
     hook = Counting()

@@ -108,7 +108,7 @@ def open_files() -> tuple[int, int]:
 def installed_at_s() -> float:
     """Return when the newest file of this package was written."""
     package = Path(__file__).parents[2]
-    return max(path.stat().st_mtime for path in package.glob("*.py"))
+    return max(path.stat().st_mtime for path in package.rglob("*.py"))
 
 
 def _listen_problem(host: str, port: int) -> str:

@@ -162,7 +162,7 @@ class _Group:
             rank=member.rank,
             code=code,
             is_symptom=is_symptom(words),
-            comes_again=comes_again(words),
+            comes_again=code == 1 and comes_again(words),
             progress=self._progress(),
             out_of_memory=count_memory_kills() > member.memory_kills,
         )

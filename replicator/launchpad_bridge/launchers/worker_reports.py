@@ -16,10 +16,13 @@ from replicator.errors import (
     RemoteError,
 )
 from replicator.launchpad_bridge.running.results import Unsendable
+from replicator.rpc.answers import RAISED
+from replicator.rpc.arrivals import checked
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.codec.wire_format import lay_out
+from replicator.rpc.protocols import Kind
 from replicator.rpc.remote_errors import Told, rebuild, tell
 
 STOP = b"s"
@@ -176,7 +179,8 @@ def _told(values: tuple[Any, ...]) -> Told:
             str() as trace,
             None | int() as errno,
             None | dict() as attributes,
-        ) if names and all(isinstance(name, str) for name in names):
+        ) if names:
+            checked(Kind.ERROR, (RAISED, *values))
             return Told(tuple(names), text, trace, errno, attributes)
     raise DecodeError("An error must be told by its types, its text, its traceback.")
 

@@ -25,6 +25,7 @@ class Forgiving:
         self._writer: Writer | None = None
         self._lost = 0
         self._told = False
+        self._hangs = False
         with contextlib.suppress(OSError):  # told when there is a row to lose
             self._writer = open_writer()
 
@@ -46,10 +47,13 @@ class Forgiving:
 
     def _forgiven(self, method: str, *arguments: Any) -> bool:
         """Open the writer, if it is not open, and call it; return whether that went."""
+        if self._hangs:  # each try would hold up the run for as long again
+            return False
         try:
             self._writer = self._writer or self._open()
             getattr(self._writer, method)(*arguments)
         except OSError as failure:
+            self._hangs = isinstance(failure, TimeoutError)
             if not self._told:
                 self._told = True
                 _log.warning("Metrics are lost, and the run goes on: %s", failure)

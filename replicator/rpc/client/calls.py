@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from typing import NamedTuple, final
 
+from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
 from replicator.errors import (
     CallCancelledError,
@@ -36,7 +37,6 @@ from replicator.rpc.client.request import Request, body_of
 from replicator.rpc.client.resending import Resender
 from replicator.rpc.client.retry import Again, Outcome, OutOfTime
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.own_methods import HELLO
 from replicator.rpc.protocols import Kind, Message
 from replicator.rpc.remote_errors import Told, rebuild

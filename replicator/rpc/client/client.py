@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self, final
 
+from replicator.base.host.plain_text import plain
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, DecodeError
 from replicator.rpc.arrivals import checked
 from replicator.rpc.call_statistics import (
     CallerStatistics,
@@ -245,13 +246,22 @@ def statistics(client: Client) -> ServerStatistics:
         the server's pool.
     """
     known = client.call(STATISTICS)
-    methods = known.pop("methods")
-    callers = known.pop("callers")
-    return ServerStatistics(
-        methods={name: MethodStatistics(**method) for name, method in methods.items()},
-        callers={name: CallerStatistics(**caller) for name, caller in callers.items()},
-        **known,
-    )
+    try:
+        methods = _each(MethodStatistics, known.pop("methods"))
+        callers = _each(CallerStatistics, known.pop("callers"))
+        return ServerStatistics(methods=methods, callers=callers, **_numbers(known))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DecodeError("A server's statistics are none of ours.") from error
+
+
+def _each(kind: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
+    return {plain(name): kind(**_numbers(fields)) for name, fields in named.items()}
+
+
+def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
+    if not all(isinstance(value, int | float) for value in fields.values()):
+        raise TypeError
+    return fields
 
 
 def wait_no_longer(client: Client) -> None:

@@ -1,6 +1,5 @@
 """The way of a client to its server: one link, made when needed, again when lost."""
 
-import reprlib
 import secrets
 import threading
 import time
@@ -22,7 +21,7 @@ from replicator.rpc.client.link import Failure, Link, WaitingCall
 from replicator.rpc.client.request import body_of
 from replicator.rpc.client.retry import Outcome
 from replicator.rpc.own_methods import HELLO, PROTOCOL, WELCOME
-from replicator.rpc.protocols import Connection, Kind
+from replicator.rpc.protocols import Connection
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -141,10 +140,7 @@ class Connector:
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
             raise answer.cause or CallTimeoutError("It did not say hello in time.")
-        value = answer.payload.take()
-        if answer.kind != Kind.REPLY:
-            raise DecodeError(f"It did not say hello: {reprlib.repr(value)}")
-        protocol, label, retried = checked(WELCOME, value)
+        protocol, label, retried = checked(WELCOME, answer.payload.take())
         if protocol != PROTOCOL:
             raise DecodeError(f"It speaks version {protocol}, this is {PROTOCOL}.")
         self.server, self.retried = plain(label), frozenset(retried)

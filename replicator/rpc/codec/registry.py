@@ -110,6 +110,8 @@ class Registry:
         module, _, cls = name.partition(":")
         if not cls:
             return self._by_name.get(name)
+        if module.partition(".")[0] not in _LIBRARIES:  # to look may load a lazy one
+            return None
         # Defined there itself: no path of attributes, and no other module's class.
         found = vars(sys.modules.get(module, object)).get(cls)
         entry = _library_entry(found) if isinstance(found, type) else None

@@ -151,6 +151,8 @@ def _object(parts: Parts, registry: Registry) -> Any:
         )
     cls: Any = entry.cls
     if entry.kind == "mapping":
+        if type(fields["items"]) is not dict:  # hashes of others were not checked
+            raise DecodeError(f"{name!r} must be of a dictionary.")
         return cls(fields["items"])
     if entry.kind == "namedtuple":
         return cls._make(map(fields.__getitem__, entry.fields))

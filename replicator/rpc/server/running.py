@@ -53,6 +53,13 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
         service.pool.leave()
     try:
         _reply(service, call, Answer(kind, value), time.monotonic() - started_s)
+    except BaseException:  # out of memory: who else waits for it asks again
+        if call.is_shared:
+            with service.replies_lock:
+                others = service.replies.forget(call.key)
+            for other in others:
+                other.caller.close()
+        raise
     finally:  # it counts against what its client may have under way
         call.caller.end(call)
 

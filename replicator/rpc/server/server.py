@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
 from replicator.base.host.descriptors import raise_limit
+from replicator.base.host.forks import let_go_in_child
 from replicator.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -29,7 +30,6 @@ from replicator.errors import (
 from replicator.rpc.call_statistics import ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
-from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Connection, Listener
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import in_one_piece
-from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message, Payload
 from replicator.rpc.transports.frames import check_fits, lay_out
 from replicator.rpc.transports.payloads import EncodedPayload, PlainPayload

@@ -126,8 +126,8 @@ def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[N
                 lock.acquire(above=0)
 
     group = Group(together=spans_processes(mesh), timeout_s=600.0)
-    group.lead("directory", acquire)
     try:
+        group.lead("directory", acquire)
         yield
     finally:
         lock.release()
@@ -176,13 +176,14 @@ def open_reports(
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
-    said = {"seed": records.seed, "arguments": records.arguments}
+    seed = resumed.began.get("seed", records.seed)
+    said = {"seed": seed, "arguments": records.arguments}
     with _written(records.directory, is_fresh=is_fresh):
-        # One that was killed before it was saved begins anew, and is the same run.
-        if is_fresh and not (
-            is_same_run(records.directory, **said) and was_killed(records.directory)
-        ):
-            set_aside(records.directory)
+        if is_fresh:
+            # One that was killed before it was saved begins anew, in one journal.
+            again = is_same_run(records.directory, **said)
+            again = again and was_killed(records.directory)
+            set_aside(records.directory, but_journal=again)
         else:
             # What came after the last checkpoint is done again, and written again.
             path, step = Path(records.directory) / "metrics.jsonl", resumed.start_step

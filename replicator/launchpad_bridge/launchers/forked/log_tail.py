@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from replicator.base.host.plain_text import plain
+from replicator.launchpad_bridge.launchers.forked.worker_logs import READING
 
 _EVERY_S = 0.1
 _PIECE_BYTES = 1 << 16
@@ -117,8 +118,8 @@ class _File:
     def _new_bytes(self) -> bytes:
         if self._descriptor is None:
             try:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+                self._descriptor = os.open(self._path, READING)
+            except OSError:  # not there yet, or a link in its place
                 return b""
         behind = os.fstat(self._descriptor).st_size - self._at
         if behind > _MOST_BEHIND_BYTES:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2
 
+from replicator.base.host.plain_text import plain
 from replicator.errors import ConnectionLostError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
@@ -379,4 +380,4 @@ def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
     except grpc.RpcError as failure:
         details = getattr(failure, "details", lambda: "")()
         failure.__traceback__ = None  # it raises itself: it would hold itself, and us
-    raise ConnectionLostError(details or "the stream was cut off")
+    raise ConnectionLostError(plain(details or "the stream was cut off"))

@@ -194,7 +194,8 @@ class _Exchange:
             missing = num_bytes - len(received)
             with self._in_time():
                 # In short looks: others may come, and wait.
-                while not self._poll.poll(min(self._left_s(), _LOOK_S) * 1e3):
+                while not self._poll.poll(0):
+                    self._poll.poll(min(self._left_s(is_theirs=True), _LOOK_S) * 1e3)
                     pass
                 text, ancillary, *_ = self._socket.recvmsg(
                     missing, room, _CLOSE_ON_EXEC
@@ -225,8 +226,10 @@ class _Exchange:
         except OSError as error:
             raise ConnectionLostError(f"{self.peer} is gone ({error}).") from error
 
-    def _left_s(self) -> float:
-        bound_s = PRESSED_S if self._do_others_wait() else self._timeout_s
+    def _left_s(self, *, is_theirs: bool = False) -> float:
+        # Only who is silent is pressed, not who waits for a server that is late.
+        is_pressed = is_theirs and self._do_others_wait()
+        bound_s = PRESSED_S if is_pressed else self._timeout_s
         left_s = self._began_s + bound_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError

@@ -19,10 +19,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from replicator.base.host.forks import let_go_in_child
 from replicator.errors import AddressInUseError, ConnectionLostError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.security.authentication import NO_ROOM
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.same_host.unix_handshake import meet_client

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 
+from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
 from replicator.errors import (
     CallTimeoutError,
@@ -29,7 +30,6 @@ from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.forks import let_go_in_child
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports.frames import (
     READ_BYTES,

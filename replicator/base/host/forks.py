@@ -1,4 +1,4 @@
-"""What a forked child has of its parent's connections, it lets go of at once.
+"""What a forked child has of its parent's connections and locks, it lets go of at once.
 
 A child has all objects and descriptors of its parent and none of its threads. Two
 processes that write to one socket mix their messages; a child that keeps the socket of

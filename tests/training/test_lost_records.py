@@ -178,6 +178,26 @@ KILLED_AT_5 = """
 """
 
 
+def steps_in(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_a_writer_that_hangs_holds_up_the_run_once(caplog):
+    class Hanging(RecordingWriter):
+        def write(self, step, scalars):
+            super().write(step, scalars)
+            raise TimeoutError("no answer from the disk")
+
+    inner = Hanging()
+    writer = Forgiving(lambda: inner)
+    for step in (1, 2, 3):
+        writer.write(step, {"loss": 1.0})
+    writer.close()
+    assert [step for step, _ in inner.rows] == [1]
+    assert told(caplog, "3 rows of metrics could not be written")
+
+
 def test_a_run_killed_before_it_was_saved_is_the_same_run(tmp_path):
     for each_step, code in ((KILLED_AT_5, -signal.SIGKILL), ("    pass", 0)):
         done = subprocess.run(
@@ -188,8 +208,9 @@ def test_a_run_killed_before_it_was_saved_is_the_same_run(tmp_path):
     assert [each["kind"] for each in events].count("started") == 2
     found = goodput(events)
     assert (found.sessions, found.lost_s["down"] > 0) == (2, True)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))
+    assert steps_in(tmp_path) == list(range(1, 41))
+    # What it may have been trained with before is not known: nothing is thrown away.
+    assert steps_in(tmp_path / "earlier" / "0")[0] == 1
 
 
 def test_another_run_than_the_one_that_was_killed_is_a_run_of_its_own(tmp_path):
