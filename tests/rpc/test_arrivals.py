@@ -98,6 +98,8 @@ def lying_server(*, welcome=(PROTOCOL, "liar", ()), error=None, reply=None, pong
         while True:
             kind, call_id, payload = connection.receive(timeout_s=None)
             value, answer = payload.take(), (Kind.ERROR, call_id, error)
+            if kind not in (Kind.PING, Kind.CALL):
+                continue  # it is told that a call is given up, or that the client goes
             if kind == Kind.PING:
                 answer = Kind.PONG, call_id, pong
             elif value[0] == HELLO:
