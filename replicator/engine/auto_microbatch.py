@@ -1,14 +1,12 @@
 """Find the smallest number of microbatches that fits into memory.
 
-A pure search: more microbatches need less, so what does not fit rules out all smaller
-numbers, and what fits makes larger ones pointless. Programs are compiled, which tells
-what they need, and only the one that seems to fit is run; if it does not after all
-(fragmentation, other programs), the search goes on above it.
+Divisors are tried from 1 on: most often that fits. A program is compiled, which tells
+what it needs, and run only if it seems to fit; if it does not after all (fragmentation,
+other programs), the next one is tried.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -31,87 +29,6 @@ from replicator.inputs.checks import check_divides
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.skipped_batches import require_rereadable
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Search:
-    """What is known of the candidates so far.
-
-    Attributes:
-      candidates: Numbers of microbatches, ascending.
-      too_big: So many of the first ones do not fit.
-      fits: The place of the first one that is known to fit; None if none is.
-    """
-
-    candidates: tuple[int, ...]
-    too_big: int = 0
-    fits: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fits:
-    """A program with so many microbatches fits."""
-
-    accumulate: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TooBig:
-    """A program with so many microbatches does not fit."""
-
-    accumulate: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Compile:
-    """Find out whether so many fit."""
-
-    accumulate: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Use:
-    """So many fit, and no smaller number does."""
-
-    accumulate: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Nothing fits."""
-
-
-Action: TypeAlias = Compile | Use | GiveUp
-
-
-def decide(search: Search, event: Fits | TooBig | None) -> tuple[Search, Action]:
-    """Say what to try next.
-
-    Args:
-      search: What is known.
-      event: What was found out; None at the beginning.
-
-    Returns:
-      What is known now, and what to do.
-    """
-    if event is not None:
-        place = search.candidates.index(event.accumulate)
-        if isinstance(event, Fits):
-            search = dataclasses.replace(search, fits=place)
-        else:
-            above = search.fits is not None and search.fits > place
-            search = dataclasses.replace(
-                search, too_big=place + 1, fits=search.fits if above else None
-            )
-    low, high = search.too_big, search.fits
-    if low >= len(search.candidates):
-        return search, GiveUp()
-    if high is not None and high <= low:
-        return search, Use(search.candidates[high])
-    # The first alone is tried by itself: most often it fits.
-    top = len(search.candidates) - 1 if high is None else high - 1
-    place = 0 if low == 0 else (low + top) // 2
-    return search, Compile(search.candidates[place])
 
 
 def find_accumulate(
@@ -142,20 +59,12 @@ def find_accumulate(
             "`auto_microbatch` must know a device's memory, got a backend that does "
             "not tell. Pass `memory_limit_bytes`, or choose `accumulate` yourself."
         )
-    search = Search(candidates=(1, *larger_divisors(replica_batch, 1)))
     newest: MemoryNeed | None = None
-    search, action = decide(search, None)
-    while True:
-        match action:
-            case Compile(k):
-                newest, fits = _compiled(compile_need, k, limit_bytes, newest)
-                search, action = decide(search, Fits(k) if fits else TooBig(k))
-            case Use(k):
-                if run_once is None or _runs(run_once, k):
-                    return k
-                search, action = decide(search, TooBig(k))
-            case GiveUp():
-                raise _nothing_fits(newest, limit_bytes, replica_batch)
+    for accumulate in (1, *larger_divisors(replica_batch, 1)):
+        newest, fits = _compiled(compile_need, accumulate, limit_bytes, newest)
+        if fits and (run_once is None or _runs(run_once, accumulate)):
+            return accumulate
+    raise _nothing_fits(newest, limit_bytes, replica_batch)
 
 
 def check_memory_limit(limit_bytes: int | None, *, auto_microbatch: bool) -> None:

@@ -1,4 +1,4 @@
-"""The smallest number of microbatches that fits is found, with few compilations."""
+"""The smallest number of microbatches that fits is found, with no compilation too many."""
 
 import json
 import re
@@ -9,17 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from replicator.engine.auto_microbatch import (
-    Compile,
-    Fits,
-    GiveUp,
-    Search,
-    TooBig,
-    Use,
-    decide,
-    find_accumulate,
-    fit_accumulate,
-)
+from replicator.engine.auto_microbatch import find_accumulate, fit_accumulate
 from replicator.engine.memory_errors import MemoryNeed, larger_divisors
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import init_run
@@ -32,42 +22,17 @@ FULL = jax.errors.JaxRuntimeError(
 )
 
 
-def search(fits_from, candidates=DIVISORS):
-    """Search where `fits_from` microbatches and more fit; return (answer, asked)."""
-    state, action = decide(Search(candidates=candidates), None)
+@pytest.mark.parametrize("smallest", DIVISORS)
+def test_the_smallest_that_fits_is_found_and_no_larger_one_compiled(smallest):
     asked = []
-    while isinstance(action, Compile):
-        k = action.accumulate
+
+    def compile_need(k):
         asked.append(k)
-        state, action = decide(state, Fits(k) if k >= fits_from else TooBig(k))
-    return action, asked
+        return needs(0 if k >= smallest else 10**6)(1)
 
-
-@pytest.mark.parametrize("smallest", DIVISORS)
-def test_the_smallest_that_fits_is_found(smallest):
-    assert search(smallest)[0] == Use(smallest)
-
-
-@pytest.mark.parametrize("smallest", DIVISORS)
-def test_few_are_compiled_and_none_twice(smallest):
-    asked = search(smallest)[1]
-    assert len(asked) == len(set(asked)) <= 5
-
-
-def test_what_fits_at_once_is_compiled_alone():
-    assert search(1) == (Use(1), [1])
-
-
-def test_it_gives_up_when_one_example_at_a_time_is_too_much():
-    assert search(1000)[0] == GiveUp()
-
-
-def test_a_choice_that_fails_when_it_runs_is_followed_by_a_larger_one():
-    state = Search(candidates=(1, 2, 4, 8), too_big=1, fits=1)
-    state, action = decide(state, TooBig(2))
-    assert action == Compile(4)
-    state, action = decide(state, Fits(4))
-    assert action == Use(4)
+    found = find_accumulate(compile_need, replica_batch=256, limit_bytes=1000)
+    assert found == smallest
+    assert asked == [k for k in DIVISORS if k <= smallest]
 
 
 def needs(total_at_one, fixed=100):
