@@ -1,4 +1,4 @@
-"""The smallest number of microbatches that fits is found, with no compilation too many."""
+"""The smallest number of microbatches that fits is found; none above it is compiled."""
 
 import json
 import re
