@@ -17,8 +17,9 @@ demo: $(VENV)/.ready
 
 # Two workers: a test traces and compiles on one core. Files stay whole, as what one
 # compiles its tests share.
+WORKERS ?= 2
 test: $(VENV)/.ready
-	$(RUN_TESTS) -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.ready
 	sh tests/install_chromium.sh

@@ -220,10 +220,15 @@ def test_a_client_with_too_much_in_flight_is_read_no_further():
             for _ in range(2):
                 assert probe.started.acquire(timeout=LONG_S)
             with client_of_same(client) as other:
-                known = statistics(other)
-                assert known.running + known.queued == 4
+                wait_until(lambda: under_way(other) >= 4)
+                assert under_way(other) == 4
             probe.go_on.set()
             assert [f.result(LONG_S) for f in futures] == list(range(20))
+
+
+def under_way(client):
+    known = statistics(client)
+    return known.running + known.queued
 
 
 def client_of_same(client):

@@ -87,7 +87,7 @@ class UnixListener:
 
     def accept(self) -> Callable[[], UnixConnection]:
         """Wait for a client; return what lets it prove itself. See `Listener`."""
-        if not self._accept_lock.acquire(blocking=False):
+        if not self._accept_lock.acquire(timeout=1.0):  # `close` has it for a moment
             raise RuntimeError(f"Two threads accept at {self.address}. Let one do it.")
         try:
             while not self._is_closed:
