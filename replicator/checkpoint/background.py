@@ -62,6 +62,7 @@ class BackgroundSaver:
         self._clock = clock
         self._failures_allowed = failures_allowed
         self._timeout_s = timeout_s
+        # No daemon: Python joins it at exit, so a save that has begun ends.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-checkpoint")
         self._in_flight: Future[None] | None = None
         self._began_s = 0.0
@@ -160,6 +161,7 @@ class BackgroundSaver:
         except Exception as failure:
             # Raised by whoever asks for the outcome; until then training goes on.
             self._failure = failure
+            # After the failure itself: who sees the count reads that next.
             self._count(failed=1)
             _log.warning(
                 "Step %d could not be saved, training goes on: %r", draft.step, failure

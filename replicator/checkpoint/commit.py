@@ -75,6 +75,7 @@ def commit(
     try:
         manifest = _write(draft, writing, generation=generation, disk=disk, rows=rows)
         require_current()
+        # An owner that comes between these two is not seen: only `flock` keeps it out.
         _give_name(writing, checkpoint_path(directory, draft.step), disk=disk)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -156,7 +157,10 @@ def _metrics(draft: Draft) -> dict[str, float]:
 def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:
     # A run that went back to an earlier step comes by the same step once more.
     replaced = _move_aside(checkpoint, _DELETING, disk=disk)
+    # Dying here, after one was moved aside, leaves none of this step: by their names
+    # both are leftovers.
     disk.rename(writing, checkpoint)
+    # Readers see it from here on; a loss of power may still undo the rename.
     disk.sync_directory(checkpoint.parent)
     if replaced is not None:
         disk.remove_tree(replaced)

@@ -55,6 +55,7 @@ class Disk:
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
         draft.unlink(missing_ok=True)
         self.write_file(draft, data)
+        # Dying before this leaves the old content, and a `.draft` that nobody reads.
         self.rename(draft, path)
         self.sync_directory(path.parent)
 

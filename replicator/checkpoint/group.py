@@ -123,10 +123,13 @@ def share_rows(
         return ()
 
     def begin() -> str:
+        # By its name a leftover, if the chief dies: the next owner removes it.
         name = f".writing-rows-{draft.step}-{os.urandom(4).hex()}"
         disk.make_directory(directory / name)
         return name
 
+    # On the saver's thread of each process. Each word is a barrier: the folder is there
+    # before rows are written, all rows before the chief reads one.
     folder = directory / group.lead("rows", begin)
     failure, own = None, []
     if not group.is_chief:

@@ -83,6 +83,7 @@ class WriterLock:
         """
         handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            # We never delete the file: a lock without a name keeps nobody out.
             self._lock(handle)
             last = self._read_owner()
             owner = Owner(
@@ -95,6 +96,7 @@ class WriterLock:
                 token=os.urandom(8).hex(),
             )
             record = strict_json(dataclasses.asdict(owner)) + "\n"
+            # Dying before this leaves the last owner's record, and a lock that is free.
             self._disk.replace_file(self._owner_path, record.encode())
         except BaseException:
             os.close(handle)
@@ -126,6 +128,8 @@ class WriterLock:
 
     def let_go(self) -> None:
         """Hold nothing in a forked child; the parent still does."""
+        # `flock` is of the open file, which a fork shares: closing this copy takes
+        # nothing from the parent; kept, it would hold the lock when the parent is dead.
         self.release()
 
     def _is_in_place(self) -> bool:

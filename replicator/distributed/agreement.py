@@ -44,6 +44,8 @@ _ROOT = "replicator/agreement/"
 _SERVICE_GRACE_S = 10.0
 
 _calls: Counter[str] = Counter()
+# Of `_calls`; not held while a call waits. Two threads may exchange at a time, under
+# names of their own: the loop's, and the one that saves.
 _calls_lock = threading.Lock()
 
 

@@ -49,6 +49,8 @@ class ServiceNotices:
     """
 
     def __init__(self) -> None:
+        # No lock: the threads of a watchdog and of a `StopAgreement` share a board, and
+        # pin notices of different names.
         self.process = process_index()
         self.count = process_count()
         # A run must not read what was pinned for the run before it.

@@ -166,6 +166,7 @@ class _Channel(Generic[T]):
                 return False
             self._items.append(item)
             self._filling = len(self._items) < self._room
+            # A consumer waits only while it is empty.
             if len(self._items) == 1:
                 self._changed.notify_all()
             return True

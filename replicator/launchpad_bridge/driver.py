@@ -66,6 +66,8 @@ class Driver:
         self._launcher = launcher
         self._patience = patience
         self._tell = tell
+        # From the launcher's threads, `stop` and signal handlers (`put` is re-entrant)
+        # to the driver's thread alone. What comes after the end is never taken.
         self._events: queue.SimpleQueue[Exited | StopAsked] = queue.SimpleQueue()
         self._workers: Workers | None = None
         self._running: dict[str, Worker] = {}
@@ -122,6 +124,7 @@ class Driver:
         workers = {name: e.restart for name, e in self._executables.items()}
         state, actions = begin(workers, time.monotonic(), patience=self._patience)
         while True:
+            # Other threads read this one or the one before, whole: no lock.
             self.state = state
             finish = self._perform(state, actions)
             if finish is not None:
@@ -129,6 +132,7 @@ class Driver:
             self._tell()
             event = self._next_event(state)
             if isinstance(event, Exited) and event.outcome in ("returned", "stopped"):
+                # Before the state tells of the end: who waits for that reads this next.
                 self.results[event.name] = event.result
             state, actions = decide(state, event, time.monotonic())
 
@@ -199,6 +203,7 @@ class Driver:
                     name=_LAUNCHER, attempt=0, outcome="raised", error=error
                 )
                 finish = states.Finish(failure=broken, left=finish.left)
+        # Not before the launcher was closed: readers take it for the end of the run.
         self.finish = finish
         self._tell()
 

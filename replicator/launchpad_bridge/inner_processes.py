@@ -78,6 +78,7 @@ def _run(
         _wait(driver, over)
     except BaseException:
         # This worker is killed: those below it must be gone before it is.
+        # Two signals: the first asks for a stop, the second kills at once.
         for _ in range(2):
             driver.report(StopAsked(by="signal"))
         raise

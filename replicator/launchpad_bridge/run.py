@@ -67,6 +67,8 @@ class Run:
         self._test_frame = test_frame
         self._in_test: threading.Timer | None = None
         self._is_seen = False
+        # Guards nothing: what is waited for is set first, then this is notified. A
+        # signal handler may run inside it, and only puts into the driver's queue.
         self._changed = threading.Condition()
         self._over = threading.Event()
         self._stopping = threading.Event()
@@ -84,6 +86,7 @@ class Run:
         self._unregister = node_context.register_program(
             self.run_id, self.program, self.stop
         )
+        # Before a worker runs: no exit, no signal may come to a run that nobody knows.
         exit_status.keep_alive(self)
         interrupts.watch(self)
         # A signal that comes while this waits leaves a run that stops by itself.
@@ -291,6 +294,7 @@ class Run:
     def _end(self, finish: Finish) -> None:
         if finish.failure is not None:
             exit_status.note_failure(self.run_id, self._failure(finish.failure))
+        # After the note: an exit that finds this run gone must find its failure.
         self._leave(is_well=finish.failure is None and not finish.left)
         # Only now: whoever sees it may launch the program again.
         self._over.set()

@@ -143,6 +143,8 @@ def _lock_made(path: Path) -> IO[bytes]:
     hidden = path.with_name(_UNFINISHED_LOCK)
     file = hidden.open("wb")
     fcntl.flock(file, fcntl.LOCK_EX)
+    # Locked before it has its name: `launcher.lock` is never free while its launcher
+    # lives. Dying before leaves `launcher.new` (`_was_never_finished`).
     hidden.rename(path)
     return file
 

@@ -132,6 +132,7 @@ def _append(path: Path, line: bytes) -> None:
         if file.read(1) not in (b"", b"\n"):
             # Cut short by a kill or a full disk: what comes now is a line of its own.
             line = b"\n" + line
+        # One write to a file opened to append: lines of two threads do not mix.
         file.write(line)
 
 

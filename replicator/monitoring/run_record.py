@@ -94,7 +94,8 @@ def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -
     numbers = [int(path.name) for path in earlier.iterdir() if path.name.isdecimal()]
     target = earlier / str(max(numbers, default=-1) + 1)
     target.mkdir()
-    for path in root.iterdir():
+    # The record last: without one the next run would leave here what is here still.
+    for path in sorted(root.iterdir(), key=lambda path: path.name == RECORD_NAME):
         stays = but_journal and path.name.startswith("events")
         if not stays and _LEFT_BY_A_RUN.fullmatch(path.name):
             path.rename(target / path.name)

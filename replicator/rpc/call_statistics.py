@@ -106,6 +106,7 @@ class CallRecords:
         )
         self._callers: dict[str, list[int]] = {}
         self._s: collections.deque[float] = collections.deque(maxlen=_KEPT_TIMES)
+        # Guards the sums, and who takes from `_new`; `add` appends without it.
         self._lock = threading.Lock()
         self._calls = self._errors = self._bytes_in = self._bytes_out = 0
 

@@ -4,6 +4,7 @@ import datetime
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -118,6 +119,19 @@ def test_what_an_earlier_run_left_is_set_aside_and_nothing_else_is(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"checkpoints", "train.py", "earlier"}
     assert (tmp_path / "earlier" / "0" / "stacks").is_dir()
+
+
+def test_the_record_is_set_aside_last(tmp_path, monkeypatch):
+    record(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "tensorboard").mkdir()
+    moved, rename = [], Path.rename
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: (moved.append(path.name), rename(path, to))
+    )
+    set_aside(tmp_path)
+    assert len(moved) == 3
+    assert moved[-1] == "run.json"
 
 
 def test_an_earlier_run_that_somebody_deleted_is_no_obstacle(tmp_path):

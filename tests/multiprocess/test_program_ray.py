@@ -156,6 +156,27 @@ def test_a_worker_for_which_there_is_no_room_is_given_up_in_time(session, tmp_pa
         run.wait(TIMEOUT_S)
 
 
+def test_a_program_none_of_which_finds_room_is_given_up_in_time(session, tmp_path):
+    @ray.remote(num_cpus=4)
+    class Holder:
+        def is_here(self):
+            return True
+
+    holder = Holder.remote()
+    try:
+        assert ray.get(holder.is_here.remote())
+        run = launch(
+            {"node": lp.PyNode(nodes.wait_in_program)},
+            tmp_path,
+            Ray(start_timeout_s=5),
+            resources={"node": lp.Resources(cpus=3)},
+        )
+        with pytest.raises(lp.NodeFailedError, match="found no room in the cluster"):
+            run.wait(TIMEOUT_S)
+    finally:
+        ray.kill(holder)
+
+
 def test_a_cluster_without_tokens_is_refused(session, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(lp.LaunchError, match="must have token authentication"):

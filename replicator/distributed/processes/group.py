@@ -115,6 +115,7 @@ class _Group:
     def __exit__(self, *error: object) -> None:
         """Leave nothing behind, also after an error of our own."""
         until_s = self._clock.now_s() + _CLEANING_S
+        # By their lifelines, as guards sweep best; by force only what is left then.
         for member in self._members.values():
             member.kill(hard=False)
         while self._members and self._clock.now_s() < until_s:
@@ -129,6 +130,8 @@ class _Group:
         self._perform(self._actions)
         while self._code is None:
             exited = self._wait_for_exits(self._state.deadline_s)
+            # The wish first: exits seen in the same round then count as leaving, not as
+            # a failure that starts all again.
             for number in self._read_signals():
                 self._handle(Asked(signal=number))
             for member in exited:
@@ -285,6 +288,7 @@ def _signals() -> Iterator[socket.socket]:
     try:
         yield inbox
     finally:
+        # Before the sockets are closed: C code must not write to a number used anew.
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)

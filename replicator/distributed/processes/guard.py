@@ -84,10 +84,12 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
     # No other thread: a function between fork and exec is safe here.
+    # It inherits 0 to 2; `Popen` closes all else, the lifeline too.
     child = subprocess.Popen(command, preexec_fn=die_with_guard)
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
+        # Nothing is sent once it was reaped: `send_signal` looks first.
         child.send_signal(number)
 
     for number in _FORWARDED:
@@ -104,6 +106,7 @@ def _wait(child: subprocess.Popen[bytes], lifeline: int) -> int | None:
     # Nothing is ever written: only its end makes the pipe ready.
     poll.register(lifeline, select.POLLIN)
     ready = {descriptor for descriptor, _ in poll.poll()}
+    # If both are ready: a command that ended by itself tells its own code.
     return child.wait() if exited in ready else None
 
 

@@ -41,6 +41,7 @@ class Member:
         self.memory_kills = count_memory_kills()
         # -I -S: the guard needs nothing of the environment, and starts at once.
         program = [sys.executable, "-I", "-S", guard.__file__]
+        # Our end closes on `exec`: no other member's guard keeps this lifeline open.
         guarded, self._lifeline = os.pipe()
         out_from, out_to = os.pipe()
         err_from, err_to = os.pipe()

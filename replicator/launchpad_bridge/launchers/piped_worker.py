@@ -94,6 +94,7 @@ class PipedWorker:
         self._attempt = attempt
         self._report = report
         self._is_killed = False
+        # Of standard input, which the driver's thread and the listening one may close.
         self._sending = threading.Lock()
         self._log = _log_of(plan, executable)
         self._log_start = begin_attempt(self._log, attempt)

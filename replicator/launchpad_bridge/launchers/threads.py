@@ -143,6 +143,7 @@ class ThreadWorker:
         self._context = context
         self._report = report
         self._around = around
+        # Of `_is_reported`, as `_run` and `kill` are in two threads.
         self._lock = threading.Lock()
         self._is_reported = False
         # A daemon: one that is left behind must not keep the process from ending.
@@ -189,5 +190,6 @@ class ThreadWorker:
         """Report an end, the first one that is known."""
         with self._lock:
             is_first, self._is_reported = not self._is_reported, True
+        # Not under the lock: in a fixed order `_report` sets events, which take others.
         if is_first:
             self._report(exited)

@@ -37,6 +37,8 @@ class Turns:
           seed: Decides the order.
           longest_s: For how long a turn may be held.
         """
+        # Of all below but `_mine`. Conditions of those who wait are called with it
+        # held, in whichever thread chooses next: they must not wait.
         self._condition = threading.Condition()
         self._random = random.Random(seed)
         self._expected = set(names)

@@ -139,6 +139,8 @@ class _Context:
         self.launch_type = job.launch_type
         self.stop_event = stop_event
         self._channel = channel
+        # One report at a time, from the main thread and from any that asks for a stop.
+        # Not re-entrant: a signal handler must not `tell`.
         self._sending = threading.Lock()
         self.address_book = None if job.book is None else _open_book(job.book)
 
@@ -163,6 +165,7 @@ class _Listener:
 
     def __enter__(self) -> "_Listener":
         signal.signal(signal.SIGTERM, self._on_signal)
+        # Before the thread, which then is the only reader of the channel.
         self._look_once()
         self._thread.start()
         return self
@@ -171,11 +174,13 @@ class _Listener:
         with contextlib.suppress(OSError):
             self._outbox.send(b"x")
         self._thread.join()
+        # Before the sockets are closed: the handler writes to one.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._inbox.close()
         self._outbox.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Runs in the main thread, once that is back in Python.
         # A second one is obeyed by the kernel.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with contextlib.suppress(OSError):

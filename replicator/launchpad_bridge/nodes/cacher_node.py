@@ -90,6 +90,7 @@ class _Known:
     def __init__(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> None:
         self.args = args
         self.kwargs = kwargs
+        # Held during a call to the target. A refresh does without: it replaces `entry`.
         self.lock = threading.Lock()
         self.entry: _Entry | None = None
         self.is_asked = False
@@ -122,6 +123,7 @@ class Cacher:
         self._refresh_interval_s = refresh_interval_s
         self._stale_after_s = stale_after_s
         self._now_s = now_s
+        # Of the table only; never held together with the lock of a call.
         self._lock = threading.Lock()
         self._known: dict[Any, _Known] = {}
 

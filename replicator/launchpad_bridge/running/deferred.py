@@ -81,6 +81,8 @@ class Deferred(Composite[Made], Generic[Made]):
             ) from error
 
     def _forget(self) -> None:
+        # Held while the constructor runs: other threads of the worker wait for its
+        # object, and so do other workers that are threads of this process.
         self._lock = threading.RLock()
         self._made: weakref.WeakKeyDictionary[object, Made] = (
             weakref.WeakKeyDictionary()

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol
 
 _KEPT_AT = "_replicator_exit_status"
+# Of `_runs`, `_unseen`, `_is_prepared`; not held while a run is stopped or awaited.
 _LOCK = threading.Lock()
 _runs: "list[ExitingRun]" = []
 _unseen: dict[str, BaseException] = {}
@@ -95,6 +96,7 @@ def seen(run_id: str) -> None:
 def _forget() -> None:
     """Know nothing of the parent's runs, in a process that it forked."""
     global _is_exiting
+    # Without the lock: who may have held it is not in this process.
     _runs.clear()
     _unseen.clear()
     _is_exiting = False

@@ -20,9 +20,12 @@ _SIGNALS = [
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)
 ]
+# Changed by launching and drivers' threads, copied by the handler. No lock: the handler
+# may have interrupted whoever holds it.
 _runs: "list[InterruptedRun]" = []
 _before: dict[int, Any] = {}
 _to_raise: "list[Callable[[FrameType | None], BaseException | None]]" = []
+# Counted by the main thread only, which the handler runs in.
 _waits = 0
 
 
@@ -53,6 +56,7 @@ def unwatch(run: InterruptedRun) -> None:
 
 def tidy() -> None:
     """Give the signals back, where that can be done and nobody needs them."""
+    # A run ends in its driver's thread: the end of the main thread's wait does it then.
     if _runs or threading.current_thread() is not threading.main_thread():
         return
     for signum, handler in list(_before.items()):

@@ -20,6 +20,7 @@ from replicator.launchpad_bridge.protocols import NodeContext, Resources
 from replicator.launchpad_bridge.running.stop_event import StopEvent, mirrored
 
 _THREAD = threading.local()
+# Of `_ROOTS` and `_PROGRAMS`; no code of others is called while it is held.
 _LOCK = threading.Lock()
 _ROOTS: set["RunningContext"] = set()
 _PROGRAMS: dict[str, tuple[str, Callable[[], None]]] = {}

@@ -12,14 +12,17 @@ class StopEvent(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         # A signal may set it while this thread holds the lock.
+        # The event's own lock is not re-entrant: no signal handler of ours sets it.
         self._calling = threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
 
     def set(self) -> None:
         """Set it, and call who waits for that."""
+        # The flag first: `when_set` sees it, or has its callback in the list below.
         super().set()
         with self._calling:
             callbacks, self._callbacks = self._callbacks, []
+        # Outside of the lock: a callback may set other events, and take their locks.
         for callback in callbacks:
             callback()
 
@@ -34,6 +37,7 @@ class StopEvent(threading.Event):
 
     def _forget(self, callback: Callable[[], None]) -> None:
         with self._calling:
+            # Too late for one that `set` has taken already: that is still called.
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
 

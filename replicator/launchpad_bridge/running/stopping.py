@@ -66,6 +66,7 @@ def register_stop_handler(handler: Callable[..., Any]) -> None:
             _OF_PROCESS.append(handler)
         return
     registered = _StopHandler(context, handler)
+    # Listed before it can be called: the worker waits for all that are listed.
     context.stop_handlers.append(registered)
     registered.cancel = context.stop_event.when_set(registered.start)
 
@@ -133,6 +134,7 @@ class _StopHandler:
         self.done = threading.Event()
         self.error: BaseException | None = None
         self._context = context
+        # Never given back: who gets it calls the handler, or sees that nobody does.
         self._taken = threading.Lock()
 
     def take_over(self) -> bool:

@@ -33,6 +33,7 @@ class Async:
         self._writer = writer
         self._timeout_s = timeout_s
         self._room = threading.BoundedSemaphore(capacity)
+        # One thread, so in order: when a `flush` has run, so have all rows before it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-writer")
         self._failure: Exception | None = None
         self._closed = False

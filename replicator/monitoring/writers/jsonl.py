@@ -92,6 +92,7 @@ def drop_after(path: Path, *, step: int, evaluated_step: int | None = None) -> N
     kept = [line for line in path.read_bytes().splitlines() if _stays(line, last)]
     draft = path.with_suffix(".kept")
     draft.write_bytes(b"".join(line + b"\n" for line in kept))
+    # Dying before this leaves the old file, and a draft that the next call writes over.
     draft.replace(path)
 
 

@@ -276,6 +276,7 @@ class _Meeting:
             raise
         finally:
             running_here.call = own
+            # Always, or the batch would count as running for good.
             self._tell(Finished(time.monotonic()))
 
     def _outcomes(
@@ -307,6 +308,7 @@ class _Meeting:
         with self._lock:
             call.has_left = True
             self._act(Left(call, time.monotonic()))
+            # Each `Run` is put under the lock, so none comes after this look.
             while not call.inbox.empty():
                 news = call.inbox.get_nowait()
                 if isinstance(news, Run):

@@ -31,6 +31,7 @@ class BackgroundReader:
         self.is_asleep = True
         self._link = link
         self._inbox = Inbox()
+        # Guards `_thread`: the end of one thread and the start of the next.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -58,6 +59,7 @@ class BackgroundReader:
             with self._lock:
                 self._thread = None
                 self.is_asleep = True
+            # A `wake` that came before this reached no thread: its call is seen here.
             if self._link.waiting and self._link.lost is None:
                 self.wake()
 
@@ -73,6 +75,7 @@ class BackgroundReader:
                 self._read()
             finally:
                 link.role.leave()
+        # `leave` of another may have woken this thread, which reads no more.
         link.role.pass_on()
 
     def _read(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, final
 from replicator.rpc.client.link import Answer, Link
 from replicator.rpc.client.request import Request
 
+# For all futures: held for one assignment, with nothing else inside.
 _CANCELLING = threading.Lock()
 
 

@@ -151,6 +151,7 @@ class Calls:
 
     def close(self) -> None:
         """Give all calls up; take no more."""
+        # First: what is given up from now on is not tried again.
         self._closed.set()
         left = self._resender.close()
         self._connector.close()
@@ -203,6 +204,7 @@ class Calls:
         if failure is not None:
             self._take(future, failure)
         elif future.cancelled():
+            # `cancel` may have come before the call was in the link's table.
             link.give_up(future)
         else:
             reader = link.reader  # None once the link is lost

@@ -63,6 +63,8 @@ class Connector:
         self._dial = dial
         self._address = address
         self._heartbeat_s = heartbeat_s
+        # Held while connecting, hello included. `close` and `_forget` never take it:
+        # they must get through meanwhile, and `lose` calls `_forget` in this thread.
         self._lock = threading.Lock()
         self._left: Link | None = None
 
@@ -70,6 +72,7 @@ class Connector:
         """Connect no more: this is a forked child. Return the calls that waited."""
         # The link is kept: to take it down is its parent's business.
         self._left, self.link = self.link, None
+        # A new lock: a thread of the parent may have held the old one.
         self._is_inherited, self._lock = True, threading.Lock()
         return [] if self._left is None else list(self._left.waiting.values())
 
@@ -102,6 +105,7 @@ class Connector:
 
     def close(self) -> None:
         """Close the link for good; calls that wait are told."""
+        # Before `link` is read: `_connect` sets that, then looks at this.
         self.is_closed = True
         link = self.link
         if link is not None:

@@ -186,6 +186,7 @@ class Link:
             self._interrupted()
             raise
         finally:
+            # Also after Ctrl-C: others may follow, and wait to be woken.
             self.role.leave()
 
     def start(
@@ -197,6 +198,7 @@ class Link:
           EncodeError: The body cannot be sent.
           MessageTooLargeError: It is past the limit.
         """
+        # Before `lost` is looked at: `lose` sets that, then empties the table.
         self.waiting[call.call_id] = call
         try:
             if self.lost is not None:
@@ -296,6 +298,7 @@ class Link:
         try:
             self._wait(call, deadline_s)
         finally:
+            # This thread may have been woken to read, and leaves instead.
             self.role.pass_on()
             if call.answer is None:
                 self.give_up(call)

@@ -27,6 +27,7 @@ class ReadingRole:
     """
 
     def __init__(self) -> None:
+        # The role itself: held over `receive`, and over callbacks of futures.
         self._lock = threading.Lock()
         self.try_take = self._lock.acquire
         self._followers: deque[Inbox] = deque()
@@ -45,6 +46,7 @@ class ReadingRole:
 
     def leave(self) -> None:
         """Set the role free, and wake one who follows."""
+        # Before the release: afterwards it is the next holder's.
         self._owner = None
         self._lock.release()
         if self._followers:
@@ -62,6 +64,7 @@ class ReadingRole:
                 with contextlib.suppress(queue.Empty):
                     inbox.get(timeout=timeout_s)
         finally:
+            # Not there if `_wake_one` took it: then `pass_on` must wake another.
             with contextlib.suppress(ValueError):
                 self._followers.remove(inbox)
 

@@ -25,6 +25,7 @@ class Resender:
         """Make one; no thread starts yet."""
         self._due: list[tuple[float, int, CallFuture]] = []
         self._order = itertools.count()
+        # Guards all of these. `send` is called without it, as it connects.
         self._changed = threading.Condition()
         self._is_running = False
         self._is_closed = False
@@ -87,5 +88,6 @@ class Resender:
                 if not due:
                     break  # idle for long enough
                 return due
+            # Under the lock: a `put` that comes after this starts another thread.
             self._is_running = False
             return []

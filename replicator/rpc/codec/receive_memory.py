@@ -13,6 +13,7 @@ _ALIGNMENT = 64  # of a cache line; and jax takes such memory without a copy
 _WARM_FROM_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 # The last one that was handed back: pages that are there cost a third of new ones.
+# For all threads, without a lock: who pops it is its only owner.
 _warm: list[np.ndarray] = []
 
 
@@ -29,6 +30,7 @@ def receive_memory(num_bytes: int) -> memoryview:
     start = -memory.ctypes.data % _ALIGNMENT
     lent = memory[start : start + num_bytes]
     if is_kept:
+        # Not at exit, when it would run for memory that is still in use.
         weakref.finalize(lent, _hand_back, memory).atexit = False
     return lent.data
 

@@ -23,6 +23,8 @@ class HandlerPool:
         self.size = size
         self._crew = crew
         self._free = [None] * size
+        # Guards `_waiting`; `_free` needs no lock. `_dispatch` starts threads while it
+        # is held, but no handler runs and nothing is sent under it.
         self._lock = threading.Lock()
         self._waiting: FairQueue[Caller, ServedCall] = FairQueue(max_seats=size)
 
@@ -38,6 +40,7 @@ class HandlerPool:
 
     def try_enter(self) -> bool:
         """Take a slot if one is free and nobody waits for it."""
+        # Without the lock: a call that is put just now may be overtaken, no more.
         if self._waiting.turns:
             return False
         try:

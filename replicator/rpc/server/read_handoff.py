@@ -97,6 +97,8 @@ class Reader:
         self._relief = relief
         self._crew = crew
         self._read = read
+        # Held by who reads. Not an RLock: `start` and `relieve` take it for a thread of
+        # the crew, so the thread that releases it is often another one.
         self._right = threading.Lock()
         self._take = self._right.acquire
 
@@ -111,22 +113,28 @@ class Reader:
         relief.busy[self] = now_s
         if relief.is_asleep:
             relief.wake()
+        # From here on another thread may read, so the caller must receive no more.
         self._right.release()
 
     def take_up(self) -> bool:
         """Be done; return whether this thread still has the right to read."""
         if not self._take(False):
             return False
+        # Only who has the right changes the entry, so this is the caller's own.
         self._relief.busy.pop(self, None)
         return True
 
     def relieve(self, since_s: float) -> None:
         """Let another thread read if this one has been busy since then."""
+        # Between the two the reader may have begun another call. Then that one is
+        # relieved too early and its method counts as slow, which costs only time.
         if self._relief.busy.get(self) == since_s and self._take(False):
             self._relief.busy.pop(self, None)
+            # Set by a thread that runs on meanwhile, so it may be over, or None.
             call = self.call
             if call is not None and call.is_over:
                 call.caller.is_stalled = True
             elif call is not None:
                 call.target.held_up()
+            # Taken by this thread; held from now on by the one that reads.
             self._crew.run(functools.partial(self._read, self))

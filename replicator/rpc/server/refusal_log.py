@@ -30,6 +30,7 @@ class RefusalLog:
         self._server = server
         self._log = log
         self._clock = clock
+        # Guards the two numbers. The log is written outside: its handlers may block.
         self._lock = threading.Lock()
         self._next_s = -float("inf")
         self._untold = 0

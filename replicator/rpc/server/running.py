@@ -50,6 +50,7 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     finally:
         running_here.call = None
         call.is_over = True
+        # Before the reply is sent: who does not take it must not hold a slot.
         service.pool.leave()
     try:
         _reply(service, call, Answer(kind, value), time.monotonic() - started_s)
@@ -102,6 +103,7 @@ def run_if_wanted(service: Service, call: ServedCall) -> None:
     try:
         is_late = call.is_cancelled()
     finally:
+        # `_dispatch` took a slot for this call, which `run` gives back where it runs.
         if is_late:
             service.pool.leave()
     if is_late:
@@ -157,6 +159,7 @@ def is_new(service: Service, call: ServedCall) -> bool:
     with service.replies_lock:
         seen = service.replies.begin(call.key, call)
         if isinstance(seen, Running):
+            # Under the lock: once it is free, `_tell_others` may take the entry out.
             call.caller.calls[call.call_id] = seen.first
     if isinstance(seen, Answer):
         send(call, seen)
@@ -172,6 +175,7 @@ def _tell_others(
     size = num_bytes or size_of(answer.value)
     with service.replies_lock:
         others = service.replies.end(call.key, answer, size)
+    # Not under the lock: each of them may take `REPLY_TIMEOUT_S`.
     for other in others:
         send(other, answer)
         other.caller.end(other)

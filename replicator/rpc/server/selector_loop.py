@@ -67,8 +67,11 @@ class SelectorLoop:
         self._crew = crew
         self._relief = relief
         self._watched: dict[int, Watched] = {}
+        # Any thread appends; only who has the right to read takes from it.
         self._ready: collections.deque[Watched] = collections.deque()
         # Guards `_watched` and what the system watches, against each other.
+        # Also `_waker`, whose number may be another file's once it is closed. No
+        # thread has another lock of ours when it takes this one.
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
         self._waits: ShortWaits | None = None
@@ -94,17 +97,20 @@ class SelectorLoop:
                 with contextlib.suppress(OSError):  # closed by the other thread
                     if self._epoll is not None:
                         self._epoll.unregister(watched.descriptor)
+                # So that `resume` changes nothing for who gets the number next.
                 watched.descriptor = -1
 
     def resume(self, watched: Watched) -> None:
         """Read a connection again that is paused no more."""
         with self._lock:
             self._watch(watched, select.EPOLLIN)
+        # Listed as well: of what was received before, the system tells nothing.
         self._list(watched)
 
     def close(self) -> None:
         """Read nothing more."""
         with self._lock:
+            # The descriptors are closed by who reads, which may be inside of `poll`.
             self._is_closed = True
             self._wake()
 
@@ -159,6 +165,7 @@ class SelectorLoop:
     def _look(self) -> bool:
         """List what has received something; return False at the end."""
         for descriptor, events in self._events():
+            # Without the lock: an event of one that was removed just now is ignored.
             watched = self._watched.get(descriptor)
             if watched is None:
                 if descriptor == self._waker:
@@ -186,8 +193,10 @@ class SelectorLoop:
 
     def _read_one(self, watched: Watched, reader: Reader) -> bool:
         """Take one message; return whether this thread still reads."""
+        # Before it is read: what arrives later lists it again.
         watched.is_listed = False
         if watched.is_paused:
+            # Looked at again: it is cleared before `resume` waits for this lock.
             with self._lock:
                 if watched.is_paused:  # else `resume` is on its way
                     self._watch(watched, 0)
@@ -205,10 +214,12 @@ class SelectorLoop:
             _log.exception("the connection with %s ends", watched.connection.peer)
             watched.close()
             return True
+        # Looked at before `handle`, which lays the right down: another may read then.
         if watched.connection.has_received():
             watched.is_listed = True
             self._ready.append(watched)
         watched.handle(message, time.monotonic(), reader)
+        # Another thread is in this loop now: the list and `epoll` are its to use.
         if not reader.take_up():
             return False
         if len(self._watched) == 1 and not watched.is_listed and watched.is_alone():

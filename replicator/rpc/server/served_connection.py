@@ -70,6 +70,8 @@ class ServedConnection:
         self.descriptor = -1
         self.is_listed = False
         self.is_paused = False
+        # Guards `_held_bytes`, `_held_calls` and changes of `is_paused`, `_is_closed`.
+        # No other lock is taken and nothing is sent while it is held.
         self._lock = threading.Lock()
         self._held_bytes = 0
         self._held_calls = 0
@@ -94,6 +96,7 @@ class ServedConnection:
         kind, call_id, payload = message
         if kind == _CALL:  # before another thread may read a ping for it
             self.arriving[call_id] = []
+        # From here on another thread may be in `handle` for the same connection.
         reader.lay_down(received_s)
         try:
             if kind == _CALL:
@@ -110,11 +113,13 @@ class ServedConnection:
             _log.exception("the connection with %s ends", self.connection.peer)
             self.close()
         finally:
+            # After `_take` has entered it in `calls`: `_states` looks here first.
             if kind == _CALL:
                 self.arriving.pop(call_id, None)
 
     def end(self, call: ServedCall) -> None:
         """Forget a call that was answered, or has nobody to answer to."""
+        # Before `takes_calls` is looked at: `_stop` clears that, then counts calls.
         self.calls.pop(call.call_id, None)
         self.is_stalled = False
         if call.is_counted:
@@ -145,6 +150,7 @@ class ServedConnection:
         with self._lock:
             if self._is_closed:
                 return
+            # Before `calls` is read below: `_take` enters a call, then looks at this.
             self._is_closed = True
         self.service.connections.discard(self)
         if self.service.front is not None:
@@ -193,11 +199,13 @@ class ServedConnection:
                     with contextlib.suppress(queue.Empty):
                         self._room.get(timeout=_LOOK_S)
                 if front is not None and len(connections) > 1:
+                    # The front may read it before this returns.
                     front.add(self)
                     return
                 message = receive(timeout_s=None)
                 self.handle(message, time.monotonic(), reader)
                 del message  # what was not taken, while the next is long in coming
+                # Lost means that another thread reads on: the connection stays open.
                 if not reader.take_up():
                     return
         except RpcError as error:
@@ -236,11 +244,13 @@ class ServedConnection:
         # `close`, or a cancellation, ran meanwhile, and may not have seen it.
         if (self._is_closed and not target.is_idempotent) or self.arriving.get(call_id):
             call.give_up()
+        # Looked at after the call is in `calls`, where `_drain` counts it.
         if not service.takes_calls:
             answer_unrun(service, call, not_run(STOPPED))
         elif target.is_idempotent and self.client_id and not is_new(service, call):
             return
         elif target.is_quick and not self.is_stalled and service.pool.try_enter():
+            # A slot is taken, which `run` gives back; `relieve` looks at `reader.call`.
             reader.call = call
             run(service, call, received_s)
             reader.call = None
@@ -249,6 +259,7 @@ class ServedConnection:
 
     def _submit(self, call: ServedCall) -> None:
         """Let a call wait for a thread; read no more while the client has too many."""
+        # Counted before it is submitted: it may be over when `submit` returns.
         call.is_counted = True
         with self._lock:
             self._held_bytes += call.num_bytes

@@ -121,6 +121,8 @@ class Server:
             registry=registry,
         )
         self._refusals = RefusalLog(self._name, _log)
+        # Guards `_is_started`, `_is_stopping` and `_give_up_s`. Neither a client nor a
+        # handler is waited for while it is held.
         self._phase_lock = threading.Lock()
         self._is_started = False
         self._is_stopping = False
@@ -192,6 +194,7 @@ class Server:
             self._is_started = True
         _warn_of_batches(self._methods.values(), self._service.pool.size)
         raise_limit()
+        # At exit the threads of the crew, which are daemons, still run.
         atexit.register(self.stop, 0.0)
         let_go_in_child(self)
         self._service.crew.run(self._service.relief.watch)
@@ -241,6 +244,7 @@ class Server:
         """Have stopped: this is a forked child, and its parent serves. See `forks`."""
         self._is_inherited = True
         atexit.unregister(self.stop)
+        # A new one: a thread of the parent may have held the lock of the old one.
         self._stopped = threading.Event()
         self._stopped.set()
 
@@ -288,6 +292,7 @@ class Server:
             self._refusals.tell(error)
             return
         finally:
+            # However it ended, as `_accept` waits for a place.
             leave_place()
         served = ServedConnection(self._service, connection)
         self._service.connections.add(served)
@@ -307,6 +312,7 @@ class Server:
     def _stop(self) -> None:
         atexit.unregister(self.stop)
         service = self._service
+        # Before `_drain` counts: `_take` enters a call, then looks at this.
         service.takes_calls = False
         for caller in service.connections.copy():
             caller.say_goodbye()

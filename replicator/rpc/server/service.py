@@ -53,7 +53,9 @@ class Service:
         # Changed by single atomic operations only.
         self.connections: set[Caller] = set()
         self.replies: ReplyCache[ServedCall] = ReplyCache()
+        # Guards `replies` and `_refused`. Nothing is sent or encoded while it is held.
         self.replies_lock = threading.Lock()
+        # Guards nothing: it wakes `_drain`, which looks every 50 ms anyway.
         self.call_ended = threading.Condition()
         self._refused = 0
 

@@ -35,6 +35,7 @@ class WorkerThreads:
         self._idle_s = idle_s
         self._max_idle = max_idle
         # All are changed by single atomic operations only.
+        # Who takes the thread of another off `_idle` owes its inbox exactly one item.
         self._idle: list[_Member] = []
         self._members: set[_Member] = set()
         self._overdue: collections.deque[Task] = collections.deque()
@@ -59,6 +60,7 @@ class WorkerThreads:
         Returns:
           Whether all ended within `timeout_s`; the caller's own thread does not count.
         """
+        # Before the list is emptied: `_next` enters a thread, then looks at this.
         self._is_closed = True
         while self._idle:
             try:

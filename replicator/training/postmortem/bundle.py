@@ -99,6 +99,7 @@ def write_bundle(run_directory: str | os.PathLike[str], bundle: Bundle) -> Path:
     draft.mkdir()
     try:
         _write_files(draft, bundle)
+        # Dying between these two leaves the draft only: whole, but not under its name.
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
     except BaseException:

@@ -234,6 +234,7 @@ class LeaveSaved(Hook):
     def _leave_if_waiting(self, signal_name: str) -> None:
         # The state is not donated before the batch is there. What was read of the input
         # and not used is read again: the position is that of the last step.
+        # This is in the signal handler: it saves here, and raises out of the wait.
         if self._phases.current.phase == "input":
             step = self._first_step if self._newest is None else self._newest.step
             self._leave(Stop(signal=signal_name, step=step))

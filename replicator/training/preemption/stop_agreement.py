@@ -71,6 +71,7 @@ class StopAgreement:
         self._passed = start_step
         self._answer_s = answer_s
         # Held by the thread while it agrees: the loop may not pass a step then.
+        # For up to `answer_s`. Of `_passed` and `_stop`; no signal handler takes it.
         self._agreeing = threading.Lock()
         self._stop: Stop | None = None
         self._wanted: str | None = None  # one assignment: signal handlers write it
@@ -129,6 +130,7 @@ class StopAgreement:
 
     def _agree(self) -> None:
         with self._agreeing:
+            # Under the lock, so that it stays true while this waits for the others.
             self._notices.publish("passed", [self._passed, self._wanted])
             answers = self._wait_for_answers()
             last = max([self._passed, *(said[0] for said in answers if said)])

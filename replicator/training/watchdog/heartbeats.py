@@ -62,6 +62,8 @@ class Heartbeats:
         every_s: float,
         on_straggler: Callable[[Straggler], None],
     ) -> None:
+        # Written by `_run` and read by the watchdog; `wants_peers` the other way. Both
+        # are replaced whole: no lock.
         self.heard = PeerStatus()
         self.wants_peers = False
         self._notices = notices
@@ -107,6 +109,7 @@ class Heartbeats:
                 # The others are then told by JAX; this process still watches itself.
                 _log.debug("No gossip: %s", failure)
             self._wake.wait(self._every_s)
+            # A turn follows, which sees what was said until here; later words wake it.
             self._wake.clear()
 
     def _turn(self, count: int) -> None:

@@ -87,6 +87,7 @@ class Watchdog:
         self._process = 0 if notices is None else notices.process
         self._tell = tell or _tell_nobody
         self._exit_process = exit_process
+        # Replaced whole by the watchdog's thread; `_beat`, in another, reads it.
         self._watched = Watched()
         self._loop_thread = 0
         self._armed = False
@@ -116,6 +117,7 @@ class Watchdog:
         """Watch no more; closing twice is fine."""
         self._closed.set()
         if self._thread.ident is not None:
+            # One that is in `_end` does not return: within this time the process ends.
             self._thread.join(timeout=_WRITE_S)
         if self._gossip is not None:
             self._gossip.close()
@@ -169,6 +171,7 @@ class Watchdog:
 
     def _end(self, expired: Expired | None) -> None:
         """Say everything there is to say, and exit: whatever happens on the way."""
+        # First: each step below may hang, on a disk, a lock or the service.
         self._arm(_WRITE_S)
         try:
             own = self._make_statement(expired)

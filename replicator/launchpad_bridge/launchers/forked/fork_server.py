@@ -116,6 +116,8 @@ class _Server:
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
         self._selector = selectors.DefaultSelector()
+        # Python's C handler writes to `_outbox` at SIGCHLD. A full buffer loses
+        # nothing: one byte makes `_reap` look at all children.
         self._inbox, self._outbox = socket.socketpair()
         for each in (self._inbox, self._outbox):
             each.setblocking(False)
@@ -150,6 +152,7 @@ class _Server:
     def _obey(self, message: Message) -> Job | None:
         if "start" in message:
             return self._start(message["start"], self._receiver.take_descriptor())
+        # Not reaped yet, so each id is still that worker's.
         for pid, child in self._children.items():
             if child.id == message["kill"]:
                 child.is_killed = True
@@ -162,12 +165,16 @@ class _Server:
         child = _Child(id=told["id"], mark=mark, memory_kills=count_memory_kills())
         server = os.getpid()
         try:
+            # One thread, so no lock is held by another. The child inherits the modules,
+            # the channel and the server's own sockets; `_leave` closes these.
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes
             os.close(channel)
             self._tell({"failed": told["id"], "reason": str(error)})
             return None
         if pid:
+            # Only the worker, and what it forks, has a copy now: the launcher reads the
+            # end when they die.
             os.close(channel)
             self._children[pid] = child
             self._dead_sessions.discard(pid)
@@ -184,9 +191,11 @@ class _Server:
     def _leave(self) -> None:
         """Forget, in a worker, that it was the server."""
         os.setsid()
+        # Before the sockets are closed: C code must not write to a number used anew.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
+        # Channels of workers yet to be started: a copy here would hide their deaths.
         self._receiver.close_descriptors()
         for each in (self._inbox, self._outbox, self._control):
             each.close()
@@ -225,6 +234,7 @@ class _Server:
             if self._is_left_by_dead(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+        # What descends from a dead worker is below an adopted process, so gone.
         if not adopted:
             self._dead_sessions.clear()
             self._dead_marks.clear()
@@ -251,6 +261,7 @@ def _peek_ended() -> int | None:
 
 
 def _kill_session(pid: int) -> None:
+    # The second for a fork killed before its `setsid`, which has no group yet.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
@@ -271,6 +282,8 @@ def _settle(told: Message, mark: str) -> None:
 
 def _become_fresh(job: Job, order: Message) -> NoReturn:
     """Replace this fork by an interpreter that has imported nothing."""
+    # The interpreter gets the channel, 0 to 2, the session, the environment and the
+    # cores; Python's other descriptors close on `exec`.
     os.set_inheritable(job.channel, True)
     told = {
         "job": dataclasses.asdict(job),

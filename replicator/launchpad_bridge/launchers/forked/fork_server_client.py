@@ -29,6 +29,7 @@ from replicator.launchpad_bridge.launchers.launcher_environment import (
 
 _SERVER = "replicator.launchpad_bridge.launchers.forked.fork_server"
 _SEND_S = 10.0
+# Longer than the guard sweeps (`lifeline._SWEEP_S`).
 _END_S = 12.0
 _KILL_S = 5.0
 
@@ -80,9 +81,12 @@ class ForkServer:
         self.is_ready = False
         self._log = logs / log_name
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        # `ProcessWatch` sends under its lock, so frames do not mix; its thread alone
+        # receives.
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_SEND_S)
         self._receiver = Receiver(self._control)
+        # Both ends close on `exec`: no other process started from here keeps it open.
         lifeline_end, self._lifeline = os.pipe()
         told = {
             "lifeline": lifeline_end,
@@ -118,6 +122,7 @@ class ForkServer:
         finally:
             os.close(lifeline_end)
             os.close(log)
+            # A copy here would hide the end of the fork server.
             theirs.close()
 
     def fileno(self) -> int:

@@ -69,6 +69,7 @@ def main(words: list[str]) -> int:
         os.close(told["lifeline"])
         return _be_fork_server(told)
     # Only the fork server speaks with the launcher.
+    # So the socket ends when that one dies, though the guard lives on.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     return _guard(server, told)
 
@@ -86,7 +87,9 @@ def die_with(parent: int) -> None:
     thread that forked.
     """
     if _LIBC is not None:
+        # Survives `exec`; forks of this process do not inherit it.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # It died before the line above: the kernel tells of later deaths only.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -138,6 +141,8 @@ def _guard(server: int, told: dict) -> int:
         _wait(server, lifeline, launcher)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # None of these interrupts it. If the guard is killed here, the launcher's
+    # `kill_marked` finds what is left.
     kill_until_none(children)
     if os.getppid() != launcher:
         delete(Path(told["folder"]), keep=Path(told["keep"]))
@@ -153,6 +158,7 @@ def _wait(server: int, lifeline: int, launcher: int) -> None:
     # Twice, as a process that the launcher forked may hold the pipe open after it.
     with contextlib.suppress(OSError):
         poll.register(os.pidfd_open(launcher), select.POLLIN)
+    # If not, it died before its pidfd was opened, which is another's or none.
     if os.getppid() == launcher:
         poll.poll()
 

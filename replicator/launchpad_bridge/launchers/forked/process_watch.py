@@ -150,6 +150,8 @@ class ProcessWatch:
         self._forks = forks
         # Of all that follows; sockets are written to while it is held, so that a kill
         # cannot overtake the start that it is about.
+        # Not of `_tasks`, which any thread appends to and one takes from, nor of the
+        # selector, which is that thread's. Re-entrant: `start` calls `prepare`.
         self._lock = threading.RLock()
         self._servers: dict[Kind, _Server] = {}
         self._workers: dict[int, StartedWorker] = {}
@@ -243,6 +245,7 @@ class ProcessWatch:
             ready = self._selector.select(self._left_s())
             with contextlib.suppress(BlockingIOError):
                 self._inbox.recv(4096)
+            # After the byte was read: whoever appends later sends another one.
             while self._tasks:
                 self._tasks.popleft()()
             if self._is_closing:
@@ -332,6 +335,8 @@ class ProcessWatch:
 
     def _replace(self, server: _Server, reason: str) -> None:
         """Go on with fresh interpreters, where nothing has to be forked."""
+        # Without the lock, as `close` may wait for the guard. Nobody sends meanwhile:
+        # `ready_until_s` is still set.
         self._unregister(server.client)
         server.client.close()
         if not server.client.order.forks:
@@ -374,6 +379,7 @@ class ProcessWatch:
     def _finish(self, worker: StartedWorker, heard: Message) -> None:
         """Report the end of a worker, with all that it has said."""
         with self._lock:
+            # Taken out first: of all who learn of an end, one reports it.
             if self._workers.pop(worker.number, None) is None:
                 return
         with contextlib.suppress(BlockingIOError):

@@ -158,6 +158,7 @@ class RayWorkers:
         self._namespace = f"replicator-{plan.run_id}"
         self._surroundings = dataclasses.asdict(read_surroundings())
         self._recipes: dict[str, bytes] = {}
+        # The driver's thread adds, `_watch` takes out: whoever walks it walks a copy.
         self._live: set[_RayWorker] = set()
         self._leaving: list[Any] = []
         self._heard: queue.SimpleQueue[tuple[_RayWorker, Any] | None]
@@ -272,9 +273,11 @@ class RayWorkers:
                 _LOG.exception("`%s` is lost", worker.executable.name)
                 self._end(worker, f"is lost: {error}")
 
-    def _left_s(self) -> float | None:
+    def _left_s(self) -> float:
+        now_s = time.monotonic()
+        # Not for ever: workers are added, with dues of their own, while this waits.
         dues = [w.start_until_s for w in list(self._live) if w.start_until_s]
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
+        return max(0.0, min([*dues, _POLL_S + now_s]) - now_s)
 
     def _hear(self, worker: _RayWorker, done: Any) -> None:
         if worker not in self._live:

@@ -221,6 +221,7 @@ def _write(path: Path, content: bytes) -> None:
     with os.fdopen(create_private(draft), "wb") as file:
         file.write(content)
     try:
+        # Fails where the file is there already; a rename would replace it.
         os.link(draft, path)
     finally:
         draft.unlink()

@@ -51,6 +51,7 @@ class Outgoing:
         """Start empty, and open."""
         self._waiting: queue.SimpleQueue[bytes | _Large | None] = queue.SimpleQueue()
         self._next: bytes | _Large | None = None
+        # Guards the numbers, `_large` and `_is_open`: nothing is put after the end.
         self._changed = threading.Condition()
         self._num_bytes = 0
         self._are_waiting = 0
@@ -103,6 +104,7 @@ class Outgoing:
             self._large.add(large)
             self._waiting.put(large)
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        # Meanwhile the thread that takes reads the caller's arrays through `chunks`.
         is_in_time = large.has_left.wait(left_s)
         with self._changed:
             is_whole = large not in self._large
@@ -180,6 +182,7 @@ class Outgoing:
         with self._changed:
             if large.is_withdrawn:
                 return None
+            # Before a chunk is cut: who gives up from now on abandons the queue.
             large.has_begun = True
         chunk = next(large.chunks, None)
         if chunk is None:
@@ -267,6 +270,7 @@ class Incoming:
         except StopIteration:
             return True
         except Exception as failure:  # told by who receives
+            # Before `stop` below wakes who receives, and reads it.
             self.failure = failure.with_traceback(None)
             return True
         finally:

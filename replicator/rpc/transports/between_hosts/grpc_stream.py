@@ -173,6 +173,8 @@ class GrpcListener:
         self._registry = registry
         self._limits = limits
         self._tls = tls
+        # Guards `_streams` and `_is_open`. gRPC's locks may be taken inside of it, but
+        # gRPC calls `_arrive` and `_leave` with none of its own.
         self._lock = threading.Lock()
         self._streams = 0
         self._is_open = True
@@ -224,6 +226,7 @@ class GrpcListener:
                 arrival.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
             if not arrival.context.add_callback(self._leave):
                 return  # it is gone
+            # `_leave` waits for the lock, so it does not count before this.
             self._streams += 1
         self._arrivals.put(arrival)
 

@@ -38,6 +38,7 @@ def make_sealed(size: int) -> tuple[int, mmap.mmap]:
         with contextlib.suppress(OSError):  # an older kernel
             # Our own mapping is there already; nobody makes another one to write.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        # Before another process has it: one that could shrink it could kill us.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     except BaseException:
@@ -74,6 +75,7 @@ def _mapped(descriptor: int, size: int, prot: int) -> mmap.mmap:
     mapped = mmap.mmap(-1, size, flags=_PRIVATE, prot=prot)
     place = np.frombuffer(mapped, np.uint8).ctypes.data
     flags = mmap.MAP_SHARED | _MAP_FIXED
+    # Over pages that `mapped` owns, in one call: no other mapping can be hit.
     if _mmap(place, size, prot, flags, descriptor, 0) != place:
         raise OSError(ctypes.get_errno(), "the system cannot map shared memory")
     return mapped

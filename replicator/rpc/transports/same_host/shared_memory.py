@@ -94,6 +94,7 @@ class SharedMemory:
         self._has_warned = False
         self._is_closed = False
         # Guards what is sent; what is received has one thread.
+        # Nothing waits for the other end under it: sends on the channel do not wait.
         self._lock = threading.Lock()
         self._untold: deque[int] = deque()
 
@@ -106,6 +107,8 @@ class SharedMemory:
         slot = self._slot(layout.num_bytes)
         if slot is None:
             return None
+        # No lock from here on: the slot is this thread's until its frame is sent. If
+        # the process dies meanwhile, no frame has named the slot.
         memory, where = slot.memory, slot.where
         for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
             part = slice(offset, offset + len(buffer))
@@ -143,6 +146,8 @@ class SharedMemory:
     def let_go(self) -> None:
         """Close a forked child's descriptors, and release nothing; see `forks`."""
         self._is_closed = True
+        # First: arrays that die in this process must write nothing on the board, which
+        # is the parent's as well.
         self._incoming.let_go()
         self._close_all()
 

@@ -111,6 +111,7 @@ class OutgoingSegments:
           board: Where the receiver writes which use of a slot it has released.
         """
         self._max_bytes = max_bytes
+        # Mapped here to read only. The receiver writes to it at any time.
         self._board = memoryview(board).cast("I")
         self._board_array = np.frombuffer(board, np.uint32)
         self._segments: dict[int, Segment] = {}
@@ -133,6 +134,7 @@ class OutgoingSegments:
         """Return a free slot: the last one if it is, as it may be in a cache."""
         size = size_class(num_bytes)
         last = self._last.get(size)
+        # Equal: the receiver has released this very use, and looks at it no more.
         if last is None or self._board[last.number] != last.uses:
             free = self._free.get(size)
             if not free:
@@ -177,6 +179,7 @@ class OutgoingSegments:
         for number, segment in list(self._segments.items()):
             if self._fits(num_bytes) and self._has_number():
                 break
+            # All is released, so the receiver has no loan of it, and can detach it.
             if not segment.lent:
                 self.drop(segment)
                 dropped.append(number)
@@ -383,4 +386,5 @@ def _release(
     That may be inside of any other line: no lock may be taken.
     """
     loans.pop(slot, None)  # first: the sender may use the slot again at once
+    # If the process dies before this, the slot is lent until the connection ends.
     board[slot] = uses

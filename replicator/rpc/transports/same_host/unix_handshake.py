@@ -307,6 +307,7 @@ def _channel(exchange: _Exchange) -> socket.socket:
         channel = socket.socket(fileno=exchange.descriptors[1])
     except OSError as error:
         raise ConnectionLostError(f"{exchange.peer} offered no channel.") from error
+    # The socket's from here on: `__exit__` must not close it as well.
     exchange.descriptors.pop(1)
     kind = channel.family, channel.type
     if kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
@@ -325,6 +326,7 @@ def _make_board(exchange: _Exchange, receive_bytes: int) -> mmap.mmap | None:
     try:
         descriptor, board = make_sealed(BOARD_BYTES)
         exchange.descriptors.insert(0, descriptor)
+        # Else a write to the board, when memory is short, would end the process.
         os.posix_fallocate(descriptor, 0, BOARD_BYTES)
     except OSError as error:
         _log.warning("Connections do without shared memory: %s.", error)

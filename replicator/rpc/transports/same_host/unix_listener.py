@@ -74,6 +74,7 @@ class UnixListener:
             raise
         self._waker, self._wake = socket.socketpair()
         self._spare = socket.socket(socket.AF_UNIX)  # a descriptor, for `_turn_away`
+        # Held inside of `accept`, and by who closes the descriptors.
         self._accept_lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         for watched in (self._socket, self._waker):
@@ -105,6 +106,7 @@ class UnixListener:
         if self._is_closed:
             return
         self._is_closed = True
+        # While its lock is held: later the path may be another server's.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         with contextlib.suppress(OSError):
@@ -210,6 +212,7 @@ class _PathLock:
 
     def let_go(self) -> None:
         """Close a forked child's descriptor; its parent's holds the lock."""
+        # Not `LOCK_UN`: parent and child have one lock, which that would free.
         os.close(self._descriptor)
 
 

@@ -86,6 +86,8 @@ class UnixConnection:
         self._limits = limits
         self._shared = shared
         self._unread = UnreadBytes(sock, peer=peer)
+        # Held over a whole frame, also while waiting for room, so that frames do not
+        # mix; and by who closes the socket, so that none is closed under a `send`.
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive_into = sock.recv_into
@@ -137,6 +139,7 @@ class UnixConnection:
         except MemoryError as error:
             raise self._lost("sent more than there is memory for") from error
         finally:
+            # Before `_is_closed` is looked at: the later of this and `close` closes.
             self._is_receiving = False
             if self._is_closed:
                 self._close_when_idle()
@@ -155,6 +158,7 @@ class UnixConnection:
     def close(self) -> None:
         """Close it; a `receive` or `send` that waits raises. May be called twice."""
         self._reason = self._reason or "was closed by this end"
+        # Before `shutdown`: that wakes who is inside of a call, and looks at this.
         self._is_closed = True
         with contextlib.suppress(OSError):  # the other end was quicker
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -275,6 +279,7 @@ class UnixConnection:
             check_fits(head, layout, self._limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
+            # Before a slot is taken: who waits here holds none.
             self._unread.add(num_bytes, timeout_s=timeout_s)
             where = shared.place(layout)
             if where is not None:
@@ -308,6 +313,7 @@ class UnixConnection:
                 rest = memoryview(frame)[sent:]
                 self._send_rest([rest], _deadline(timeout_s), sent > 0)
         finally:
+            # Before `_is_closed` is looked at: `close` sets that, then tries the lock.
             lock.release()
             if self._is_closed:
                 self._close_when_idle()
