@@ -195,6 +195,9 @@ class SelectorLoop:
         """Take one message; return whether this thread still reads."""
         # Before it is read: what arrives later lists it again.
         watched.is_listed = False
+        # Listed twice: by now it has a thread of its own, or is closed.
+        if watched.descriptor < 0:
+            return True
         if watched.is_paused:
             # Looked at again: it is cleared before `resume` waits for this lock.
             with self._lock:

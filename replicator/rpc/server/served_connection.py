@@ -11,11 +11,9 @@ So a client that waits for each reply costs no switch of threads, and one whose 
 turns out slow is read by another thread 2 ms later.
 """
 
-import contextlib
 import difflib
 import logging
 import math
-import queue
 import threading
 import time
 from typing import Any, final
@@ -76,7 +74,7 @@ class ServedConnection:
         self._held_bytes = 0
         self._held_calls = 0
         self._is_closed = False
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._room = threading.Event()
 
     def serve(self) -> None:
         """Read until the connection ends, in a thread of its own."""
@@ -164,7 +162,7 @@ class ServedConnection:
         for call in self.calls.copy().values():
             if not call.is_shared:
                 call.give_up()
-        self._room.put(None)
+        self._room.set()
 
     def say_goodbye(self) -> None:
         """Tell the client that the server takes no more calls."""
@@ -196,8 +194,8 @@ class ServedConnection:
         try:
             while True:
                 while self.is_paused and not self._is_closed:
-                    with contextlib.suppress(queue.Empty):
-                        self._room.get(timeout=_LOOK_S)
+                    self._room.wait(_LOOK_S)
+                    self._room.clear()  # `is_paused` was cleared before it was set
                 if front is not None and len(connections) > 1:
                     # The front may read it before this returns.
                     front.add(self)
@@ -275,7 +273,7 @@ class ServedConnection:
             if not self.is_paused or self._is_full():
                 return
             self.is_paused = False
-        self._room.put(None)
+        self._room.set()
         if self.service.front is not None and self.descriptor >= 0:
             self.service.front.resume(self)
 
