@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -133,20 +133,24 @@ def _guard(server: int, told: dict) -> int:
     lifeline, launcher = told["lifeline"], told["launcher"]
 
     def cut(number: int, frame: FrameType | None) -> NoReturn:
+        _handle(signal.SIG_IGN)  # a second one, as systemd sends, would end the guard
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, cut)
+    _handle(cut)
     with contextlib.suppress(KeyboardInterrupt):
         _wait(server, lifeline, launcher)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _handle(signal.SIG_IGN)
     # None of these interrupts it. If the guard is killed here, the launcher's
     # `kill_marked` finds what is left.
     kill_until_none(children)
     if os.getppid() != launcher:
         delete(Path(told["folder"]), keep=Path(told["keep"]))
     return 0
+
+
+def _handle(handler: Callable[..., Any] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
 
 
 def _wait(server: int, lifeline: int, launcher: int) -> None:
