@@ -3,6 +3,8 @@
 import types
 from collections.abc import Mapping
 
+from replicator.errors import DistributedError
+
 
 class FakeClock:
     def __init__(self, now_s: float = 0.0):
@@ -46,12 +48,18 @@ class RecordingWriter:
 class Board:
     """The notices of several processes, which here are threads."""
 
-    def __init__(self, count):
+    def __init__(self, count, *, fails_once=()):
         self.count = count
         self.said = {}
+        self.fails_once = fails_once  # names: each process cannot see these at first
 
     def of(self, process):
+        failing = set(self.fails_once)
+
         def peek(name):
+            if name in failing:
+                failing.discard(name)
+                raise DistributedError("no answer")
             return [self.said.get((name, other)) for other in range(self.count)]
 
         return types.SimpleNamespace(

@@ -138,13 +138,21 @@ class StopAgreement:
             wanted = self._wanted or "SIGTERM"
             self._stop = Stop(signal=(signals or [wanted])[0], step=last + 1)
 
+    def _answers(self) -> list[Any]:
+        """Look what the others said; a look that fails saw nothing."""
+        # Raised, it would let the loop pass steps after others were told of the last.
+        try:
+            return self._notices.peek("passed")
+        except DistributedError:
+            return [None] * self._notices.count
+
     def _wait_for_answers(self) -> list[Any]:
-        clock, answers = SystemClock(), self._notices.peek("passed")
+        clock, answers = SystemClock(), self._answers()
         deadline_s = clock.now_s() + self._answer_s
         while None in answers and clock.now_s() < deadline_s:
             if self._closed.wait(self._look_s / 4):
                 break
-            answers = self._notices.peek("passed")
+            answers = self._answers()
         missing = [process for process, said in enumerate(answers) if said is None]
         if missing and not self._closed.is_set():
             _log.error(

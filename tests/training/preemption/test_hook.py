@@ -337,10 +337,11 @@ class Collective:
 
 @pytest.mark.parametrize("ahead", [1, 4])
 @pytest.mark.parametrize("asked_at", [0, 3])
-def test_all_processes_stop_at_the_same_step(monkeypatch, ahead, asked_at):
+@pytest.mark.parametrize("fails_once", [(), ("passed",)])
+def test_all_processes_stop_at_the_same_step(monkeypatch, ahead, asked_at, fails_once):
     monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
     count = 3
-    board, collective = Board(count), Collective(count, ahead)
+    board, collective = Board(count, fails_once=fails_once), Collective(count, ahead)
     agreements = [StopAgreement(board.of(process)) for process in range(count)]
     stops = {}
 
