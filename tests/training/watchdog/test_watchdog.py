@@ -28,7 +28,7 @@ from replicator.training.watchdog.stacks import (
 )
 from replicator.training.watchdog.watch import Seen, Watched, decide, nears_limit
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMITS = Limits(step_s=60.0)
 
 
@@ -338,7 +338,7 @@ def test_a_timer_that_the_watchdog_set_ends_with_it():
     code = """
 import threading
 from replicator.training.watchdog import Limits, Watchdog
-from tests.training.test_watchdog import LookedAt
+from tests.training.watchdog.test_watchdog import LookedAt
 phases = LookedAt()
 with Watchdog(phases, limits=Limits(silent_s=0.2, interpreter_s=2)):
     assert phases.looked.wait(60)
