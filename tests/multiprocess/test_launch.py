@@ -12,6 +12,7 @@ import pytest
 from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from tests.distributed.processes.launched import Launched, kill, script
 from tests.multiprocess.groups import at_most
+from tests.multiprocess.worker_processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -157,7 +158,8 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind(tmp_path):
         environ={"TMPDIR": str(tmp_path)},
     ) as group:
         group.wait_for("ready", count=3)
-        assert len(group.alive()) == 12
+        # A process that has just begun another program has no environment for a moment.
+        wait_until(lambda: len(group.alive()) == 12)
         assert list(tmp_path.glob("replicator-launch-*"))
         group.tell(signal.SIGKILL)
         group.wait_until_none_is_left()

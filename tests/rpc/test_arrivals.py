@@ -13,6 +13,7 @@ import pytest
 from replicator.errors import ConnectionLostError, DecodeError, RemoteError
 from replicator.rpc.answers import RAISED
 from replicator.rpc.client.client import Client, list_methods
+from replicator.rpc.codec import tagged_values
 from replicator.rpc.codec.no_argument_calls import BareCall
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, PROTOCOL
@@ -230,6 +231,25 @@ def test_a_registered_flag_does_not_grow_by_what_arrives():
             with pytest.raises(DecodeError, match="bits that its members name"):
                 client.echo(sent(bits))
         assert len(known._value2member_map_) == before
+
+
+def test_a_registered_flag_does_not_grow_without_bound_by_its_own_members(monkeypatch):
+    monkeypatch.setattr(tagged_values, "_MOST_FLAGS", 40)
+    ours, theirs = Registry(), Registry()
+    wish = enum.Flag("Wish", [f"W{bit}" for bit in range(16)])
+    ours.register(wish)
+    sent = theirs.register(enum.IntFlag("Wish", [f"W{bit}" for bit in range(16)]))
+    with (
+        Server(Probe(), address="unix:", secret=SECRET, registry=ours) as server,
+        Client(server.address, secret=SECRET, registry=theirs) as client,
+    ):
+        for bits in range(1, 400):
+            with contextlib.suppress(DecodeError):
+                client.echo(sent(bits))
+        with pytest.raises(DecodeError, match="in 40 combinations"):
+            client.echo(sent(399))
+        assert client.echo(sent(3)) == sent(3)
+    assert len(wish._value2member_map_) == 40
 
 
 def test_a_reply_that_memory_does_not_suffice_for_leaves_its_place(caplog):

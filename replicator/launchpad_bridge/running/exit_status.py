@@ -13,10 +13,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Protocol
 
 _KEPT_AT = "_replicator_exit_status"
+# What Python calls between a script's end and the hooks of `threading`.
+_SHUTDOWN = getattr(getattr(threading, "_shutdown", None), "__code__", None)
 # Of `_runs`, `_unseen`, `_is_prepared`; not held while a run is stopped or awaited.
 _LOCK = threading.Lock()
 _runs: "list[ExitingRun]" = []
@@ -46,8 +48,17 @@ class ExitingRun(Protocol):
         ...
 
 
-def is_exiting() -> bool:
-    """Return whether the script has come to its end, and waits for its programs."""
+def is_exiting(frame: FrameType | None) -> bool:
+    """Return whether the script has come to its end, and waits for its programs.
+
+    Args:
+      frame: Where the main thread is. Between the script's last line and our hook it is
+        in Python's own code, and an error that is raised there is lost.
+    """
+    while frame is not None and not _is_exiting:
+        if frame.f_code is _SHUTDOWN:
+            return True
+        frame = frame.f_back
     return _is_exiting
 
 

@@ -106,7 +106,7 @@ def _handle(signum: int, frame: FrameType | None) -> None:
     for run in runs:
         run.interrupt(signum)
     # A wait whose runs have just ended is about to say so itself.
-    if not (_waits or (runs and exit_status.is_exiting())):
+    if not (_waits or (runs and exit_status.is_exiting(frame))):
         _as_before(signum, frame)
 
 

@@ -26,6 +26,7 @@ from replicator.rpc.codec.wire_format import TAG
 
 Parts = list[Any]
 Build = Callable[[Parts, Registry], Any]
+_MOST_FLAGS = 65_536
 
 
 class Tag:
@@ -178,12 +179,11 @@ def _member(parts: Parts, registry: Registry) -> enum.Enum:
 def _flags(parts: Parts, registry: Registry) -> enum.Flag:
     name, bits = parts
     cls = _entry(registry, name, ("enum",)).cls
-    # A class keeps what it makes of bits: of unknown ones there would be no end.
-    known = 0
-    for member in cls.__members__.values() if issubclass(cls, enum.Flag) else ():
-        known |= member.value
-    if type(bits) is not int or bits < 0 or bits & ~known:
+    if type(bits) is not int or bits < 0 or bits & ~getattr(cls, "_flag_mask_", 0):
         raise DecodeError(f"{name!r} must be of bits that its members name.")
+    # A class keeps what it makes of bits, for good.
+    if bits not in (kept := cls._value2member_map_) and len(kept) >= _MOST_FLAGS:
+        raise DecodeError(f"{name!r} has arrived in {_MOST_FLAGS:,} combinations.")
     return cls(bits)
 
 

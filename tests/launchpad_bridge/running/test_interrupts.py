@@ -57,6 +57,16 @@ def test_ctrl_c_stops_nodes_gracefully_wherever_the_script_is(end, launch_type):
 
 
 @pytest.mark.slow
+def test_ctrl_c_between_the_end_of_the_script_and_its_wait_stops_nodes_gracefully():
+    # Hooks run in the reverse of their order: this one before ours, as a signal would
+    # arrive before it.
+    end = "threading._register_atexit(os.kill, os.getpid(), signal.SIGINT)"
+    status, out, err, _ = interrupted("import os, signal, threading" + GRACEFUL + end)
+    assert status == 128 + signal.SIGINT, err
+    assert "stopped" in out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launch_type", ["threads", "processes"])
 @pytest.mark.parametrize("end", ["run.wait()", ""])
 def test_ctrl_c_twice_ends_nodes_that_do_not_stop(end, launch_type):
