@@ -20,9 +20,21 @@ from replicator.training.watchdog import Limits
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    README,
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "experiments" / "README.md",
+    *sorted((ROOT / "replicator").glob("*/README.md")),
+]
 RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
+
+
+def blocks_of(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+BLOCKS = blocks_of(README.read_text())
 
 
 def init_params(key):
@@ -40,14 +52,14 @@ def line_of(examples):
 
 
 def shortened(code):
-    """Return code that trains for ten steps, on threads: thousands prove no more."""
-    code = code.replace('["threads", "processes", "ray"]', '["threads"]')
+    """Return code that trains for ten steps: thousands prove no more."""
     return re.sub(r"steps=\d000\b", "steps=10", code)
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-def test_every_python_block_runs(tmp_path, monkeypatch):
+def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    moved = blocks_of(MIGRATING.split("## Running code")[0])
     names = {
         "folder": tmp_path,
         "init_params": init_params,
@@ -58,15 +70,14 @@ def test_every_python_block_runs(tmp_path, monkeypatch):
     }
     # A reader has JAX as it comes; optax schedules promote int32 counts.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for block in BLOCKS:
+        for block in BLOCKS + moved:
             exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
 
 
 def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "migrating.md").read_text().split("## A jaxline")[1]
-    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    [block] = blocks_of(MIGRATING.split("## A jaxline")[1])
     names = {
         **{"jax": jax, "optax": optax, "replicator": replicator},
         **{"init_params": init_params, "loss_fn": loss_fn},
@@ -78,13 +89,11 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_program_prints_what_readme_says_on_threads_processes_and_ray(tmp_path):
+def test_the_program_prints_what_its_page_says_on_threads_processes_and_ray(tmp_path):
     pytest.importorskip("ray")
-    found = re.search(
-        r"```python\n(import replicator\.launchpad.*?)```\n\n```text\n(.*?)```",
-        README.read_text(),
-        re.DOTALL,
-    )
+    page = (ROOT / "replicator" / "launchpad_bridge" / "README.md").read_text()
+    section = page.split("## On threads, processes or a cluster")[1]
+    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", section, re.DOTALL)
     assert found is not None
     script = tmp_path / "squares.py"
     script.write_text(found[1])
