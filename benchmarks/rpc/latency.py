@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import rpc_peers
 from benchmarks.cores import CorePair, on_core
-from benchmarks.rpc_processes import Child, started
-from benchmarks.rpc_works import Timed, Work, repeat, time_calls
+from benchmarks.rpc import peers
+from benchmarks.rpc.processes import Child, started
+from benchmarks.rpc.works import Timed, Work, repeat, time_calls
 from replicator.rpc.client.client import Client
 
 POOL_SIZE = 4
@@ -36,7 +36,7 @@ def service(
     arguments = [",".join(addresses), str(pool_size)]
     if is_trusting:
         arguments += ["", "trusted"]
-    with started("benchmarks.rpc_service", *arguments, core=core) as child:
+    with started("benchmarks.rpc.service", *arguments, core=core) as child:
         yield child
 
 
@@ -65,8 +65,8 @@ def time_small(
 ) -> Timed:
     """Time calls that carry nothing."""
     with (
-        rpc_peers.raw_echoes(folder, {"ping": 16}, core=core) as raw,
-        rpc_peers.zeromq_ping(folder, core=core) as zeromq,
+        peers.raw_echoes(folder, {"ping": 16}, core=core) as raw,
+        peers.zeromq_ping(folder, core=core) as zeromq,
     ):
         works = {
             "raw socket, 16 bytes": Work(repeat(raw["ping"]), 2 * calls),
@@ -82,7 +82,7 @@ def time_echoes(
     """Time arrays that come back, against their bytes alone."""
     sizes = {"1k": _KIB, "1m": _MIB}
     arrays = {name: np.ones(size // 4, np.float32) for name, size in sizes.items()}
-    with rpc_peers.raw_echoes(folder, sizes, core=core) as raw:
+    with peers.raw_echoes(folder, sizes, core=core) as raw:
         works = {}
         for name, count in (("1k", calls), ("1m", calls // 20 + 1)):
             works[f"raw socket echo {name}"] = Work(repeat(raw[name]), count)
@@ -103,7 +103,7 @@ def time_pushes(client: Client, trusting: Client, *, rounds: int, calls: int) ->
         ("32m", 32 * _MIB, calls // 250 + 1),
     ):
         array = np.ones(size // 4, np.float32)
-        works[f"np.copyto {name}"] = Work(repeat(rpc_peers.array_copy(array)), count)
+        works[f"np.copyto {name}"] = Work(repeat(peers.array_copy(array)), count)
         works[f"rpc push {name}"] = Work(
             repeat(lambda array=array: client.push(array)), count
         )

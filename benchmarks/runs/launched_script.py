@@ -1,7 +1,7 @@
 """A user's script: imports at its top what they import, then launches server nodes.
 
-`python -m benchmarks.launched_script NODES LAUNCHER` prints one JSON object: how long
-its imports took, and how long from the launch to the answer of the last node.
+`python -m benchmarks.runs.launched_script NODES LAUNCHER` prints one JSON object: how
+long its imports took, and how long from the launch to the answer of the last node.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Be several clients that call a server in every way, for the soak to count errors.
 
-`python -m benchmarks.rpc_soak_clients ADDRESS CLIENTS SEED` writes `ready`, and reads
+`python -m benchmarks.rpc_soak.clients ADDRESS CLIENTS SEED` writes `ready`, and reads
 orders, one a line: `go`, or `pause`. That it answers with one JSON object: turns,
 errors, and the most frequent texts of errors. By then no client has a call under way,
 and each has connected anew. Each client is a thread, with random turns of its own.

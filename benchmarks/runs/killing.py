@@ -183,7 +183,7 @@ def _start_group(directory: Path, files: Sequence[IO[str]]) -> list[subprocess.P
     command = [
         sys.executable,
         "-m",
-        "benchmarks.killed_run",
+        "benchmarks.runs.killed_run",
         f"--directory={directory}",
     ]
     command += [f"--task={_TASKS[processes]}", f"--devices={_DEVICES // processes}"]

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks.rpc_peer_process import GRPC_SERVICE, LENGTH, receive_into
-from benchmarks.rpc_processes import started
+from benchmarks.rpc.peer_process import GRPC_SERVICE, LENGTH, receive_into
+from benchmarks.rpc.processes import started
 
 CHUNK_BYTES = 1 << 20
 LIMIT_S = 60.0
-_PEER = "benchmarks.rpc_peer_process"
+_PEER = "benchmarks.rpc.peer_process"
 
 Call: TypeAlias = Callable[[], object]
 """One call, from its start until its answer is here."""

@@ -1,6 +1,6 @@
 """Be some clients of many: make calls that carry nothing for so long, and say how many.
 
-`python -m benchmarks.rpc_caller ADDRESS CLIENTS` writes `ready`, reads seconds, one
+`python -m benchmarks.rpc.caller ADDRESS CLIENTS` writes `ready`, reads seconds, one
 number a line, and answers each with the calls a second of all its clients, which have a
 thread each.
 """

@@ -1,6 +1,6 @@
 """Serve an object over rpc, in a process of its own, for the benchmarks that call it.
 
-`python -m benchmarks.rpc_service ADDRESSES POOL_SIZE [MESSAGE_BYTES] [trusted]`; the
+`python -m benchmarks.rpc.service ADDRESSES POOL_SIZE [MESSAGE_BYTES] [trusted]`; the
 address is the line it writes. `trusted`: it trusts what clients can still write.
 """
 
@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from benchmarks.rpc_peers import touch_pages
-from benchmarks.rpc_processes import wait_until_let_go
+from benchmarks.rpc.peers import touch_pages
+from benchmarks.rpc.processes import wait_until_let_go
 from replicator.base.types import PyTree
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.server.server import Server

@@ -5,7 +5,7 @@ deadline on each call, codec and authentication on. The works of one group take 
 a block of each, and a ratio is the median over rounds of the ratio within a round.
 
 The first three of these have a core for each end, ours and their peers' alike, where
-the system lets us (`rpc_latency` says why); `cores_apart` tells whether it did, and the
+the system lets us (`latency` says why); `cores_apart` tells whether it did, and the
 keys that end with `_unpinned` are the same without.
 
 - Small calls against a ping of 16 bytes over a bare Unix socket; beside them ZeroMQ.
@@ -34,11 +34,11 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import rpc_faults, rpc_peers
 from benchmarks.cores import two_cores
-from benchmarks.rpc_latency import TIMEOUT_S, service, time_latencies
-from benchmarks.rpc_processes import started
-from benchmarks.rpc_works import Timed, Work, repeat, time_calls
+from benchmarks.rpc import faults, peers
+from benchmarks.rpc.latency import TIMEOUT_S, service, time_latencies
+from benchmarks.rpc.processes import started
+from benchmarks.rpc.works import Timed, Work, repeat, time_calls
 from benchmarks.timing import estimate
 from replicator.rpc.client.client import Client
 
@@ -77,7 +77,7 @@ def make_futures(client: Client) -> Callable[[int], None]:
 def time_grpc(client: Client, *, rounds: int, calls: int) -> Timed:
     """Time calls through gRPC, ours and bare."""
     array = np.ones(32 * _MIB // 4, np.float32)
-    with rpc_peers.bare_grpc(array) as bare:
+    with peers.bare_grpc(array) as bare:
         works = {
             "bare grpcio no-op": Work(repeat(bare["noop"]), calls // 5 + 1),
             "rpc no-op, gRPC": Work(repeat(client.noop), calls // 5 + 1),
@@ -92,7 +92,7 @@ def time_grpc(client: Client, *, rounds: int, calls: int) -> Timed:
 def time_ray(client: Client, *, rounds: int, calls: int) -> Timed:
     """Time an actor of Ray and ours on the same host."""
     array = np.ones(32 * _MIB // 4, np.float32)
-    with rpc_peers.ray_actor(array) as actor:
+    with peers.ray_actor(array) as actor:
         works = {
             "Ray actor no-op": Work(repeat(actor["noop"]), calls // 10 + 1),
             "rpc no-op beside Ray": Work(repeat(client.noop), calls),
@@ -111,7 +111,7 @@ def many_clients_per_s(
     share = str(CLIENTS // processes)
     with contextlib.ExitStack() as stack:
         callers = [
-            stack.enter_context(started("benchmarks.rpc_caller", address, share))
+            stack.enter_context(started("benchmarks.rpc.caller", address, share))
             for _ in range(processes)
         ]
         for caller in callers:
@@ -167,7 +167,7 @@ def measure_host(folder: Path, *, rounds: int, calls: int) -> Numbers:
             works = {"rpc futures": Work(make_futures(client), 2 * calls)}
             futures = time_calls(works, rounds=rounds)
             ray = None
-            if _RAY.value and rpc_peers.is_installed("ray"):
+            if _RAY.value and peers.is_installed("ray"):
                 ray = time_ray(client, rounds=rounds, calls=calls)
         many_per_s = many_clients_per_s(
             address, processes=_PROCESSES.value, rounds=5, window_s=_WINDOW_S.value
@@ -216,11 +216,11 @@ def show(title: str, groups: list[Timed]) -> None:
 def main(argv: list[str]) -> None:
     del argv
     sizes = {"rounds": _ROUNDS.value, "calls": _CALLS.value}
-    with tempfile.TemporaryDirectory() as name, rpc_faults.program_secret(Path(name)):
+    with tempfile.TemporaryDirectory() as name, faults.program_secret(Path(name)):
         result = measure_latency(Path(name), **sizes)
         result |= measure_host(Path(name), **sizes) | measure_grpc(**sizes)
         if _FAULTS.value:
-            result |= rpc_faults.measure(Path(name))
+            result |= faults.measure(Path(name))
     rounded = {
         key: None if value is None else round(value, 3) for key, value in result.items()
     }

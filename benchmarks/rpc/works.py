@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.rpc_peers import Call
+from benchmarks.rpc.peers import Call
 from benchmarks.timing import estimate, ratio, time_rounds
 
 

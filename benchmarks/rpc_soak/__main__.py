@@ -23,7 +23,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from benchmarks.rpc_processes import Child, started
+from benchmarks.rpc.processes import Child, started
 from replicator.rpc.client.client import Client
 
 _CLIENTS = flags.DEFINE_integer("clients", 64, "Clients in all.")
@@ -146,7 +146,7 @@ def main(argv: list[str]) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         server = stack.enter_context(
             started(
-                *("benchmarks.rpc_service", f"unix:{folder}/service", str(POOL_SIZE)),
+                *("benchmarks.rpc.service", f"unix:{folder}/service", str(POOL_SIZE)),
                 variables={"MALLOC_ARENA_MAX": str(_ARENAS.value)}
                 if _ARENAS.value
                 else {},
@@ -155,7 +155,7 @@ def main(argv: list[str]) -> None:
         address = server.read_line()
         crowds = [
             stack.enter_context(
-                started("benchmarks.rpc_soak_clients", address, str(count), str(seed))
+                started("benchmarks.rpc_soak.clients", address, str(count), str(seed))
             )
             for seed, count in enumerate(share)
         ]

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.rpc_mutations import Mutations
-from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
+from benchmarks.rpc_fuzz.mutations import Mutations
+from benchmarks.rpc_fuzz.values import REGISTRY, RandomValues, is_same
 from replicator.base.types import PyTree
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec.codec import Encoded, decode, encode

@@ -16,7 +16,7 @@ from jax.scipy.optimize import minimize
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 import replicator
-from benchmarks.proof_wrong import AXIS, Program, loss
+from benchmarks.proof.wrong import AXIS, Program, loss
 from replicator.base.types import PyTree
 from replicator.collectives.permute import ring_pairs
 

@@ -15,7 +15,7 @@ import optax
 from absl import app, flags
 
 import replicator
-from benchmarks.step_pair import replicator_init, replicator_step
+from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import Task, digits_resnet, mlp
 from replicator.base.host.clock import SystemClock
 from replicator.base.types import PyTree

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.programs import (
+from benchmarks.step.hlo_counts import (
     Operations,
     compiled_operations,
     hlo_operations,

@@ -1,6 +1,6 @@
 """Serve what `rpc` is compared with, in a process of its own.
 
-`python -m benchmarks.rpc_peer_process raw|zeromq PATH` or `grpc`; the address is the
+`python -m benchmarks.rpc.peer_process raw|zeromq PATH` or `grpc`; the address is the
 line it writes.
 """
 
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from benchmarks.rpc_processes import wait_until_let_go
+from benchmarks.rpc.processes import wait_until_let_go
 
 LENGTH = struct.Struct("!Q")
 GRPC_SERVICE = "benchmark"

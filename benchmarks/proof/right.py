@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental.pallas import pallas_call, run_state
 
 import replicator
-from benchmarks.proof_right_training import RIGHT_TRAINING, mean, mean_grad
-from benchmarks.proof_wrong import AXIS, Program, loss
+from benchmarks.proof.right_training import RIGHT_TRAINING, mean, mean_grad
+from benchmarks.proof.wrong import AXIS, Program, loss
 from replicator.collectives.permute import ring_pairs
 
 

@@ -1,7 +1,8 @@
 """A script whose program is going to lose its launcher: `orphans` kills it.
 
-`python -m benchmarks.doomed_script LAUNCHER FOLDER` runs nodes that never end, each
-with a child in a session of its own. A file in the folder says that a node is there.
+`python -m benchmarks.runs.doomed_script LAUNCHER FOLDER` runs nodes that never end,
+each with a child in a session of its own. A file in the folder says that a node is
+there.
 """
 
 import subprocess

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.rpc_processes import Child, started
+from benchmarks.rpc.processes import Child, started
 from replicator.errors import ReplicatorError
 from replicator.rpc.client.client import Client
 from replicator.rpc.security.authentication import MESSAGE_BYTES, ClientHandshake
@@ -88,7 +88,7 @@ def service(address: str) -> Iterator[Child]:
     """Serve in a process of its own."""
     arguments = address, "2", str(MESSAGE_LIMIT_BYTES)
     # It logs each stranger.
-    with started("benchmarks.rpc_service", *arguments, shows_errors=False) as child:
+    with started("benchmarks.rpc.service", *arguments, shows_errors=False) as child:
         yield child
 
 

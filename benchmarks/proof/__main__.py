@@ -17,9 +17,9 @@ from absl import app, flags
 from jax.sharding import PartitionSpec
 
 import replicator
-from benchmarks.proof_deadlocks import DEADLOCKS
-from benchmarks.proof_right import RIGHT
-from benchmarks.proof_wrong import AXIS, WRONG, Program
+from benchmarks.proof.deadlocks import DEADLOCKS
+from benchmarks.proof.right import RIGHT
+from benchmarks.proof.wrong import AXIS, WRONG, Program
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import PyTree
 from replicator.errors import ReplicationError

@@ -16,10 +16,10 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 
-from benchmarks.rpc_fuzz_server import LIMITS, original_values
-from benchmarks.rpc_mutations import Mutations
-from benchmarks.rpc_processes import started
-from benchmarks.rpc_values import REGISTRY, is_same
+from benchmarks.rpc.processes import started
+from benchmarks.rpc_fuzz.mutations import Mutations
+from benchmarks.rpc_fuzz.server import LIMITS, original_values
+from benchmarks.rpc_fuzz.values import REGISTRY, is_same
 from replicator.base.types import PyTree
 from replicator.errors import RpcError
 from replicator.rpc.client.client import Client
@@ -140,7 +140,7 @@ class GoodClient:
 def fuzz_socket(num_frames: int, seed: int) -> dict[str, int]:
     """Send so many frames; return how many failures there were, by kind."""
     failed = collections.Counter()
-    with started("benchmarks.rpc_fuzz_server", str(seed)) as server:
+    with started("benchmarks.rpc_fuzz.server", str(seed)) as server:
         address = server.read_line()
         with GoodClient(address, original_values(seed)) as good:
             before = good.report()

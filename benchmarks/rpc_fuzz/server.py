@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rpc_processes import wait_until_let_go
-from benchmarks.rpc_values import REGISTRY, RandomValues, is_same
+from benchmarks.rpc.processes import wait_until_let_go
+from benchmarks.rpc_fuzz.values import REGISTRY, RandomValues, is_same
 from replicator.base.types import PyTree
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits

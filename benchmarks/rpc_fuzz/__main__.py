@@ -18,8 +18,8 @@ import time
 
 from absl import app, flags
 
-from benchmarks.rpc_fuzz_codec import NEVER_S
-from benchmarks.rpc_fuzz_socket import fuzz_socket
+from benchmarks.rpc_fuzz.codec import NEVER_S
+from benchmarks.rpc_fuzz.socket_fuzz import fuzz_socket
 
 _CASES = flags.DEFINE_integer("cases", 1_000_000, "Messages that are decoded.")
 _FRAMES = flags.DEFINE_integer("frames", 100_000, "Frames that the server is sent.")
@@ -30,7 +30,7 @@ _SECONDS_PER_CASE = 0.01  # a hundred times what one takes
 
 def fuzz_codec(cases: int, seed: int) -> dict[str, int]:
     """Decode so many messages in a process; return its failures, by kind."""
-    command = [sys.executable, "-u", "-m", "benchmarks.rpc_fuzz_codec"]
+    command = [sys.executable, "-u", "-m", "benchmarks.rpc_fuzz.codec"]
     try:
         found = subprocess.run(
             [*command, str(cases), str(seed)],
