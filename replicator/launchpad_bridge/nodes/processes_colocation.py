@@ -13,8 +13,8 @@ from replicator.launchpad_bridge.running.node_context import loose_context
 class MultiProcessingColocation(Colocation):
     """Runs its nodes in processes of one worker, started again when they fail.
 
-    >>> actors = [lp.CourierNode(Actor, seed) for seed in range(8)]
-    >>> program.add_node(
+    >>> actors = [lp.CourierNode(Learner, seed) for seed in range(8)]
+    >>> handle = program.add_node(
     ...     lp.MultiProcessingColocation(actors, num_retries_on_failure=3),
     ...     label="actors",
     ... )
