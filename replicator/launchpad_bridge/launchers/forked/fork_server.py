@@ -26,14 +26,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from replicator.distributed.processes import guard
 from replicator.distributed.processes.memory_kills import count_memory_kills
-from replicator.launchpad_bridge.launchers.forked import lifeline
+from replicator.distributed.processes.sweep import MARK, kill_session
 from replicator.launchpad_bridge.launchers.forked.control_frames import (
     Message,
     Receiver,
     send,
 )
-from replicator.launchpad_bridge.launchers.forked.orphans import MARK
 from replicator.launchpad_bridge.launchers.forked.preloading import preload
 from replicator.launchpad_bridge.launchers.forked.worker_logs import open_log
 from replicator.launchpad_bridge.launchers.launcher_environment import (
@@ -77,7 +77,7 @@ def main(control: int) -> int:
 
 def _prepare(order: Message) -> str | None:
     """Import; return why this process must not be forked, or None."""
-    lifeline.adopt_orphans()
+    guard.adopt_orphans()
     if not order["forks"]:
         gc.enable()
         return None
@@ -161,7 +161,7 @@ class _Server:
 
     def _start(self, told: Message, channel: int) -> Job | None:
         """Fork; return None here, and in the worker what it has to do."""
-        mark = f"{self._order['run_id']}:{told['id']}"
+        mark = f"{os.environ[MARK]}{told['id']}"
         child = _Child(id=told["id"], mark=mark, memory_kills=count_memory_kills())
         server = os.getpid()
         try:
@@ -180,7 +180,7 @@ class _Server:
             self._dead_sessions.discard(pid)
             self._tell({"started": told["id"], "pid": pid})
             return None
-        lifeline.die_with(server)
+        guard.die_with(server)
         self._leave()
         job = Job(**told["job"], channel=channel)
         _settle(told, mark)
@@ -229,7 +229,7 @@ class _Server:
 
     def _kill_orphans(self) -> None:
         """Kill what dead workers had started and this process has adopted."""
-        adopted = [pid for pid in lifeline.children() if pid not in self._children]
+        adopted = [pid for pid in guard.children() if pid not in self._children]
         for pid in adopted:
             if self._is_left_by_dead(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -261,10 +261,10 @@ def _peek_ended() -> int | None:
 
 
 def _kill_session(pid: int) -> None:
-    # The second for a fork killed before its `setsid`, which has no group yet.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    kill_session(pid)
+    # It may be a fork that had not come to its `setsid`, and has no group yet.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _settle(told: Message, mark: str) -> None:
@@ -275,7 +275,7 @@ def _settle(told: Message, mark: str) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    lifeline.name_process(told["job"]["worker"])
+    guard.name_process(told["job"]["worker"])
     if told["cores"]:
         os.sched_setaffinity(0, told["cores"])
 
