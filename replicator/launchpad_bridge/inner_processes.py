@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicator.base.types import PyTree
+from replicator.distributed.processes.states import Patience, Restart, StopAsked
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.driver import Driver
 from replicator.launchpad_bridge.launchers.processes import Processes
@@ -20,16 +21,12 @@ from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
-    Restart,
-    StopAsked,
     Workers,
 )
 from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.running.node_context import RunningContext
 from replicator.launchpad_bridge.running.node_run import NodeRun
 from replicator.launchpad_bridge.running.results import Unsendable
-from replicator.launchpad_bridge.supervision.states import GracePeriods
-from replicator.launchpad_bridge.supervision.supervisor import describe
 
 _STOP_GRACE_S = 5.0
 _LOOK_S = 0.2
@@ -67,7 +64,7 @@ def _run(
     driver = Driver(
         plan,
         _Forwarding(context),
-        patience=GracePeriods(stop_grace_s=_STOP_GRACE_S),
+        patience=Patience(stop_grace_s=_STOP_GRACE_S),
         tell=lambda: over.put(None),
     )
     error = driver.open()
@@ -103,8 +100,8 @@ def _results(
     failed = driver.finish.failure if driver.finish is not None else None
     if failed is not None:
         retries = node.num_retries_on_failure
-        error = failed.error
-        text = str(error) if isinstance(error, NodeFailedError) else describe(failed)
+        error: BaseException | None = failed.exited.error
+        text = str(error) if isinstance(error, NodeFailedError) else failed.text
         raise NodeFailedError(
             f"{text}\nnum_retries_on_failure (={retries}) is reached.", node=failed.name
         ) from (error.__cause__ if isinstance(error, NodeFailedError) else error)

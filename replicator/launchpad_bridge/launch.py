@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from replicator.base.host.paths import checked_path
+from replicator.distributed.processes.states import Patience
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address
 from replicator.launchpad_bridge.inner_processes import run_in_processes
@@ -30,7 +31,6 @@ from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder
-from replicator.launchpad_bridge.supervision.states import GracePeriods
 
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
@@ -104,7 +104,7 @@ def launch(
         resources={**known, **(resources or {})},
         launch_type=kind or launcher.name,
         log_dir=log_dir,
-        patience=GracePeriods(stop_grace_s=stop_grace_s),
+        patience=Patience(stop_grace_s=stop_grace_s),
         test_frame=_test_frame() if kind is not None and is_test(kind) else None,
         has_dashboard=dashboard,
     )
@@ -120,7 +120,7 @@ def _started(
     resources: Mapping[str, Any],
     launch_type: LaunchType | str,
     log_dir: str | Path | None,
-    patience: GracePeriods,
+    patience: Patience,
     test_frame: FrameType | None,
     has_dashboard: bool,
 ) -> Run:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from replicator.base.types import PyTree
+from replicator.distributed.processes.states import Restart, StopAsked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,22 +34,6 @@ class Resources:
     gpus: int | None = None
     memory_bytes: int | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Restart:
-    """Whether a failed worker of a group is started again. By default it is not.
-
-    Attributes:
-      attempts: Restarts without progress after which the run fails. A worker that ran
-        for `progress_s` has made progress: its count begins anew.
-      progress_s: How long that is, in seconds.
-      backoff_s: The wait before the first restart; it doubles with each, up to 30 s.
-    """
-
-    attempts: int = 0
-    progress_s: float = 60.0
-    backoff_s: float = 0.5
 
 
 class NodeContext(Protocol):
@@ -137,17 +122,6 @@ class Exited:
     outcome: Literal["returned", "raised", "died", "stopped"]
     result: PyTree = None
     error: BaseException | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StopAsked:
-    """A worker, or the program's owner, asked for the run to stop.
-
-    Attributes:
-      by: A worker's name, "launcher" or "signal".
-    """
-
-    by: str
 
 
 class Worker(Protocol):
