@@ -13,12 +13,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
+from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.member import Member
-from replicator.distributed.processes.memory_kills import count_memory_kills
 from replicator.distributed.processes.output import LabelledLines
 from replicator.distributed.processes.policy import (
     Policy,
@@ -30,6 +29,7 @@ from replicator.distributed.processes.policy import (
     stop_asked,
 )
 from replicator.distributed.processes.ports import free_port
+from replicator.distributed.processes.signals import signals_as_bytes
 from replicator.distributed.processes.states import (
     Action,
     Ended,
@@ -88,9 +88,11 @@ def launch(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if devices_per_process is not None:
         environ[FAKE_DEVICES] = str(devices_per_process)
+    # What was ignored stays so: nohup ignores SIGHUP.
+    heard = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     with (
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
-        _signals() as inbox,
+        signals_as_bytes(heard) as inbox,
         _Group(command, policy, environ, Path(folder), inbox) as group,
     ):
         return group.run()
@@ -267,28 +269,3 @@ def _show(failure: Ended) -> None:
 def _say(message: str) -> None:
     sys.stderr.buffer.write(f"[launch] {message}\n".encode())
     sys.stderr.buffer.flush()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """Turn signals into bytes of a socket that `select` can wait for."""
-
-    def nothing(number: int, frame: FrameType | None) -> None:
-        """Exist, so that Python writes the number to the socket."""
-
-    inbox, outbox = socket.socketpair()
-    inbox.setblocking(False)
-    outbox.setblocking(False)
-    # What was ignored stays so: nohup ignores SIGHUP.
-    numbers = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, nothing) for number in numbers}
-    wakeup = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
-    try:
-        yield inbox
-    finally:
-        # Before the sockets are closed: C code must not write to a number used anew.
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        inbox.close()
-        outbox.close()

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.guarded import GuardedProcess
-from replicator.distributed.processes.memory_kills import count_memory_kills
 from replicator.distributed.processes.output import LabelledLines
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from replicator.base.host.exit_codes import HUNG, PREEMPTED
+from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import (
     Ended,
@@ -155,24 +156,6 @@ def exit_code(state: State, finish: Finish) -> int:
     if not any(codes):
         return 0
     return 128 + asked if asked else KILLED_BY_LAUNCHER
-
-
-def describe_code(code: int, *, out_of_memory: bool = False) -> str:
-    """Say how a process ended: "exited with code 1", "was killed by SIGKILL".
-
-    Args:
-      code: As `ProcessEnd` has it.
-      out_of_memory: Whether the kernel killed something for memory meanwhile.
-    """
-    if code >= 0:
-        known = {PREEMPTED: " (preempted)", HUNG: " (hung)"}
-        return f"exited with code {code}{known.get(code, '')}"
-    if out_of_memory and code == -signal.SIGKILL:
-        return "was killed by SIGKILL: the machine was out of memory"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def _shell_code(end: Ended) -> int:

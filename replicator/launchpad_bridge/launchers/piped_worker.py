@@ -193,7 +193,7 @@ class PipedWorker:
         code = self._process.wait()
         heard = {
             "pid": self._process.pid,
-            "status": -code if code < 0 else code << 8,
+            "code": code,
             "is_killed": self._is_killed,
             "out_of_memory": False,
         }

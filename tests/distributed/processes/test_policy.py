@@ -5,11 +5,11 @@ import signal
 import pytest
 
 from replicator.base.host.exit_codes import HUNG, PREEMPTED
+from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.policy import (
     Policy,
     ProcessEnd,
-    describe_code,
     ended,
     exit_code,
     stop_asked,

@@ -23,11 +23,11 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from replicator.distributed.processes import guard
-from replicator.distributed.processes.memory_kills import count_memory_kills
+from replicator.distributed.processes.exits import count_memory_kills
+from replicator.distributed.processes.signals import signals_as_bytes
 from replicator.distributed.processes.sweep import MARK, kill_session
 from replicator.launchpad_bridge.launchers.forked.control_frames import (
     Message,
@@ -116,20 +116,21 @@ class _Server:
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
         self._selector = selectors.DefaultSelector()
-        # Python's C handler writes to `_outbox` at SIGCHLD. A full buffer loses
-        # nothing: one byte makes `_reap` look at all children.
-        self._inbox, self._outbox = socket.socketpair()
-        for each in (self._inbox, self._outbox):
-            each.setblocking(False)
+        self._signals = signals_as_bytes([signal.SIGCHLD])
 
     def serve(self) -> Job | None:
         """Start and watch workers; return None at the end, in a worker its job."""
-        self._listen()
+        # A launcher may ignore it, and this is inherited, by workers too.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        inbox = self._signals.__enter__()
+        self._selector.register(inbox, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
         while True:
             ready = [key.fileobj for key, _ in self._selector.select()]
-            if self._inbox in ready:
+            if inbox in ready:
+                # A full buffer loses nothing: one byte makes `_reap` look at all.
                 with contextlib.suppress(BlockingIOError):
-                    self._inbox.recv(4096)
+                    inbox.recv(4096)
                 self._reap()
             if self._control in ready:
                 messages = self._receiver.receive()
@@ -139,15 +140,6 @@ class _Server:
                     job = self._obey(message)
                     if job is not None:
                         return job
-
-    def _listen(self) -> None:
-        def nothing(number: int, frame: FrameType | None) -> None:
-            """Exist, so that Python writes the number to the socket."""
-
-        signal.signal(signal.SIGCHLD, nothing)
-        signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
-        self._selector.register(self._inbox, selectors.EVENT_READ)
-        self._selector.register(self._control, selectors.EVENT_READ)
 
     def _obey(self, message: Message) -> Job | None:
         if "start" in message:
@@ -191,14 +183,11 @@ class _Server:
     def _leave(self) -> None:
         """Forget, in a worker, that it was the server."""
         os.setsid()
-        # Before the sockets are closed: C code must not write to a number used anew.
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._signals.__exit__(None, None, None)
         self._selector.close()
         # Channels of workers yet to be started: a copy here would hide their deaths.
         self._receiver.close_descriptors()
-        for each in (self._inbox, self._outbox, self._control):
-            each.close()
+        self._control.close()
 
     def _tell(self, message: Message) -> None:
         # If the launcher is gone, the next look at the socket says so.
@@ -220,7 +209,7 @@ class _Server:
             self._tell(
                 {
                     "exited": child.id,
-                    "status": status,
+                    "code": os.waitstatus_to_exitcode(status),
                     "is_killed": child.is_killed,
                     "out_of_memory": count_memory_kills() > child.memory_kills,
                 }
