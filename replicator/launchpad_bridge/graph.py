@@ -102,11 +102,20 @@ def vertex_of(name: str, label: str, node: Any) -> Vertex:
 
 def worker_names(groups: Mapping[str, list[Any]]) -> list[tuple[str, str, int, Any]]:
     """Return (name, label, index, node) of each worker: "label", or "label/index"."""
+    expanded = {
+        label: [worker for node in nodes for worker in _workers(node)]
+        for label, nodes in groups.items()
+    }
     return [
         (label if len(nodes) == 1 else f"{label}/{index}", label, index, node)
-        for label, nodes in groups.items()
+        for label, nodes in expanded.items()
         for index, node in enumerate(nodes)
     ]
+
+
+def _workers(node: Any) -> list[Any]:
+    """Return the nodes in whose workers a node runs: most have one of their own."""
+    return node.inner_nodes if getattr(node, "is_expanded", False) else [node]
 
 
 def with_inner(node: Any) -> Iterator[Any]:

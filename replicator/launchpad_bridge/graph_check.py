@@ -14,6 +14,9 @@ from replicator.errors import ProgramError
 from replicator.launchpad_bridge.graph import Edge, with_inner, worker_names
 from replicator.launchpad_bridge.handles import Handle, NoHandle
 from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.nodes.processes_colocation import (
+    MultiProcessingColocation,
+)
 from replicator.launchpad_bridge.program import Program
 
 _LABEL = re.compile(r"\w[\w .:+=@,()-]{0,99}")
@@ -32,6 +35,9 @@ def check_graph(program: Program) -> list[Edge]:
         )
     for label in program.groups:
         _check_label(label)
+    for node in program.get_all_nodes():
+        if isinstance(node, MultiProcessingColocation):
+            node.check_nodes()
     workers = worker_names(program.groups)
     owners = _owners(program, workers)
     links = list(_links(program, workers, owners))

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from replicator.base.host.paths import checked_path
+from replicator.base.types import PyTree
 from replicator.distributed.processes.states import Patience
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address
-from replicator.launchpad_bridge.inner_processes import run_in_processes
 from replicator.launchpad_bridge.launch_types import (
     LaunchType,
     is_test,
@@ -31,13 +31,12 @@ from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder
+from replicator.launchpad_bridge.running import node_context
 
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
 
 _LOG = logging.getLogger(__name__)
-
-MultiProcessingColocation.run_in_processes = run_in_processes
 
 
 def launch(
@@ -111,6 +110,24 @@ def launch(
     if test_case is not None:
         test_case.addCleanup(run.cleanup_after_test, test_case)
     return run
+
+
+def _run_alone(colocation: MultiProcessingColocation) -> list[PyTree]:
+    """Run a colocation outside of a program; a node that does stops it with itself."""
+    program = Program("colocation")
+    # Not `add_node`, by which it would belong to this program: it may run again.
+    program.groups["node"] = [colocation]
+    stop_event = (node_context.of_thread() or node_context.loose_context()).stop_event
+    with launch(program, LaunchType.LOCAL_MULTI_PROCESSING) as run:
+        cancel = stop_event.when_set(run.stop)
+        try:
+            run.wait()
+        finally:
+            cancel()
+    return run.results_of("node")
+
+
+MultiProcessingColocation.run_alone = _run_alone
 
 
 def _started(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ from replicator.launchpad_bridge.graph import (
 from replicator.launchpad_bridge.graph_check import check_graph
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.nodes.processes_colocation import (
+    MultiProcessingColocation,
+)
 from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Executable, Plan, Resources, Restart
 from replicator.launchpad_bridge.running.node_run import NodeRun, Target
@@ -58,6 +62,12 @@ def make_plan(
     for _, label, _, node in workers:
         _prepare(node, label, launch_type, wanted[label][0])
     limits = MessageLimits(trusted_memory=program.trusted_memory)
+    colocations = {
+        id(inner): node
+        for node in program.get_all_nodes()
+        if isinstance(node, MultiProcessingColocation)
+        for inner in node.nodes
+    }
     addresses = _bind(workers, run_id, folder, limits)
     targets = _targets(edges, addresses)
     executables = [
@@ -72,6 +82,7 @@ def make_plan(
             if launch_type not in _THREADS
             else (wanted[label][0], {}),
             restart=program.settings(label).restart or Restart(),
+            colocation=colocations.get(id(node)),
         )
         for name, label, index, node in workers
     ]
@@ -197,9 +208,17 @@ def _executable(
     targets: Mapping[str, Target],
     wanted: tuple[Resources, Mapping[str, Any]],
     restart: Restart,
+    colocation: MultiProcessingColocation | None,
 ) -> Executable:
     name, label, index, node = worker
     resources, flags = wanted
+    if colocation is not None and colocation.num_retries_on_failure:
+        # As often as said, however long each ran.
+        restart = Restart(
+            attempts=colocation.num_retries_on_failure,
+            progress_s=math.inf,
+            backoff_s=0.1,
+        )
     run = NodeRun(
         node=node,
         function=_function(node, label),
@@ -209,6 +228,7 @@ def _executable(
         targets=targets,
         launch_type=launch_type,
         flags=flags,
+        own_process=colocation is not None,
     )
     return Executable(
         label=label,

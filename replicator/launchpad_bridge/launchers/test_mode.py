@@ -19,6 +19,7 @@ from replicator.launchpad_bridge.launchers.threads import (
     Threads,
     ThreadWorker,
     ThreadWorkers,
+    has_own_process,
 )
 from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
 from replicator.launchpad_bridge.protocols import (
@@ -26,6 +27,7 @@ from replicator.launchpad_bridge.protocols import (
     Exited,
     Plan,
     StopAsked,
+    Worker,
     Workers,
 )
 from replicator.launchpad_bridge.running.stop_event import StopEvent
@@ -42,6 +44,7 @@ class TestMode:
     """
 
     name = "test"
+    shows_output = True
     __test__ = False  # no test class, for pytest
 
     def __init__(
@@ -73,7 +76,7 @@ class TestMode:
         workers = threads.open(plan, report, launch_type=self.name)
         if self.seed is None:
             return workers
-        names = [executable.name for executable in plan.executables]
+        names = [each.name for each in plan.executables if not has_own_process(each)]
         turns = Turns(names, self.seed, longest_s=self._longest_turn_s)
         return _OrderedWorkers(plan, report, turns, workers)
 
@@ -92,8 +95,10 @@ class _OrderedWorkers:
         self._events: list[StopEvent] = []
         self.exchange = Exchange(turns)
 
-    def start(self, executable: Executable, attempt: int) -> ThreadWorker:
-        """Start a thread, which waits for its turn."""
+    def start(self, executable: Executable, attempt: int) -> Worker:
+        """Start a thread, which waits for its turn, or a process, which does not."""
+        if has_own_process(executable):
+            return self._threads.start(executable, attempt)
         event = TurnEvent(self._turns)
         self._events.append(event)
         context = ThreadContext(

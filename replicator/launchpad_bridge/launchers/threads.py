@@ -2,16 +2,25 @@
 
 A thread cannot be killed. One that does not stop when it is asked has an exception
 raised in it, which ends a loop of Python; one that waits in foreign code for ever is
-left behind, named, and ends with the process.
+left behind, named, and ends with the process. Nodes of a `MultiProcessingColocation`
+have processes here, too.
 """
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any, final
 
 from replicator.errors import NodeFailedError
-from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
+from replicator.launchpad_bridge.launchers.processes import Processes
+from replicator.launchpad_bridge.protocols import (
+    Executable,
+    Exited,
+    Plan,
+    StopAsked,
+    Worker,
+)
 from replicator.launchpad_bridge.recipes import pack
 from replicator.launchpad_bridge.running.node_run import run_worker
 from replicator.launchpad_bridge.running.stop_event import StopEvent
@@ -26,6 +35,7 @@ class Threads:
     """The launcher `lp.launch(program, launch_type="threads")` uses."""
 
     name = "threads"
+    shows_output = True
 
     def __init__(self, *, serialize: bool = False, by_reference: bool = False) -> None:
         """Choose how much is checked, and how values pass.
@@ -76,15 +86,31 @@ class ThreadWorkers:
         self._report = report
         self._launch_type = launch_type
         self._by_reference = by_reference
-        with_env = {e.label for e in plan.executables if e.resources.env}
+        processes = [each for each in plan.executables if has_own_process(each)]
+        self._processes = (
+            Processes().open(dataclasses.replace(plan, executables=processes), report)
+            if processes
+            else None
+        )
+        with_env = {
+            each.label
+            for each in plan.executables
+            if each.resources.env and not has_own_process(each)
+        }
         if with_env:
             _LOG.warning(
                 "%s: threads share one environment; that of %s is not set",
                 *(plan.program, ", ".join(sorted(with_env))),
             )
 
-    def start(self, executable: Executable, attempt: int) -> "ThreadWorker":
-        """Start a thread."""
+    def start(self, executable: Executable, attempt: int) -> Worker:
+        """Start a thread, or a process where the node has one of its own.
+
+        Raises:
+          LaunchError: A process cannot be started.
+        """
+        if self._processes is not None and has_own_process(executable):
+            return self._processes.start(executable, attempt)
         context = ThreadContext(
             program=self._plan.program,
             worker=executable.name,
@@ -95,7 +121,14 @@ class ThreadWorkers:
         return ThreadWorker(executable, attempt, context, self._report)
 
     def close(self) -> None:
-        """Return: threads that ended leave nothing, others cannot be helped."""
+        """End processes. Threads that ended leave nothing, others cannot be helped."""
+        if self._processes is not None:
+            self._processes.close()
+
+
+def has_own_process(executable: Executable) -> bool:
+    """Return whether a worker is a process where others are threads."""
+    return getattr(executable.run, "own_process", False)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Several nodes in processes below one worker: `MultiProcessingColocation`."""
+"""Several nodes added as one, each in a process: `MultiProcessingColocation`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 from replicator.base.types import PyTree
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.threads_colocation import Colocation
-from replicator.launchpad_bridge.running import node_context
-from replicator.launchpad_bridge.running.node_context import loose_context
 
 
 class MultiProcessingColocation(Colocation):
-    """Runs its nodes in processes of one worker, started again when they fail.
+    """Nodes that are workers of one group, started again when they fail.
+
+    A planned program has its nodes in its place: each is a worker, and a process also
+    where the others are threads. Its group's resources are those of each.
 
     >>> actors = [lp.CourierNode(Actor, seed) for seed in range(8)]
     >>> program.add_node(
@@ -20,8 +21,9 @@ class MultiProcessingColocation(Colocation):
     ... )
     """
 
+    is_expanded = True
     # Given by `launch`: nodes know no launchers.
-    run_in_processes: ClassVar[Callable[..., PyTree]]
+    run_alone: ClassVar[Callable[..., list[PyTree]]]
 
     def __init__(
         self, nodes: Sequence[Node[Any]], num_retries_on_failure: int = 0
@@ -35,11 +37,11 @@ class MultiProcessingColocation(Colocation):
         self.num_retries_on_failure = num_retries_on_failure
         super().__init__(nodes)
 
-    def run(self) -> PyTree:
-        """Run the inner nodes; return what each returned.
+    def run(self) -> list[PyTree]:
+        """Run the nodes outside of a program; return what each returned.
 
         Raises:
           NodeFailedError: One failed once too often.
         """
-        self._check_nodes()
-        return self.run_in_processes(node_context.of_thread() or loose_context())
+        self.check_nodes()
+        return self.run_alone()

@@ -26,7 +26,13 @@ _LOOK_S = 0.2
 
 
 class Colocation(PyNode[Any, Any]):
-    """Nodes that are one worker; they are not added to the program themselves."""
+    """Nodes added as one; they are not added to the program themselves.
+
+    Attributes:
+      is_expanded: Whether a planned program has its nodes in its place.
+    """
+
+    is_expanded = False
 
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
         super().__init__(self.run)
@@ -54,14 +60,25 @@ class Colocation(PyNode[Any, Any]):
         """Add a node; return its handle.
 
         Raises:
-          ProgramError: It is none that runs Python.
+          ProgramError: It is none that runs Python, or is several workers itself.
         """
         if not isinstance(node, PyNode):
             raise ProgramError(f"{type(self).__name__} only works with PyNodes.")
+        if isinstance(node, Colocation) and node.is_expanded:
+            raise ProgramError(
+                f"`node` must be one worker, got {node!r} in a {type(self).__name__}. "
+                "Add it to the program itself."
+            )
         self._nodes.append(node)
         for address in node.addresses:
             self._take_over(address)
         return node.create_handle()
+
+    def belong_to(self, program: Any, label: str) -> None:
+        """Know the program that this was added to; the inner nodes are in it, too."""
+        super().belong_to(program, label)
+        for node in self._nodes if self.is_expanded else ():
+            node.belong_to(program, label)
 
     def forget_run(self) -> None:
         """Let the inner nodes begin anew in the next start."""
@@ -79,7 +96,12 @@ class Colocation(PyNode[Any, Any]):
         address.name = f"{name}{self._counts[name]}"
         self._counts[name] += 1
 
-    def _check_nodes(self) -> None:
+    def check_nodes(self) -> None:
+        """Refuse to be of no nodes.
+
+        Raises:
+          ProgramError: There are none.
+        """
         if not self._nodes:
             raise ProgramError(f"{type(self).__name__} requires at least one node.")
 
@@ -107,7 +129,7 @@ class MultiThreadingColocation(Colocation):
 
     def run(self) -> list[PyTree]:
         """Run the inner nodes; return what each returned, None if it runs still."""
-        self._check_nodes()
+        self.check_nodes()
         outer = node_context.of_thread() or loose_context()
         threads = _Threads(self._nodes, outer)
         cancel = outer.stop_event.when_set(threads.ask_to_stop)

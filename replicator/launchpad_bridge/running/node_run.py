@@ -48,6 +48,7 @@ class NodeRun:
       targets: Who is called, by planned address.
       launch_type: How the program was launched; None: as the launcher is called.
       flags: absl flags to set first, where the worker has a process of its own.
+      own_process: Whether it has one also where others are threads.
     """
 
     node: Any
@@ -58,6 +59,7 @@ class NodeRun:
     targets: Mapping[str, Target]
     launch_type: LaunchType | str | None = None
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own_process: bool = False
 
     def __call__(self, context: NodeContext) -> PyTree:
         """Run the node to its end; return its result."""
