@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 from replicator.base.types import PyTree
@@ -120,10 +120,7 @@ class Driver:
         self._close(finish)
 
     def _run(self) -> states.Finish:
-        units = [
-            states.Unit(workers=(name,), restart=executable.restart)
-            for name, executable in self._executables.items()
-        ]
+        units = _units(self._plan.executables)
         state, actions = begin(units, time.monotonic(), patience=self._patience)
         while True:
             # Other threads read this one or the one before, whole: no lock.
@@ -136,9 +133,16 @@ class Driver:
             if isinstance(event, Exited):
                 if event.outcome in ("returned", "stopped"):
                     # Before the state tells of the end: who waits for it reads this.
-                    self.results[event.name] = event.result
-                event = ended(event)
+                    self._keep_result(event)
+                executable = self._executables.get(event.name)
+                event = ended(event, 1 if executable is None else executable.processes)
             state, actions = decide(state, event, time.monotonic())
+
+    def _keep_result(self, exited: Exited) -> None:
+        self.results[exited.name] = exited.result
+        executable = self._executables.get(exited.name)
+        if executable and executable.processes > 1 and executable.index == 0:
+            self.results[executable.label] = exited.result
 
     def _next_event(
         self, state: states.State
@@ -209,6 +213,22 @@ class Driver:
         # Not before the launcher was closed: readers take it for the end of the run.
         self.finish = finish
         self._tell()
+
+
+def _units(executables: Sequence[Executable]) -> list[states.Unit]:
+    """Return what fails and starts again as one: a worker, or a group of processes."""
+    units: dict[str, list[Executable]] = {}
+    for each in executables:
+        own = each.label if each.processes > 1 else each.name
+        units.setdefault(own, []).append(each)
+    return [
+        states.Unit(
+            workers=tuple(each.name for each in members),
+            restart=members[0].restart,
+            called=f"all of `{label}`" if len(members) > 1 else "it",
+        )
+        for label, members in units.items()
+    ]
 
 
 def _is_going_well(state: states.State) -> bool:

@@ -52,6 +52,11 @@ class NodeContext(Protocol):
         ...
 
     @property
+    def attempt(self) -> int:
+        """Return which start of this worker it is: 0 for the first."""
+        ...
+
+    @property
     def stop_event(self) -> threading.Event:
         """Return what is set when this worker is asked to stop."""
         ...
@@ -74,6 +79,8 @@ class Executable:
       addresses: Where its servers listen, as `rpc` addresses.
       resources: Of its group.
       restart: Of its group.
+      processes: Of how many, all with its label, it is one that fail and start again
+        together.
     """
 
     label: str
@@ -83,6 +90,7 @@ class Executable:
     addresses: Sequence[str] = ()
     resources: Resources = dataclasses.field(default_factory=Resources)
     restart: Restart = dataclasses.field(default_factory=Restart)
+    processes: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -261,6 +261,7 @@ def _told(
         "launch_type": launch_type,
         "recipe": str(recipe),
         "jax_settings": {},
+        "attempt": attempt,
         "book": None,
     }
     return {

@@ -5,6 +5,7 @@ its own. Who is noticed first is luck: what kind of error it is says who is the 
 """
 
 from replicator.distributed.processes.states import Ended
+from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
 from replicator.errors import (
     CallCancelledError,
     ConnectionLostError,
@@ -19,19 +20,22 @@ _NAMES = frozenset(cls.__name__ for cls in _PEER_IS_GONE)
 _LONGEST_CHAIN = 32
 
 
-def ended(exited: Exited) -> Ended:
+def ended(exited: Exited, processes: int = 1) -> Ended:
     """Return what a worker's end is to the supervisor.
 
     Args:
       exited: As its launcher reported it; `Ended.exited` later.
+      processes: Of how many that JAX has joined it was one: there a peer's death shows
+        in the words of collectives.
     """
+    words = str(exited.error).encode().splitlines() if processes > 1 else ()
     return Ended(
         name=exited.name,
         attempt=exited.attempt,
         outcome="failed" if exited.outcome in ("raised", "died") else "done",
         text=_describe(exited),
         looks_killed=exited.outcome == "died",
-        is_symptom=is_symptom(exited.error),
+        is_symptom=is_symptom(exited.error) or says_peer_is_gone(words),
         exited=exited,
     )
 

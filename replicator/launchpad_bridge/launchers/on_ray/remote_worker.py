@@ -150,6 +150,7 @@ class RemoteWorker:
             "launch_type": "ray",
             "recipe": str(recipe),
             "jax_settings": {"jax_platforms": "cpu"} if is_hidden else {},
+            "attempt": task.attempt,
             "book": book if task.has_book else None,
         }
         told = {
