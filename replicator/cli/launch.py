@@ -7,7 +7,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from replicator.distributed.processes.group import launch
-from replicator.distributed.processes.states import Policy
+from replicator.distributed.processes.policy import Policy
 from replicator.errors import ArgumentError, check_count
 
 SUMMARY = "Run a script as several processes on this host; restart them when one dies"

@@ -78,6 +78,15 @@ def detect(environ: Mapping[str, str]) -> Cluster | None:
     return None
 
 
+def as_environment(cluster: Cluster) -> dict[str, str]:
+    """Return the variables by which `detect` finds this group in another process."""
+    return {
+        "REPLICATOR_COORDINATOR": cluster.coordinator,
+        "REPLICATOR_NUM_PROCESSES": str(cluster.num_processes),
+        "REPLICATOR_PROCESS_ID": str(cluster.process_id),
+    }
+
+
 def _detect_replicator(environ: Mapping[str, str]) -> Cluster | None:
     """Ours, written by `replicator launch` or by hand.
 

@@ -47,6 +47,7 @@ from replicator.launchpad_bridge.launchers.test_mode import TestMode
 from replicator.launchpad_bridge.launchers.threads import Threads
 from replicator.launchpad_bridge.nodes.cacher_node import CacherNode
 from replicator.launchpad_bridge.nodes.courier_node import CourierHandle, CourierNode
+from replicator.launchpad_bridge.nodes.jax_processes import JaxProcesses
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
@@ -101,6 +102,7 @@ __all__ = [
     "Executable",
     "Exited",
     "Handle",
+    "JaxProcesses",
     "LaunchError",
     "LaunchType",
     "Launcher",

@@ -8,26 +8,26 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 from replicator.base.types import PyTree
+from replicator.distributed.processes import states
+from replicator.distributed.processes.supervisor import (
+    begin,
+    decide,
+    next_deadline_s,
+)
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Launcher,
     Plan,
-    StopAsked,
     Worker,
     Workers,
 )
-from replicator.launchpad_bridge.supervision import states as states
-from replicator.launchpad_bridge.supervision.supervisor import (
-    begin,
-    decide,
-    next_deadline_s,
-)
+from replicator.launchpad_bridge.running.ends import ended
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"
@@ -48,7 +48,7 @@ class Driver:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: states.GracePeriods,
+        patience: states.Patience,
         tell: Callable[[], None],
     ) -> None:
         """Make ready; nothing starts before `open`.
@@ -68,7 +68,7 @@ class Driver:
         self._tell = tell
         # From the launcher's threads, `stop` and signal handlers (`put` is re-entrant)
         # to the driver's thread alone. What comes after the end is never taken.
-        self._events: queue.SimpleQueue[Exited | StopAsked] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Exited | states.StopAsked] = queue.SimpleQueue()
         self._workers: Workers | None = None
         self._running: dict[str, Worker] = {}
         self._executables: Mapping[str, Executable] = {
@@ -96,7 +96,7 @@ class Driver:
             self._thread.join()
         return error
 
-    def report(self, event: Exited | StopAsked) -> None:
+    def report(self, event: Exited | states.StopAsked) -> None:
         """Take an event; may be called from any thread, and in a signal handler."""
         self._events.put(event)
 
@@ -116,13 +116,12 @@ class Driver:
             finish = self._run()
         except BaseException as error:  # a launcher that breaks its promises
             _LOG.exception("%s: the run broke down", self._plan.program)
-            broken = Exited(name=_LAUNCHER, attempt=0, outcome="raised", error=error)
-            finish = states.Finish(failure=broken)
+            finish = states.Finish(failure=_broken(error))
         self._close(finish)
 
     def _run(self) -> states.Finish:
-        workers = {name: e.restart for name, e in self._executables.items()}
-        state, actions = begin(workers, time.monotonic(), patience=self._patience)
+        units = _units(self._plan.executables)
+        state, actions = begin(units, time.monotonic(), patience=self._patience)
         while True:
             # Other threads read this one or the one before, whole: no lock.
             self.state = state
@@ -131,12 +130,23 @@ class Driver:
                 return finish
             self._tell()
             event = self._next_event(state)
-            if isinstance(event, Exited) and event.outcome in ("returned", "stopped"):
-                # Before the state tells of the end: who waits for that reads this next.
-                self.results[event.name] = event.result
+            if isinstance(event, Exited):
+                if event.outcome in ("returned", "stopped"):
+                    # Before the state tells of the end: who waits for it reads this.
+                    self._keep_result(event)
+                executable = self._executables.get(event.name)
+                event = ended(event, 1 if executable is None else executable.processes)
             state, actions = decide(state, event, time.monotonic())
 
-    def _next_event(self, state: states.State) -> states.Event:
+    def _keep_result(self, exited: Exited) -> None:
+        self.results[exited.name] = exited.result
+        executable = self._executables.get(exited.name)
+        if executable and executable.processes > 1 and executable.index == 0:
+            self.results[executable.label] = exited.result
+
+    def _next_event(
+        self, state: states.State
+    ) -> Exited | states.StopAsked | states.TimeUp:
         due_s = next_deadline_s(state)
         if due_s is None:
             return self._events.get()
@@ -151,37 +161,37 @@ class Driver:
     def _perform(
         self, state: states.State, actions: list[states.Action]
     ) -> states.Finish | None:
+        # One line for what one event led to.
+        said = "; ".join(a.message for a in actions if isinstance(a, states.Say))
+        if said:
+            level = logging.INFO if _is_going_well(state) else logging.WARNING
+            _LOG.log(level, "%s: %s", self._plan.program, said)
         for action in actions:
             match action:
                 case states.Start():
-                    self._start(action)
+                    for name in action.names:
+                        self._start(name, action.attempt)
                 case states.Stop():
-                    self._try("stop", action.name)
+                    for name in action.names:
+                        self._try("stop", name)
                 case states.Kill():
-                    self._try("kill", action.name)
-                case states.Say():
-                    level = logging.INFO if _is_going_well(state) else logging.WARNING
-                    _LOG.log(level, "%s: %s", self._plan.program, action.message)
+                    for name in action.names:
+                        self._try("kill", name)
                 case states.Finish():
                     return action
         return None
 
-    def _start(self, start: states.Start) -> None:
+    def _start(self, name: str, attempt: int) -> None:
         assert self._workers is not None, "opened before the first start"
         try:
-            executable = self._executables[start.name]
-            self._running[start.name] = self._workers.start(executable, start.attempt)
+            executable = self._executables[name]
+            self._running[name] = self._workers.start(executable, attempt)
         except Exception as error:
-            self._running.pop(start.name, None)
+            self._running.pop(name, None)
             if not isinstance(error, LaunchError):
-                _LOG.exception("%s: `%s` did not start", self._plan.program, start.name)
+                _LOG.exception("%s: `%s` did not start", self._plan.program, name)
             self.report(
-                Exited(
-                    name=start.name,
-                    attempt=start.attempt,
-                    outcome="raised",
-                    error=error,
-                )
+                Exited(name=name, attempt=attempt, outcome="raised", error=error)
             )
 
     def _try(self, what: str, name: str) -> None:
@@ -199,13 +209,26 @@ class Driver:
         except BaseException as error:
             _LOG.exception("%s: the launcher did not close", self._plan.program)
             if finish.failure is None:
-                broken = Exited(
-                    name=_LAUNCHER, attempt=0, outcome="raised", error=error
-                )
-                finish = states.Finish(failure=broken, left=finish.left)
+                finish = states.Finish(failure=_broken(error), left=finish.left)
         # Not before the launcher was closed: readers take it for the end of the run.
         self.finish = finish
         self._tell()
+
+
+def _units(executables: Sequence[Executable]) -> list[states.Unit]:
+    """Return what fails and starts again as one: a worker, or a group of processes."""
+    units: dict[str, list[Executable]] = {}
+    for each in executables:
+        own = each.label if each.processes > 1 else each.name
+        units.setdefault(own, []).append(each)
+    return [
+        states.Unit(
+            workers=tuple(each.name for each in members),
+            restart=members[0].restart,
+            called=f"all of `{label}`" if len(members) > 1 else "it",
+        )
+        for label, members in units.items()
+    ]
 
 
 def _is_going_well(state: states.State) -> bool:
@@ -213,6 +236,11 @@ def _is_going_well(state: states.State) -> bool:
     return (
         state.phase in ("stopping", "ended")
         and state.failure is None
-        and not state.killed
-        and not state.signals
+        and not any(unit.kills for unit in state.units)
+        and not state.asks
     )
+
+
+def _broken(error: BaseException) -> states.Ended:
+    """Return how a launcher ended that breaks its promises."""
+    return ended(Exited(name=_LAUNCHER, attempt=0, outcome="raised", error=error))

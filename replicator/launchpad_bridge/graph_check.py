@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.graph import Edge, with_inner, worker_names
 from replicator.launchpad_bridge.handles import Handle, NoHandle
+from replicator.launchpad_bridge.nodes.jax_processes import JaxProcesses
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
@@ -38,6 +39,8 @@ def check_graph(program: Program) -> list[Edge]:
     for node in program.get_all_nodes():
         if isinstance(node, MultiProcessingColocation):
             node.check_nodes()
+        if isinstance(node, JaxProcesses):
+            _check_alone(program, node)
     workers = worker_names(program.groups)
     owners = _owners(program, workers)
     links = list(_links(program, workers, owners))
@@ -59,6 +62,17 @@ def _check_label(label: str) -> None:
             f"with a letter or a digit, got {label!r}: workers and logs bear it. "
             "Use 'actors'."
         )
+
+
+def _check_alone(program: Program, node: JaxProcesses) -> None:
+    """Refuse a second node in the group of processes that fail and restart as one."""
+    for label, nodes in program.groups.items():
+        if node in nodes and len(nodes) > 1:
+            raise ProgramError(
+                f"`JaxProcesses` must have a label of their own, got {label!r} of "
+                f"{program.name!r} with {len(nodes)} nodes. Add each under another "
+                "label."
+            )
 
 
 def _owners(

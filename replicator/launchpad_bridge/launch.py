@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
+from replicator.distributed.processes.states import Patience
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address
 from replicator.launchpad_bridge.launch_types import (
@@ -31,7 +32,6 @@ from replicator.launchpad_bridge.protocols import Launcher
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.running import node_context
-from replicator.launchpad_bridge.supervision.states import GracePeriods
 
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
@@ -110,7 +110,7 @@ def launch(
         resources={**known, **(resources or {})},
         launch_type=kind or launcher.name,
         log_dir=log_dir,
-        patience=GracePeriods(stop_grace_s=stop_grace_s),
+        patience=Patience(stop_grace_s=stop_grace_s),
         test_frame=_test_frame() if kind is not None and is_test(kind) else None,
         has_dashboard=dashboard,
     )
@@ -144,7 +144,7 @@ def _started(
     resources: Mapping[str, Any],
     launch_type: LaunchType | str,
     log_dir: str | Path | None,
-    patience: GracePeriods,
+    patience: Patience,
     test_frame: FrameType | None,
     has_dashboard: bool,
 ) -> Run:

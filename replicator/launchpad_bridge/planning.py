@@ -19,6 +19,7 @@ from replicator.launchpad_bridge.graph import (
 )
 from replicator.launchpad_bridge.graph_check import check_graph
 from replicator.launchpad_bridge.launch_types import LaunchType
+from replicator.launchpad_bridge.nodes.jax_processes import GroupMember
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
@@ -61,6 +62,8 @@ def make_plan(
     workers = worker_names(program.groups)
     for _, label, _, node in workers:
         _prepare(node, label, launch_type, wanted[label][0])
+        if isinstance(node, GroupMember):
+            node.plan_meeting(folder)
     limits = MessageLimits(trusted_memory=program.trusted_memory)
     colocations = {
         id(inner): node
@@ -228,7 +231,7 @@ def _executable(
         targets=targets,
         launch_type=launch_type,
         flags=flags,
-        own_process=colocation is not None,
+        own_process=colocation is not None or isinstance(node, GroupMember),
     )
     return Executable(
         label=label,
@@ -238,6 +241,7 @@ def _executable(
         addresses=tuple(addresses),
         resources=resources,
         restart=restart,
+        processes=node.processes if isinstance(node, GroupMember) else 1,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from replicator.base.types import PyTree
+from replicator.distributed.processes.states import Restart, StopAsked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,22 +36,6 @@ class Resources:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Restart:
-    """Whether a failed worker of a group is started again. By default it is not.
-
-    Attributes:
-      attempts: Restarts without progress after which the run fails. A worker that ran
-        for `progress_s` has made progress: its count begins anew.
-      progress_s: How long that is, in seconds.
-      backoff_s: The wait before the first restart; it doubles with each, up to 30 s.
-    """
-
-    attempts: int = 0
-    progress_s: float = 60.0
-    backoff_s: float = 0.5
-
-
 class NodeContext(Protocol):
     """What a running node knows of its program; `lp.context` hands it to users."""
 
@@ -64,6 +49,11 @@ class NodeContext(Protocol):
     @property
     def launch_type(self) -> str:
         """Return the launcher's name: "threads", "processes", "test", "ray"."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """Return which start of this worker it is: 0 for the first."""
         ...
 
     @property
@@ -89,6 +79,8 @@ class Executable:
       addresses: Where its servers listen, as `rpc` addresses.
       resources: Of its group.
       restart: Of its group.
+      processes: Of how many, all with its label, it is one that fail and start again
+        together.
     """
 
     label: str
@@ -98,6 +90,7 @@ class Executable:
     addresses: Sequence[str] = ()
     resources: Resources = dataclasses.field(default_factory=Resources)
     restart: Restart = dataclasses.field(default_factory=Restart)
+    processes: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,17 +130,6 @@ class Exited:
     outcome: Literal["returned", "raised", "died", "stopped"]
     result: PyTree = None
     error: BaseException | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StopAsked:
-    """A worker, or the program's owner, asked for the run to stop.
-
-    Attributes:
-      by: A worker's name, "launcher" or "signal".
-    """
-
-    by: str
 
 
 class Worker(Protocol):

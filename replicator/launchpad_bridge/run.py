@@ -15,20 +15,21 @@ from types import FrameType, TracebackType
 from typing import Any, Self, final
 
 from replicator.base.types import PyTree
+from replicator.distributed.processes.states import (
+    Ended,
+    Finish,
+    Patience,
+    StopAsked,
+    WorkerState,
+)
 from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
 from replicator.launchpad_bridge.driver import Driver
-from replicator.launchpad_bridge.protocols import Exited, Launcher, Plan, StopAsked
+from replicator.launchpad_bridge.protocols import Launcher, Plan
 from replicator.launchpad_bridge.running import exit_status, interrupts, node_context
+from replicator.launchpad_bridge.running.ends import is_symptom
 from replicator.launchpad_bridge.running.node_run import edge_of
 from replicator.launchpad_bridge.running.results import Results
 from replicator.launchpad_bridge.running.stopping import call_process_handlers
-from replicator.launchpad_bridge.supervision.states import (
-    Finish,
-    GracePeriods,
-    WorkerState,
-)
-from replicator.launchpad_bridge.supervision.supervisor import describe
-from replicator.launchpad_bridge.supervision.symptoms import is_symptom
 from replicator.launchpad_bridge.view.watching.journal import RunJournal
 
 _TEST_PATIENCE_S = 1.0
@@ -51,7 +52,7 @@ class Run:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: GracePeriods,
+        patience: Patience,
         close: Callable[[bool], None],
         test_frame: FrameType | None = None,
     ) -> None:
@@ -147,7 +148,7 @@ class Run:
     def workers(self) -> dict[str, WorkerState]:
         """Return how each worker is: its phase, its attempt, its last end."""
         state = self._driver.state
-        return {} if state is None else dict(state.workers)
+        return {} if state is None else {n: state.worker(n) for n in state.unit_of}
 
     @property
     def made_by_launcher(self) -> Any:
@@ -323,18 +324,18 @@ class Run:
             frame = frame.f_back
         return None
 
-    def _failure(self, exited: Exited) -> NodeFailedError:
+    def _failure(self, ended: Ended) -> NodeFailedError:
         """Return a new error, raised from what the node raised."""
-        error = exited.error
+        error: BaseException | None = ended.exited.error
         is_told = isinstance(error, NodeFailedError)
-        lines = [str(error) if is_told else describe(exited)]
+        lines = [str(error) if is_told else ended.text]
         if error is not None and (edge := edge_of(error)):
             lines.append(edge)
         # The first words are Launchpad's: programs look for them.
         lines.append(
             f"One of the workers exited. It is a node of the program {self.program!r}."
         )
-        failure = NodeFailedError("\n".join(lines), node=exited.name)
+        failure = NodeFailedError("\n".join(lines), node=ended.name)
         failure.__cause__ = error.__cause__ if is_told else error
         return failure
 
@@ -364,7 +365,7 @@ class Run:
 
     def _runs(self, name: str) -> bool:
         state = self._driver.state
-        return state is None or state.workers[name].phase != "ended"
+        return state is None or state.worker(name).phase != "ended"
 
     def _refuse_inside(self) -> None:
         context = node_context.of_thread()

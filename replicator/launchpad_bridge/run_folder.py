@@ -25,6 +25,8 @@ _LOGS = "logs"
 _LOCK = "launcher.lock"
 _UNFINISHED_LOCK = "launcher.new"
 _UNFINISHED_S = 60.0
+MADE_BY_WORKER = "made-by-worker"
+"""Lies in a run's folder on a host where a worker made it, not the launcher."""
 # A socket's path has 103 bytes on macOS; its name here takes at most ten.
 _LONGEST_FOLDER_BYTES = 80
 
@@ -71,6 +73,17 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def what_stays(folder: Path, logs: Path) -> list[Path]:
+    """Return what stays of a run's folder whose launcher is gone.
+
+    That is logs, if they lie there, and by the marks beside them the next launch, or
+    the next worker, knows that the rest may go.
+    """
+    if not logs.is_relative_to(folder):
+        return []
+    return [logs, folder / _LOCK, folder / MADE_BY_WORKER]
 
 
 def remove_abandoned(parent: str) -> None:

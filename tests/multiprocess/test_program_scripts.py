@@ -197,7 +197,7 @@ def test_a_crash_loop_ends_after_three_restarts_with_its_first_failure(
     assert (tmp_path / "tries").read_text() == "xxxx"
     assert time.monotonic() - started_s > 0.1 + 0.2 + 0.4
     assert "restart 3 of 3 without progress" in script.text
-    assert "given up after 3 restart(s) without progress" in script.text
+    assert "gave up after 3 restart(s) without progress" in script.text
     last = script.text.rpartition("NodeFailedError:")[2]
     assert "`looping` raised RuntimeError: bug 1 at step 17" in last
 

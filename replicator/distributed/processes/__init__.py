@@ -5,6 +5,6 @@ it lets nothing live on that its process started.
 """
 
 from replicator.distributed.processes.group import launch
-from replicator.distributed.processes.states import Policy
+from replicator.distributed.processes.policy import Policy
 
 __all__ = ["Policy", "launch"]

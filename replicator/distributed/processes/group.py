@@ -13,30 +13,39 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
+from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.member import Member
-from replicator.distributed.processes.memory_kills import count_memory_kills
 from replicator.distributed.processes.output import LabelledLines
+from replicator.distributed.processes.policy import (
+    Policy,
+    ProcessEnd,
+    ended,
+    exit_code,
+    process_name,
+    signal_asked,
+    stop_asked,
+)
 from replicator.distributed.processes.ports import free_port
+from replicator.distributed.processes.signals import signals_as_bytes
 from replicator.distributed.processes.states import (
     Action,
-    Asked,
+    Ended,
     Event,
-    Exit,
-    Exited,
-    Failure,
+    Finish,
     Kill,
-    Policy,
     Say,
     Start,
-    Tell,
+    Stop,
     TimeUp,
 )
-from replicator.distributed.processes.supervisor import begin, decide, describe_code
-from replicator.distributed.processes.symptoms import comes_again, is_symptom
+from replicator.distributed.processes.supervisor import (
+    begin,
+    decide,
+    next_deadline_s,
+)
 from replicator.distributed.report_progress import VARIABLE, read_progress
 from replicator.errors import ArgumentError
 
@@ -79,9 +88,11 @@ def launch(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if devices_per_process is not None:
         environ[FAKE_DEVICES] = str(devices_per_process)
+    # What was ignored stays so: nohup ignores SIGHUP.
+    heard = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     with (
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
-        _signals() as inbox,
+        signals_as_bytes(heard) as inbox,
         _Group(command, policy, environ, Path(folder), inbox) as group,
     ):
         return group.run()
@@ -97,15 +108,16 @@ class _Group:
         inbox: socket.socket,
     ) -> None:
         self._command = command
+        self._policy = policy
         self._environ = environ
         self._folder = folder
         self._inbox = inbox
         self._clock: Clock = SystemClock()
-        self._members: dict[int, Member] = {}
-        # By attempt and rank.
-        self._last_words: dict[tuple[int, int], list[bytes]] = {}
-        self._code: int | None = None
-        self._state, self._actions = begin(policy)
+        self._members: dict[str, Member] = {}
+        self._finish: Finish | None = None
+        self._state, self._actions = begin(
+            [policy.unit], self._clock.now_s(), patience=policy.patience
+        )
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ)
 
@@ -126,20 +138,22 @@ class _Group:
         self._selector.close()
 
     def run(self) -> int:
-        """Go on until the supervisor says with which code to exit."""
+        """Go on until the supervisor says that it is over; return the exit code."""
         self._perform(self._actions)
-        while self._code is None:
-            exited = self._wait_for_exits(self._state.deadline_s)
+        while self._finish is None:
+            exited = self._wait_for_exits(next_deadline_s(self._state))
             # The wish first: exits seen in the same round then count as leaving, not as
             # a failure that starts all again.
             for number in self._read_signals():
-                self._handle(Asked(signal=number))
+                self._handle(stop_asked(number))
             for member in exited:
                 self._handle_exit(member)
-            deadline_s = self._state.deadline_s
+            deadline_s = next_deadline_s(self._state)
             if deadline_s is not None and self._clock.now_s() >= deadline_s:
                 self._handle(TimeUp())
-        return self._code
+        if self._finish.failure is not None:
+            _show(self._finish.failure)
+        return exit_code(self._state, self._finish)
 
     def _wait_for_exits(self, until_s: float | None) -> list[Member]:
         """Pass on output until something else happens; return who has exited."""
@@ -159,34 +173,21 @@ class _Group:
 
     def _handle_exit(self, member: Member) -> None:
         code = self._take_out(member)
-        words = member.err.last_words()
-        self._last_words[self._state.attempt, member.rank] = words
-        event = Exited(
-            rank=member.rank,
-            code=code,
-            is_symptom=is_symptom(words),
-            comes_again=code == 1 and comes_again(words),
-            progress=self._progress(),
+        end = ProcessEnd(member.rank, code, member.err.last_words())
+        event = ended(
+            end,
+            self._state,
+            hung_grace_s=self._policy.hung_grace_s,
+            safe_step=self._progress(),
             out_of_memory=count_memory_kills() > member.memory_kills,
         )
         self._handle(event)
-        self._forget_old_words()
-
-    def _forget_old_words(self) -> None:
-        """Keep the last lines of this attempt, and of the failure shown at the end."""
-        first = self._state.first_failure
-        shown = (first.attempt, first.rank) if first else None
-        self._last_words = {
-            key: words
-            for key, words in self._last_words.items()
-            if key == shown or key[0] == self._state.attempt
-        }
 
     def _take_out(self, member: Member) -> int:
         for descriptor in (member.out.descriptor, member.err.descriptor, member.exited):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(descriptor)
-        del self._members[member.rank]
+        del self._members[process_name(member.rank)]
         return member.reap()
 
     def _progress(self) -> int | None:
@@ -194,8 +195,6 @@ class _Group:
         return max((step for step in steps if step is not None), default=None)
 
     def _handle(self, event: Event) -> None:
-        if self._state.phase == "ended":
-            return
         self._state, actions = decide(self._state, event, self._clock.now_s())
         self._perform(actions)
 
@@ -204,21 +203,22 @@ class _Group:
             match action:
                 case Start():
                     self._start(action.attempt)
-                case Tell():
-                    for member in self._members.values():
-                        member.tell(action.signal)
+                case Stop():
+                    number = signal_asked(self._state.stopped_by)
+                    assert number is not None, "only a signal asks for a stop"
+                    for name in action.names:
+                        self._members[name].tell(number)
                 case Kill():
-                    for member in self._members.values():
-                        member.kill(hard=action.hard)
+                    for name in action.names:
+                        self._members[name].kill(hard=action.hard)
                 case Say():
                     _say(action.message)
-                case Exit():
-                    self._show(action.failure)
-                    self._code = action.code
+                case Finish():
+                    self._finish = action
 
     def _start(self, attempt: int) -> None:
         group = self._group_variables()
-        for rank in range(self._state.policy.processes):
+        for rank in range(self._policy.processes):
             environ = {
                 **self._environ,
                 **group,
@@ -227,7 +227,7 @@ class _Group:
             }
             if group:
                 environ["REPLICATOR_PROCESS_ID"] = str(rank)
-            self._members[rank] = member = Member(
+            self._members[process_name(rank)] = member = Member(
                 rank,
                 self._command,
                 environ=environ,
@@ -245,52 +245,27 @@ class _Group:
         One process alone is no group here. It may be one of a larger group, which it
         finds as it would without a launcher.
         """
-        if self._state.policy.processes == 1:
+        if self._policy.processes == 1:
             return {}
         return {
             "REPLICATOR_COORDINATOR": f"127.0.0.1:{free_port()}",
-            "REPLICATOR_NUM_PROCESSES": str(self._state.policy.processes),
+            "REPLICATOR_NUM_PROCESSES": str(self._policy.processes),
         }
 
-    def _show(self, failure: Failure | None) -> None:
-        """Print the first failure's last lines again: thousands may have followed."""
-        if failure is None:
-            return
-        ended = describe_code(failure.code, out_of_memory=failure.out_of_memory)
-        _say(
-            f"the first failure was process {failure.rank} in attempt "
-            f"{failure.attempt}: it {ended}. Its last lines:"
-        )
-        for line in self._last_words.get((failure.attempt, failure.rank), []):
-            sys.stderr.buffer.write(f"[{failure.rank}] ".encode() + line + b"\n")
-        sys.stderr.buffer.flush()
+
+def _show(failure: Ended) -> None:
+    """Print the first failure's last lines again: thousands may have followed."""
+    how = failure.text.removeprefix(f"{failure.name} ")
+    _say(
+        f"the first failure was {failure.name} in attempt {failure.attempt}: it {how}. "
+        "Its last lines:"
+    )
+    end: ProcessEnd = failure.exited
+    for line in end.last_lines:
+        sys.stderr.buffer.write(f"[{end.rank}] ".encode() + line + b"\n")
+    sys.stderr.buffer.flush()
 
 
 def _say(message: str) -> None:
     sys.stderr.buffer.write(f"[launch] {message}\n".encode())
     sys.stderr.buffer.flush()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """Turn signals into bytes of a socket that `select` can wait for."""
-
-    def nothing(number: int, frame: FrameType | None) -> None:
-        """Exist, so that Python writes the number to the socket."""
-
-    inbox, outbox = socket.socketpair()
-    inbox.setblocking(False)
-    outbox.setblocking(False)
-    # What was ignored stays so: nohup ignores SIGHUP.
-    numbers = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, nothing) for number in numbers}
-    wakeup = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
-    try:
-        yield inbox
-    finally:
-        # Before the sockets are closed: C code must not write to a number used anew.
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        inbox.close()
-        outbox.close()

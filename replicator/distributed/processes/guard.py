@@ -1,30 +1,35 @@
-"""Stand between a launcher and one process of a group; let nothing outlive either.
+"""Stand between a launcher and one command; let nothing outlive either.
 
-Run as a program of its own, `guard.py LIFELINE LAUNCHER FOLDER COMMAND…`, with the
-standard library only (it starts in about 30 ms). It starts the command, hands on
-signals, and exits as the command exits. It kills the command and all that it started,
-whatever their session, as soon as
+Run as a program of its own, `guard.py TOLD COMMAND…`, with the standard library only
+(it starts in about 10 ms). It starts the command, hands on signals, and exits as the
+command exits. It kills the command and all that it started, whatever their session, as
+soon as
 
 - the command has exited, or
 - the lifeline, a pipe of which only the launcher holds the other end, is closed:
-  because the launcher wants it so, or because it is gone, even by SIGKILL.
+  because the launcher wants it so, or
+- the launcher is gone, even by SIGKILL.
 
 How: the guard is a "subreaper", so orphans below it become its children and can be
 found. Should the guard itself be killed, the kernel kills the command
 (PR_SET_PDEATHSIG, set in a fork of this single-threaded process; in the launcher, which
-has threads, that would be a race).
+has threads, that would be a race), and the launcher looks for the rest (`sweep`).
+
+Without pidfds (macOS) there is no guard: this program becomes the command, which has to
+notice the end of its launcher itself.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 
@@ -32,6 +37,7 @@ KILLED_BY_LAUNCHER = 137
 """What a guard exits with that was told to kill; the kernel's own SIGKILL is -9."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _FORWARDED = (
     signal.SIGTERM,
@@ -41,31 +47,88 @@ _FORWARDED = (
     signal.SIGUSR2,
 )
 _SWEEP_S = 10.0
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_POLL_S = 0.002
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def main(words: list[str]) -> int:
     """Run a command until it, or the launcher, ends.
 
     Args:
-      words: The lifeline's file descriptor, the launcher's process id, a folder to
-        delete if the launcher is gone, and the command.
+      words: One JSON object, and the command. `lifeline` is a file descriptor,
+        `launcher` a process id, `folder` is deleted if the launcher is gone, but for
+        the paths of `keep`.
 
     Returns:
       The command's exit code, negative for a signal, as in `subprocess`; 137 if the
       launcher ended it.
     """
-    lifeline, launcher = int(words[0]), int(words[1])
-    folder, command = words[2], words[3:]
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    told, command = json.loads(words[0]), words[1:]
+    if not hasattr(os, "pidfd_open"):
+        os.execvp(command[0], command)
+    adopt_orphans()
     child = _start(command)
-    code = _wait(child, lifeline)
+    # What the command has as its input, a socket perhaps, ends when the command does.
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    code = _wait(child, told["lifeline"], told["launcher"])
     _sweep(child)
-    if code is None:
-        if os.getppid() != launcher:
-            shutil.rmtree(folder, ignore_errors=True)
-        return KILLED_BY_LAUNCHER
-    return code
+    if os.getppid() != told["launcher"]:
+        delete(Path(told["folder"]), keep=[Path(path) for path in told["keep"]])
+    return KILLED_BY_LAUNCHER if code is None else code
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever loses its own below this process (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent` dies (Linux).
+
+    Call it first thing in a fork of a single-threaded process: the kernel watches the
+    thread that forked.
+    """
+    if _LIBC is not None:
+        # Survives `exec`; forks of this process do not inherit it.
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # It died before the line above: the kernel tells of later deaths only.
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Have this process shown under another name, of which 15 letters fit (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def children() -> list[int]:
+    """List the children of this process, zombies included (Linux)."""
+    # Unreaped children keep their ids, so no other process can be meant.
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    try:
+        return [int(pid) for pid in path.read_text().split()]
+    except OSError:  # no such file here
+        return []
+
+
+def delete(folder: Path, *, keep: Collection[Path] = ()) -> None:
+    """Delete a folder; if it holds any of `keep`, all but those."""
+    import shutil  # slow, and rarely needed
+
+    kept = [path for path in keep if path.is_relative_to(folder)]
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if any(each.is_relative_to(path) for each in kept):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
@@ -78,9 +141,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
 
     def die_with_guard() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != guard:
-            os._exit(1)
+        die_with(guard)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
     # No other thread: a function between fork and exec is safe here.
@@ -98,38 +159,39 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     return child
 
 
-def _wait(child: subprocess.Popen[bytes], lifeline: int) -> int | None:
-    """Return the command's exit code; None once the lifeline is closed."""
+def _wait(child: subprocess.Popen[bytes], lifeline: int, launcher: int) -> int | None:
+    """Return the command's exit code; None once the launcher ends it, or is gone."""
     exited = os.pidfd_open(child.pid)
     poll = select.poll()
     poll.register(exited, select.POLLIN)
     # Nothing is ever written: only its end makes the pipe ready.
     poll.register(lifeline, select.POLLIN)
+    # Twice, as a process that the launcher forked may hold the pipe open after it.
+    with contextlib.suppress(OSError):
+        poll.register(os.pidfd_open(launcher), select.POLLIN)
+    # If not, it died before its pidfd was opened, which is another's or none.
+    if os.getppid() != launcher:
+        return None
     ready = {descriptor for descriptor, _ in poll.poll()}
-    # If both are ready: a command that ended by itself tells its own code.
+    # If several are ready: a command that ended by itself tells its own code.
     return child.wait() if exited in ready else None
 
 
 def _sweep(child: subprocess.Popen[bytes]) -> None:
     """Kill whatever descends from this process, until nothing does."""
+    # A signal meanwhile is for a command that is gone: `forward` ignores it.
     until_s = time.monotonic() + _SWEEP_S
     if child.returncode is None:
         child.kill()
     while time.monotonic() < until_s:
-        for pid in _children():
-            with contextlib.suppress(PermissionError):
+        for pid in children():
+            with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.002)
+                time.sleep(_POLL_S)
         except ChildProcessError:
             return
-
-
-def _children() -> list[int]:
-    # Unreaped children keep their ids, so no other process can be meant.
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(pid) for pid in path.read_text().split()]
 
 
 def _exit_like(code: int) -> None:

@@ -1,18 +1,13 @@
 """One process of a group: its guard, its output, how it ends."""
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from replicator.distributed.processes import guard
-from replicator.distributed.processes.memory_kills import count_memory_kills
+from replicator.distributed.processes.exits import count_memory_kills
+from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.distributed.processes.output import LabelledLines
-from replicator.distributed.processes.own_session import terminal_signals_blocked
 
 
 class Member:
@@ -39,28 +34,23 @@ class Member:
     ) -> None:
         self.rank = rank
         self.memory_kills = count_memory_kills()
-        # -I -S: the guard needs nothing of the environment, and starts at once.
-        program = [sys.executable, "-I", "-S", guard.__file__]
-        # Our end closes on `exec`: no other member's guard keeps this lifeline open.
-        guarded, self._lifeline = os.pipe()
         out_from, out_to = os.pipe()
         err_from, err_to = os.pipe()
         try:
-            with terminal_signals_blocked():
-                self._process = subprocess.Popen(
-                    [*program, str(guarded), str(os.getpid()), str(folder), *command],
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out_to,
-                    stderr=err_to,
-                    pass_fds=(guarded,),
-                    # The terminal's Ctrl-C is for the launcher, which hands it on.
-                    start_new_session=True,
-                )
+            self._process = GuardedProcess(
+                command,
+                owner=folder.name,
+                environ=environ,
+                folder=folder,
+                # What the launcher hands on meanwhile must not be dropped.
+                hears_terminal=True,
+                stdout=out_to,
+                stderr=err_to,
+            )
         finally:
-            for descriptor in (guarded, out_to, err_to):
+            for descriptor in (out_to, err_to):
                 os.close(descriptor)
-        self.exited = os.pidfd_open(self._process.pid)
+        self.exited = self._process.exited
         self.out = LabelledLines(out_from, f"[{rank}] ", out)
         self.err = LabelledLines(err_from, f"[{rank}] ", err)
 
@@ -71,7 +61,7 @@ class Member:
 
     def tell(self, number: int) -> None:
         """Send a signal to the command, through its guard."""
-        self._process.send_signal(number)
+        self._process.tell(number)
 
     def kill(self, *, hard: bool) -> None:
         """End all that descends from this process.
@@ -81,23 +71,13 @@ class Member:
             does not answer.
         """
         if hard:
-            self._kill_session()
-        elif self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+            self._process.kill()
+        else:
+            self._process.end()
 
     def reap(self) -> int:
         """Take the exit code of what has exited, and close everything."""
-        # Before its id is given back: nobody else's group can bear it yet.
-        self._kill_session()
-        code = self._process.wait()
-        self.kill(hard=False)
+        code = self._process.close()
         for lines in (self.out, self.err):
             lines.close()
-        os.close(self.exited)
         return code
-
-    def _kill_session(self) -> None:
-        # Only a guard that was killed itself leaves something in its session.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)

@@ -12,6 +12,25 @@ _PIECES_LEFT = 64
 _TRACEBACK = b"Traceback (most recent call last):"
 
 
+class Lines:
+    """The lines of a stream that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a piece; return the lines that end in it, or are too long to wait."""
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        if len(self._begun) > _LONGEST_LINE:
+            lines += self.rest()
+        return lines
+
+    def rest(self) -> list[bytes]:
+        """Return the line that has no end, if there is one, and wait no more for it."""
+        line, self._begun = self._begun, b""
+        return [line] if line else []
+
+
 class LabelledLines:
     """One stream of one process.
 
@@ -24,7 +43,7 @@ class LabelledLines:
     def __init__(self, descriptor: int, label: str, to: BinaryIO) -> None:
         self._label = label.encode()
         self._to = to
-        self._begun = b""
+        self._lines = Lines()
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self.descriptor = descriptor
         os.set_blocking(descriptor, False)
@@ -35,7 +54,7 @@ class LabelledLines:
             data = os.read(self.descriptor, _LONGEST_LINE)
         except BlockingIOError:
             return False
-        self._pass_on(data)
+        self._pass_on(self._lines.feed(data))
         self._to.flush()
         return bool(data)
 
@@ -44,7 +63,7 @@ class LabelledLines:
         for _ in range(_PIECES_LEFT):
             if not self.pump():
                 break
-        self._pass_on(b"\n" if self._begun else b"")
+        self._pass_on(self._lines.rest())
         self._to.flush()
         os.close(self.descriptor)
 
@@ -57,11 +76,7 @@ class LabelledLines:
             starts.pop()
         return lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]
 
-    def _pass_on(self, data: bytes) -> None:
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        if len(self._begun) > _LONGEST_LINE:
-            lines.append(self._begun)
-            self._begun = b""
+    def _pass_on(self, lines: list[bytes]) -> None:
         for line in lines:
             self._last.append(line)
             self._to.write(self._label + line + b"\n")

@@ -23,8 +23,8 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 def terminal_signals_blocked() -> Iterator[None]:
     """Block a terminal's signals in this thread, and in what it starts meanwhile.
 
-    What is started has to unblock them: `guard.py` and `lifeline.py` do, any other
-    command through `in_new_session`.
+    What is started has to unblock them: `guard.py` does, any other command through
+    `in_new_session`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:

@@ -1,275 +1,365 @@
-"""What to do with a group when a process exits, or when somebody asks it to stop.
+"""What to do when a worker ends, when somebody asks to stop, when time is up.
 
-A pure state machine: `begin` and `decide` return the next state and what to do now; the
-driver (`group.py`) does it. The phases of one group:
+A pure state machine: `begin` and `decide` return the next state and what to do now; a
+driver does it: of `replicator launch` (`group.py`), which runs a single group, or of a
+program, which runs many units. A **unit** is a worker, or a group of workers that
+cannot go on without each other. The phases of a unit:
 
-    running ─ a process fails ─> clearing ─ all gone ─> waiting ─ time up ─> running
-       │                            └─ too many restarts without progress ─> ended
-       └─ asked to stop, or preempted ─> leaving ─ all gone ─> ended
+    running ── a worker fails ──> clearing ── all have ended ──> waiting ──> running
+       │                              │                             (time up)
+       │ all have ended               └── too many restarts without progress, or
+       └──────────────> ended             one cannot be killed ──> the run fails
 
-One failure ends the whole group, as its processes cannot go on without each other. A
-restart counts only while the run makes no progress: a job that dies once a day for a
-month is restarted each time, a bug at step 17 three times, a NaN never.
+and of the run:
+
+    running ── fails, or is asked to stop, or preempted ──> stopping
+       │                                                       │ grace over, or asked
+       │ all units have ended                                  │ once too often
+       └──────────────> ended <── all have, or are left ── killing
+
+A run that fails or stops asks all that runs to stop, kills it after a grace, and starts
+nothing again. A restart counts only while there is no progress, by time or by steps
+that are safe: who dies once a day for a month is restarted each time, a bug at step 17
+as often as was agreed, a NaN never.
 """
 
 import dataclasses
-import signal
+from collections.abc import Iterable, Sequence
 
-from replicator.base.host.exit_codes import HUNG, PREEMPTED
-from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import (
     Action,
-    Asked,
     Decision,
+    Ended,
     Event,
-    Exit,
-    Exited,
-    Failure,
+    Finish,
     Kill,
-    Policy,
+    Patience,
     Say,
     Start,
     State,
-    Tell,
+    Stop,
+    StopAsked,
     TimeUp,
+    Unit,
+    UnitState,
 )
 
+_SPOKEN = {"signal": "Ctrl-C or a signal"}
+_DOUBLINGS = 60  # beyond any wait; more would not fit a float
 
-def begin(policy: Policy) -> Decision:
-    """Start a group for the first time."""
-    state = State(policy=policy, live=frozenset(range(policy.processes)))
-    return state, [Start(attempt=0)]
+
+def begin(
+    units: Sequence[Unit], now_s: float, *, patience: Patience | None = None
+) -> Decision:
+    """Start all units of a run.
+
+    Args:
+      units: Who they are, and whether they are started again after a failure.
+      now_s: The time, on the clock of all deadlines.
+      patience: How long to wait for what.
+    """
+    state = State(
+        patience=patience or Patience(),
+        units=tuple(
+            UnitState(unit=unit, live=unit.workers, started_s=now_s) for unit in units
+        ),
+        unit_of={name: at for at, unit in enumerate(units) for name in unit.workers},
+    )
+    if not units:
+        return _end_if_all_have(state)
+    return state, [Start(names=unit.workers, attempt=0) for unit in units]
 
 
 def decide(state: State, event: Event, now_s: float) -> Decision:
-    """Return what follows from an event, and the state after it.
+    """Return the state after an event, and what to do.
 
     Args:
-      state: Where the group is.
+      state: Where the run is.
       event: What happened.
-      now_s: When, on the clock of the deadlines.
+      now_s: When.
     """
+    if state.phase == "ended":
+        return state, []
     match event:
-        case Exited():
-            return _after_exit(state, event, now_s)
-        case Asked():
-            return _after_asking(state, event.signal, now_s)
+        case Ended():
+            return _after_end(state, event, now_s)
+        case StopAsked():
+            return _after_asking(state, event.by, now_s)
         case TimeUp():
             return _after_time(state, now_s)
 
 
-def exit_code(code: int) -> int:
-    """Turn what a process ended with into what a shell would say: 137 for SIGKILL."""
-    return 128 - code if code < 0 else code
+def next_deadline_s(state: State) -> float | None:
+    """Return when the next `TimeUp` is due; None for never."""
+    return min((u.due_s for u in state.units if u.due_s is not None), default=None)
 
 
-def describe_code(code: int, *, out_of_memory: bool = False) -> str:
-    """Say how a process ended: "exited with code 1", "was killed by SIGKILL".
-
-    Args:
-      code: As `Exited` has it.
-      out_of_memory: Whether the kernel killed something for memory meanwhile.
-    """
-    if code >= 0:
-        known = {PREEMPTED: " (preempted)", HUNG: " (hung)"}
-        return f"exited with code {code}{known.get(code, '')}"
-    if out_of_memory and code == -signal.SIGKILL:
-        return "was killed by SIGKILL: the machine was out of memory"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def _after_exit(state: State, event: Exited, now_s: float) -> Decision:
-    code = (event.code,)
-    state = dataclasses.replace(
+def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
+    at = state.unit_of.get(ended.name)
+    unit = None if at is None else state.units[at]
+    if at is None or unit is None or ended.name not in unit.live:
+        return state, []
+    if ended.attempt != unit.attempt:
+        return state, []
+    others = {name: end for name, end in unit.ends.items() if name != ended.name}
+    state = _with_unit(
         state,
-        live=state.live - {event.rank},
-        codes=state.codes + (() if event.is_symptom else code),
-        symptoms=state.symptoms + (code if event.is_symptom else ()),
+        at,
+        live=tuple(name for name in unit.live if name != ended.name),
+        ends={**others, ended.name: ended},
     )
     actions: list[Action] = []
-    if state.phase == "running" and event.code == PREEMPTED:
-        state = dataclasses.replace(
-            state, phase="leaving", deadline_s=now_s + state.policy.stop_grace_s
-        )
-    elif state.phase == "running" and event.code != 0:
-        state, actions = _fail(state, event, now_s)
-    elif state.failure is not None and _explains(event, state.failure):
-        state, say = _blame(state, event)
-        actions = [say]
-    if state.live:
+    was_killed = ended.looks_killed and unit.kills > 0
+    if ended.outcome == "failed" and not was_killed:
+        state, actions = _after_failure(state, at, ended, now_s)
+    elif ended.outcome == "preempted" and unit.phase == state.phase == "running":
+        state = dataclasses.replace(state, stopped_by=ended.name)
+        state, stops = _stop_all(state, now_s, untold=at)
+        actions = [Say(message=ended.text), *stops]
+    if state.units[at].live:
         return state, actions
-    state, more = _after_all_exited(state, event.progress, now_s)
+    state, more = _after_all_ended(state, at, now_s)
     return state, actions + more
 
 
-def _fail(state: State, event: Exited, now_s: float) -> Decision:
-    state, say = _blame(dataclasses.replace(state, phase="clearing"), event)
-    if not state.live:
-        return state, [say]
-    if event.code == HUNG:
-        # The others' watchdogs are writing their stacks.
-        deadline_s = now_s + state.policy.hung_grace_s
-        return dataclasses.replace(state, deadline_s=deadline_s), [say]
-    state, kill = _kill(state, now_s)
-    return state, [say, *kill]
+def _after_failure(state: State, at: int, ended: Ended, now_s: float) -> Decision:
+    """Clear the group; or, where that or a stop is under way, see what this tells.
 
-
-def _blame(state: State, event: Exited) -> tuple[State, Say]:
-    failure = Failure(
-        rank=event.rank,
-        code=event.code,
-        attempt=state.attempt,
-        is_symptom=event.is_symptom,
-        out_of_memory=event.out_of_memory,
-        comes_again=event.comes_again,
-    )
-    ended = describe_code(event.code, out_of_memory=event.out_of_memory)
-    say = Say(message=f"process {event.rank} {ended}")
-    return dataclasses.replace(state, failure=failure), say
-
-
-def _explains(event: Exited, failure: Failure) -> bool:
-    """Return whether an exit is the cause of a failure that was noticed before it.
-
-    A process that dies takes its peers along within milliseconds: who is seen first is
-    luck.
+    Who dies takes others along within milliseconds: who is seen first is luck.
     """
-    ended_itself = event.code not in (0, PREEMPTED, KILLED_BY_LAUNCHER)
-    return failure.is_symptom and not event.is_symptom and ended_itself
+    unit, say = state.units[at], Say(message=ended.text)
+    if unit.phase == "clearing":
+        if ended.is_symptom or not _is_symptom(unit.failure):
+            return state, []
+        return _with_unit(state, at, failure=ended), [say]
+    if state.phase == "running":
+        return _clear(state, at, ended, now_s)
+    if ended.is_symptom or not (state.failure is None or _is_symptom(state.failure)):
+        return state, [Say(message=f"{ended.text} (while the run was stopping)")]
+    # The first real failure: of a clean stop, or the cause of what was noticed before.
+    return dataclasses.replace(state, failure=ended), [say]
 
 
-def _kill(state: State, now_s: float) -> Decision:
-    hard = state.kills > 0
-    killed = dataclasses.replace(
+def _is_symptom(failure: Ended | None) -> bool:
+    return failure is not None and failure.is_symptom
+
+
+def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
+    """End the others of a group: their work cannot go on."""
+    say = Say(message=ended.text)
+    grace_s = ended.others_grace_s or state.units[at].unit.clear_grace_s
+    state = _with_unit(
         state,
-        kills=state.kills + 1,
-        deadline_s=now_s + state.policy.kill_grace_s,
+        at,
+        phase="clearing",
+        failure=ended,
+        failed_s=now_s,
+        due_s=now_s + grace_s,
     )
-    return killed, [Kill(hard=hard)]
+    live = state.units[at].live
+    if live and not grace_s:
+        state, kills = _kill(state, [at], now_s)
+        return state, [say, *kills]
+    if live and not ended.others_grace_s:
+        return state, [say, Stop(names=live)]
+    return state, [say]
 
 
-def _after_all_exited(state: State, progress: int | None, now_s: float) -> Decision:
-    state = dataclasses.replace(state, deadline_s=None)
-    if state.phase == "clearing" and state.asked is None:
-        return _restart_or_give_up(state, progress, now_s)
-    if state.phase == "clearing":
-        return _end(state, exit_code(-(state.asked or 0)))
-    return _end(state, _leaving_code(state))
+def _after_all_ended(state: State, at: int, now_s: float) -> Decision:
+    if state.units[at].phase == "clearing" and state.phase == "running":
+        return _restart_or_give_up(state, at, now_s)
+    return _end_if_all_have(_with_unit(state, at, phase="ended", due_s=None))
 
 
-def _leaving_code(state: State) -> int:
-    """Say how a group ended that was not restarted."""
-    expected = {0, PREEMPTED}
-    if state.asked:
-        expected |= {-state.asked, 128 + state.asked}
-    if state.kills:
-        expected |= {-signal.SIGKILL, KILLED_BY_LAUNCHER}
-    unexpected = [code for code in state.codes if code not in expected]
-    if unexpected:
-        return exit_code(unexpected[0])
-    if PREEMPTED in state.codes:
-        return PREEMPTED
-    if state.symptoms:
-        return exit_code(state.symptoms[0])
-    if state.asked and any(state.codes):
-        return 128 + state.asked
-    return KILLED_BY_LAUNCHER if any(state.codes) else 0
+def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
+    unit = state.units[at]
+    failure, restart = unit.failure, unit.unit.restart
+    assert failure is not None, "a group is cleared because a worker failed"
+    steps = [end.safe_step for end in unit.ends.values() if end.safe_step is not None]
+    step = max(steps, default=-1)
+    ran_s = unit.failed_s - unit.started_s
+    advanced = ran_s >= restart.progress_s or step > unit.safe_step
+    idle = 0 if advanced else unit.idle_restarts
+    first = failure if advanced else unit.first_failure or failure
+    if failure.comes_again:
+        why = "not started again: it would end the same way"
+        return _give_up(state, at, failure, why, now_s)
+    if idle >= restart.attempts:
+        why = f"gave up after {idle} restart(s) without progress" if idle else ""
+        return _give_up(state, at, first, why, now_s)
+    waits = idle - unit.unit.restarts_at_once
+    backoff_s = restart.backoff_s * 2.0 ** min(waits, _DOUBLINGS) if waits >= 0 else 0.0
+    backoff_s = min(backoff_s, state.patience.longest_backoff_s)
+    state = _with_unit(
+        state,
+        at,
+        phase="waiting",
+        due_s=now_s + backoff_s,
+        idle_restarts=idle + 1,
+        first_failure=first,
+        safe_step=max(step, unit.safe_step),
+    )
+    say = Say(message=_describe_restart(state.units[at], backoff_s))
+    if backoff_s:
+        return state, [say]
+    state, start = _start_again(state, at, now_s)
+    return state, [say, start]
 
 
-def _restart_or_give_up(state: State, progress: int | None, now_s: float) -> Decision:
-    assert state.failure is not None, "a group is cleared because a process failed"
-    if state.failure.comes_again:
-        say = Say(message="not started again: it would end the same way")
-        state, end = _end(state, exit_code(state.failure.code), state.failure)
-        return state, [say, *end]
-    before = -1 if state.progress is None else state.progress
-    advanced = progress is not None and progress > before
-    idle = 0 if advanced else state.idle_restarts
-    first = state.failure if advanced else state.first_failure or state.failure
+def _describe_restart(unit: UnitState, backoff_s: float) -> str:
+    when = f"in {backoff_s:g} s" if backoff_s else "now"
+    safe = f"; step {unit.safe_step} is safe" if unit.safe_step >= 0 else ""
+    return (
+        f"starting {unit.unit.called} again {when} (restart {unit.idle_restarts} of "
+        f"{unit.unit.restart.attempts} without progress{safe})"
+    )
+
+
+def _start_again(state: State, at: int, now_s: float) -> tuple[State, Start]:
+    unit = state.units[at]
+    state = _with_unit(
+        state,
+        at,
+        phase="running",
+        attempt=unit.attempt + 1,
+        started_s=now_s,
+        live=unit.unit.workers,
+        failure=None,
+        kills=0,
+        due_s=None,
+    )
+    return state, Start(names=unit.unit.workers, attempt=unit.attempt + 1)
+
+
+def _give_up(state: State, at: int, failure: Ended, why: str, now_s: float) -> Decision:
+    """Fail the run, for the failure of a unit that is not started again."""
+    state = _with_unit(state, at, phase="ended", due_s=None)
+    state, stops = _stop_all(dataclasses.replace(state, failure=failure), now_s)
+    others = sum(len(stop.names) for stop in stops)
+    says = [why, f"stopping the other {others} worker(s)" if others else ""]
+    state, end = _end_if_all_have(state)
+    return state, [*(Say(message=text) for text in says if text), *stops, *end]
+
+
+def _after_asking(state: State, by: str, now_s: float) -> Decision:
+    kills_at = state.patience.kills_at.get(by)
     state = dataclasses.replace(
         state,
-        first_failure=first,
-        progress=progress if advanced else state.progress,
+        stopped_by=state.stopped_by or by,
+        asks=state.asks + (kills_at is not None),
     )
-    allowed = state.policy.max_restarts
-    if idle >= allowed:
-        say = Say(message=f"gave up after {allowed} restart(s) without progress")
-        state, end = _end(state, exit_code(first.code), first)
-        return state, [say, *end]
-    backoff_s = min(2.0 ** (idle - 1), state.policy.longest_backoff_s) if idle else 0.0
-    say = Say(message=_describe_restart(state.progress, idle + 1, allowed, backoff_s))
-    waiting = dataclasses.replace(
-        state, phase="waiting", idle_restarts=idle + 1, deadline_s=now_s + backoff_s
-    )
-    if backoff_s:
-        return waiting, [say]
-    state, start = _after_time(waiting, now_s)
-    return state, [say, *start]
-
-
-def _describe_restart(
-    progress: int | None, number: int, allowed: int, backoff_s: float
-) -> str:
-    when = f"in {backoff_s:g} s" if backoff_s else "now"
-    safe = "" if progress is None else f"; step {progress} is safe"
-    return (
-        f"starting all processes again {when} (restart {number} of {allowed} without "
-        f"progress{safe})"
-    )
-
-
-def _after_asking(state: State, asked: int, now_s: float) -> Decision:
-    # A closed terminal is a wish to stop like any other: save, then end.
-    wish = signal.SIGINT if asked == signal.SIGINT else signal.SIGTERM
-    state = dataclasses.replace(state, asked=state.asked or wish, asks=state.asks + 1)
-    if state.phase == "waiting":
-        return _end(state, 128 + wish)
     if state.phase == "running":
-        leaving = dataclasses.replace(
-            state, phase="leaving", deadline_s=now_s + state.policy.stop_grace_s
-        )
-        say = Say(message=_describe_wish(wish, state.policy.stop_grace_s))
-        return leaving, [say, Tell(signal=wish)]
-    # Preempted by a signal of its own: the launcher's first is then not an escalation.
-    if state.asks >= (3 if wish == signal.SIGINT else 2):
-        state, kill = _kill(state, now_s)
-        return state, [Say(message="killing all processes"), *kill]
-    if wish == signal.SIGINT:
-        return state, [Say(message="stopping; press Ctrl-C again to kill")]
+        state, stops = _stop_all(state, now_s)
+        who = f"`{by}`" if by in state.unit_of else _SPOKEN.get(by, by)
+        again = "; once more kills them" if kills_at == state.asks + 1 else ""
+        grace_s = state.patience.stop_grace_s
+        say = f"{who} asked for a stop: all have {grace_s:g} s to end{again}"
+        state, end = _end_if_all_have(state)
+        return state, [*([Say(message=say)] if stops else []), *stops, *end]
+    alive = [at for at in _living(state) if not _is_killed(state, at)]
+    if kills_at is None or not alive:
+        return state, []
+    if state.asks >= kills_at:
+        state, kills = _kill(state, alive, now_s)
+        return state, [Say(message="killing all that still run"), *kills]
+    if state.asks == kills_at - 1:
+        return state, [Say(message="already stopping; once more kills all")]
     return state, []
 
 
-def _describe_wish(wish: signal.Signals, grace_s: float) -> str:
-    return f"{wish.name}: all processes have {grace_s:g} s to save and end"
-
-
 def _after_time(state: State, now_s: float) -> Decision:
-    if state.phase == "waiting":
-        started = dataclasses.replace(
-            state,
-            phase="running",
-            attempt=state.attempt + 1,
-            live=frozenset(range(state.policy.processes)),
-            codes=(),
-            symptoms=(),
-            failure=None,
-            kills=0,
-            deadline_s=None,
-        )
-        return started, [Start(attempt=started.attempt)]
-    if state.kills < 2:
-        late = ", ".join(map(str, sorted(state.live)))
-        state, kill = _kill(state, now_s)
-        return state, [Say(message=f"killing process(es) {late}, out of time"), *kill]
-    late = ", ".join(map(str, sorted(state.live)))
-    say = Say(message=f"process(es) {late} cannot be killed")
-    state, end = _end(state, KILLED_BY_LAUNCHER)
-    return state, [say, *end]
+    due = [
+        at
+        for at, unit in enumerate(state.units)
+        if unit.due_s is not None and now_s >= unit.due_s
+    ]
+    actions: list[Action] = []
+    late, left = [], []
+    for at in due:
+        if state.units[at].phase == "waiting":
+            state, start = _start_again(state, at, now_s)
+            actions.append(start)
+        else:
+            (left if _is_killed(state, at) else late).append(at)
+    if late:
+        text = f"killing {_names(state, late)}: not stopped within the grace"
+        state, kills = _kill(state, late, now_s)
+        actions += [Say(message=text), *kills]
+    if left:
+        state, more = _leave_behind(state, left, now_s)
+        actions += more
+    return state, actions
 
 
-def _end(state: State, code: int, failure: Failure | None = None) -> Decision:
-    ended = dataclasses.replace(state, phase="ended", deadline_s=None)
-    return ended, [Exit(code=code, failure=failure)]
+def _leave_behind(state: State, places: Sequence[int], now_s: float) -> Decision:
+    """Go on without what cannot be killed; nothing is started beside it."""
+    says: list[Action] = [Say(message=f"{_names(state, places)} cannot be killed")]
+    for at in places:
+        unit = state.units[at]
+        state = _with_unit(state, at, phase="ended", due_s=None)
+        if state.phase == "running":
+            failure = unit.first_failure or unit.failure
+            state = dataclasses.replace(state, failure=state.failure or failure)
+    if state.phase == "running":
+        state, stops = _stop_all(state, now_s)
+        says += stops
+    state, end = _end_if_all_have(state)
+    return state, [*says, *end]
+
+
+def _stop_all(
+    state: State, now_s: float, *, untold: int | None = None
+) -> tuple[State, list[Stop]]:
+    """Ask whoever runs; who waits for a restart does not come again."""
+    told: list[str] = []
+    for at, unit in enumerate(state.units):
+        if unit.phase == "waiting":
+            state = _with_unit(state, at, phase="ended", due_s=None)
+        elif unit.phase == "running":
+            due_s = now_s + state.patience.stop_grace_s
+            state = _with_unit(state, at, due_s=due_s)
+            told += () if at == untold else unit.live
+    state = dataclasses.replace(state, phase="stopping")
+    return state, [Stop(names=tuple(told))] if told else []
+
+
+def _kill(
+    state: State, places: Iterable[int], now_s: float
+) -> tuple[State, list[Kill]]:
+    kills = []
+    for at in places:
+        unit = state.units[at]
+        kills.append(Kill(names=unit.live, hard=unit.kills > 0))
+        due_s = now_s + state.patience.kill_grace_s
+        state = _with_unit(state, at, kills=unit.kills + 1, due_s=due_s)
+    if state.phase == "stopping":
+        state = dataclasses.replace(state, phase="killing")
+    return state, kills
+
+
+def _end_if_all_have(state: State) -> Decision:
+    if any(unit.phase != "ended" for unit in state.units):
+        return state, []
+    left = tuple(name for at in _living(state) for name in state.units[at].live)
+    finish = Finish(failure=state.failure, stopped_by=state.stopped_by, left=left)
+    return dataclasses.replace(state, phase="ended"), [finish]
+
+
+def _living(state: State) -> list[int]:
+    return [at for at, unit in enumerate(state.units) if unit.live]
+
+
+def _is_killed(state: State, at: int) -> bool:
+    """Return whether all was tried to end a unit."""
+    return state.units[at].kills >= state.patience.kills
+
+
+def _names(state: State, places: Iterable[int]) -> str:
+    return ", ".join(f"`{name}`" for at in places for name in state.units[at].live)
+
+
+def _with_unit(state: State, at: int, **changes: object) -> State:
+    unit = dataclasses.replace(state.units[at], **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        state, units=(*state.units[:at], unit, *state.units[at + 1 :])
+    )

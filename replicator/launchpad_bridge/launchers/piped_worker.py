@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from replicator.distributed.processes.own_session import (
     in_new_session,
     terminal_signals_blocked,
 )
+from replicator.distributed.processes.sweep import kill_session
 from replicator.errors import DecodeError, LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
@@ -114,8 +114,7 @@ class PipedWorker:
         """End the worker and the command; returns at once."""
         self._is_killed = True
         self._hang_up()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_session(self._process.pid)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Kill what still runs, and wait until that is reported."""
@@ -194,7 +193,7 @@ class PipedWorker:
         code = self._process.wait()
         heard = {
             "pid": self._process.pid,
-            "status": -code if code < 0 else code << 8,
+            "code": code,
             "is_killed": self._is_killed,
             "out_of_memory": False,
         }
@@ -262,6 +261,7 @@ def _told(
         "launch_type": launch_type,
         "recipe": str(recipe),
         "jax_settings": {},
+        "attempt": attempt,
         "book": None,
     }
     return {

@@ -167,6 +167,7 @@ class ProcessWorkers:
             "launch_type": "processes",
             "recipe": str(self._recipe(executable)),
             "jax_settings": {"jax_platforms": platforms} if platforms else {},
+            "attempt": attempt,
             "book": None,
         }
         log = self._logs[executable.name]

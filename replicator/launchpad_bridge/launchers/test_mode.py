@@ -110,6 +110,7 @@ class _OrderedWorkers:
         context = ThreadContext(
             program=self._plan.program,
             worker=executable.name,
+            attempt=attempt,
             launch_type=TestMode.name,
             report=self._stop_now,
             stop_event=event,

@@ -3,7 +3,7 @@
 A thread cannot be killed. One that does not stop when it is asked has an exception
 raised in it, which ends a loop of Python; one that waits in foreign code for ever is
 left behind, named, and ends with the process. Nodes of a `MultiProcessingColocation`
-have processes here, too.
+and members of `JaxProcesses` have processes here, too.
 """
 
 import dataclasses
@@ -115,6 +115,7 @@ class ThreadWorkers:
             program=self._plan.program,
             worker=executable.name,
             launch_type=self._launch_type,
+            attempt=attempt,
             report=self._report,
             by_reference=self._by_reference,
         )
@@ -141,6 +142,7 @@ class ThreadContext:
         program: str,
         worker: str,
         launch_type: str,
+        attempt: int,
         report: _Report,
         stop_event: StopEvent | None = None,
         exchange: Any = None,
@@ -149,6 +151,7 @@ class ThreadContext:
         self.program = program
         self.worker = worker
         self.launch_type = launch_type
+        self.attempt = attempt
         self.stop_event = stop_event or StopEvent()
         self.exchange = exchange
         self.by_reference = by_reference

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from replicator.base.host.plain_text import plain
+from replicator.distributed.processes.exits import describe_code
 from replicator.errors import DecodeError, MessageTooLargeError, NodeFailedError
 from replicator.launchpad_bridge.launchers.forked.control_frames import Message
-from replicator.launchpad_bridge.launchers.forked.exit_status import describe_status
 from replicator.launchpad_bridge.launchers.worker_reports import (
     Frame,
     Report,
@@ -32,7 +32,7 @@ def exited(
       name: The worker's.
       attempt: Which start.
       said: Its own last word, if there was one.
-      heard: What its fork server said: `status`, `is_killed`, `out_of_memory`, `pid`;
+      heard: What its fork server said: `code`, `is_killed`, `out_of_memory`, `pid`;
         or a `reason` why nobody knows.
       lines: The last that it printed, from before its traceback.
       log: Where all are.
@@ -46,7 +46,7 @@ def exited(
         report, heard = None, {**heard, "reason": f"sent what is no report: {error}"}
     if report is not None and report.kind == "raised":
         return _raised(name, attempt, report, where, lines, log)
-    is_well = heard.get("is_killed") or heard.get("status") == 0
+    is_well = heard.get("is_killed") or heard.get("code") == 0
     if report is not None and is_well:
         return Exited(
             name=name, attempt=attempt, outcome=report.kind, result=report.result
@@ -76,8 +76,11 @@ def _how_it_died(heard: Message) -> str:
         return heard["reason"]
     if heard["is_killed"]:
         return "was killed by its launcher"
-    text = describe_status(heard["status"], out_of_memory=heard["out_of_memory"])
-    return f"{text} without a word" if text.startswith("exited") else text
+    text = describe_code(heard["code"], out_of_memory=heard["out_of_memory"])
+    if heard["code"] >= 0:
+        return f"{text} without a word"
+    # Who knows no better would suspect the run itself.
+    return f"{text}, not by its launcher" if text.endswith("SIGKILL") else text
 
 
 def _failure(

@@ -53,6 +53,7 @@ class Job:
       recipe: A file with the pickled function, which the launcher wrote.
       channel: The socket to the launcher, as a descriptor.
       jax_settings: Its own, which win over the launcher's.
+      attempt: Which start of the worker it is.
       book: How to find servers on other hosts: `registry`, an address in this host,
         `folder` of the run and `host`; None if there are no others.
     """
@@ -63,6 +64,7 @@ class Job:
     recipe: str
     channel: int
     jax_settings: Mapping[str, jax_settings.Setting]
+    attempt: int = 0
     book: Mapping[str, str] | None = None
 
 
@@ -137,6 +139,7 @@ class _Context:
         self.program = job.program
         self.worker = job.worker
         self.launch_type = job.launch_type
+        self.attempt = job.attempt
         self.stop_event = stop_event
         self._channel = channel
         # One report at a time, from the main thread and from any that asks for a stop.

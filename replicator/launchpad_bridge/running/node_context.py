@@ -77,6 +77,11 @@ class RunningContext:
         return self.launcher
 
     @property
+    def attempt(self) -> int:
+        """Return which start of this worker it is: 0 for the first."""
+        return self._of.attempt
+
+    @property
     def address_book(self) -> Any:
         """Return what the launcher knows of addresses; None if they are as planned."""
         return getattr(self._of, "address_book", None)
@@ -166,6 +171,7 @@ class LooseContext:
     program = "(none)"
     worker = "(loose)"
     launch_type = "threads"
+    attempt = 0
 
     def __init__(self) -> None:
         self.stop_event = StopEvent()

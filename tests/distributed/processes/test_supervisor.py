@@ -1,279 +1,284 @@
-"""What the supervisor decides, event by event: no process, no clock."""
+"""Laws for all kinds of units: how one fails, starts again, and is given up."""
 
 import dataclasses
 import itertools
+import math
 import random
-import signal
 
 import pytest
 
-from replicator.base.host.exit_codes import HUNG, PREEMPTED
-from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import (
-    Asked,
-    Exit,
-    Exited,
-    Failure,
+    Finish,
     Kill,
-    Policy,
-    Say,
+    Patience,
+    Restart,
     Start,
-    Tell,
+    Stop,
+    StopAsked,
     TimeUp,
+    Unit,
 )
-from replicator.distributed.processes.supervisor import begin, decide, describe_code
+from replicator.distributed.processes.supervisor import begin, decide, next_deadline_s
+from tests.distributed.processes.supervised import (
+    ONE,
+    PATIENCE,
+    THREE,
+    alone,
+    crash,
+    ended,
+    failed,
+    killed,
+    play,
+    words,
+)
 
-POLICY = Policy(processes=2)
-
-
-def play(*events, policy=POLICY):
-    """Return the last state, and what was done for each event, words apart."""
-    state, actions = begin(policy)
-    assert actions == [Start(attempt=0)]
-    done = []
-    for now_s, event in enumerate(events):
-        state, actions = decide(state, event, float(now_s))
-        done.append([action for action in actions if not isinstance(action, Say)])
-    return state, done
-
-
-def died(rank, code=1, progress=None):
-    return Exited(rank=rank, code=code, progress=progress)
-
-
-def crash(progress=None, code=1):
-    """One process fails, the other is killed for it."""
-    return died(1, code, progress), died(0, KILLED_BY_LAUNCHER, progress)
+KINDS = {
+    "worker": Unit(workers=("a",), restart=THREE),
+    "group": Unit(workers=("a", "b", "c"), restart=THREE, called="all"),
+    "stopped group": Unit(workers=("a", "b"), restart=THREE, clear_grace_s=3.0),
+}
+SIGNAL = StopAsked(by="signal")
 
 
-def test_a_group_that_ends_well_ends_the_launcher_well():
-    _, done = play(died(0, 0), died(1, 0))
-    assert done == [[], [Exit(code=0)]]
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def unit(request):
+    return request.param
 
 
-def test_one_death_kills_the_group_and_starts_it_again_at_once():
-    state, done = play(*crash())
-    assert done == [[Kill(hard=False)], [Start(attempt=1)]]
-    assert (state.phase, state.live) == ("running", {0, 1})
-
-
-def test_a_death_after_another_ended_well_restarts_both():
-    _, done = play(died(0, 0), died(1, 1))
-    assert done == [[], [Start(attempt=1)]]
-
-
-def test_what_would_come_again_is_not_started_again():
-    again = Exited(rank=1, code=1, comes_again=True)
-    _, done = play(again, died(0, KILLED_BY_LAUNCHER))
-    failure = Failure(rank=1, code=1, attempt=0, comes_again=True)
-    assert done[-1] == [Exit(code=1, failure=failure)]
-
-
-def test_a_crash_loop_is_restarted_three_times_with_growing_pauses():
-    state, done = play(
-        *crash(), *crash(), TimeUp(), *crash(code=2), TimeUp(), *crash(code=3)
+def with_restart(unit, **restart):
+    return dataclasses.replace(
+        unit, restart=dataclasses.replace(unit.restart, **restart)
     )
-    starts = [action for actions in done for action in actions if type(action) is Start]
-    assert [start.attempt for start in starts] == [1, 2, 3]
-    first = Failure(rank=1, code=1, attempt=0)
-    assert done[-1] == [Exit(code=1, failure=first)]
-    assert state.phase == "ended"
 
 
-def test_pauses_double_up_to_their_limit():
-    state, _ = begin(Policy(processes=1, max_restarts=10, longest_backoff_s=4))
-    pauses = []
-    for _ in range(6):
-        state, _ = decide(state, died(0), 0.0)
-        pauses.append(state.deadline_s or 0.0)
-        if state.phase == "waiting":
-            state, _ = decide(state, TimeUp(), 0.0)
-    assert pauses == [0, 1, 2, 4, 4, 4]
+def crash_loop(unit, *, runs_s=0.0, times=20, steps=None):
+    """Let a unit fail again and again; return when it was started, and the end."""
+    state, _ = begin([unit, alone("z")], 0.0, patience=PATIENCE)
+    now_s, starts = 0.0, []
+    steps = steps or itertools.repeat(None)
+    for attempt, step in zip(range(times), steps, strict=False):
+        now_s += runs_s
+        for event in crash(unit, attempt, safe_step=step):
+            state, actions = decide(state, event, now_s)
+        now_s = next_deadline_s(state) or now_s
+        if state.phase != "running":
+            break
+        if state.units[0].phase == "waiting":
+            state, actions = decide(state, TimeUp(), now_s)
+        starts.append(now_s)
+        assert actions[-1] == Start(names=unit.workers, attempt=attempt + 1)
+    return starts, state, actions
 
 
-def test_progress_forgives_all_restarts_before_it():
-    events = [event for step in range(20) for event in crash(progress=step)]
-    state, done = play(*events)
-    assert done[-1] == [Start(attempt=20)]
-    assert state.idle_restarts == 1
+def test_a_failed_unit_is_started_again_whole_after_a_while(unit):
+    events = [(0, event) for event in crash(unit)]
+    state, done = play([unit, "z"], *events, (0.4, TimeUp()), (0.5, TimeUp()))
+    assert done[-2:] == [[], [Start(names=unit.workers, attempt=1)]]
+    assert state.units[0].live == unit.workers
+    assert state.phase == "running"
 
 
-def test_the_same_step_again_is_no_progress():
-    state, _ = play(*crash(progress=7), *crash(progress=7), TimeUp())
-    assert (state.idle_restarts, state.progress) == (2, 7)
+def test_a_crash_loop_has_as_many_restarts_as_allowed_ever_further_apart(unit):
+    starts, state, actions = crash_loop(unit)
+    assert starts == [0.5, 1.5, 3.5]
+    assert state.phase == "stopping"
+    assert Stop(names=("z",)) in actions
 
 
-def test_the_failure_shown_is_the_first_since_there_was_progress():
-    policy = Policy(processes=2, max_restarts=1)
-    _, done = play(*crash(code=5), *crash(3, code=6), *crash(3, code=7), policy=policy)
-    first = Failure(rank=1, code=6, attempt=1)
-    assert done[-1] == [Exit(code=6, failure=first)]
+def test_the_first_failure_of_a_crash_loop_is_the_one_that_is_told(unit):
+    _, state, _ = crash_loop(unit)
+    assert (state.failure.name, state.failure.attempt) == (unit.workers[-1], 0)
 
 
-def test_without_restarts_the_first_failure_ends_the_launcher():
-    _, done = play(*crash(code=9), policy=Policy(processes=2, max_restarts=0))
-    assert done[-1][0].code == 9
+def test_the_wait_before_a_restart_has_a_bound(unit):
+    starts, _, _ = crash_loop(with_restart(unit, attempts=12))
+    waits = [after - before for before, after in itertools.pairwise(starts)]
+    assert max(waits) == waits[-1] == 30
 
 
-def test_a_killed_process_s_code_is_what_a_shell_would_say():
-    policy = Policy(processes=2, max_restarts=0)
-    _, done = play(*crash(code=-signal.SIGSEGV), policy=policy)
-    assert done[-1][0].code == 128 + signal.SIGSEGV
+def test_a_wait_has_its_bound_after_thousands_of_restarts_too(unit):
+    starts, _, _ = crash_loop(with_restart(unit, attempts=2000), times=1500)
+    assert len(starts) == 1500
 
 
-def fell(rank, code=1):
-    return Exited(rank=rank, code=code, is_symptom=True)
+def test_restarts_at_once_come_before_the_waits(unit):
+    starts, _, _ = crash_loop(dataclasses.replace(unit, restarts_at_once=1))
+    assert starts == [0.0, 0.5, 1.5]
 
 
-def test_the_cause_is_blamed_though_its_symptom_was_seen_first():
-    policy = Policy(processes=3, max_restarts=0)
-    events = (fell(2), died(0, -9), died(1, KILLED_BY_LAUNCHER))
-    _, done = play(*events, policy=policy)
-    cause = Failure(rank=0, code=-9, attempt=0)
-    assert done == [[Kill(hard=False)], [], [Exit(code=137, failure=cause)]]
+def test_who_ran_long_enough_has_all_restarts_again(unit):
+    unit = with_restart(unit, attempts=1)
+    starts, state, _ = crash_loop(unit, runs_s=60.0, times=10)
+    assert len(starts) == 10
+    assert state.phase == "running"
 
 
-def test_symptoms_are_blamed_where_nothing_else_is():
-    policy = Policy(processes=2, max_restarts=0)
-    _, done = play(fell(1, 3), fell(0, 4), policy=policy)
-    assert done[-1] == [
-        Exit(code=3, failure=Failure(rank=1, code=3, attempt=0, is_symptom=True))
-    ]
+def test_a_step_that_is_safe_forgives_all_restarts_before_it(unit):
+    unit = with_restart(unit, attempts=1, progress_s=math.inf)
+    starts, state, _ = crash_loop(unit, times=10, steps=itertools.count())
+    assert len(starts) == 10
+    assert (state.units[0].idle_restarts, state.units[0].safe_step) == (1, 9)
 
 
-def test_symptoms_do_not_hide_that_all_was_saved():
-    _, done = play(Asked(signal=15), died(0, PREEMPTED), fell(1))
-    assert done[-1] == [Exit(code=PREEMPTED)]
+def test_the_same_step_again_is_no_progress(unit):
+    unit = with_restart(unit, attempts=1)
+    starts, state, _ = crash_loop(unit, steps=itertools.repeat(7))
+    assert len(starts) == 1
+    assert state.phase == "stopping"
 
 
-def test_an_asked_group_that_fell_is_a_failure():
-    _, done = play(Asked(signal=15), fell(0, 5), fell(1, 6))
-    assert done[-1] == [Exit(code=5)]
+def test_progress_forgets_the_failures_before_it(unit):
+    unit = with_restart(unit, attempts=1)
+    _, state, _ = crash_loop(unit, steps=iter([None, 3, 3]))
+    assert state.failure.attempt == 1
 
 
-def test_a_hung_group_may_write_its_stacks_before_it_is_killed():
-    state, done = play(died(0, HUNG))
-    assert done == [[]]
-    assert state.deadline_s == POLICY.hung_grace_s
-    _, done = play(died(0, HUNG), TimeUp(), died(1, -9))
-    assert done == [[], [Kill(hard=False)], [Start(attempt=1)]]
+def test_the_time_in_which_the_others_are_cleared_is_no_progress():
+    unit = Unit(workers=("a", "b"), restart=dataclasses.replace(ONE, progress_s=5))
+    events = crash(unit)
+    again = [dataclasses.replace(event, attempt=1) for event in events]
+    timed = [(0, events[0]), (9, events[1]), (10, TimeUp()), (11, again[0])]
+    state, _ = play([unit], *timed, (20, again[1]))
+    assert state.failure is not None
 
 
-def test_a_preempted_group_is_waited_for_and_not_restarted():
-    state, done = play(died(1, PREEMPTED))
-    assert (state.phase, done) == ("leaving", [[]])
-    _, done = play(died(1, PREEMPTED), died(0, PREEMPTED))
-    assert done[-1] == [Exit(code=PREEMPTED)]
+def test_what_would_come_again_is_not_started_again(unit):
+    state, done = play([unit], *crash(unit, comes_again=True))
+    assert done[-1] == [Finish(failure=state.failure)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_wish_to_stop_is_handed_on_once(number):
-    _, done = play(Asked(signal=number), Asked(signal=number))
-    told = [action for actions in done for action in actions if type(action) is Tell]
-    assert told == [Tell(signal=number)]
+def test_without_restarts_the_first_failure_fails_the_run(unit):
+    unit = dataclasses.replace(unit, restart=Restart())
+    _, done = play([unit, "z"], *crash(unit), ended("z"))
+    assert done[-2] == [Stop(names=("z",))]
+    assert done[-1] == [Finish(failure=failed(unit.workers[-1]))]
 
 
-def test_a_closed_terminal_asks_to_save_and_end():
-    _, done = play(Asked(signal=signal.SIGHUP))
-    assert done == [[Tell(signal=signal.SIGTERM)]]
+def test_who_waits_for_a_restart_does_not_come_back_once_the_run_stops(unit):
+    _, done = play([unit, "z"], *crash(unit), failed("z"), (99, TimeUp()))
+    assert done[-2:] == [[Finish(failure=failed("z"))], []]
 
 
-def test_who_saves_after_sigterm_makes_the_launcher_say_so():
-    _, done = play(Asked(signal=signal.SIGTERM), died(0, PREEMPTED), died(1, PREEMPTED))
-    assert done[-1] == [Exit(code=PREEMPTED)]
+def test_a_run_whose_units_all_wait_stops_at_once_when_asked(unit):
+    _, done = play([unit], *crash(unit), SIGNAL)
+    assert done[-1] == [Finish(stopped_by="signal")]
 
 
-@pytest.mark.parametrize(
-    ("number", "codes", "expected"),
-    [
-        (signal.SIGTERM, (-15, -15), 143),
-        (signal.SIGINT, (130, 130), 130),
-        (signal.SIGINT, (-2, 0), 130),
-        (signal.SIGTERM, (0, 0), 0),
-        (signal.SIGTERM, (0, PREEMPTED), PREEMPTED),
-        (signal.SIGTERM, (PREEMPTED, 1), 1),
-    ],
-)
-def test_how_an_asked_group_ends_is_passed_on(number, codes, expected):
-    _, done = play(Asked(signal=number), died(0, codes[0]), died(1, codes[1]))
-    assert done[-1] == [Exit(code=expected)]
+def test_a_run_is_not_over_while_a_unit_waits_for_its_restart(unit):
+    state, done = play([unit, "z"], *crash(unit), ended("z"))
+    assert done[-1] == []
+    assert state.phase == "running"
 
 
-def test_a_second_sigterm_kills():
-    _, done = play(Asked(signal=15), Asked(signal=15), died(0, 137), died(1, 137))
-    assert done[1:] == [[Kill(hard=False)], [], [Exit(code=143)]]
+def test_a_unit_that_ended_well_is_not_started_again(unit):
+    _, done = play([unit], *map(ended, unit.workers))
+    assert done[-1] == [Finish()]
 
 
-def test_a_third_ctrl_c_kills():
-    _, done = play(*[Asked(signal=2)] * 3)
-    assert done == [[Tell(signal=2)], [], [Kill(hard=False)]]
+def test_a_restart_is_said_with_its_number_and_what_is_safe(unit):
+    *events, last = crash(unit, safe_step=7)
+    state, _ = play([unit], *events)
+    assert words(state, last)[-1] == (
+        f"starting {unit.called} again in 0.5 s (restart 1 of 3 without progress; step "
+        "7 is safe)"
+    )
 
 
-def test_who_does_not_end_in_time_is_killed_then_killed_harder_then_left():
-    state, done = play(Asked(signal=15), TimeUp(), TimeUp(), TimeUp())
-    assert done[1:] == [[Kill(hard=False)], [Kill(hard=True)], [Exit(code=137)]]
-    assert state.phase == "ended"
+def test_that_a_unit_is_given_up_is_said(unit):
+    unit = dataclasses.replace(with_restart(unit, attempts=1), restarts_at_once=1)
+    *events, last = [*crash(unit), *crash(unit, attempt=1)]
+    state, _ = play([unit], *events)
+    assert words(state, last)[-1] == "gave up after 1 restart(s) without progress"
 
 
-def test_asked_between_two_attempts_it_ends_at_once():
-    _, done = play(*crash(), *crash(), Asked(signal=15))
-    assert done[-1] == [Exit(code=143)]
+@pytest.mark.parametrize("kills", [1, 2])
+def test_who_does_not_stop_is_killed_ever_harder_then_left_by_name(unit, kills):
+    patience = dataclasses.replace(PATIENCE, kills=kills)
+    times = [(10 + 5 * i, TimeUp()) for i in range(kills + 1)]
+    _, done = play([unit], (0, SIGNAL), *times, patience=patience)
+    expected = [[Kill(names=unit.workers, hard=i > 0)] for i in range(kills)]
+    assert done[1:-1] == expected
+    assert done[-1] == [Finish(stopped_by="signal", left=unit.workers)]
 
 
-def test_asked_while_it_clears_up_it_does_not_start_again():
-    _, done = play(died(1), Asked(signal=15), died(0, -9))
-    assert done[-1] == [Exit(code=143)]
+class Storm:
+    """A run whose workers, owner and clock do whatever they please."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.now_s = 0.0
+        self.live = {}
+        self.finish = None
+        patience = Patience(stop_grace_s=10, kill_grace_s=5, kills=seed % 2 + 1)
+        units = [self.unit(names) for names in ("a", "b", "cd", "efg")]
+        self.group_of = {name: u.workers for u in units for name in u.workers}
+        self.state, actions = begin(units, 0.0, patience=patience)
+        self.perform(actions)
+
+    def unit(self, names):
+        return Unit(
+            workers=tuple(names),
+            restart=Restart(attempts=self.rng.choice((0, 0, 1, 2))),
+            restarts_at_once=self.rng.choice((0, 1)),
+            clear_grace_s=self.rng.choice((0.0, 3.0)),
+        )
+
+    def perform(self, actions):
+        for action in actions:
+            match action:
+                case Start():
+                    assert self.state.phase == "running"
+                    assert not self.live.keys() & set(action.names)
+                    assert action.names == self.group_of[action.names[0]]
+                    self.live |= dict.fromkeys(action.names, action.attempt)
+                case Stop() | Kill():
+                    assert self.live.keys() >= set(action.names)
+                case Finish():
+                    assert self.finish is None
+                    self.finish = action
+
+    def event(self):
+        self.now_s += self.rng.choice([0.0, 0.1, 3.0])
+        due_s = next_deadline_s(self.state)
+        if due_s is not None and self.rng.random() < 0.3:
+            self.now_s = max(self.now_s, due_s)
+            return TimeUp()
+        if self.rng.random() < 0.05:
+            return StopAsked(by=self.rng.choice(["signal", "a", "launcher"]))
+        if not self.live:
+            return TimeUp()
+        name = self.rng.choice(list(self.live))
+        attempt, symptom = self.live.pop(name), self.rng.random() < 0.3
+        how = self.rng.choice([ended, failed, killed, preempted])
+        return how(name, attempt, is_symptom=symptom)
 
 
-def test_whatever_happens_the_group_ends_or_waits_for_something():
-    """Random events: no live process is forgotten, every wait without one is bound."""
-    draw = random.Random(0)
-    codes = [0, 1, PREEMPTED, HUNG, -6, -9]
+def preempted(name, attempt=0, **how):
+    return ended(name, attempt, outcome="preempted", **how)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_happens_a_run_ends_once_and_starts_nobody_twice(seed):
+    storm = Storm(seed)
     for _ in range(500):
-        state, _ = begin(dataclasses.replace(POLICY, processes=3))
-        for now_s in itertools.count():
-            event = draw.choice([*map(died, state.live), Asked(signal=15), TimeUp()])
-            if isinstance(event, Exited):
-                code, symptom = draw.choice(codes), draw.random() < 0.3
-                event = dataclasses.replace(event, code=code, is_symptom=symptom)
-            elif isinstance(event, TimeUp) and state.deadline_s is None:
-                continue
-            state, actions = decide(state, event, float(now_s))
-            if state.phase == "ended":
-                assert isinstance(actions[-1], Exit)
-                break
-            assert state.live or state.deadline_s is not None
-            assert state.phase == "running" or state.deadline_s is not None
+        if storm.finish is not None:
+            break
+        storm.state, actions = decide(storm.state, storm.event(), storm.now_s)
+        storm.perform(actions)
+        runs = storm.state.phase == "running" and storm.live
+        assert runs or storm.finish or next_deadline_s(storm.state) is not None
+    assert storm.finish is not None
+    assert set(storm.finish.left) == set(storm.live)
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (1, "exited with code 1"),
-        (75, "exited with code 75 (preempted)"),
-        (76, "exited with code 76 (hung)"),
-        (-9, "was killed by SIGKILL"),
-        (-63, "was killed by signal 63"),
-    ],
-)
-def test_an_end_is_told_in_words(code, said):
-    assert describe_code(code) == said
-
-
-def test_a_kill_for_memory_is_told_as_one_and_given_up_like_any_failure():
-    killed = Exited(rank=0, code=-signal.SIGKILL, out_of_memory=True)
-    state, _ = begin(Policy(processes=1))
-    told = []
-    for event in [killed, killed, TimeUp(), killed, TimeUp(), killed]:
-        state, actions = decide(state, event, 0.0)
-        told += [action.message for action in actions if isinstance(action, Say)]
-    said = "process 0 was killed by SIGKILL: the machine was out of memory"
-    assert told.count(said) == 4
-    assert state.phase == "ended"
-    assert state.first_failure is not None
-    assert state.first_failure.out_of_memory
-
-
-def test_another_s_kill_for_memory_explains_no_other_end():
-    assert describe_code(-11, out_of_memory=True) == "was killed by SIGSEGV"
-    assert describe_code(1, out_of_memory=True) == "exited with code 1"
+def test_every_phase_but_running_has_its_end_in_time():
+    for seed in range(50):
+        storm = Storm(seed)
+        while storm.finish is None:
+            storm.state, actions = decide(storm.state, storm.event(), storm.now_s)
+            storm.perform(actions)
+            for unit in storm.state.units:
+                waits = unit.phase in ("clearing", "waiting")
+                is_stopping = storm.state.phase in ("stopping", "killing")
+                if waits or (is_stopping and unit.phase == "running"):
+                    assert unit.due_s is not None

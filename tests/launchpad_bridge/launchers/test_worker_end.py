@@ -1,21 +1,17 @@
 """What a run hears of a worker's end."""
 
-import os
 import signal
 import traceback
 
-import pytest
-
 from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.forked.exit_status import describe_status
 from replicator.launchpad_bridge.launchers.worker_reports import (
     FrameReader,
     pack_error,
     pack_result,
 )
 
-KILLED = {"status": signal.SIGKILL, "is_killed": False, "out_of_memory": False}
-WELL = {"status": 0, "is_killed": False, "out_of_memory": False}
+KILLED = {"code": -signal.SIGKILL, "is_killed": False, "out_of_memory": False}
+WELL = {"code": 0, "is_killed": False, "out_of_memory": False}
 
 
 def end(heard, said=None, *, lines=("one", "two"), attempt=0):
@@ -64,7 +60,7 @@ def test_who_printed_nothing_has_no_last_lines():
 
 def test_a_raise_is_told_with_its_type_and_attempt():
     said = pack_error(ValueError("a bug"), log_bytes=4)
-    exited = end({**WELL, "status": 256}, said, attempt=2)
+    exited = end({**WELL, "code": 1}, said, attempt=2)
     assert first_line(exited) == "`a` raised ValueError: a bug (process 5, attempt 2)"
     assert isinstance(exited.error.__cause__, ValueError)
 
@@ -82,26 +78,6 @@ def test_a_reason_stands_where_nobody_knows_more():
     assert first_line(end({"reason": "is lost"})) == "`a` is lost (process 5)"
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (0, "exited with code 0"),
-        (3 << 8, "exited with code 3"),
-        (signal.SIGSEGV, "was killed by SIGSEGV"),
-        (signal.SIGKILL, "was killed by SIGKILL, not by its launcher"),
-        (64, "was killed by SIGRTMAX"),
-        (50, "was killed by signal 50"),
-    ],
-)
-def test_a_status_is_described(status, words):
-    assert describe_status(status) == words
-
-
-def test_a_kill_for_memory_is_called_so():
-    assert "out of memory" in describe_status(signal.SIGKILL, out_of_memory=True)
-    assert "out of memory" not in describe_status(signal.SIGSEGV, out_of_memory=True)
-
-
 def test_a_report_that_is_none_is_a_death():
     exited = end(WELL, b"r" + bytes(8) + (1).to_bytes(8, "big") + bytes(8) + b"\xc0")
     assert exited.outcome == "died"
@@ -109,7 +85,7 @@ def test_a_report_that_is_none_is_a_death():
 
 
 def test_a_silent_exit_is_told_as_one():
-    heard = {**KILLED, "status": os.EX_OK}
+    heard = {**KILLED, "code": 0}
     assert "exited with code 0 without a word" in first_line(end(heard))
 
 

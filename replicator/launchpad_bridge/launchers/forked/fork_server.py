@@ -23,17 +23,17 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
-from replicator.distributed.processes.memory_kills import count_memory_kills
-from replicator.launchpad_bridge.launchers.forked import lifeline
+from replicator.distributed.processes import guard
+from replicator.distributed.processes.exits import count_memory_kills
+from replicator.distributed.processes.signals import signals_as_bytes
+from replicator.distributed.processes.sweep import MARK, kill_session
 from replicator.launchpad_bridge.launchers.forked.control_frames import (
     Message,
     Receiver,
     send,
 )
-from replicator.launchpad_bridge.launchers.forked.orphans import MARK
 from replicator.launchpad_bridge.launchers.forked.preloading import preload
 from replicator.launchpad_bridge.launchers.forked.worker_logs import open_log
 from replicator.launchpad_bridge.launchers.launcher_environment import (
@@ -77,7 +77,7 @@ def main(control: int) -> int:
 
 def _prepare(order: Message) -> str | None:
     """Import; return why this process must not be forked, or None."""
-    lifeline.adopt_orphans()
+    guard.adopt_orphans()
     if not order["forks"]:
         gc.enable()
         return None
@@ -116,20 +116,21 @@ class _Server:
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
         self._selector = selectors.DefaultSelector()
-        # Python's C handler writes to `_outbox` at SIGCHLD. A full buffer loses
-        # nothing: one byte makes `_reap` look at all children.
-        self._inbox, self._outbox = socket.socketpair()
-        for each in (self._inbox, self._outbox):
-            each.setblocking(False)
+        self._signals = signals_as_bytes([signal.SIGCHLD])
 
     def serve(self) -> Job | None:
         """Start and watch workers; return None at the end, in a worker its job."""
-        self._listen()
+        # A launcher may ignore it, and this is inherited, by workers too.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        inbox = self._signals.__enter__()
+        self._selector.register(inbox, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
         while True:
             ready = [key.fileobj for key, _ in self._selector.select()]
-            if self._inbox in ready:
+            if inbox in ready:
+                # A full buffer loses nothing: one byte makes `_reap` look at all.
                 with contextlib.suppress(BlockingIOError):
-                    self._inbox.recv(4096)
+                    inbox.recv(4096)
                 self._reap()
             if self._control in ready:
                 messages = self._receiver.receive()
@@ -139,15 +140,6 @@ class _Server:
                     job = self._obey(message)
                     if job is not None:
                         return job
-
-    def _listen(self) -> None:
-        def nothing(number: int, frame: FrameType | None) -> None:
-            """Exist, so that Python writes the number to the socket."""
-
-        signal.signal(signal.SIGCHLD, nothing)
-        signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
-        self._selector.register(self._inbox, selectors.EVENT_READ)
-        self._selector.register(self._control, selectors.EVENT_READ)
 
     def _obey(self, message: Message) -> Job | None:
         if "start" in message:
@@ -161,7 +153,7 @@ class _Server:
 
     def _start(self, told: Message, channel: int) -> Job | None:
         """Fork; return None here, and in the worker what it has to do."""
-        mark = f"{self._order['run_id']}:{told['id']}"
+        mark = f"{os.environ[MARK]}{told['id']}"
         child = _Child(id=told["id"], mark=mark, memory_kills=count_memory_kills())
         server = os.getpid()
         try:
@@ -180,7 +172,7 @@ class _Server:
             self._dead_sessions.discard(pid)
             self._tell({"started": told["id"], "pid": pid})
             return None
-        lifeline.die_with(server)
+        guard.die_with(server)
         self._leave()
         job = Job(**told["job"], channel=channel)
         _settle(told, mark)
@@ -191,14 +183,11 @@ class _Server:
     def _leave(self) -> None:
         """Forget, in a worker, that it was the server."""
         os.setsid()
-        # Before the sockets are closed: C code must not write to a number used anew.
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._signals.__exit__(None, None, None)
         self._selector.close()
         # Channels of workers yet to be started: a copy here would hide their deaths.
         self._receiver.close_descriptors()
-        for each in (self._inbox, self._outbox, self._control):
-            each.close()
+        self._control.close()
 
     def _tell(self, message: Message) -> None:
         # If the launcher is gone, the next look at the socket says so.
@@ -220,7 +209,7 @@ class _Server:
             self._tell(
                 {
                     "exited": child.id,
-                    "status": status,
+                    "code": os.waitstatus_to_exitcode(status),
                     "is_killed": child.is_killed,
                     "out_of_memory": count_memory_kills() > child.memory_kills,
                 }
@@ -229,7 +218,7 @@ class _Server:
 
     def _kill_orphans(self) -> None:
         """Kill what dead workers had started and this process has adopted."""
-        adopted = [pid for pid in lifeline.children() if pid not in self._children]
+        adopted = [pid for pid in guard.children() if pid not in self._children]
         for pid in adopted:
             if self._is_left_by_dead(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -261,10 +250,10 @@ def _peek_ended() -> int | None:
 
 
 def _kill_session(pid: int) -> None:
-    # The second for a fork killed before its `setsid`, which has no group yet.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    kill_session(pid)
+    # It may be a fork that had not come to its `setsid`, and has no group yet.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _settle(told: Message, mark: str) -> None:
@@ -275,7 +264,7 @@ def _settle(told: Message, mark: str) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    lifeline.name_process(told["job"]["worker"])
+    guard.name_process(told["job"]["worker"])
     if told["cores"]:
         os.sched_setaffinity(0, told["cores"])
 

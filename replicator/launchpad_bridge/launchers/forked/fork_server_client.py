@@ -10,15 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from replicator.distributed.processes.own_session import terminal_signals_blocked
+from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.forked import lifeline
 from replicator.launchpad_bridge.launchers.forked.control_frames import (
     Message,
     Receiver,
     send,
 )
-from replicator.launchpad_bridge.launchers.forked.orphans import MARK, kill_marked
 from replicator.launchpad_bridge.launchers.forked.worker_logs import (
     last_lines,
     open_log,
@@ -26,12 +24,16 @@ from replicator.launchpad_bridge.launchers.forked.worker_logs import (
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
+from replicator.launchpad_bridge.run_folder import what_stays
 
-_SERVER = "replicator.launchpad_bridge.launchers.forked.fork_server"
+_START = """
+import gc, json, sys
+gc.disable()  # imports are faster; `preload` puts it on again
+sys.path[:] = json.loads(sys.argv[1])
+from replicator.launchpad_bridge.launchers.forked.fork_server import main
+sys.exit(main(control=0))
+"""
 _SEND_S = 10.0
-# Longer than the guard sweeps (`lifeline._SWEEP_S`).
-_END_S = 12.0
-_KILL_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,44 +88,31 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_SEND_S)
         self._receiver = Receiver(self._control)
-        # Both ends close on `exec`: no other process started from here keeps it open.
-        lifeline_end, self._lifeline = os.pipe()
-        told = {
-            "lifeline": lifeline_end,
-            "launcher": os.getpid(),
-            "folder": str(folder),
-            "keep": str(logs),
-            "path": list(sys.path),
-            "server": _SERVER,
-        }
+        # -P: the folder of a program is no place to import from.
+        python = [sys.executable, *interpreter_flags(), "-P", "-c", _START]
         log = open_log(self._log)
         try:
-            # -P: the folder of a program is no place to import from.
-            python = [sys.executable, *interpreter_flags(), "-P"]
-            with terminal_signals_blocked():
-                self._guard = subprocess.Popen(
-                    [*python, lifeline.__file__, json.dumps(told)],
-                    # All that descends from it is marked as the run's.
-                    env={**environment, MARK: f"{order.run_id}:"},
+            with theirs, os.fdopen(log, "ab") as file:
+                # A copy of the socket here would hide the end of the fork server.
+                self._process = GuardedProcess(
+                    [*python, json.dumps(list(sys.path))],
+                    owner=order.run_id,
+                    environ=environment,
+                    folder=folder,
+                    keep=what_stays(folder, logs),
                     stdin=theirs.fileno(),
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(lifeline_end,),
-                    # The terminal's Ctrl-C is for the launcher.
-                    start_new_session=True,
+                    stdout=file,
+                    stderr=file,
                 )
-            message = {**dataclasses.asdict(order), "flags": interpreter_flags()}
-            send(self._control, message)
         except OSError as error:
-            self._close_ends()
+            self._control.close()
             raise LaunchError(
                 f"No process for workers can be started: {error}."
             ) from error
-        finally:
-            os.close(lifeline_end)
-            os.close(log)
-            # A copy here would hide the end of the fork server.
-            theirs.close()
+        message = {**dataclasses.asdict(order), "flags": interpreter_flags()}
+        # If it is gone already, `receive` says so.
+        with contextlib.suppress(OSError):
+            send(self._control, message)
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -152,29 +141,10 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and all that is below it."""
-        self._close_ends()
-        code = _wait(self._guard)
-        if code is None:
-            self._guard.kill()
-            code = self._guard.wait(_KILL_S)
-        if code != 0:
-            # The guard was killed itself: what hid from the kernel has to be found.
-            kill_marked(self.order.run_id)
-
-    def _close_ends(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
         self._control.close()
+        self._process.close()
 
 
 def interpreter_flags() -> list[str]:
     """Return this interpreter's options, as `multiprocessing` hands them on."""
     return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return None

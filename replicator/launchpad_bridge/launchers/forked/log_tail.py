@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TextIO
 
 from replicator.base.host.plain_text import plain
+from replicator.distributed.processes.output import Lines
 from replicator.launchpad_bridge.launchers.forked.worker_logs import READING
 
 _EVERY_S = 0.1
 _PIECE_BYTES = 1 << 16
 _MOST_BEHIND_BYTES = 1 << 20
 _LAST_LOOK_S = 2.0
-_LONGEST_LINE = 1 << 16
 _RESET = "\x1b[0m"
 _COLOURS = tuple(f"\x1b[{code}m" for code in (36, 32, 33, 35, 34, 96, 92, 93, 95, 94))
 
@@ -94,15 +94,14 @@ class _File:
         self._descriptor: int | None = None
         # What an earlier run has left there is not shown.
         self._at = path.stat().st_size if path.exists() else 0
-        self._begun = b""
+        self._lines = Lines()
 
     def read(self, *, in_colours: bool, is_last: bool) -> str:
         """Return whole lines that were written since the last look, labelled."""
         data = self._new_bytes()
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        if self._begun and ((is_last and not data) or len(self._begun) > _LONGEST_LINE):
-            lines.append(self._begun)
-            self._begun = b""
+        lines = self._lines.feed(data)
+        if is_last and not data:
+            lines += self._lines.rest()
         label = f"{self._name:{self._width}} | "
         if in_colours:
             label = f"{self._colour}{label}{_RESET}"
@@ -121,11 +120,12 @@ class _File:
                 self._descriptor = os.open(self._path, READING)
             except OSError:  # not there yet, or a link in its place
                 return b""
+        note = b""
         behind = os.fstat(self._descriptor).st_size - self._at
         if behind > _MOST_BEHIND_BYTES:
             skipped = behind - _PIECE_BYTES
             self._at += skipped
-            self._begun += f"... {skipped} bytes are only in {self._path}\n".encode()
+            note = f"... {skipped} bytes are only in {self._path}\n".encode()
         data = os.pread(self._descriptor, _PIECE_BYTES, self._at)
         self._at += len(data)
-        return data
+        return note + data

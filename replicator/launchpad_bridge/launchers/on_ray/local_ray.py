@@ -17,11 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replicator.distributed.processes import guard
-from replicator.distributed.processes.own_session import (
-    in_new_session,
-    terminal_signals_blocked,
-)
+from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
 
 OF_HEAD = {"num_cpus", "num_gpus", "resources", "labels", "object_store_memory"}
@@ -68,23 +64,17 @@ class LocalRay:
             "log_to_driver": False,
             **arguments,
         }
-        guarded, self._lifeline = os.pipe()
         head = [sys.executable, "-c", _HEAD, json.dumps(told)]
-        place = [str(guarded), str(os.getpid()), str(self._folder)]
-        program = [sys.executable, "-I", "-S", guard.__file__, *place, *head]
         words = self._folder / "head.log"
-        try:
-            with words.open("wb") as log, terminal_signals_blocked():
-                self._guard = subprocess.Popen(
-                    in_new_session(program),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    pass_fds=(guarded,),
-                    start_new_session=True,
-                )
-        finally:
-            os.close(guarded)
+        with words.open("wb") as log:
+            self._head = GuardedProcess(
+                head,
+                owner=self._folder.name,
+                environ=os.environ,
+                folder=self._folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
         try:
             self.address = self._read_address(words)
         except BaseException:
@@ -93,25 +83,16 @@ class LocalRay:
 
     def close(self) -> None:
         """End it, and all that it has started."""
-        if self._lifeline < 0:
-            return
-        os.close(self._lifeline)
-        self._lifeline = -1
-        try:
-            self._guard.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._guard.kill()
-            self._guard.wait(_END_S)
-        if self._guard.stdout is not None:
-            self._guard.stdout.close()
+        self._head.close(_END_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_address(self, words: Path) -> str:
-        assert self._guard.stdout is not None, "it is a pipe"
+        pipe = self._head.stdout
+        assert pipe is not None, "it is one"
         ready = select.poll()  # `select` knows no descriptors past 1,023
-        ready.register(self._guard.stdout, select.POLLIN)
+        ready.register(pipe, select.POLLIN)
         is_ready = ready.poll(_READY_S * 1e3)
-        line = self._guard.stdout.readline().decode().strip() if is_ready else ""
+        line = pipe.readline().decode().strip() if is_ready else ""
         if not line:
             said = words.read_text(errors="replace")[-2000:]
             raise LaunchError(f"Ray did not start within {_READY_S:g} s: {said}")

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.forked import lifeline
 from replicator.launchpad_bridge.launchers.forked.control_frames import Message
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
@@ -37,6 +37,7 @@ from replicator.launchpad_bridge.launchers.launcher_environment import (
 )
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
 from replicator.launchpad_bridge.launchers.on_ray.address_books import Registry
+from replicator.launchpad_bridge.run_folder import MADE_BY_WORKER, what_stays
 from replicator.rpc.security.private_files import create_private
 from replicator.rpc.server.server import Server
 
@@ -44,7 +45,6 @@ Event: TypeAlias = dict[str, Any]
 """`{"asked": True}`, or `ended` with `said`, `heard`, `lines` and `log`."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MADE = "made-by-worker"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +133,8 @@ class RemoteWorker:
             self._server.stop(0.0)
         shutil.rmtree(self._own, ignore_errors=True)
         run_folder = self._own.parent
-        if (run_folder / _MADE).exists() and not list(run_folder.glob("w-*")):
-            lifeline.delete(run_folder, keep=self._log.parent)
+        if (run_folder / MADE_BY_WORKER).exists() and not list(run_folder.glob("w-*")):
+            delete(run_folder, keep=what_stays(run_folder, self._log.parent))
 
     def _spec(self, recipe: Path) -> Spec:
         task = self._task
@@ -150,6 +150,7 @@ class RemoteWorker:
             "launch_type": "ray",
             "recipe": str(recipe),
             "jax_settings": {"jax_platforms": "cpu"} if is_hidden else {},
+            "attempt": task.attempt,
             "book": book if task.has_book else None,
         }
         told = {
@@ -207,7 +208,7 @@ def _run_folder(task: Task) -> Path:
                 f"another, on {socket.gethostname()}. Launch again."
             ) from None
     else:
-        _write(folder / _MADE, b"")
+        _write(folder / MADE_BY_WORKER, b"")
     for name, content in task.files.items():
         (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):

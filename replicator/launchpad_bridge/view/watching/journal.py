@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
-from replicator.launchpad_bridge.supervision.states import Finish, State, WorkerState
-from replicator.launchpad_bridge.supervision.supervisor import describe
+from replicator.distributed.processes.states import Finish, State, WorkerState
 
 JOURNAL = "states.jsonl"
 """In the run's folder, beside the program's description."""
@@ -140,21 +139,21 @@ def _note_of(state: State, finish: Finish | None) -> RunNote:
     return RunNote(
         # The supervisor is done before the launcher has closed.
         phase="ended" if finish is not None else state.phase,
-        failure="" if failure is None else describe(failure),
+        failure="" if failure is None else failure.text,
         stopped_by=state.stopped_by or "",
-        workers={name: _note_of_worker(w) for name, w in state.workers.items()},
+        workers={name: _note_of_worker(state.worker(name)) for name in state.unit_of},
     )
 
 
 def _note_of_worker(worker: WorkerState) -> WorkerNote:
-    exited = worker.exited
+    ended = worker.ended
     started_s = time.time() - (time.monotonic() - worker.started_s)
     return WorkerNote(
         phase=worker.phase,
         restarts=worker.attempt,
         since_s=round(started_s, 1),
-        outcome="" if exited is None else exited.outcome,
-        error="" if exited is None or exited.error is None else describe(exited),
+        outcome="" if ended is None else ended.exited.outcome,
+        error="" if ended is None or ended.exited.error is None else ended.text,
     )
 
 

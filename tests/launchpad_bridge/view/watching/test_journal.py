@@ -3,9 +3,16 @@ import shutil
 
 import pytest
 
-from replicator.launchpad_bridge.protocols import Exited, Restart, StopAsked
-from replicator.launchpad_bridge.supervision.states import Finish, TimeUp
-from replicator.launchpad_bridge.supervision.supervisor import begin, decide
+from replicator.distributed.processes.states import (
+    Finish,
+    Restart,
+    StopAsked,
+    TimeUp,
+    Unit,
+)
+from replicator.distributed.processes.supervisor import begin, decide
+from replicator.launchpad_bridge.protocols import Exited
+from replicator.launchpad_bridge.running.ends import ended
 from replicator.launchpad_bridge.view.watching.journal import (
     JOURNAL,
     JournalReader,
@@ -20,7 +27,8 @@ ONCE = Restart(attempts=1, backoff_s=1.0)
 def run(tmp_path):
     """A journal of a run of two workers, its reader, and what happens to it."""
     journal = RunJournal(tmp_path)
-    state, _ = begin({"a": Restart(), "b": ONCE}, 100.0)
+    units = [Unit(workers=("a",)), Unit(workers=("b",), restart=ONCE)]
+    state, _ = begin(units, 100.0)
     journal.note(state, None)
 
     class Run:
@@ -43,7 +51,7 @@ def run(tmp_path):
 
 def raised(name, attempt=0):
     error = ValueError("oh no\nmore of it")
-    return Exited(name=name, attempt=attempt, outcome="raised", error=error)
+    return ended(Exited(name=name, attempt=attempt, outcome="raised", error=error))
 
 
 def test_all_workers_run_at_first(run):
@@ -78,7 +86,7 @@ def test_who_asked_for_the_stop_is_told(run):
 
 def test_it_has_ended_when_the_launcher_has_closed(run):
     for name in "ab":
-        done = Exited(name=name, attempt=0, outcome="returned")
+        done = ended(Exited(name=name, attempt=0, outcome="returned"))
         note = run.happens(done, finish=Finish() if name == "b" else None)
     assert note.phase == "ended"
     assert {worker.outcome for worker in note.workers.values()} == {"returned"}
@@ -115,7 +123,7 @@ def test_only_its_owner_reads_it(run):
 
 
 def test_a_run_goes_on_where_nothing_can_be_written(tmp_path, caplog):
-    state, _ = begin({"a": Restart()}, 0.0)
+    state, _ = begin([Unit(workers=("a",))], 0.0)
     with caplog.at_level(logging.WARNING):
         RunJournal(tmp_path / "gone").note(state, None)
     assert "cannot be noted" in caplog.text

@@ -1,4 +1,4 @@
-"""Find what a run has started, whoever its parent is now: by a mark it inherits."""
+"""Find what a process has started, whoever its parent is now: by a mark it inherits."""
 
 import contextlib
 import os
@@ -7,15 +7,25 @@ import time
 from pathlib import Path
 
 MARK = "REPLICATOR_WORKER"
-"""An environment variable: the run's id, a colon, the number of the worker's start."""
+"""An environment variable: whose it is, a colon, and what that likes to add."""
 
 _SWEEP_S = 5.0
 _POLL_S = 0.01
 
 
-def kill_marked(run_id: str) -> None:
-    """Kill all processes of this user that workers of a run have started (Linux)."""
-    mark = f"{MARK}={run_id}:".encode()
+def kill_session(pid: int) -> None:
+    """Kill the process group of a process that led a session of its own.
+
+    Args:
+      pid: Its id. It must not have been reaped: then another's group may bear it.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_marked(owner: str) -> None:
+    """Kill all processes of this user that carry an owner's mark (Linux)."""
+    mark = f"{MARK}={owner}:".encode()
     until_s = time.monotonic() + _SWEEP_S
     while time.monotonic() < until_s:
         found = [pid for pid in _processes() if _bears(pid, mark)]

@@ -1,0 +1,158 @@
+"""Start a command under a guard, and end it with all that it has started."""
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from replicator.distributed.processes import guard
+from replicator.distributed.processes.own_session import (
+    in_new_session,
+    terminal_signals_blocked,
+)
+from replicator.distributed.processes.sweep import MARK, kill_marked, kill_session
+
+# Longer than a guard sweeps (`guard._SWEEP_S`).
+_END_S = 12.0
+_KILL_S = 5.0
+
+
+class GuardedProcess:
+    """A command that runs; nothing that it starts outlives it, or this process.
+
+    Args:
+      command: What to run.
+      owner: Whose it is, in the mark by which all that descends from it is found.
+      environ: Its environment.
+      folder: Deleted by the guard if this process is gone.
+      keep: What stays in it.
+      hears_terminal: Whether a Ctrl-C that came before the command had a session of its
+        own is handed to it, or dropped.
+      stdin: As for `subprocess.Popen`; `stdout` and `stderr` likewise.
+      stdout: See `stdin`.
+      stderr: See `stdin`.
+
+    Attributes:
+      exited: Ready to be read once the guard has exited; -1 without pidfds.
+
+    Raises:
+      OSError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        owner: str,
+        environ: Mapping[str, str],
+        folder: Path,
+        keep: Iterable[Path] = (),
+        hears_terminal: bool = False,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+    ) -> None:
+        # Unlike that of all else of the same owner: only this one's are swept.
+        self._mark = f"{owner}.{secrets.token_hex(4)}"
+        # Our end closes on `exec`: no other process started from here keeps it open.
+        guarded, self._lifeline = os.pipe()
+        told = {
+            "lifeline": guarded,
+            "launcher": os.getpid(),
+            "folder": str(folder),
+            "keep": [str(path) for path in keep],
+        }
+        # -I -S: the guard needs nothing of the environment, and starts at once.
+        program = [sys.executable, "-I", "-S", guard.__file__, json.dumps(told)]
+        words = [*program, *command]
+        try:
+            with terminal_signals_blocked():
+                self._guard = subprocess.Popen(
+                    words if hears_terminal else in_new_session(words),
+                    env={**environ, MARK: f"{self._mark}:"},
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(guarded,),
+                    # The terminal's Ctrl-C is for the launcher.
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            os.close(guarded)
+        has_pidfds = hasattr(os, "pidfd_open")
+        self.exited = os.pidfd_open(self._guard.pid) if has_pidfds else -1
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id."""
+        return self._guard.pid
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The command's output, if that is a pipe."""
+        return self._guard.stdout
+
+    def tell(self, number: int) -> None:
+        """Send a signal to the command, through its guard."""
+        if self.exited < 0:
+            self._guard.send_signal(number)
+            return
+        # `Popen` would look first whether it has exited, and so give back its id.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.exited, number)
+
+    def end(self) -> None:
+        """Have the guard end all; returns at once."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def kill(self) -> None:
+        """Have the kernel end what it can, for a guard that does not answer."""
+        if self._guard.returncode is None:
+            kill_session(self._guard.pid)
+
+    def close(self, timeout_s: float = _END_S) -> int:
+        """End what still runs; may be called twice.
+
+        Args:
+          timeout_s: How long the guard may take before the kernel has to do it.
+
+        Returns:
+          The command's exit code; 137 if this ended it.
+        """
+        if self._guard.returncode is not None:
+            return self._guard.returncode
+        self.end()
+        self._wait_exit(timeout_s)
+        # Before its id is given back. Only a guard that was killed itself, or is stuck,
+        # leaves something in its session.
+        self.kill()
+        code = self._guard.wait(_KILL_S)
+        if self.exited >= 0:
+            os.close(self.exited)
+        if self._guard.stdout is not None:
+            self._guard.stdout.close()
+        if code < 0:
+            # So may it end which was killed itself: what hides has to be found.
+            kill_marked(self._mark)
+        return code
+
+    def _wait_exit(self, timeout_s: float) -> None:
+        if self.exited < 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(timeout_s)
+            return
+        poll = select.poll()  # `select` knows no descriptors past 1,023
+        poll.register(self.exited, select.POLLIN)
+        poll.poll(timeout_s * 1e3)

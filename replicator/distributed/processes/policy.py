@@ -1,0 +1,163 @@
+"""The rules of `replicator launch`: its one group, and what exit codes mean to it."""
+
+import dataclasses
+import math
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from replicator.base.host.exit_codes import HUNG, PREEMPTED
+from replicator.distributed.processes.exits import describe_code
+from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
+from replicator.distributed.processes.states import (
+    Ended,
+    Finish,
+    Patience,
+    Restart,
+    State,
+    StopAsked,
+    Unit,
+)
+from replicator.distributed.processes.symptoms import comes_again, is_symptom
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """How patient a launcher is.
+
+    Attributes:
+      processes: How many processes the group has.
+      max_restarts: Restarts without progress before the group is given up.
+      stop_grace_s: How long processes may take to end once asked.
+      hung_grace_s: How long the others may write their stacks once one said it hung.
+      kill_grace_s: How long a killed process may take to vanish.
+      longest_backoff_s: The longest wait before a restart; the first is at once, then
+        1, 2, 4, … s.
+    """
+
+    processes: int
+    max_restarts: int = 3
+    stop_grace_s: float = 300.0
+    hung_grace_s: float = 5.0
+    kill_grace_s: float = 5.0
+    longest_backoff_s: float = 60.0
+
+    @property
+    def unit(self) -> Unit:
+        """Return the group, as the supervisor runs it."""
+        return Unit(
+            workers=tuple(map(process_name, range(self.processes))),
+            # Progress is a step that is safe, however long a process ran.
+            restart=Restart(
+                attempts=self.max_restarts, progress_s=math.inf, backoff_s=1.0
+            ),
+            restarts_at_once=1,
+            called="all processes",
+        )
+
+    @property
+    def patience(self) -> Patience:
+        """Return the same patience in the supervisor's words."""
+        return Patience(
+            stop_grace_s=self.stop_grace_s,
+            kill_grace_s=self.kill_grace_s,
+            longest_backoff_s=self.longest_backoff_s,
+            kills=2,
+            # Fingers that wait for a save come back to Ctrl-C.
+            kills_at={"SIGINT": 3, "SIGTERM": 2},
+        )
+
+
+class ProcessEnd(NamedTuple):
+    """How a process ended: its code, negative for a signal, and its last lines."""
+
+    rank: int
+    code: int
+    last_lines: Sequence[bytes]
+
+
+def process_name(rank: int) -> str:
+    """Return what a process is called."""
+    return f"process {rank}"
+
+
+def ended(
+    end: ProcessEnd,
+    state: State,
+    *,
+    hung_grace_s: float = 0.0,
+    safe_step: int | None = None,
+    out_of_memory: bool = False,
+) -> Ended:
+    """Return what the end of a process is to the supervisor.
+
+    Args:
+      end: How it ended.
+      state: Where the group is.
+      hung_grace_s: As in `Policy`.
+      safe_step: The highest step that any process has reported so far.
+      out_of_memory: Whether the kernel killed something for memory while it lived.
+    """
+    [unit] = state.units
+    name, code = process_name(end.rank), end.code
+    asked = signal_asked(state.stopped_by)
+    is_done = code == 0 or (asked and code in (-asked, 128 + asked))
+    # A guard that was told so kills by itself, and says it; by force it dies as well.
+    is_forced = code == -signal.SIGKILL and unit.kills > 1
+    return Ended(
+        name=name,
+        attempt=unit.attempt,
+        outcome="preempted" if code == PREEMPTED else "done" if is_done else "failed",
+        text=f"{name} {describe_code(code, out_of_memory=out_of_memory)}",
+        looks_killed=code == KILLED_BY_LAUNCHER or is_forced,
+        is_symptom=is_symptom(end.last_lines),
+        comes_again=code == 1 and comes_again(end.last_lines),
+        others_grace_s=hung_grace_s if code == HUNG else 0.0,
+        safe_step=safe_step,
+        exited=end,
+    )
+
+
+def stop_asked(number: int) -> StopAsked:
+    """Return what a signal asks for: a closed terminal to save and end, too."""
+    return StopAsked(by="SIGINT" if number == signal.SIGINT else "SIGTERM")
+
+
+def signal_asked(by: str | None) -> signal.Signals | None:
+    """Return the signal by which a stop was asked; None where it was another's wish.
+
+    Args:
+      by: As `StopAsked` has it.
+    """
+    return {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(by or "")
+
+
+def exit_code(state: State, finish: Finish) -> int:
+    """Return what the launcher ends with, as a shell would say it: 137 for SIGKILL.
+
+    Args:
+      state: Where the group is.
+      finish: How the run ended.
+    """
+    [unit] = state.units
+    asked = signal_asked(finish.stopped_by)
+    if finish.left:
+        return KILLED_BY_LAUNCHER
+    if asked and unit.failure is not None:  # asked while it cleared up, or waited
+        return 128 + asked
+    if finish.failure is not None:
+        return _shell_code(finish.failure)
+    codes = [end.exited.code for end in unit.ends.values()]
+    if PREEMPTED in codes:
+        return PREEMPTED
+    for end in unit.ends.values():
+        if end.is_symptom and end.outcome == "failed":
+            return _shell_code(end)
+    if not any(codes):
+        return 0
+    return 128 + asked if asked else KILLED_BY_LAUNCHER
+
+
+def _shell_code(end: Ended) -> int:
+    code = end.exited.code
+    return 128 - code if code < 0 else code

@@ -1,0 +1,100 @@
+"""One function in several processes that JAX joins to a group: `JaxProcesses`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic
+
+from replicator.distributed.leaving import leave_at_once
+from replicator.errors import check_count
+from replicator.launchpad_bridge.nodes.node import Node
+from replicator.launchpad_bridge.nodes.py_node import PyNode, Worked
+from replicator.launchpad_bridge.running.joining import join_group
+
+
+class JaxProcesses(PyNode[Any, Worked], Generic[Worked]):
+    """Runs a function in each of several processes, joined by `jax.distributed`.
+
+    `replicator.distributed.initialize` has been called when the function runs, so all
+    see the devices of all. They are processes under every launcher, workers called
+    "label/0", "label/1", …; each has the resources of its group, and makes clients of
+    its handles itself. When one fails the others are killed, and where the group wants
+    a restart all start again. `run.results["label"]` is the result of the first.
+
+    >>> learner = lp.JaxProcesses(train, actors, processes=2)
+    >>> with program.group("learner", restart=lp.Restart(attempts=3)):
+    ...     program.add_node(learner)
+    """
+
+    is_expanded = True
+
+    def __init__(
+        self, function: Callable[..., Worked], *args: Any, processes: int, **kwargs: Any
+    ) -> None:
+        """Remember what to run.
+
+        Args:
+          function: Runs in each process, in its main thread. It has to end in all of
+            them; it is to look at `lp.stop_event()`, at the same step in all.
+          *args: Its arguments, which may hold handles and `Deferred`s, nested.
+          processes: How many processes there are.
+          **kwargs: Its named arguments, likewise.
+
+        Raises:
+          ArgumentError: `processes` is no whole number above 0.
+        """
+        check_count("processes", processes)
+        super().__init__(function, *args, **kwargs)
+        self._members = [
+            GroupMember(function, args, kwargs, process=number, processes=processes)
+            for number in range(processes)
+        ]
+
+    @property
+    def inner_nodes(self) -> list[Node[Any]]:
+        """Return the members: a planned program has them in the place of this node."""
+        return list(self._members)
+
+    def belong_to(self, program: Any, label: str) -> None:
+        """Know the program that this was added to; the members are in it, too."""
+        super().belong_to(program, label)
+        for member in self._members:
+            member.belong_to(program, label)
+
+
+class GroupMember(PyNode[Any, Worked], Generic[Worked]):
+    """One of the processes; made by `JaxProcesses`.
+
+    Attributes:
+      process: Which one, from 0.
+      processes: How many there are.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Worked],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        process: int,
+        processes: int,
+    ) -> None:
+        super().__init__(function, *args, **kwargs)
+        self.process = process
+        self.processes = processes
+        self._meet_in: Path | None = None
+
+    def plan_meeting(self, folder: Path) -> None:
+        """Know the run's folder, where the members of the group find each other."""
+        self._meet_in = folder
+
+    def _call_function(self) -> Worked:
+        assert self._meet_in is not None, "planned before it runs"
+        try:
+            if self.processes > 1:
+                join_group(self._meet_in, self.process, self.processes)
+            return super()._call_function()
+        except BaseException as error:
+            if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+                # JAX would wait at the end for the others, who wait for this one.
+                leave_at_once(1)
+            raise

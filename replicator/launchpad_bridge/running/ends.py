@@ -1,0 +1,72 @@
+"""What the end of a worker is to the supervisor: done, a failure, another's failure.
+
+When a node dies, calls to it fail within milliseconds, and each caller has an error of
+its own. Who is noticed first is luck: what kind of error it is says who is the cause.
+"""
+
+from replicator.distributed.processes.states import Ended
+from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
+from replicator.errors import (
+    CallCancelledError,
+    ConnectionLostError,
+    NodeFailedError,
+    RemoteError,
+    ServerStoppedError,
+)
+from replicator.launchpad_bridge.protocols import Exited
+
+_PEER_IS_GONE = (CallCancelledError, ConnectionLostError, ServerStoppedError)
+_NAMES = frozenset(cls.__name__ for cls in _PEER_IS_GONE)
+_LONGEST_CHAIN = 32
+
+
+def ended(exited: Exited, processes: int = 1) -> Ended:
+    """Return what a worker's end is to the supervisor.
+
+    Args:
+      exited: As its launcher reported it; `Ended.exited` later.
+      processes: Of how many that JAX has joined it was one: there a peer's death shows
+        in the words of collectives.
+    """
+    words = str(exited.error).encode().splitlines() if processes > 1 else ()
+    return Ended(
+        name=exited.name,
+        attempt=exited.attempt,
+        outcome="failed" if exited.outcome in ("raised", "died") else "done",
+        text=_describe(exited),
+        looks_killed=exited.outcome == "died",
+        is_symptom=is_symptom(exited.error) or says_peer_is_gone(words),
+        exited=exited,
+    )
+
+
+def is_symptom(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, says that another node is gone.
+
+    Args:
+      error: What a node raised, here or in another process.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        if error is None:
+            return False
+        if isinstance(error, _PEER_IS_GONE):
+            return True
+        if isinstance(error, RemoteError) and error.type_name in _NAMES:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _describe(exited: Exited) -> str:
+    """Say in one line how a worker ended: "`actor/2` raised ValueError: …"."""
+    error = exited.error
+    if isinstance(error, NodeFailedError):
+        return _first_line(error)
+    if error is not None:
+        text = f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")
+        return f"`{exited.name}` raised {text}"
+    return f"`{exited.name}` {exited.outcome}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")

@@ -1,0 +1,73 @@
+"""Members of a group find each other, wherever they run, and join by `initialize`.
+
+Process 0 chooses a port of its host and says so, the others wait for that: in the run's
+folder where all are on one host, through the launcher's address book where they may not
+be. Each start of the group has a port, and a place to say it, of its own: who joins
+meets nobody of a start before.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from replicator.distributed.clusters import Cluster, as_environment
+from replicator.distributed.initialize import initialize
+from replicator.distributed.processes.ports import free_port
+from replicator.errors import LaunchError
+from replicator.launchpad_bridge.addresses.builders import AddressBook
+from replicator.launchpad_bridge.running import node_context
+
+_MEET_S = 120.0
+_LOOK_S = 0.01
+
+
+def join_group(folder: Path, process: int, processes: int) -> None:
+    """Make this worker's process one of its group; returns when all have joined.
+
+    Args:
+      folder: Of the run.
+      process: Which of the group this is.
+      processes: How many it has.
+
+    Raises:
+      LaunchError: Process 0 did not come in time.
+      DistributedError: Another one did not; says which.
+    """
+    context = node_context.get_context()
+    label = context.worker.partition("/")[0]
+    name = f"group-{label}-{context.attempt}"
+    book: AddressBook | None = context.address_book
+    if book is None:
+        coordinator = _meet_here(folder / name, process)
+    else:
+        planned = f"port:{context.run_id}-{name}"
+        if process == 0:
+            book.publish(planned, book.listen(planned))
+        coordinator = book.find(planned)
+    cluster = Cluster(
+        kind="replicator",
+        coordinator=coordinator,
+        num_processes=processes,
+        process_id=process,
+    )
+    # For a function that calls `initialize` itself, and for what it starts.
+    os.environ.update(as_environment(cluster))
+    os.environ["REPLICATOR_ATTEMPT"] = str(context.attempt)
+    initialize()
+
+
+def _meet_here(place: Path, process: int) -> str:
+    """Return where process 0 listens, on this host; it says so, the others wait."""
+    if process == 0:
+        draft = place.with_name(f"{place.name}.new")
+        draft.write_text(f"127.0.0.1:{free_port()}")
+        draft.rename(place)  # whole, or not there
+    until_s = time.monotonic() + _MEET_S
+    while not place.exists():
+        if time.monotonic() >= until_s:
+            raise LaunchError(
+                f"Process 0 of the group must say within {_MEET_S:g} s where it is, "
+                "got nothing. See in its log what keeps it."
+            )
+        time.sleep(_LOOK_S)
+    return place.read_text()

@@ -1,1 +1,0 @@
-"""Decide what is started, restarted and stopped when a worker ends."""

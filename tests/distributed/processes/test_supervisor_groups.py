@@ -1,0 +1,145 @@
+"""What only groups do: workers that fail, are cleared and start again together."""
+
+import pytest
+
+from replicator.distributed.processes.states import (
+    Finish,
+    Kill,
+    Restart,
+    Start,
+    Stop,
+    StopAsked,
+    TimeUp,
+    Unit,
+)
+from tests.distributed.processes.supervised import (
+    ONE,
+    THREE,
+    crash,
+    ended,
+    failed,
+    fell,
+    killed,
+    play,
+    words,
+)
+
+GROUP = Unit(workers=("a", "b", "c"), restart=THREE)
+PATIENT = Unit(workers=("a", "b"), restart=THREE, clear_grace_s=3.0)
+SIGNAL = StopAsked(by="signal")
+
+
+def test_all_of_a_group_start_together():
+    state, _ = play([GROUP, "z"], *crash(GROUP), (9, TimeUp()))
+    assert [state.worker(name).attempt for name in "abcz"] == [1, 1, 1, 0]
+
+
+def test_one_failure_kills_the_others_of_its_group_only():
+    state, done = play([GROUP, "z"], failed("b"))
+    assert done == [[Kill(names=("a", "c"))]]
+    assert (state.phase, state.failure) == ("running", None)
+
+
+def test_nothing_starts_before_all_of_a_group_have_ended():
+    _, done = play([GROUP], failed("b"), killed("a"), (4, TimeUp()), killed("c"))
+    assert done[1:] == [[], [], []]
+
+
+def test_others_that_may_stop_are_asked_and_killed_after_their_grace():
+    _, done = play([PATIENT], failed("a"), (2.9, TimeUp()), (3, TimeUp()))
+    assert done == [[Stop(names=("b",))], [], [Kill(names=("b",))]]
+
+
+def test_others_that_write_down_what_they_did_are_left_alone_for_a_while():
+    _, done = play([GROUP], failed("a", others_grace_s=5.0), (5, TimeUp()))
+    assert done == [[], [Kill(names=("b", "c"))]]
+
+
+def test_who_ended_well_waits_for_the_others_and_starts_again_with_them():
+    state, done = play([GROUP], ended("a"), ended("b"))
+    assert state.worker("a").phase == "waiting"
+    assert state.worker("c").phase == "running"
+    *_, done = play([GROUP], ended("a"), ended("b"), failed("c"), (9, TimeUp()))
+    assert done[-1] == [Start(names=GROUP.workers, attempt=1)]
+
+
+def test_the_cause_is_blamed_though_its_symptom_was_seen_first():
+    unit = Unit(workers=("a", "b", "c"))
+    state, done = play([unit], fell("c"), failed("a"), killed("b"))
+    assert done[-1] == [Finish(failure=failed("a"))]
+    assert state.phase == "ended"
+
+
+def test_symptoms_are_blamed_where_nothing_else_is():
+    unit = Unit(workers=("a", "b"))
+    _, done = play([unit], fell("b"), fell("a"))
+    assert done[-1] == [Finish(failure=fell("b"))]
+
+
+def test_who_was_killed_is_no_cause():
+    unit = Unit(workers=("a", "b"))
+    _, done = play([unit], fell("b"), killed("a"))
+    assert done[-1] == [Finish(failure=fell("b"))]
+
+
+def test_who_looks_killed_and_was_not_has_failed():
+    _, done = play([GROUP], killed("a"))
+    assert done == [[Kill(names=("b", "c"))]]
+
+
+def test_a_group_given_up_fails_the_run_with_the_first_of_its_failures():
+    unit = Unit(workers=("a", "b"), restart=ONE)
+    events = [*crash(unit), (2, TimeUp()), *[(3, e) for e in crash(unit, 1)]]
+    _, done = play([unit, "z"], *events, ended("z"))
+    assert done[-2:] == [[Stop(names=("z",))], [Finish(failure=failed("b"))]]
+
+
+def test_asked_while_a_group_is_cleared_it_does_not_start_again():
+    _, done = play([GROUP, "z"], failed("a"), SIGNAL, *map(killed, "bc"), ended("z"))
+    assert done[1] == [Stop(names=("z",))]
+    assert done[-1] == [Finish(stopped_by="signal")]
+
+
+def test_the_failure_of_another_stops_a_group_too():
+    _, done = play([GROUP, "z"], failed("z"))
+    assert done == [[Stop(names=GROUP.workers)]]
+
+
+def test_a_group_that_cannot_be_killed_fails_the_run():
+    state, done = play([GROUP, "z"], failed("a"), killed("b"), (5, TimeUp()))
+    assert done[-1] == [Stop(names=("z",))]
+    assert (state.phase, state.failure) == ("stopping", failed("a"))
+    _, done = play([GROUP], failed("a"), killed("b"), (5, TimeUp()))
+    assert done[-1] == [Finish(failure=failed("a"), left=("c",))]
+
+
+def test_that_one_cannot_be_killed_is_said():
+    state, _ = play([GROUP], failed("a"), killed("b"))
+    assert words(state, TimeUp(), 9.0) == ["`c` cannot be killed"]
+
+
+def test_a_preempted_worker_takes_its_group_along_untold_and_stops_the_run():
+    preempted = ended("a", outcome="preempted")
+    state, done = play([GROUP, "z"], preempted, ended("b"), ended("z"), ended("c"))
+    assert done == [[Stop(names=("z",))], [], [], [Finish(stopped_by="a")]]
+    assert state.failure is None
+
+
+def test_a_preempted_group_is_killed_after_the_grace():
+    _, done = play([GROUP], ended("a", outcome="preempted"), (10, TimeUp()))
+    assert done[-1] == [Kill(names=("b", "c"))]
+
+
+def test_the_end_of_an_attempt_before_changes_nothing():
+    events = [*crash(GROUP), (9, TimeUp())]
+    before, _ = play([GROUP], *events)
+    after, done = play([GROUP], *events, failed("a"))
+    assert (after, done[-1]) == (before, [])
+
+
+@pytest.mark.parametrize("others_grace_s", [0.0, 5.0])
+def test_a_group_of_one_is_a_worker(others_grace_s):
+    one = Unit(workers=("a",), restart=Restart(attempts=1, backoff_s=0.0))
+    state, done = play([one], failed("a", others_grace_s=others_grace_s))
+    assert done == [[Start(names=("a",), attempt=1)]]
+    assert state.worker("a").phase == "running"

@@ -1,0 +1,34 @@
+"""A group of processes as a program sees it, before it runs."""
+
+import pytest
+
+import replicator.launchpad_bridge as lp
+from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.graph import graph_of
+from tests.launchpad_bridge import programs
+
+
+def test_its_members_are_the_workers_of_its_group_with_the_handles_of_all():
+    program = lp.Program("grouped")
+    server = program.add_node(lp.CourierNode(programs.Counter), label="server")
+    program.add_node(lp.JaxProcesses(print, server, processes=2), label="learner")
+    shown = graph_of(program)
+    names = [vertex.name for vertex in shown.vertices]
+    assert names == ["server", "learner/0", "learner/1"]
+    edges = [str(edge) for edge in shown.edges]
+    assert edges == ["learner/0 -> server", "learner/1 -> server"]
+
+
+@pytest.mark.parametrize("processes", [0, 1.5])
+def test_a_number_of_processes_that_is_none_is_refused(processes):
+    with pytest.raises(ArgumentError, match="`processes` must be"):
+        lp.JaxProcesses(print, processes=processes)
+
+
+def test_another_node_under_its_label_is_refused():
+    program = lp.Program("grouped")
+    with program.group("learner"):
+        program.add_node(lp.JaxProcesses(print, processes=2))
+        program.add_node(lp.PyNode(print))
+    with pytest.raises(lp.ProgramError, match="must have a label of their own"):
+        lp.launch(program)

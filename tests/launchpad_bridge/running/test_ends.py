@@ -1,0 +1,55 @@
+"""What the end of a worker of a program is to the supervisor."""
+
+import pytest
+
+from replicator.errors import ConnectionLostError, NodeFailedError, RemoteError
+from replicator.launchpad_bridge.protocols import Exited
+from replicator.launchpad_bridge.running.ends import ended
+
+GONE = [
+    ConnectionLostError("gone"),
+    RemoteError("gone", type_name="ServerStoppedError"),
+    NodeFailedError("`b` raised"),
+]
+GONE[2].__cause__ = ConnectionLostError("gone")
+
+
+def exited(outcome, error=None):
+    return Exited(name="a", attempt=0, outcome=outcome, error=error)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "meaning"),
+    [("returned", "done"), ("stopped", "done"), ("raised", "failed")],
+)
+def test_what_raised_has_failed(outcome, meaning):
+    assert ended(exited(outcome)).outcome == meaning
+
+
+def test_what_died_without_a_word_has_failed_or_was_killed():
+    end = ended(exited("died"))
+    assert (end.outcome, end.looks_killed) == ("failed", True)
+
+
+@pytest.mark.parametrize("error", GONE, ids=["own", "remote", "wrapped"])
+def test_that_a_peer_is_gone_is_a_symptom(error):
+    assert ended(exited("raised", error)).is_symptom
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a bug")])
+def test_a_bug_is_no_symptom(error):
+    assert not ended(exited("raised", error)).is_symptom
+
+
+def test_what_the_launcher_said_is_kept():
+    said = exited("returned")
+    assert ended(said).exited is said
+
+
+def test_an_end_is_described_in_one_line():
+    error = NodeFailedError("`a` was killed\nIts last lines:\n    1", node="a")
+    assert ended(exited("died", error)).text == "`a` was killed"
+    lines = exited("raised", ValueError("one\ntwo"))
+    assert ended(lines).text == "`a` raised ValueError: one"
+    assert ended(exited("raised", ValueError())).text == "`a` raised ValueError"
+    assert ended(exited("returned")).text == "`a` returned"
