@@ -16,11 +16,12 @@ import time
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 import replicator
 from replicator.base.host.compilation_cache import enable_compilation_cache
-from replicator.base.mesh import REPLICA_AXIS, replica_mesh, split_over_replicas
+from replicator.base.mesh import replica_mesh
+from replicator.engine.layout import EQUAL, examples
+from replicator.engine.replicated import ReplicatedLayout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,15 +108,13 @@ def look() -> Probe:
 
 
 def _add_over_devices() -> float:
-    mesh = replica_mesh()
-    add = jax.shard_map(
+    layout = ReplicatedLayout(replica_mesh())
+    add = layout.spread(
         lambda ones: replicator.all_reduce(ones, op="sum"),
-        mesh=mesh,
-        in_specs=PartitionSpec(REPLICA_AXIS),
-        out_specs=PartitionSpec(),
+        inputs=(examples(),),
+        outputs=EQUAL,
     )
-    ones = jax.device_put(jnp.ones(mesh.size), split_over_replicas(mesh))
-    return float(jax.jit(add)(ones)[0])
+    return float(jax.jit(add)(jnp.ones(layout.num_replicas))[0])
 
 
 def _is_asynchronous() -> bool:
