@@ -10,8 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import Mesh
-
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
@@ -23,6 +21,7 @@ from replicator.engine.auto_microbatch import (
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.eager_calls import require_eager
 from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
 from replicator.engine.own_loops import OwnLoops
 from replicator.engine.sharded_step import CompileOptions
@@ -191,7 +190,7 @@ class Replicator(OwnLoops):
         first = self._first(init_fn, init_state, seed)
         events = open_journal(directory)
         if auto_microbatch:
-            batch = first_batch(dataset, self._mesh, inputs or InputOptions())
+            batch = first_batch(dataset, self._layout, inputs or InputOptions())
             options = self._fitted(
                 step_fn, options, first, batch, limit_bytes=memory_limit_bytes
             )
@@ -205,7 +204,7 @@ class Replicator(OwnLoops):
             else self._compiled(step_fn, options, on_nonfinite, gradient_norm, phases),
             first=first,
             dataset=dataset,
-            mesh=self._mesh,
+            layout=self._layout,
             plan=plan,
             reading=reading,
             records=Records(
@@ -216,7 +215,7 @@ class Replicator(OwnLoops):
                 arguments={
                     "steps": plan.steps,
                     "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
-                    **_plain(options, self._mesh),
+                    **_plain(options, self._layout),
                     "inputs": dataclasses.asdict(reading),
                 },
                 profile=profile,
@@ -243,9 +242,9 @@ class Replicator(OwnLoops):
                 "state to go on from."
             )
         if init_fn is None:
-            return given_run(init_state, self._mesh, seed=seed)
+            return given_run(init_state, self._layout, seed=seed)
         check_function("init_fn", init_fn, "key")
-        return first_run(init_fn, self._mesh, seed=seed)
+        return first_run(init_fn, self._layout, seed=seed)
 
     def _compiled(
         self,
@@ -257,7 +256,7 @@ class Replicator(OwnLoops):
     ) -> CompiledStep:
         return compiled_step(
             step_fn,
-            self._mesh,
+            self._layout,
             options,
             counted=True,
             skips_bad=on_nonfinite == "skip",
@@ -282,7 +281,7 @@ class Replicator(OwnLoops):
             )
         accumulate = fit_accumulate(
             step_fn,
-            self._mesh,
+            self._layout,
             options,
             make_state=first.born,
             batch=batch,
@@ -367,20 +366,11 @@ def _reading(
     )
 
 
-def _plain(options: CompileOptions, mesh: Mesh) -> dict[str, Any]:
+def _plain(options: CompileOptions, layout: Layout) -> dict[str, Any]:
     """Return what the records say of the options, in plain JSON."""
     names = ("accumulate", "steps_per_call", "reduction")
     return {
-        "num_replicas": mesh.size,
+        "num_replicas": layout.num_replicas,
         **{name: getattr(options, name) for name in names},
-        "strategy": _strategy(mesh, options),
-    }
-
-
-def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
-    """Say how the run is spread: the one engine so far gives each replica a device."""
-    return {
-        "engine": "replicates",
-        "mesh": dict(mesh.shape),
-        "reduction": options.reduction,
+        "strategy": layout.describe() | {"reduction": options.reduction},
     }

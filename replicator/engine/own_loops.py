@@ -17,13 +17,15 @@ from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.distributed.report_progress import require_joined
-from replicator.engine.blocks import DEFAULT_BLOCK
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.eager_calls import require_eager
+from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
+from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
+from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step import optimizer as optimizers
@@ -55,7 +57,8 @@ class OwnLoops:
         size_cpu_pool()
         if compilation_cache:
             enable_compilation_cache()
-        self._mesh = replica_mesh(num_replicas, devices=devices)
+        mesh = replica_mesh(num_replicas, devices=devices)
+        self._layout: Layout = ReplicatedLayout(mesh)
         self._reduction: Reduction = reduction
         self._defaults = CompileOptions(
             max_in_flight=max_in_flight, reduction=reduction
@@ -67,12 +70,17 @@ class OwnLoops:
     @property
     def mesh(self) -> Mesh:
         """The mesh; its only axis is `replica`."""
-        return self._mesh
+        return self._layout.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """How state and batches lie on the mesh."""
+        return self._layout
 
     @property
     def num_replicas(self) -> int:
         """How many replicas a step runs on."""
-        return self._mesh.size
+        return self._layout.num_replicas
 
     def wrap_optimizer(
         self,
@@ -114,7 +122,7 @@ class OwnLoops:
         check_function("init_fn", init_fn, "key")
         require_eager("rep.init")
         key, _ = run_keys(seed)
-        return init_state(init_fn, self._mesh, key=key)
+        return init_state(init_fn, self._layout, key=key)
 
     def put(self, state: PyTree) -> PyTree:
         """Put a copy of a state on every device, for an own loop: to tune a model.
@@ -134,7 +142,7 @@ class OwnLoops:
         >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
         """
         require_eager("rep.put")
-        return placed_copy(state, self._mesh)
+        return placed_copy(state, self._layout)
 
     @overload
     def compile(
@@ -185,7 +193,7 @@ class OwnLoops:
         options = self._options(accumulate, steps_per_call, checks)
         if debug:
             return debug_step(step_fn, options, counted=False)
-        return compiled_step(step_fn, self._mesh, options, counted=False)
+        return compiled_step(step_fn, self._layout, options, counted=False)
 
     def batches(
         self,
@@ -205,7 +213,7 @@ class OwnLoops:
           An iterator of `Placed` batches that a compiled step takes; close it when
           done.
         """
-        return open_input(dataset, self._mesh, options=options, start=start)
+        return open_input(dataset, self._layout, options=options, start=start)
 
     def compile_evaluation(
         self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK
@@ -225,7 +233,7 @@ class OwnLoops:
         """
         return Evaluation(
             eval_fn,
-            self._mesh,
+            self._layout,
             block=block,
             max_in_flight=self._defaults.max_in_flight,
         )
@@ -309,7 +317,7 @@ class OwnLoops:
     def _compile_prediction(self, predict_fn: PredictFn, *, block: int) -> Prediction:
         return Prediction(
             predict_fn,
-            self._mesh,
+            self._layout,
             block=block,
             max_in_flight=self._defaults.max_in_flight,
         )

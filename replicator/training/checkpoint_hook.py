@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import Mesh
-
 from replicator.base.mesh import spans_processes
 from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
@@ -18,7 +16,8 @@ from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.collectives.context.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
-from replicator.engine.step.state import RunState, state_shardings
+from replicator.engine.layout import Layout
+from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, check_count, check_kind
 from replicator.hooks import Every, Hook, MetricsEvent, StateEvent, every
 from replicator.inputs.position import Position, position_from_json
@@ -274,34 +273,34 @@ def _tell_nobody(kind: str, /, **fields: Any) -> None:
 
 
 def open_store(
-    checkpoints: Checkpoints, hooks: Sequence[Hook], mesh: Mesh
+    checkpoints: Checkpoints, hooks: Sequence[Hook], layout: Layout
 ) -> CheckpointStore:
     """Open the directory of a run's checkpoints.
 
     Args:
       checkpoints: Where, and which stay.
       hooks: One of them may bring a disk, to break what is saved on purpose.
-      mesh: The replicas.
+      layout: How the state lies on devices.
     """
     disks = [getattr(hook, "disk", None) for hook in hooks]
     store = CheckpointStore(
         checkpoints.directory,
         policy=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
-        together=spans_processes(mesh),
+        together=spans_processes(layout.mesh),
     )
     return store.open()
 
 
 def resume(
-    store: CheckpointStore, state: RunState, mesh: Mesh, began: Mapping[str, Any]
+    store: CheckpointStore, state: RunState, layout: Layout, began: Mapping[str, Any]
 ) -> Resumed | None:
     """Return where the run goes on: after what was saved last; None if nothing was.
 
     Args:
       store: Open; closed if that fails.
       state: The first state, or its shapes.
-      mesh: The replicas.
+      layout: How the state lies on devices.
       began: Seed and dataset of this run; what differs is said.
 
     Raises:
@@ -309,7 +308,7 @@ def resume(
       CheckpointMismatchError: It is that of another model.
     """
     try:
-        found = store.restore(state, shardings=state_shardings(state, mesh))
+        found = store.restore(state, shardings=layout.state_shardings(state))
     except BaseException:
         store.close()
         raise

@@ -19,6 +19,7 @@ from replicator.base.types import Dataset, PyTree
 from replicator.checkpoint.store import CheckpointStore
 from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import is_out_of_memory
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import FirstState
@@ -95,7 +96,7 @@ class Training:
       step: Works on a `RunState`.
       first: The first state, for a run that was not saved.
       dataset: What to train on.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       plan: How long.
       reading: How the dataset is read.
       records: What is told.
@@ -112,7 +113,7 @@ class Training:
     step: Step
     first: FirstState
     dataset: Dataset
-    mesh: Mesh
+    layout: Layout
     plan: LoopPlan
     reading: InputOptions
     records: Records
@@ -124,6 +125,11 @@ class Training:
     hooks: Sequence[Hook]
     phases: Phases
     limits: Limits
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the run."""
+        return self.layout.mesh
 
 
 class Attempts:
@@ -248,14 +254,14 @@ class Attempts:
     def _open_store(self) -> CheckpointStore:
         of = self._training
         assert of.checkpoints is not None
-        return open_store(of.checkpoints, of.hooks, of.mesh)
+        return open_store(of.checkpoints, of.hooks, of.layout)
 
     def _resume(self, store: CheckpointStore | None) -> Resumed:
         of = self._training
         began = {"seed": of.records.seed, "dataset": describe_dataset(of.dataset)}
         found = None
         if store is not None:
-            found = resume(store, of.first.shapes, of.mesh, began)
+            found = resume(store, of.first.shapes, of.layout, began)
         if found is None:
             return Resumed(state=of.first.born(), position=Position(), began=began)
         return found
@@ -272,7 +278,7 @@ class Attempts:
             left = max(of.plan.steps - resumed.start_step + left_out, 1)
             reading = dataclasses.replace(reading, steps=left)
         batches = open_input(
-            of.dataset, of.mesh, options=reading, start=resumed.position
+            of.dataset, of.layout, options=reading, start=resumed.position
         )
         return self._recovery.watch(batches, start_step=resumed.start_step)
 
@@ -312,7 +318,7 @@ class Attempts:
         resumed = resumed or self._resume(None)
         reading = dataclasses.replace(of.reading, steps=None)
         batches = open_input(
-            of.dataset, of.mesh, options=reading, start=resumed.position
+            of.dataset, of.layout, options=reading, start=resumed.position
         )
         watched = self._recovery.watch(batches, start_step=resumed.start_step)
         return resumed.state, watched, resumed.start_step

@@ -23,15 +23,16 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 import replicator
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import (
     ENVIRONMENT_VARIABLE as FAKE_DEVICES_VARIABLE,
 )
-from replicator.base.mesh import REPLICA_AXIS, replica_mesh, split_over_replicas
+from replicator.base.mesh import replica_mesh
 from replicator.distributed.clusters import Cluster, detect
+from replicator.engine.layout import EQUAL, examples
+from replicator.engine.replicated import ReplicatedLayout
 from replicator.errors import ReplicatorError
 
 _CONNECT_TIMEOUT_S = 3.0
@@ -281,15 +282,13 @@ def _told(failure: OSError) -> str:
 
 
 def _add_over_devices() -> float:
-    mesh = replica_mesh()
-    add = jax.shard_map(
+    layout = ReplicatedLayout(replica_mesh())
+    add = layout.spread(
         lambda ones: replicator.all_reduce(ones, op="sum"),
-        mesh=mesh,
-        in_specs=PartitionSpec(REPLICA_AXIS),
-        out_specs=PartitionSpec(),
+        inputs=(examples(),),
+        outputs=EQUAL,
     )
-    ones = jax.device_put(jnp.ones(mesh.size), split_over_replicas(mesh))
-    return float(jax.jit(add)(ones)[0])
+    return float(jax.jit(add)(jnp.ones(layout.num_replicas))[0])
 
 
 def _is_asynchronous() -> bool:

@@ -9,7 +9,7 @@ from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
-from replicator.engine.step.state import init_run, state_shardings
+from replicator.engine.step.state import init_run
 from replicator.engine.step.transforms import count_steps, lift
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
@@ -85,10 +85,10 @@ class Run:
     def __init__(self, directory, dataset, *, policy=None, n=2):
         rep = replicas(n)
         init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
-        self.first = lambda: init_run(init_fn, rep.mesh, seed=0)
-        self.mesh = rep.mesh
+        self.first = lambda: init_run(init_fn, rep.layout, seed=0)
+        self.layout = rep.layout
         update = count_steps(lift(step_fn))
-        self.step = CompiledStep(update, rep.mesh, CompileOptions())
+        self.step = CompiledStep(update, rep.layout, CompileOptions())
         self.dataset = dataset
         self.directory = directory
         self.recovery = Recovery(
@@ -111,7 +111,7 @@ class Run:
     def _attempt(self, late, cut_at, save_every):
         store = self.store().open()
         state, position = self.first(), Position()
-        found = store.restore(state, shardings=state_shardings(state, self.mesh))
+        found = store.restore(state, shardings=self.layout.state_shardings(state))
         if found is not None:
             state, position = found.arrays, position_from_json(found.meta["position"])
             self.recovery.load_state(found.meta["bad_numbers"])
@@ -123,7 +123,7 @@ class Run:
         )
         batches = open_input(
             self.dataset,
-            self.mesh,
+            self.layout,
             options=InputOptions(steps=left, allow_nan=True),
             start=position,
         )

@@ -14,16 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.sharding import Mesh
 
-from replicator.base.mesh import REPLICA_AXIS, put, readable, replica_spec
-from replicator.base.per_replica import is_per_replica, per_replica_specs, take_own
-from replicator.base.trees import describe, named_leaves
+from replicator.base.mesh import REPLICA_AXIS, put
 from replicator.base.types import Dataset, PyTree
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.source_lines import user_line
+from replicator.engine.layout import STATE, Layout, examples
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
-from replicator.engine.step.state import state_shardings
+from replicator.engine.step.state import check_own_axes
 from replicator.errors import ArgumentError, check_whole
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
@@ -70,7 +68,7 @@ class BlockRunner:
 
     Args:
       block_fn: What one replica does with one block.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       name: Of the user's function, in errors.
       block: Examples in a block. Bits depend on it.
       max_in_flight: Calls dispatched and not yet finished, at most.
@@ -83,7 +81,7 @@ class BlockRunner:
     def __init__(
         self,
         block_fn: BlockFn,
-        mesh: Mesh,
+        layout: Layout,
         *,
         name: str,
         block: int,
@@ -93,13 +91,13 @@ class BlockRunner:
         check_whole("block", block)
         if block < 1:
             raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
-        self._mesh = mesh
+        self._layout = layout
         self._name = name
         self._block = block
         self._max_in_flight = max_in_flight
         self._check = check
-        self._program = _make_program(block_fn, mesh, block)
-        self._doubled = _make_program(block_fn, mesh, 2 * block)
+        self._program = _make_program(block_fn, layout, block)
+        self._doubled = _make_program(block_fn, layout, 2 * block)
         self._checked: set[tuple] = set()
 
     def run(
@@ -124,7 +122,7 @@ class BlockRunner:
         waiting: deque[_Outputs] = deque()
         rows = BLOCKS_PER_CALL * self._block
         with open_one_pass(
-            dataset, self._mesh, replica_batch=rows, options=inputs
+            dataset, self._layout, replica_batch=rows, options=inputs
         ) as batches:
             for batch in batches:
                 self._check_once(state, batch)
@@ -137,15 +135,8 @@ class BlockRunner:
 
     def _place(self, state: PyTree) -> PyTree:
         state = jax.tree.map(jnp.asarray, state)
-        for path, node in named_leaves(state, is_leaf=is_per_replica):
-            for leaf in jax.tree.leaves(node) if is_per_replica(node) else ():
-                if leaf.shape[:1] != (self._mesh.size,):
-                    raise ArgumentError(
-                        "`state` must hold a row for each of "
-                        f"{self._mesh.size} replicas at `{path}`, a `PerReplica` leaf, "
-                        f"got {describe(leaf)}. Use the replicas that it is from."
-                    )
-        return put(state, state_shardings(state, self._mesh))
+        check_own_axes("state", state, self._layout)
+        return put(state, self._layout.state_shardings(state))
 
     def _check_once(self, state: PyTree, rows: PyTree) -> None:
         leaves, treedef = jax.tree.flatten((state, rows))
@@ -182,11 +173,11 @@ class _Outputs(NamedTuple):
     real: jax.Array  # how many rows of each block are examples
 
 
-def _make_program(block_fn: BlockFn, mesh: Mesh, block: int) -> Any:
+def _make_program(block_fn: BlockFn, layout: Layout, block: int) -> Any:
     """Return the jitted `program(state, {"batch", "mask"}) -> _Outputs`."""
 
     def replica(state: PyTree, rows: PyTree) -> _Outputs:
-        leaves, treedef = jax.tree.flatten(take_own(state))
+        leaves, treedef = jax.tree.flatten(state)
 
         def run(carry: None, each: PyTree) -> tuple[None, _Outputs]:
             # Built anew for each block: a module that counts or keeps statistics
@@ -197,18 +188,8 @@ def _make_program(block_fn: BlockFn, mesh: Mesh, block: int) -> Any:
         blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[1:]), rows)
         return lax.scan(run, None, blocks)[1]
 
-    def program(state: PyTree, rows: PyTree) -> _Outputs:
-        cut = replica_spec()
-        outputs = jax.shard_map(
-            replica,
-            mesh=mesh,
-            in_specs=(per_replica_specs(state), cut),
-            out_specs=cut,
-            check_vma=False,
-        )(state, rows)
-        return readable(outputs, mesh)
-
-    return jax.jit(program)
+    rows = examples()
+    return jax.jit(layout.spread(replica, inputs=(STATE, rows), outputs=rows))
 
 
 def _hand_over(found: _Outputs, take: Callable[[Block], None]) -> None:
