@@ -155,17 +155,7 @@ def open_run(
     require_same_state(of.mesh, resumed.state)
     if not went_back and (of.plan.steps is None or resumed.start_step < of.plan.steps):
         _try_evaluation(of, resumed.state.user)
-    reports = open_reports(
-        of.recording,
-        resumed,
-        seed=of.seed,
-        arguments=of.arguments,
-        step=of.step,
-        mesh=of.mesh,
-        phases=of.phases,
-        events=of.events,
-        is_fresh=resumed.start_step == 0 and not went_back,
-    )
+    reports = _reports(of, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
     evaluation = _evaluation(of, reports)
     saved_hooks = [
@@ -259,6 +249,20 @@ def _try_evaluation(of: Training, user: PyTree) -> None:
         )
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
+
+
+def _reports(of: Training, resumed: Resumed) -> Reports:
+    return open_reports(
+        of.recording,
+        resumed,
+        seed=of.seed,
+        arguments=of.arguments,
+        step=of.step,
+        mesh=of.mesh,
+        phases=of.phases,
+        events=of.events,
+        is_fresh=resumed.start_step == 0 and not of.recovery.went_back,
+    )
 
 
 def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
