@@ -18,6 +18,7 @@ from flax import nnx
 import replicator
 from replicator.base.host import exit_codes
 from replicator.training.watchdog import Limits
+from tests.steps import assert_equal_bits
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -74,6 +75,7 @@ def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monke
         for block in BLOCKS + moved:
             exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
+    assert names["session"].result.step == 10
 
 
 def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
@@ -117,6 +119,21 @@ def test_the_script_that_readme_kills_runs(tmp_path, monkeypatch, capsys):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(shortened(code), "train.py", "exec"), {"__name__": "__main__"})
     assert "'examples': 389" in capsys.readouterr().out
+
+
+def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    code = shortened((ROOT / "docs" / "train_own_loop.py").read_text())
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "train_own_loop.py", "exec"), names)
+        run = names["rep"].run(
+            *(names[name] for name in ("step_fn", "batches")),
+            init_fn=names["init_fn"],
+            steps=10,
+            display=False,
+        )
+    assert_equal_bits(names["state"], run.state)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

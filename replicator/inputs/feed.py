@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ def open_input(
     options: InputOptions | None = None,
     start: Position | None = None,
     clock: Clock | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Prefetcher[Placed]:
     """Read a dataset in the background, check it, and place it on devices.
 
@@ -56,6 +57,7 @@ def open_input(
         from the beginning, its `steps` from `start`.
       start: Where to begin: the `position` of the last batch that was used.
       clock: Where waiting times come from; the system's if None.
+      is_over: Asked while a batch is waited for: whether to end instead.
 
     Returns:
       An iterator of `Placed` that raises what reading raises.
@@ -88,6 +90,7 @@ def open_input(
         size=options.prefetch or (DEFAULT_PREFETCH if once else _small_prefetch),
         timeout_s=options.timeout_s,
         clock=clock,
+        is_over=is_over,
     )
 
 

@@ -18,16 +18,16 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.training.loop import LoopPlan, run_loop
+from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.policy import BadNumber, History, Policy
 from replicator.training.nonfinite.rollback import (
     GoingBack,
     Recovery,
     make_recovery,
-    retry_after_rollback,
 )
 from replicator.training.nonfinite.spikes import Spikes
 from tests.fakes import FakeClock
+from tests.loops import run_loop
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
 STEPS = 9
@@ -80,7 +80,7 @@ class CutAt(Hook):
 
 
 class Run:
-    """Training as `replicator.training.run` wires it, small."""
+    """Training as `replicator.training.session` wires it, small."""
 
     def __init__(self, directory, dataset, *, policy=None, n=2):
         rep = replicas(n)
@@ -104,9 +104,11 @@ class Run:
             with self.store() as store:
                 store.discard_after(step)
 
-        return retry_after_rollback(
-            lambda: self._attempt(late, cut_at, save_every), discard_after
-        )
+        while True:
+            try:
+                return self._attempt(late, cut_at, save_every)
+            except GoingBack as signal:
+                discard_after(signal.before_step - 1)
 
     def _attempt(self, late, cut_at, save_every):
         store = self.store().open()
