@@ -31,14 +31,19 @@ def interrupted(body, *signums, launch_type="threads"):
     """Start a script, send signals once its node is ready; say how it ended."""
     options = f", launch_type={launch_type!r}"
     with start(body.replace("{options}", options)) as process:
+        in_time = threading.Timer(LIMIT_S, process.kill)
+        in_time.start()
         try:
             next(line for line in process.stdout if "ready" in line)
             started_s = time.monotonic()
             for signum in signums:
                 process.send_signal(signum)
                 time.sleep(0.5)
-            out, err = process.communicate(timeout=LIMIT_S)
+            # Not `communicate`, which does not see what was read ahead with that line.
+            out, err = process.stdout.read(), process.stderr.read()
+            process.wait()
         finally:
+            in_time.cancel()
             process.kill()
         return process.returncode, out, err, time.monotonic() - started_s
 
