@@ -153,9 +153,7 @@ def exit_code(state: State, finish: Finish) -> int:
     for end in unit.ends.values():
         if end.is_symptom and end.outcome == "failed":
             return _shell_code(end)
-    if not any(codes):
-        return 0
-    return 128 + asked if asked else KILLED_BY_LAUNCHER
+    return 128 + asked if asked and any(codes) else 0
 
 
 def _shell_code(end: Ended) -> int:

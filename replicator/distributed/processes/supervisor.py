@@ -203,7 +203,7 @@ def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
     if backoff_s:
         return state, [say]
     state, start = _start_again(state, at, now_s)
-    return state, [say, start]
+    return state, [say, *start]
 
 
 def _describe_restart(unit: UnitState, backoff_s: float) -> str:
@@ -215,7 +215,7 @@ def _describe_restart(unit: UnitState, backoff_s: float) -> str:
     )
 
 
-def _start_again(state: State, at: int, now_s: float) -> tuple[State, Start]:
+def _start_again(state: State, at: int, now_s: float) -> Decision:
     unit = state.units[at]
     state = _with_unit(
         state,
@@ -228,7 +228,7 @@ def _start_again(state: State, at: int, now_s: float) -> tuple[State, Start]:
         kills=0,
         due_s=None,
     )
-    return state, Start(names=unit.unit.workers, attempt=unit.attempt + 1)
+    return state, [Start(names=unit.unit.workers, attempt=unit.attempt + 1)]
 
 
 def _give_up(state: State, at: int, failure: Ended, why: str, now_s: float) -> Decision:
@@ -268,43 +268,35 @@ def _after_asking(state: State, by: str, now_s: float) -> Decision:
 
 
 def _after_time(state: State, now_s: float) -> Decision:
-    due = [
-        at
-        for at, unit in enumerate(state.units)
-        if unit.due_s is not None and now_s >= unit.due_s
-    ]
     actions: list[Action] = []
-    late, left = [], []
-    for at in due:
-        if state.units[at].phase == "waiting":
-            state, start = _start_again(state, at, now_s)
-            actions.append(start)
-        else:
-            (left if _is_killed(state, at) else late).append(at)
+    late = []
+    # Restarts last: nothing is started beside what cannot be killed.
+    places = range(len(state.units))
+    for at in sorted(places, key=lambda at: state.units[at].phase == "waiting"):
+        unit = state.units[at]
+        if unit.due_s is None or now_s < unit.due_s:
+            continue
+        if unit.phase != "waiting" and not _is_killed(state, at):
+            late.append(at)
+            continue
+        act = _start_again if unit.phase == "waiting" else _leave_behind
+        state, more = act(state, at, now_s)
+        actions += more
     if late:
         text = f"killing {_names(state, late)}: not stopped within the grace"
         state, kills = _kill(state, late, now_s)
         actions += [Say(message=text), *kills]
-    if left:
-        state, more = _leave_behind(state, left, now_s)
-        actions += more
     return state, actions
 
 
-def _leave_behind(state: State, places: Sequence[int], now_s: float) -> Decision:
+def _leave_behind(state: State, at: int, now_s: float) -> Decision:
     """Go on without what cannot be killed; nothing is started beside it."""
-    says: list[Action] = [Say(message=f"{_names(state, places)} cannot be killed")]
-    for at in places:
-        unit = state.units[at]
-        state = _with_unit(state, at, phase="ended", due_s=None)
-        if state.phase == "running":
-            failure = unit.first_failure or unit.failure
-            state = dataclasses.replace(state, failure=state.failure or failure)
-    if state.phase == "running":
-        state, stops = _stop_all(state, now_s)
-        says += stops
-    state, end = _end_if_all_have(state)
-    return state, [*says, *end]
+    why, unit = f"{_names(state, [at])} cannot be killed", state.units[at]
+    failure = unit.first_failure or unit.failure
+    if state.phase == "running" and failure is not None:
+        return _give_up(state, at, failure, why, now_s)
+    state, end = _end_if_all_have(_with_unit(state, at, phase="ended", due_s=None))
+    return state, [Say(message=why), *end]
 
 
 def _stop_all(

@@ -12,6 +12,7 @@ from replicator.distributed.processes.states import (
     TimeUp,
     Unit,
 )
+from replicator.distributed.processes.supervisor import next_deadline_s
 from tests.distributed.processes.supervised import (
     ONE,
     THREE,
@@ -111,6 +112,15 @@ def test_a_group_that_cannot_be_killed_fails_the_run():
     assert (state.phase, state.failure) == ("stopping", failed("a"))
     _, done = play([GROUP], failed("a"), killed("b"), (5, TimeUp()))
     assert done[-1] == [Finish(failure=failed("a"), left=("c",))]
+
+
+def test_nothing_is_started_beside_what_cannot_be_killed():
+    other = Unit(workers=("z",), restart=ONE)
+    state, done = play(
+        [other, GROUP], (0, failed("b")), (0, failed("z")), (9, TimeUp())
+    )
+    assert done[-1] == [Finish(failure=failed("b"), left=("a", "c"))]
+    assert next_deadline_s(state) is None
 
 
 def test_that_one_cannot_be_killed_is_said():
