@@ -90,6 +90,16 @@ def test_a_group_that_does_not_stop_is_killed(running, tmp_path):
     assert not any(map(is_alive, pids))
 
 
+def test_where_members_may_be_on_several_hosts_they_meet_by_the_address_book(tmp_path):
+    pytest.importorskip("ray")
+    from replicator.launchpad_bridge.launchers.on_ray.ray_cluster import Ray
+
+    launcher = Ray(across_hosts=True, init={"num_cpus": 4})
+    with lp.launch(group_of(nodes.total, 20), launcher, log_dir=tmp_path) as run:
+        run.wait(TIMEOUT_S)
+    assert run.results["learner"] == (41, 2, 0)
+
+
 def test_beside_threads_a_group_is_processes(tmp_path):
     program = lp.Program("grouped")
     adder = program.add_node(lp.CourierNode(nodes.Adder), label="adder")
