@@ -1,7 +1,7 @@
 """Start processes on this host, watch them, start them again, leave nothing behind.
 
     guard, guarded, sweep      nothing outlives a launcher, whoever is killed
-    own_session, signals       who gets a Ctrl-C, and who hears of it
+    signals                    who hears of a Ctrl-C
     output, exits, symptoms    what a process said, how it ended, and why
     states, supervisor         when to do what, purely: for groups and programs
     policy, member, group      `replicator launch`
