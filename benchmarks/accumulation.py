@@ -20,8 +20,8 @@ from jax import lax
 from jax.sharding import Mesh
 
 import replicator
-from benchmarks.programs import Operations, compiled_operations
-from benchmarks.step_pair import (
+from benchmarks.step.hlo_counts import Operations, compiled_operations
+from benchmarks.step.step_pair import (
     OwnLoop,
     hand_written_state,
     on_every_replica,

@@ -30,7 +30,7 @@ import optax
 from absl import app, flags
 
 import replicator
-from benchmarks.step_pair import replicator_init, replicator_step
+from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import digits_resnet, mlp
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent, every

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from benchmarks.killing import INTERVAL, STEPS, Attempt, Moment, start
+from benchmarks.runs.killing import INTERVAL, STEPS, Attempt, Moment, start
 from replicator.base.host.clock import SystemClock
 from replicator.base.host.exit_codes import PREEMPTED
 

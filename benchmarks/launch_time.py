@@ -27,7 +27,13 @@ def launch_once(nodes: int, launcher: str) -> Mapping[str, float]:
     Raises:
       RuntimeError: It failed.
     """
-    command = [sys.executable, "-m", "benchmarks.launched_script", str(nodes), launcher]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.runs.launched_script",
+        str(nodes),
+        launcher,
+    ]
     done = subprocess.run(
         command,
         env={"JAX_PLATFORMS": "cpu", **os.environ},

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from benchmarks.doomed_script import NODES
+from benchmarks.runs.doomed_script import NODES
 
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "Launchers to kill, of each kind.")
 _LAUNCHERS = flags.DEFINE_multi_string("launchers", ["processes", "ray"], "Kinds.")
@@ -43,7 +43,7 @@ def kill_one(launcher: str, delay_s: float | None) -> list[str]:
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="orphans-") as folder:
         script = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.doomed_script", launcher, folder],
+            [sys.executable, "-m", "benchmarks.runs.doomed_script", launcher, folder],
             env={"JAX_PLATFORMS": "cpu", **os.environ, _MARK: mark},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -14,8 +14,8 @@ import numpy as np
 from absl import app, flags
 
 import replicator.launchpad_bridge as lp
-from benchmarks.rpc_processes import started
-from benchmarks.rpc_service import Service
+from benchmarks.rpc.processes import started
+from benchmarks.rpc.service import Service
 from benchmarks.timing import ratio, time_rounds
 from replicator.base.types import PyTree
 from replicator.rpc.client.client import Client
@@ -48,7 +48,7 @@ def measure(*, rounds: int, calls: int) -> Mapping[str, Sequence[float]]:
     """Run the program and the bare server; return the seconds of each round."""
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
         path = f"unix:{Path(folder) / 'socket'}"
-        with started("benchmarks.rpc_service", path, str(_POOL_SIZE)) as child:
+        with started("benchmarks.rpc.service", path, str(_POOL_SIZE)) as child:
             address = child.read_line()
             program = lp.Program("overhead")
             service = program.add_node(

@@ -32,9 +32,13 @@ from rich.console import Console
 from rich.table import Table
 
 import replicator
-from benchmarks.programs import Operations, compiled_operations, lowered_operations
-from benchmarks.run_against import OURS, time_run_against
-from benchmarks.step_pair import (
+from benchmarks.step.hlo_counts import (
+    Operations,
+    compiled_operations,
+    lowered_operations,
+)
+from benchmarks.step.run_against import OURS, time_run_against
+from benchmarks.step.step_pair import (
     OwnLoop,
     hand_written_state,
     hand_written_step,

@@ -13,7 +13,7 @@ import optax
 from absl import app, flags
 
 import replicator
-from benchmarks.step_pair import replicator_init, replicator_step
+from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import Task, mlp
 from benchmarks.timing import estimate, ratio
 from replicator.base.host.clock import SystemClock

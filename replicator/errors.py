@@ -257,9 +257,12 @@ def check_whole(name: str, value: object) -> None:
         raise _not_whole(name, value)
 
 
-def _not_whole(name: str, value: object) -> ArgumentError:
-    # What comes from the environment or a command line is a word with a number in it.
-    meant = value if isinstance(value, str) and value.isdecimal() else 1
+def _not_whole(name: str, value: Any) -> ArgumentError:
+    # What comes from the environment or a command line is a word with a number in it;
+    # NumPy's numbers are whole as well where they would not be written to a record.
+    is_word = isinstance(value, str) and value.isdecimal()
+    is_numpy = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    meant = int(value) if is_word or is_numpy else 1
     return ArgumentError(
         f"`{name}` must be a whole number, got {value!r}. Use {meant}."
     )

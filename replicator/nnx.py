@@ -75,6 +75,12 @@ class BatchNorm(nnx.Module):
       mean: Running mean, always float32.
       var: Running biased variance, always float32.
       batches: Batches in the standing mean, or None while the mean is exponential.
+
+    >>> norm = BatchNorm(3, rngs=nnx.Rngs(0))
+    >>> x = jnp.arange(6.0).reshape(2, 3)
+    >>> norm(x).round(2)                  # in a step: the statistics of all replicas
+    Array([[-1., -1., -1.],
+           [ 1.,  1.,  1.]], dtype=float32)
     """
 
     def __init__(
@@ -222,9 +228,10 @@ def with_standing_statistics(model: Model) -> Model:
     Returns:
       The copy, whose norms use the statistics of the batch and have seen none yet.
 
+    >>> generator = BatchNorm(3, rngs=nnx.Rngs(0))  # or a model with some in it
     >>> sampler = with_standing_statistics(generator)
-    >>> for latents in batches:
-    ...     sampler(latents)
+    >>> for latents in jnp.ones((2, 4, 3)):
+    ...     _ = sampler(latents)
     >>> sampler.eval()
     """
     copy = nnx.clone(model)
@@ -246,6 +253,10 @@ def params_of(model: nnx.Module) -> PyTree:
 
     Raises:
       ArgumentError: `model` is no module.
+
+    >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> jax.tree.map(jnp.shape, params_of(model))
+    {'bias': (2,), 'kernel': (3, 2)}
     """
     _check_module(model)
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -263,6 +274,11 @@ def with_params(model: Model, params: PyTree) -> Model:
 
     Raises:
       ArgumentError: `model` is no module, or `params` are those of another.
+
+    >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> zero = with_params(model, jax.tree.map(jnp.zeros_like, params_of(model)))
+    >>> float(zero(jnp.ones(3)).sum())
+    0.0
     """
     _check_module(model)
     graphdef, own, rest = nnx.split(model, nnx.Param, ...)
@@ -301,6 +317,15 @@ def value_and_grad(
 
     Raises:
       ArgumentError: `loss_fn` is no function; or, later, its model no module.
+
+    >>> def loss_fn(model, batch):
+    ...     return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+    >>> def step_fn(state, batch):
+    ...     (loss, model), grads = value_and_grad(loss_fn)(state["model"], batch)
+    ...     params = params_of(model)
+    ...     updates, opt = optimizer.update(grads, state["opt"], params)
+    ...     model = with_params(model, optax.apply_updates(params, updates))
+    ...     return {"model": model, "opt": opt}, {"loss": loss}
     """
     check_function("loss_fn", loss_fn)
 

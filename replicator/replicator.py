@@ -1,57 +1,60 @@
 """One object for users: where replicas run, how a step is lifted onto them, and a loop.
 
-It joins modules and decides nothing: `own_loops` is the first half of it, `training`
-runs what `run` puts together.
+It joins modules and decides nothing: `state` makes states, `make_step` lifts, `inputs`
+feeds, `evaluate` counts, `training` runs what `session` puts together.
 """
 
 import dataclasses
 import functools
+import inspect
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+import optax
 from jax.sharding import Mesh
 
-from replicator.base.host.paths import checked_path
-from replicator.base.types import Dataset, InitFn, PyTree, StepFn
+from replicator.base.host.compilation_cache import enable_compilation_cache
+from replicator.base.host.fake_devices import size_cpu_pool
+from replicator.base.mesh import replica_mesh
+from replicator.base.types import Dataset, Device, InitFn, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
-from replicator.engine.auto_microbatch import (
-    check_memory_limit,
-    first_batch,
-    fit_accumulate,
-)
+from replicator.distributed.report_progress import require_joined
 from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.debug_step import DebugStep
 from replicator.engine.eager_calls import require_eager
-from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
+from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
+from replicator.engine.evaluation.predict import PredictFn, Prediction
+from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
-from replicator.engine.own_loops import OwnLoops
+from replicator.engine.replicated import ReplicatedLayout
+from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.engine.sharded_step import CompileOptions
-from replicator.engine.step.state import FirstState, first_run, given_run
-from replicator.errors import (
-    ArgumentError,
-    check_count,
-    check_flags,
-    check_function,
-    check_kind,
-)
-from replicator.hooks import Every, Hook, checked_hooks
-from replicator.inputs.adapters import check_read_anew
+from replicator.engine.step import optimizer as optimizers
+from replicator.engine.step.loss_scale import DynamicLossScale
+from replicator.engine.step.optimizer_state import Reduction
+from replicator.engine.step.state import init_state, placed_copy, run_keys
+from replicator.errors import check_flags, check_function
+from replicator.hooks import Every, Hook
+from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
-from replicator.monitoring.phases import Phases
+from replicator.inputs.position import Position
+from replicator.inputs.prefetch import Prefetcher
 from replicator.training.best_metric import Follow
-from replicator.training.checkpoint_hook import as_schedule, checkpoints_of, hook_states
-from replicator.training.loop import LoopPlan, LoopResult
+from replicator.training.loop import LoopResult
+from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite
-from replicator.training.nonfinite.rollback import make_recovery
 from replicator.training.nonfinite.spikes import Spikes
-from replicator.training.open_run import Evaluations, Training
-from replicator.training.postmortem.recorded_program import one_replica_update
-from replicator.training.reports.records import Records, check_profile, open_journal
-from replicator.training.run import train
-from replicator.training.watchdog.limits import Limits, as_limits
+from replicator.training.run import RunOptions, plan_run
+from replicator.training.session import Session
+from replicator.training.watchdog.limits import Limits
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Replicator(OwnLoops):
+class Replicator:
     """Run what one replica does on many devices.
 
     Args:
@@ -71,6 +74,186 @@ class Replicator(OwnLoops):
       DistributedError: `replicator launch` started this process as one of several, and
         it has not joined them.
     """
+
+    def __init__(
+        self,
+        num_replicas: int | None = None,
+        *,
+        devices: Sequence[Device] | None = None,
+        reduction: Reduction = "fast",
+        max_in_flight: int = DEFAULT_RUN_AHEAD,
+        compilation_cache: bool = True,
+    ) -> None:
+        optimizers.check_reduction(reduction)
+        check_flags(compilation_cache=compilation_cache)
+        require_joined()
+        size_cpu_pool()
+        if compilation_cache:
+            enable_compilation_cache()
+        mesh = replica_mesh(num_replicas, devices=devices)
+        self._layout: Layout = ReplicatedLayout(mesh)
+        self._defaults = CompileOptions(
+            max_in_flight=max_in_flight, reduction=reduction
+        )
+        # By function, so that evaluating every n steps compiles once.
+        self._evaluation = functools.lru_cache(maxsize=16)(self.compile_evaluation)
+        predict = functools.partial(
+            Prediction, layout=self._layout, max_in_flight=max_in_flight
+        )
+        self._prediction = functools.lru_cache(maxsize=16)(predict)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh; its only axis is `replica`."""
+        return self._layout.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """How state and batches lie on the mesh."""
+        return self._layout
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas a step runs on."""
+        return self._layout.num_replicas
+
+    def wrap_optimizer(
+        self,
+        tx: optax.GradientTransformation,
+        *,
+        name: str = "params",
+        skip_nonfinite: bool = False,
+        loss_scale: DynamicLossScale | None = None,
+        accumulate: int = 1,
+    ) -> optax.GradientTransformationExtraArgs:
+        """Reduce gradients over replicas, then let `tx` update.
+
+        See `replicator.wrap_optimizer` for arguments, result and errors; this one adds
+        the replicator's `reduction`.
+        """
+        return optimizers.wrap_optimizer(
+            tx,
+            name=name,
+            skip_nonfinite=skip_nonfinite,
+            loss_scale=loss_scale,
+            accumulate=accumulate,
+            reduction=self._defaults.reduction,
+        )
+
+    def init(self, init_fn: InitFn, *, seed: int = 0) -> PyTree:
+        """Make the state for an own loop, born on every device.
+
+        Args:
+          init_fn: `init_fn(key)` returns any pytree of arrays.
+          seed: Of the key it gets; the same as in `run(seed=...)`.
+
+        Returns:
+          The state; `PerReplica` leaves have a leading replica axis.
+
+        Raises:
+          ArgumentError: `init_fn` is no function of a key, `seed` is no whole number,
+            or JAX traces the call.
+        """
+        check_function("init_fn", init_fn, "key")
+        require_eager("rep.init")
+        key, _ = run_keys(seed)
+        return init_state(init_fn, self._layout, key=key)
+
+    def put(self, state: PyTree) -> PyTree:
+        """Put a copy of a state on every device, for an own loop: to tune a model.
+
+        Args:
+          state: Any pytree of arrays, of JAX or of NumPy, from wherever; left as it
+            is. `PerReplica` leaves have a leading replica axis, as in `result.state`.
+
+        Returns:
+          The state as `init` would have made it. It shares no memory with what was
+          given: a step may take it over.
+
+        Raises:
+          ArgumentError: A leaf is no array, a `PerReplica` leaf has no row for each
+            replica, or JAX traces the call.
+
+        >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
+        """
+        require_eager("rep.put")
+        return placed_copy(state, self._layout)
+
+    @overload
+    def compile(
+        self,
+        step_fn: StepFn,
+        *,
+        accumulate: int = 1,
+        steps_per_call: int = 1,
+        checks: frozenset | None = None,
+        debug: Literal[False] = False,
+    ) -> CompiledStep: ...
+    @overload
+    def compile(
+        self, step_fn: StepFn, *, accumulate: int = 1, debug: Literal[True]
+    ) -> DebugStep: ...
+    def compile(
+        self,
+        step_fn: StepFn,
+        *,
+        accumulate: int = 1,
+        steps_per_call: int = 1,
+        checks: frozenset | None = None,
+        debug: bool = False,
+    ) -> CompiledStep | DebugStep:
+        """Lift `step_fn` onto all replicas: `state, metrics = step(state, batch)`.
+
+        One call takes one global batch and makes exactly one update.
+
+        Args:
+          step_fn: What one replica does: `step_fn(state, batch[, key])` returns the new
+            state and metrics.
+          accumulate: Equal microbatches that the batch is cut into.
+          steps_per_call: Updates per call; batches, keys and metrics then have a
+            leading axis of that length.
+          checks: `checkify` errors to look for, e.g. `checkify.user_checks`. Each call
+            then waits for its result.
+          debug: Run as one replica on the whole batch, without `jit` or `shard_map`.
+
+        Returns:
+          The step, compiled at its first call.
+
+        Raises:
+          ArgumentError: An argument is of another kind, a number is below 1, or
+            `debug` is asked for with `steps_per_call` or `checks`.
+        """
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+        check_flags(debug=debug)
+        options = dataclasses.replace(
+            self._defaults,
+            accumulate=accumulate,
+            steps_per_call=steps_per_call,
+            checks=checks,
+        )
+        if debug:
+            return debug_step(step_fn, options, counted=False)
+        return compiled_step(step_fn, self._layout, options, counted=False)
+
+    def batches(
+        self,
+        dataset: Dataset,
+        options: InputOptions | None = None,
+        *,
+        start: Position | None = None,
+    ) -> Prefetcher:
+        """Read a dataset ahead, onto the mesh, for an own loop.
+
+        Args:
+          dataset: An iterable of global batches, or `input_fn(context)`.
+          options: How it is read, checked and placed.
+          start: Where to begin: the `position` of the last batch that was used.
+
+        Returns:
+          An iterator of `Placed` batches that a compiled step takes; close it when
+          done.
+        """
+        return open_input(dataset, self._layout, options=options, start=start)
 
     def run(
         self,
@@ -104,6 +287,7 @@ class Replicator(OwnLoops):
         spikes: Spikes | None = None,
         checks: frozenset | None = None,
         debug: bool = False,
+        node: Node | None = None,
     ) -> LoopResult:
         """Train: read ahead, dispatch ahead, report one step late.
 
@@ -158,6 +342,8 @@ class Replicator(OwnLoops):
           spikes: Which metric to watch for sudden leaps, and what they lead to.
           checks: As in `compile`.
           debug: As in `compile`.
+          node: `lp.get_context()` in a node of a program: the run stops, saved, when
+            the program stops, and a run that hangs fails its node.
 
         Returns:
           The final state of the user, the last metrics, steps, examples and rates.
@@ -171,216 +357,155 @@ class Replicator(OwnLoops):
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
-        phases = Phases()
-        check_count("write_every", write_every)
-        directory = checked_path("directory", directory)
-        checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
-        check_flags(auto_microbatch=auto_microbatch, gradient_norm=gradient_norm)
-        check_flags(display=display, debug=debug)
-        check_memory_limit(memory_limit_bytes, auto_microbatch=auto_microbatch)
-        _check_kinds(step_fn, inputs=inputs, spikes=spikes)
-        options = self._options(accumulate, steps_per_call, checks)
-        plan = LoopPlan(steps=steps, steps_per_call=steps_per_call)
-        _check_left_to_run(inputs, options, plan)
-        checkpoints = checkpoints_of(checkpoint_dir, checkpoint_every, retention)
-        evaluations = self._evaluations(eval_fn, eval_dataset, eval_every, follow)
-        limits, hooks = as_limits(step_timeout), checked_hooks(hooks)
-        if checkpoints is not None:
-            hook_states(hooks)  # refuses one that could not be saved
-        check_profile(profile, directory)
-        first = self._first(init_fn, init_state, seed)
-        events = open_journal(directory)
-        if auto_microbatch:
-            batch = first_batch(dataset, self._mesh, inputs or InputOptions())
-            options = self._fitted(
-                step_fn, options, first, batch, limit_bytes=memory_limit_bytes
-            )
-        recovery = make_recovery(
-            first.shapes.user, on_nonfinite=on_nonfinite, spikes=spikes, journal=events
-        )
-        reading = _reading(inputs or InputOptions(), options, steps=plan.steps)
-        training = Training(
-            step=debug_step(step_fn, options, counted=True, reports_norms=gradient_norm)
-            if debug
-            else self._compiled(step_fn, options, on_nonfinite, gradient_norm, phases),
-            first=first,
-            dataset=dataset,
-            mesh=self._mesh,
-            plan=plan,
-            reading=reading,
-            records=Records(
-                directory=directory,
-                write_every=write_every,
-                display=display,
-                seed=seed,
-                arguments={
-                    "steps": plan.steps,
-                    "checkpoint_dir": checkpoint_dir and os.fspath(checkpoint_dir),
-                    **_plain(options, self._mesh),
-                    "inputs": dataclasses.asdict(reading),
-                },
-                profile=profile,
-            ),
-            checkpoints=checkpoints,
-            evaluations=evaluations,
-            events=events,
-            recovery=recovery,
-            one_replica=one_replica_update(step_fn, steps_per_call=steps_per_call),
-            hooks=hooks,
-            phases=phases,
-            limits=limits,
-        )
-        return train(training)
+        # First of all: each argument by its name, and nothing else.
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        with self.session(**arguments) as session:
+            for batch in session.batches():
+                session.step(batch)
+        return session.result
 
-    def _first(
-        self, init_fn: InitFn | None, init_state: PyTree, seed: int
-    ) -> FirstState:
-        require_eager("rep.run")
-        if (init_fn is None) == (init_state is None):
-            raise ArgumentError(
-                "One of `init_fn` and `init_state` must be given, got "
-                f"{'neither' if init_fn is None else 'both'}. Pass `init_fn`, or a "
-                "state to go on from."
-            )
-        if init_fn is None:
-            return given_run(init_state, self._mesh, seed=seed)
-        check_function("init_fn", init_fn, "key")
-        return first_run(init_fn, self._mesh, seed=seed)
-
-    def _compiled(
+    def session(
         self,
-        step_fn: StepFn,
-        options: CompileOptions,
-        on_nonfinite: OnNonfinite | None,
-        reports_norms: bool,
-        phases: Phases,
-    ) -> CompiledStep:
-        return compiled_step(
-            step_fn,
-            self._mesh,
-            options,
-            counted=True,
-            skips_bad=on_nonfinite == "skip",
-            reports_norms=reports_norms,
-            phases=phases,
+        step_fn: StepFn | None = None,
+        dataset: Dataset | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Session:
+        """Return what `run` has around its loop, for a loop of your own.
+
+        `run` is a session and a `for`; see `Session` for what the loop calls.
+
+        Args:
+          step_fn: As in `run`; None for a loop with steps of its own.
+          dataset: As in `run`; None for a loop whose batches come from elsewhere: where
+            those go on is not saved.
+          **options: All others of `run`.
+
+        Returns:
+          A session: open it by `with`.
+
+        Raises:
+          ArgumentError: As `run`; or what is asked for needs the `step_fn`, or the
+            dataset, that is not there.
+        """
+        bound = inspect.signature(self.run).bind(step_fn, dataset, **options)
+        bound.apply_defaults()
+        said = bound.arguments
+        return Session(plan_run(said, self._layout, self._defaults, self.evaluate))
+
+    def compile_evaluation(
+        self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK
+    ) -> Evaluation:
+        """Lift `eval_fn` onto all replicas: `metrics = evaluation(state, dataset)`.
+
+        Args:
+          eval_fn: As in `evaluate`.
+          block: Examples that it gets at a time, on any number of replicas.
+
+        Returns:
+          The evaluation, compiled at its first call.
+
+        Raises:
+          ArgumentError: `eval_fn` is no function of a state and a batch, or `block`
+            is below 1.
+        """
+        return Evaluation(
+            eval_fn,
+            self._layout,
+            block=block,
+            max_in_flight=self._defaults.max_in_flight,
         )
 
-    def _fitted(
+    def evaluate(
         self,
-        step_fn: StepFn,
-        options: CompileOptions,
-        first: FirstState,
-        batch: PyTree,
+        eval_fn: EvalFn,
+        dataset: Dataset,
         *,
-        limit_bytes: int | None,
-    ) -> CompileOptions:
-        """Choose as few microbatches as fit."""
-        if options.accumulate != 1:
-            raise ArgumentError(
-                "`accumulate` must be left out with `auto_microbatch`, got "
-                f"{options.accumulate}. Leave one of them out."
-            )
-        accumulate = fit_accumulate(
-            step_fn,
-            self._mesh,
-            options,
-            make_state=first.born,
-            batch=batch,
-            limit_bytes=limit_bytes,
-        )
-        return dataclasses.replace(options, accumulate=accumulate)
+        state: PyTree,
+        inputs: InputOptions | None = None,
+        block: int = DEFAULT_BLOCK,
+    ) -> dict[str, PyTree]:
+        """Evaluate a state on every example of a dataset, each counted once.
 
-    def _evaluations(
+        The result has the same bits on any number of replicas, and for any batches that
+        the dataset comes in. Each function is compiled once.
+
+        Args:
+          eval_fn: `eval_fn(state, batch)` gets `block` examples and returns a dict of
+            metrics: arrays with one row per example, which are averaged, or declared
+            ones, weighted by `batch["mask"]`.
+          dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
+            ends. It is read once.
+          state: As from `init`, a compiled step or `run`; neither changed nor donated.
+          inputs: How the dataset is read; see `Evaluation`.
+          block: Examples that `eval_fn` gets at a time; bits depend on it.
+
+        Returns:
+          The metrics over all examples: Python numbers, and NumPy arrays where a metric
+          is no scalar. `examples` says how many there were.
+
+        Raises:
+          ArgumentError: `eval_fn` returns what could not be counted exactly.
+          BatchError: The dataset is empty, or its batches do not fit each other.
+          NonFiniteError: A batch holds NaN.
+        """
+        # Here, too: what is no function may be nothing that a cache takes.
+        check_function("eval_fn", eval_fn)
+        evaluation = self._evaluation(eval_fn, block=block)
+        return evaluation(state, dataset, inputs=inputs)
+
+    def predict(
         self,
-        eval_fn: EvalFn | None,
-        dataset: Dataset | None,
-        when: int | Every | None,
-        follow: Follow | None,
-    ) -> Evaluations | None:
-        check_kind("follow", follow, Follow)
-        given = {"eval_fn": eval_fn, "eval_dataset": dataset, "eval_every": when}
-        missing = [name for name, value in given.items() if value is None]
-        if len(missing) == 3 and follow is None:
-            return None
-        if eval_fn is None or dataset is None or when is None:
-            raise ArgumentError(
-                "`eval_fn`, `eval_dataset` and `eval_every` must be given together, "
-                f"got no `{missing[0]}`. Pass it, or leave all out."
-            )
-        check_function("eval_fn", eval_fn, "state, batch")
-        check_read_anew("eval_dataset", dataset)
-        evaluate = functools.partial(self.evaluate, eval_fn, dataset)
-        return Evaluations(
-            evaluate=lambda state, inputs=None: evaluate(state=state, inputs=inputs),
-            when=as_schedule("eval_every", when),
-            follow=follow,
-        )
+        predict_fn: PredictFn,
+        dataset: Dataset,
+        state: PyTree,
+        *,
+        inputs: InputOptions | None = None,
+        block: int = DEFAULT_BLOCK,
+    ) -> PyTree:
+        """Return outputs for every example of a dataset, in its order.
+
+        They have the same bits on any number of replicas, and for any batches that the
+        dataset comes in; every process gets all of them. Each function is compiled
+        once.
+
+        Args:
+          predict_fn: `predict_fn(state, batch)` gets `block` examples, as the dataset
+            has them, and returns a pytree of arrays with one row per example. Some
+            examples of the last blocks only fill up: their rows are left out.
+          dataset: As in `evaluate`. Of an `input_fn` that reads in every process, the
+            order is that in which replicas got the examples.
+          state: As in `evaluate`.
+          inputs: How the dataset is read; see `Evaluation`.
+          block: Examples that `predict_fn` gets at a time; bits depend on it.
+
+        Returns:
+          What `predict_fn` returns, with NumPy leaves [examples, ...].
+
+        Raises:
+          ArgumentError: `predict_fn` returns something without a row per example, or
+            speaks to other replicas.
+          BatchError: The dataset is empty, or its batches do not fit each other.
+          NonFiniteError: A batch holds NaN.
+        """
+        # Here, too: what is no function may be nothing that a cache takes.
+        check_function("predict_fn", predict_fn)
+        return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
 
 
-def run(
-    step_fn: StepFn,
-    dataset: Dataset,
-    *,
-    steps: int | None,
-    **arguments: Any,
-) -> LoopResult:
-    """Train on all devices: `Replicator().run(...)`, which says what it takes."""
-    return Replicator().run(step_fn, dataset, steps=steps, **arguments)
+def _on_all_devices(
+    method: Callable[Concatenate[Replicator, P], R],
+) -> Callable[P, R]:
+    """Return a method of `Replicator` as a function: of one over all devices."""
+
+    @functools.wraps(method)
+    def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:
+        return method(Replicator(), *args, **arguments)
+
+    of_method = inspect.signature(method)
+    parameters = list(of_method.parameters.values())[1:]
+    signature = of_method.replace(parameters=parameters)
+    setattr(on_all_devices, "__signature__", signature)  # noqa: B010 (pyright knows no such attribute)
+    return on_all_devices
 
 
-def _check_kinds(
-    step_fn: StepFn, *, inputs: InputOptions | None, spikes: Spikes | None
-) -> None:
-    check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-    check_kind("inputs", inputs, InputOptions)
-    check_kind("spikes", spikes, Spikes)
-
-
-def _check_left_to_run(
-    inputs: InputOptions | None, options: CompileOptions, plan: LoopPlan
-) -> None:
-    of_run = {
-        "accumulate": options.accumulate,
-        "steps_per_call": options.steps_per_call,
-        "steps": plan.steps,
-    }
-    for name, value in of_run.items() if inputs is not None else ():
-        told = getattr(inputs, name)
-        if told not in (getattr(InputOptions(), name), value):
-            raise ArgumentError(
-                f"`inputs` must leave `{name}` to the run, got {told}. Pass "
-                f"`{name}={told}` to `run` itself."
-            )
-
-
-def _reading(
-    inputs: InputOptions, options: CompileOptions, *, steps: int | None
-) -> InputOptions:
-    epochs = inputs.epochs
-    if steps is None and epochs is None:
-        epochs = 1  # then it is the dataset's end that ends the run
-    return dataclasses.replace(
-        inputs,
-        accumulate=options.accumulate,
-        steps_per_call=options.steps_per_call,
-        epochs=epochs,
-    )
-
-
-def _plain(options: CompileOptions, mesh: Mesh) -> dict[str, Any]:
-    """Return what the records say of the options, in plain JSON."""
-    names = ("accumulate", "steps_per_call", "reduction")
-    return {
-        "num_replicas": mesh.size,
-        **{name: getattr(options, name) for name in names},
-        "strategy": _strategy(mesh, options),
-    }
-
-
-def _strategy(mesh: Mesh, options: CompileOptions) -> dict[str, Any]:
-    """Say how the run is spread: the one engine so far gives each replica a device."""
-    return {
-        "engine": "replicates",
-        "mesh": dict(mesh.shape),
-        "reduction": options.reduction,
-    }
+run = _on_all_devices(Replicator.run)

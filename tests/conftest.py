@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from replicator.base.mesh import replica_mesh
+from replicator.engine.replicated import ReplicatedLayout
 
 # A shell's background job ignores Ctrl-C, one under `nohup` SIGHUP, and all that it
 # starts would.
@@ -56,3 +57,8 @@ def key():
 @pytest.fixture
 def mesh():
     return replica_mesh(8)
+
+
+@pytest.fixture
+def layout(mesh):
+    return ReplicatedLayout(mesh)

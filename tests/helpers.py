@@ -7,6 +7,12 @@ import jax.numpy as jnp
 
 from replicator.base.mesh import replica_mesh, replica_spec
 from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.replicated import ReplicatedLayout
+
+
+def replicated_layout(n=8):
+    """Return the layout of n replicas."""
+    return ReplicatedLayout(replica_mesh(n))
 
 
 def replicated_program(fn, n=8):

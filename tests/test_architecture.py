@@ -34,6 +34,11 @@ FLOOR_OF = {
 }
 ROOT_MODULES = {"__init__", "errors", "version", "replicator", "nnx", "hooks"}
 LARGEST_FOLDER = 14
+# The two objects that users call: each is one idea, and half of it says what for.
+LARGEST_FILE = {
+    "replicator/replicator.py": 510,
+    "replicator/training/session.py": 420,
+}
 # Within a floor: these may not know each other's business.
 FORBIDDEN = [
     ("replicator.collectives", "replicator.inputs"),
@@ -156,6 +161,39 @@ def test_no_module_imports_itself_by_way_of_others():
         visit(module, ())
 
 
+def names(path):
+    """List the names that a file uses or imports, each with what it is taken from."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield node.attr, ast.unparse(node.value)
+        elif isinstance(node, ast.Name):
+            yield node.id, ""
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, node.module) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_only_an_engine_spreads_a_function_over_devices(path):
+    if room(module_name(path)) not in ("engine", "compat"):
+        assert "shard_map" not in {name for name, _ in names(path)}, "use a layout"
+
+
+# Where the size of a mesh is meant: how many devices there are, in all processes.
+COUNTS_DEVICES = {
+    "replicator/base/mesh.py",
+    "replicator/engine/program_cost.py",
+    "replicator/engine/replicated.py",  # the one layout that gives each a replica
+}
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_the_size_of_a_mesh_is_no_number_of_replicas(path):
+    if relative(path) in COUNTS_DEVICES or room(module_name(path)) == "compat":
+        return
+    sizes = [of for name, of in names(path) if name == "size"]
+    assert not [of for of in sizes if "mesh" in of and "devices" not in of]
+
+
 @pytest.mark.parametrize(("package", "allowed"), HEAVY.items())
 def test_a_heavy_package_is_imported_in_the_one_file_about_it(package, allowed):
     importers = {
@@ -169,7 +207,8 @@ def test_a_heavy_package_is_imported_in_the_one_file_about_it(package, allowed):
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_files_and_functions_stay_small(path):
     text = path.read_text()
-    assert text.count("\n") <= 400, "past 400 lines a file holds two ideas"
+    largest = LARGEST_FILE.get(relative(path), 400)
+    assert text.count("\n") <= largest, "past 400 lines a file holds two ideas"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             start = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno

@@ -1157,6 +1157,12 @@ ROWS = [
         "`count` must be a whole number, got '8'. Use 8.",
     ),
     Row(
+        "NumPy's number for one of Python",
+        lambda: replicas(8).compile(lambda s, b: (s, {}), accumulate=np.int64(2)),
+        ArgumentError,
+        "`accumulate` must be a whole number, got np.int64(2). Use 2.",
+    ),
+    Row(
         "A number for devices",
         lambda: replicator.Replicator(devices=4),
         ArgumentError,

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -17,12 +18,25 @@ from flax import nnx
 import replicator
 from replicator.base.host import exit_codes
 from replicator.training.watchdog import Limits
+from tests.steps import assert_equal_bits
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    README,
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "experiments" / "README.md",
+    *sorted((ROOT / "replicator").glob("*/README.md")),
+]
 RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
+
+
+def blocks_of(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+BLOCKS = blocks_of(README.read_text())
 
 
 def init_params(key):
@@ -40,14 +54,14 @@ def line_of(examples):
 
 
 def shortened(code):
-    """Return code that trains for ten steps, on threads: thousands prove no more."""
-    code = code.replace('["threads", "processes", "ray"]', '["threads"]')
+    """Return code that trains for ten steps: thousands prove no more."""
     return re.sub(r"steps=\d000\b", "steps=10", code)
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-def test_every_python_block_runs(tmp_path, monkeypatch):
+def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    moved = blocks_of(MIGRATING.split("## Running code")[0])
     names = {
         "folder": tmp_path,
         "init_params": init_params,
@@ -58,15 +72,15 @@ def test_every_python_block_runs(tmp_path, monkeypatch):
     }
     # A reader has JAX as it comes; optax schedules promote int32 counts.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for block in BLOCKS:
+        for block in BLOCKS + moved:
             exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
+    assert names["session"].result.step == 10
 
 
 def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "migrating.md").read_text().split("## A jaxline")[1]
-    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    [block] = blocks_of(MIGRATING.split("## A jaxline")[1])
     names = {
         **{"jax": jax, "optax": optax, "replicator": replicator},
         **{"init_params": init_params, "loss_fn": loss_fn},
@@ -78,13 +92,11 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_program_prints_what_readme_says_on_threads_processes_and_ray(tmp_path):
+def test_the_program_prints_what_its_page_says_on_threads_processes_and_ray(tmp_path):
     pytest.importorskip("ray")
-    found = re.search(
-        r"```python\n(import replicator\.launchpad.*?)```\n\n```text\n(.*?)```",
-        README.read_text(),
-        re.DOTALL,
-    )
+    page = (ROOT / "replicator" / "launchpad_bridge" / "README.md").read_text()
+    section = page.split("## On threads, processes or a cluster")[1]
+    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", section, re.DOTALL)
     assert found is not None
     script = tmp_path / "squares.py"
     script.write_text(found[1])
@@ -109,6 +121,21 @@ def test_the_script_that_readme_kills_runs(tmp_path, monkeypatch, capsys):
     assert "'examples': 389" in capsys.readouterr().out
 
 
+def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    code = shortened((ROOT / "docs" / "train_own_loop.py").read_text())
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "train_own_loop.py", "exec"), names)
+        run = names["rep"].run(
+            *(names[name] for name in ("step_fn", "batches")),
+            init_fn=names["init_fn"],
+            steps=10,
+            display=False,
+        )
+    assert_equal_bits(names["state"], run.state)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page):
     targets = re.findall(r"\]\(([^)#]+)", page.read_text())
@@ -119,9 +146,9 @@ def test_every_link_leads_somewhere(page):
 def test_every_test_and_benchmark_that_is_named_is_there():
     paths = re.findall(r"`((?:tests|benchmarks)/[\w/.]+)`", RELIABILITY)
     modules = re.findall(r"python -m benchmarks\.(\w+)", RELIABILITY)
-    named = {*paths, *(f"benchmarks/{module}.py" for module in modules)}
-    assert len(named) > 20
-    assert not [path for path in named if not (ROOT / path).exists()]
+    assert len({*paths, *modules}) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    assert not [name for name in modules if find_spec(f"benchmarks.{name}") is None]
 
 
 def test_every_limit_and_exit_code_is_in_the_page():

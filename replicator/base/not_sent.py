@@ -54,7 +54,10 @@ def fill(value: _Value, *, like: Any) -> _Value:
     Returns:
       The value; what `like` has no place for is as it was.
 
-    >>> state = rpc.fill(learner.get_state(), like=state)     # doctest: +SKIP
+    >>> state = {"params": 1.0, "apply_fn": len}
+    >>> received = {"params": 2.0, "apply_fn": NotSent("state.apply_fn")}
+    >>> fill(received, like=state)["apply_fn"]
+    <built-in function len>
     """
     if type(value) is NotSent:
         return like

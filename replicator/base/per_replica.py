@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicator.base.mesh import replica_spec
+from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
 
@@ -63,6 +64,18 @@ def per_replica_specs(tree: PyTree) -> PyTree:
         tree,
         is_leaf=is_per_replica,
     )
+
+
+def declared_leaves(tree: PyTree) -> list[tuple[str, bool]]:
+    """List (path, whether declared per replica) of the leaves of `tree`.
+
+    The leaves of a declared value bear its path.
+    """
+    return [
+        (path, is_per_replica(node))
+        for path, node in named_leaves(tree, is_leaf=is_per_replica)
+        for _ in jax.tree.leaves(node)
+    ]
 
 
 def take_own(tree: PyTree) -> PyTree:

@@ -39,6 +39,12 @@ class Retention:
 
     Raises:
       ArgumentError: A number is out of range, or `keep_best` lacks `metric`.
+
+    >>> retention = Retention(keep_last=2, keep_best=1, metric="loss")
+    >>> result = rep.run(
+    ...     step_fn, dataset, init_fn=init_fn, steps=3, retention=retention,
+    ...     checkpoint_dir="checkpoints", checkpoint_every=2,
+    ... )
     """
 
     keep_last: int = 3

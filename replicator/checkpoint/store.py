@@ -58,7 +58,7 @@ class CheckpointStore:
             if saved is not None:
                 state = saved.arrays
                 start = position_from_json(saved.meta["position"])
-            for placed in open_input(dataset, rep.mesh, start=start):
+            for placed in rep.batches(dataset, start=start):
                 state, metrics = step(state, placed)
                 meta = {"position": placed.position.as_json()}
                 done = placed.position.batches

@@ -7,6 +7,7 @@ import jax
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import Device
 from replicator.cli.tables import make_console, print_table
+from replicator.engine.replicated import ReplicatedLayout
 
 SUMMARY = "List the devices that JAX sees, and the mesh a Replicator makes of them"
 _GIB = 2**30
@@ -46,14 +47,15 @@ def device_row(device: Device) -> tuple[str, ...]:
 
 def mesh_lines(devices: list[Device]) -> list[str]:
     """Say in lines how many processes there are, and what the mesh would be."""
-    mesh = replica_mesh(devices=devices)
-    shape = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    layout = ReplicatedLayout(replica_mesh(devices=devices))
+    shape = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
+    count = layout.num_replicas
     mine = sum(device.process_index == jax.process_index() for device in devices)
     processes = jax.process_count()
     return [
         f"processes: {processes}; this is number {jax.process_index()}, with {mine} "
         f"of {len(devices)} devices",
-        f"Replicator(): {mesh.size} replica{'s' * (mesh.size > 1)}, mesh ({shape})",
+        f"Replicator(): {count} replica{'s' * (count > 1)}, mesh ({shape})",
     ]
 
 

@@ -13,17 +13,16 @@ from replicator.base.host.compilation_cache import (
     ENVIRONMENT_VARIABLE as CACHE_VARIABLE,
 )
 from replicator.base.host.paths import expanded
-from replicator.cli.checks import jax_setup, machine, measure, packages
-from replicator.cli.checks.finding import Finding
-from replicator.cli.checks.probe import Probe, probe
+from replicator.cli.checks import judge, measure
+from replicator.cli.checks.judge import Finding
 from replicator.cli.tables import make_console, print_table
 
 SUMMARY = "Check versions, devices, disk, ports and limits, and say what to fix"
 _DISTRIBUTION = "jax-replicator"
 _PROBE_TIMEOUT_S = 120.0
 _NOT_INSTALLED = Finding(
-    name="packages",
-    status="warn",
+    "packages",
+    "warn",
     detail="not compared: this is a checkout that was not installed",
     remedy="Run `pip install --editable .` in it.",
 )
@@ -75,31 +74,29 @@ def package_findings() -> list[Finding]:
         return [_NOT_INSTALLED]
     python = platform.python_version()
     checked = [
-        packages.check_package(requirement, installed)
+        judge.check_package(requirement, installed)
         for requirement in metadata.get_all("Requires-Dist") or []
     ]
     return [
-        packages.check_python(python, wanted=metadata["Requires-Python"]),
-        packages.check_jaxlib(jax.__version__, installed),
+        judge.check_python(python, wanted=metadata["Requires-Python"]),
+        judge.check_jaxlib(jax.__version__, installed),
         *[finding for finding in checked if finding is not None],
     ]
 
 
 def jax_findings(
-    timeout_s: float, coordinator: machine.CoordinatorFacts
+    timeout_s: float, coordinator: measure.CoordinatorFacts
 ) -> list[Finding]:
     """Start JAX in a process of its own, and judge what it saw."""
     found = _probed(timeout_s)
-    devices = jax_setup.check_devices(found, accelerators=measure.accelerators())
+    devices = judge.check_devices(found, accelerators=measure.accelerators())
     if isinstance(found, str):
         return [devices]
     return [
         devices,
-        jax_setup.check_cpu_pool(found),
-        jax_setup.check_dispatch(
-            found, several_processes=coordinator.several_processes
-        ),
-        jax_setup.check_cache(
+        judge.check_cpu_pool(found),
+        judge.check_dispatch(found, several_processes=coordinator.several_processes),
+        judge.check_cache(
             found,
             write_problem=measure.write_problem(found.cache_directory),
             chosen_off=os.environ.get(CACHE_VARIABLE) == "0",
@@ -108,24 +105,24 @@ def jax_findings(
 
 
 def machine_findings(
-    directory: Path, coordinator: machine.CoordinatorFacts
+    directory: Path, coordinator: measure.CoordinatorFacts
 ) -> list[Finding]:
     """Judge the machine, and the directory that runs will write to."""
     disk = measure.disk_facts(directory)
     installed_s = measure.installed_at_s()
     return [
-        machine.check_disk(disk),
-        machine.check_loopback(measure.loopback_problem()),
-        machine.check_coordinator(coordinator),
-        machine.check_shared_memory(measure.shared_memory_bytes()),
-        machine.check_open_files(*measure.open_files()),
-        machine.check_clock(time.time(), installed_s=installed_s, disk=disk),
+        judge.check_disk(disk),
+        judge.check_loopback(measure.loopback_problem()),
+        judge.check_coordinator(coordinator),
+        judge.check_shared_memory(measure.shared_memory_bytes()),
+        judge.check_open_files(*measure.open_files()),
+        judge.check_clock(time.time(), installed_s=installed_s, disk=disk),
     ]
 
 
-def _probed(timeout_s: float) -> Probe | str:
+def _probed(timeout_s: float) -> measure.Probe | str:
     try:
-        return probe(timeout_s=timeout_s)
+        return measure.probe(timeout_s=timeout_s)
     except (TimeoutError, RuntimeError) as failure:
         return str(failure)
 

@@ -44,6 +44,10 @@ def all_gather(
     Raises:
       ArgumentError: `groups` is no equal partition of the replicas, `axis_name` is a
         dead axis, or a scalar leaf was to be concatenated.
+
+    >>> jax.vmap(all_gather, axis_name="replica")(jnp.array([3, 5]))
+    Array([[3, 5],
+           [3, 5]], dtype=int32)
     """
     axis = resolve_equal_axis(axis_name, groups)
     tree = with_arrays(tree)

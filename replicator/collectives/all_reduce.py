@@ -82,6 +82,14 @@ def all_reduce(
       ArgumentError: `op` or `reduction` is unknown, they do not go together, `weight`
         is no scalar or not for a mean, a leaf's dtype does not suit `op`, `groups` is
         no partition of the replicas, or `axis_name` is a dead axis.
+
+    Four replicas, and their mean by numbers of examples:
+
+    >>> losses, examples = jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.array([4, 4, 4, 0])
+    >>> jax.vmap(lambda loss, n: all_reduce(loss, weight=n), axis_name="replica")(
+    ...     losses, examples
+    ... )
+    Array([2., 2., 2., 2.], dtype=float32)
     """
     check_op(op, known=REDUCE_OPS)
     _check_reduction(reduction, op)

@@ -38,6 +38,10 @@ def all_to_all(
     Raises:
       ArgumentError: A leaf does not divide, `groups` is no equal partition, or
         `axis_name` is a dead axis.
+
+    >>> jax.vmap(all_to_all, axis_name="replica")(jnp.array([[0, 1], [2, 3]]))
+    Array([[0, 2],
+           [1, 3]], dtype=int32)
     """
     axis = resolve_equal_axis(axis_name, groups)
     tree = with_arrays(tree)

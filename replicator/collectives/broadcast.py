@@ -37,6 +37,9 @@ def broadcast(
     Raises:
       ArgumentError: There is no replica `source`, a leaf holds neither numbers nor
         booleans, or `axis_name` is a dead axis.
+
+    >>> jax.vmap(lambda x: broadcast(x, source=2), axis_name="replica")(jnp.arange(4))
+    Array([2, 2, 2, 2], dtype=int32)
     """
     axis = resolve_axis(axis_name)
     check_whole("source", source)

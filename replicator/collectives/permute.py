@@ -37,6 +37,11 @@ def permute(tree: PyTree, pairs: Pairs, *, axis_name: str = REPLICA_AXIS) -> PyT
     Raises:
       ArgumentError: A pair names a replica that does not exist, a replica sends or
         receives twice, or `axis_name` is a dead axis.
+
+    >>> jax.vmap(lambda x: permute(x, [(0, 1), (1, 0)]), axis_name="replica")(
+    ...     jnp.array([3, 5])
+    ... )
+    Array([5, 3], dtype=int32)
     """
     axis = resolve_axis(axis_name)
     checked = _checked_pairs(pairs, axis)

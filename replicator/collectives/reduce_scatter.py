@@ -47,6 +47,10 @@ def reduce_scatter(
     Raises:
       ArgumentError: `op` is unknown, a leaf does not divide or its dtype does not suit
         `op`, `groups` is no equal partition, or `axis_name` is a dead axis.
+
+    >>> jax.vmap(reduce_scatter, axis_name="replica")(jnp.array([[1.0, 2], [3.0, 4]]))
+    Array([[2.],
+           [3.]], dtype=float32)
     """
     check_op(op, known=SCATTER_OPS)
     axis = resolve_equal_axis(axis_name, groups)

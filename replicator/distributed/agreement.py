@@ -94,6 +94,9 @@ def any_process(name: str, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) 
     Raises:
       DistributedTimeoutError: A process did not come in time; says which.
       DistributedError: The coordination service failed otherwise.
+
+    >>> any_process("out-of-data", False)  # True on all if one says so
+    False
     """
     return any(exchange(name, bool(flag), timeout_s=timeout_s))
 
@@ -108,6 +111,8 @@ def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     Raises:
       DistributedTimeoutError: A process did not come in time; says which.
       DistributedError: The coordination service failed otherwise.
+
+    >>> barrier("data-is-unpacked")
     """
     exchange(name, None, timeout_s=timeout_s)
 

@@ -67,7 +67,7 @@ def initialize(
       DistributedTimeoutError: Somebody did not come in time; says who.
       DistributedError: The processes do not fit each other, or process 0 cannot listen.
 
-    >>> replicator.distributed.initialize("10.0.0.1:8482", 4, process_id=2)
+    >>> initialize("10.0.0.1:8482", 4, process_id=2)          # doctest: +SKIP
     """
     global _joined
     check_count("heartbeat_s", heartbeat_s)

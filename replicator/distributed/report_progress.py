@@ -35,6 +35,8 @@ def report_progress(step: int) -> None:
 
     Raises:
       ArgumentError: `step` is no whole number.
+
+    >>> report_progress(1000)             # what step 1000 made is on the disk
     """
     check_whole("step", step)
     path = os.environ.get(VARIABLE)

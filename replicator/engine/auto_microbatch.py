@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step
 from replicator.engine.memory_errors import (
     MemoryNeed,
@@ -26,6 +26,7 @@ from replicator.engine.memory_errors import (
 from replicator.engine.sharded_step import CompileOptions
 from replicator.errors import ArgumentError, DeviceMemoryError, check_count, check_whole
 from replicator.inputs.checks import check_divides
+from replicator.inputs.context import parts_here
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.skipped_batches import require_rereadable
@@ -86,18 +87,18 @@ def check_memory_limit(limit_bytes: int | None, *, auto_microbatch: bool) -> Non
 
 def fit_accumulate(
     step_fn: StepFn,
-    mesh: Mesh,
+    layout: Layout,
     options: CompileOptions,
     *,
     make_state: Callable[[], PyTree],
     batch: PyTree,
     limit_bytes: int | None = None,
 ) -> int:
-    """Return the smallest `accumulate` with which a run's step fits on a mesh.
+    """Return the smallest `accumulate` with which a run's step fits.
 
     Args:
       step_fn: What one replica does.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       options: How it is to be lifted, but for `accumulate`.
       make_state: Makes the run's first state, anew for each try.
       batch: One global batch, as the step gets it, mask included.
@@ -108,7 +109,8 @@ def fit_accumulate(
       BatchError: The batch does not divide over the replicas.
     """
     examples = len(jax.tree.leaves(batch)[0])
-    check_divides(examples, replicas=mesh.size, accumulate=1)
+    parts = parts_here(layout, whole=True)
+    check_divides(examples, replicas=parts, accumulate=1)
     if options.steps_per_call > 1:
         batch = jax.tree.map(lambda x: np.stack([x] * options.steps_per_call), batch)
 
@@ -116,7 +118,7 @@ def fit_accumulate(
 
     def lifted(accumulate: int) -> CompiledStep:
         chosen = dataclasses.replace(options, accumulate=accumulate)
-        return compiled_step(step_fn, mesh, chosen, counted=True)
+        return compiled_step(step_fn, layout, chosen, counted=True)
 
     def compile_need(accumulate: int) -> MemoryNeed | None:
         lowered = lifted(accumulate).lower(shapes, batch)
@@ -127,18 +129,18 @@ def fit_accumulate(
 
     return find_accumulate(
         compile_need,
-        replica_batch=examples // mesh.size,
-        limit_bytes=limit_bytes or memory_limit_bytes(mesh.local_devices),
+        replica_batch=examples // parts,
+        limit_bytes=limit_bytes or memory_limit_bytes(layout.mesh.local_devices),
         run_once=run_once,
     )
 
 
-def first_batch(dataset: Dataset, mesh: Mesh, options: InputOptions) -> PyTree:
+def first_batch(dataset: Dataset, layout: Layout, options: InputOptions) -> PyTree:
     """Read the first global batch of a dataset, as a step gets it, and no more.
 
     Args:
       dataset: It is read again afterwards.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       options: How it is read.
 
     Raises:
@@ -147,7 +149,7 @@ def first_batch(dataset: Dataset, mesh: Mesh, options: InputOptions) -> PyTree:
     """
     require_rereadable(dataset, why="auto_microbatch=True")
     alone = dataclasses.replace(options, accumulate=1, steps_per_call=1, steps=1)
-    with open_input(dataset, mesh, options=alone) as batches:
+    with open_input(dataset, layout, options=alone) as batches:
         return jax.tree.map(np.asarray, next(batches).value)
 
 

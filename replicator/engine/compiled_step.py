@@ -1,8 +1,8 @@
-"""Compile a lifted step for a mesh, prove it, and call it with bounded run-ahead.
+"""Compile a lifted step for a layout, and call it with bounded run-ahead.
 
 A call takes one global batch and makes one update (or n, with `steps_per_call=n`).
-What has new shapes is traced once; the jaxpr is proved (design law 2) before XLA sees
-it, and the executable is kept.
+What has new shapes is traced once; `check_step` refuses what is wrong (design law 2)
+before XLA sees it, and the executable is kept.
 """
 
 import dataclasses
@@ -12,24 +12,19 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
-from jax.sharding import Mesh
 
 from replicator.base.flat_tree import FlatTree
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
-from replicator.base.per_replica import is_per_replica
-from replicator.base.trees import describe, first_difference, leaf_path
+from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
-from replicator.collectives.context.keys import check_key
 from replicator.distributed.same_everywhere import require_same_program
-from replicator.engine.analysis import dataflow
-from replicator.engine.analysis import replication_check as proof
-from replicator.engine.analysis.ordered_bits import refuse_other_collectives
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
+from replicator.engine.check_step import check_keys, trace_checked
 from replicator.engine.eager_calls import require_eager
+from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
     is_out_of_memory,
     memory_limit_bytes,
@@ -46,9 +41,9 @@ from replicator.engine.sharded_step import (
 )
 from replicator.engine.step.donation import Alike, Donation
 from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.optimizer_state import optimizer_states
-from replicator.engine.step.state import check_own_axes, state_shardings
-from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
+from replicator.engine.step.state import check_own_axes
+from replicator.errors import BatchError, DeviceMemoryError
+from replicator.inputs.context import parts_here
 from replicator.inputs.placement import Placed, place
 from replicator.monitoring.phases import Phases
 
@@ -73,7 +68,7 @@ class _Executable:
 
 
 class CompiledStep:
-    """A step on all replicas of a mesh: `state, metrics = step(state, batch[, key])`.
+    """A step on all replicas: `state, metrics = step(state, batch[, key])`.
 
     The state is donated: use the one that is returned. Call it with a global batch
     (leaves [global_batch, ...]) or with what `rep.batches` yields.
@@ -82,14 +77,14 @@ class CompiledStep:
     def __init__(
         self,
         update: KeyedStep,
-        mesh: Mesh,
+        layout: Layout,
         options: CompileOptions,
         phases: Phases | None = None,
     ) -> None:
-        self._mesh = mesh
+        self._layout = layout
         self._options = options
         self._phases = phases or Phases()
-        self._program = shard_step(update, mesh, options)
+        self._program = shard_step(update, layout, options)
         self._programs: dict[tuple, _Executable] = {}
         # The program that served such a batch last: no look at the state for each call.
         self._by_batch: dict[tuple, _Executable] = {}
@@ -156,9 +151,9 @@ class CompiledStep:
         return out_of_memory(
             failure,
             need=program and memory_need(program.run),
-            limit_bytes=memory_limit_bytes(self._mesh.local_devices),
+            limit_bytes=memory_limit_bytes(self._layout.mesh.local_devices),
             accumulate=k,
-            replica_batch=examples // self._mesh.size,
+            replica_batch=examples // parts_here(self._layout, whole=True),
         )
 
     def _call(
@@ -197,7 +192,7 @@ class CompiledStep:
         donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
-            raise_error(outputs.error, self._mesh.size)
+            raise_error(outputs.error, self._layout.num_replicas)
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
 
@@ -212,13 +207,13 @@ class CompiledStep:
         Returns:
           A `jax.stages.Lowered`.
         """
-        return self._prove(state, self._value(batch), key).lower()
+        return self._trace(state, self._value(batch), key).lower()
 
     def _value(self, batch: PyTree) -> PyTree:
         """Return the arrays of a batch in the layout that the program takes."""
         n, k = self._options.steps_per_call, self._options.accumulate
         if not isinstance(batch, Placed):
-            return place(batch, self._mesh, accumulate=k, steps_per_call=n)
+            return place(batch, self._layout, accumulate=k, steps_per_call=n)
         if (batch.accumulate, batch.steps_per_call) != (k, n):
             raise BatchError(
                 f"`batch` must be placed for accumulate={k} and steps_per_call={n}, "
@@ -230,11 +225,11 @@ class CompiledStep:
     def _prepare(
         self, flat: FlatTree, batch: PyTree, key: Key | None
     ) -> tuple[_Executable, FlatTree]:
-        """Find or compile the program for these; put the state on the mesh."""
+        """Find or compile the program for these; put the state in its place."""
         state = jax.tree.map(jnp.asarray, flat.tree)
-        check_own_axes("state", state, self._mesh)
-        _check_key(key, self._options.steps_per_call)
-        state = put(state, state_shardings(state, self._mesh))
+        check_own_axes("state", state, self._layout)
+        check_keys(key, self._options.steps_per_call)
+        state = put(state, self._layout.state_shardings(state))
         signature = _signature((state, batch, key))
         program = self._programs.get(signature)
         if program is None:
@@ -251,47 +246,27 @@ class CompiledStep:
         if self._newest is not None:
             _warn_of_change(self._newest, given)
         with collection_paused():
-            traced = self._prove(state, batch, key)
+            traced = self._trace(state, batch, key)
             self._newest = given
             lowered = traced.lower()
-        require_same_program(self._mesh, lowered)
+        require_same_program(self._layout.mesh, lowered)
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
         return _Executable(
             run=compiled,
-            unmasked=without_mask(
-                traced.jaxpr.jaxpr,
-                state,
-                batch,
-                shared=[path is not None for path in _must_agree(state)],
-            ),
+            unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),
         )
 
-    def _prove(self, state: PyTree, batch: PyTree, key: Key | None):
-        _check_optimizers(state, self._options)
-        traced = self._program.trace(FlatTree.of(state), batch, key)
-        inside = _shard_map_body(traced.jaxpr.jaxpr)
-        if self._options.reduction == "ordered":
-            refuse_other_collectives(inside)
-        inputs = [
-            *_state_marks(state),
-            *[proof.BATCH] * len(jax.tree.leaves(batch)),
-            *[proof.CLEAN] * len(jax.tree.leaves(key)),
-        ]
-        # Arrays that the step closes over come first; they are the same everywhere.
-        constants = len(inside.invars) - len(inputs)
-        paths = _must_agree(state)
-        paths += [None] * (len(inside.outvars) - len(paths))
-        n, k = self._options.steps_per_call, self._options.accumulate
-        proof.prove_replicated(
-            inside,
-            [proof.CLEAN] * constants + inputs,
-            paths,
-            num_replicas=self._mesh.size,
-            batch_axis=int(n > 1) + int(k > 1),
+    def _trace(self, state: PyTree, batch: PyTree, key: Key | None):
+        return trace_checked(
+            self._program,
+            self._layout,
+            self._options,
+            state=state,
+            batch=batch,
+            key=key,
         )
-        return traced
 
 
 def _warn_of_change(before: PyTree, now: PyTree) -> None:
@@ -305,23 +280,6 @@ def _warn_of_change(before: PyTree, now: PyTree) -> None:
         )
 
 
-def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
-    optimizers = optimizer_states(state)
-    names = [each.name for each in optimizers]
-    if len(set(names)) < len(names):
-        raise ArgumentError(
-            "`name` must differ between the optimizers of one state, got "
-            f"{', '.join(map(repr, names))}. Pass `rep.wrap_optimizer(tx, name=...)`."
-        )
-    for each in optimizers:
-        if each.reduction != options.reduction:
-            raise ArgumentError(
-                f"`reduction` must be the same for optimizer and replicator, got "
-                f"{each.reduction!r} for `{each.name}` and {options.reduction!r}. Wrap "
-                "it with `rep.wrap_optimizer`."
-            )
-
-
 def _signature(tree: PyTree) -> tuple:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -329,58 +287,3 @@ def _signature(tree: PyTree) -> tuple:
 
 def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _shard_map_body(jaxpr: core.Jaxpr) -> core.Jaxpr:
-    """Return what one replica computes."""
-    [eqn] = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"]
-    [body] = dataflow.sub_jaxprs(eqn)
-    return body
-
-
-def _state_marks(state: PyTree) -> list[proof.Mark]:
-    return [
-        proof.DECLARED if declared else proof.STATE
-        for _, declared in _state_leaves(state)
-    ]
-
-
-def _must_agree(state: PyTree) -> list[str | None]:
-    """Per leaf of the state: its path if it must be equal on all replicas."""
-    return [None if declared else path for path, declared in _state_leaves(state)]
-
-
-def _state_leaves(state: PyTree) -> list[tuple[str, bool]]:
-    """List (path, whether declared per replica) of the leaves of `state`."""
-    leaves = []
-    for path, node in jax.tree_util.tree_flatten_with_path(
-        state, is_leaf=is_per_replica
-    )[0]:
-        declared = is_per_replica(node)
-        leaves += [(leaf_path(path), declared)] * len(jax.tree.leaves(node))
-    return leaves
-
-
-def _check_key(key: Key | None, steps_per_call: int) -> None:
-    check_key(key)
-    if key is None:
-        return
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not typed and (key.dtype != np.uint32 or key.ndim == 0):
-        raise ArgumentError(
-            f"`key` must be a random key, got {describe(key)}. Pass "
-            "`jax.random.key(0)`."
-        )
-    # A key of the old kind is an array of numbers: its last axis is no axis of keys.
-    shape = key.shape if typed else key.shape[:-1]
-    if steps_per_call > 1 and shape != (steps_per_call,):
-        raise ArgumentError(
-            f"`key` must hold {steps_per_call} keys with "
-            f"`steps_per_call={steps_per_call}`, got {describe(key)}. Pass "
-            f"`jax.random.split(key, {steps_per_call})`."
-        )
-    if steps_per_call == 1 and shape:
-        raise ArgumentError(
-            f"`key` must be one key, got {describe(key)}. Pass one of them, and draw "
-            "more in the step with `jax.random.split`."
-        )

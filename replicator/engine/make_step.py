@@ -1,10 +1,9 @@
-"""Lift a user's step onto a mesh: compiled, or in debug mode as one replica."""
-
-from jax.sharding import Mesh
+"""Lift a user's step onto a layout: compiled, or in debug mode as one replica."""
 
 from replicator.base.types import StepFn
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
+from replicator.engine.layout import Layout
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.skipping import skip_bad_updates
 from replicator.engine.step.transforms import (
@@ -19,7 +18,7 @@ from replicator.monitoring.phases import Phases
 
 def compiled_step(
     step_fn: StepFn,
-    mesh: Mesh,
+    layout: Layout,
     options: CompileOptions,
     *,
     counted: bool,
@@ -31,7 +30,7 @@ def compiled_step(
 
     Args:
       step_fn: What one replica does.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       options: How it is lifted.
       counted: Whether its state is a run's, with a step count and a key of its own.
       skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
@@ -51,7 +50,7 @@ def compiled_step(
         update = report_norms(update, among_metrics=reports_norms)
     if options.steps_per_call > 1:
         update = repeat_steps(update)
-    return CompiledStep(update, mesh, options, phases)
+    return CompiledStep(update, layout, options, phases)
 
 
 def debug_step(

@@ -1,8 +1,8 @@
-"""Make the one program that runs a lifted step on every replica of a mesh.
+"""Make the one program that runs a lifted step on every replica of a layout.
 
 A replica takes its slice of the batch and of declared leaves, runs, and hands back
 state, merged metrics, metrics of its own, and what `checkify` found: four parts,
-because each is cut over the mesh in its own way.
+because each is of its own kind.
 """
 
 import dataclasses
@@ -12,21 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
-from jax.sharding import Mesh, PartitionSpec
 
 from replicator.base.flat_tree import FlatTree
-from replicator.base.mesh import readable, replica_spec
-from replicator.base.per_replica import (
-    give_own,
-    is_per_replica,
-    per_replica_specs,
-    take_own,
-)
+from replicator.base.per_replica import is_per_replica
 from replicator.base.types import Key, PyTree
+from replicator.engine.layout import EQUAL, STATE, Layout, examples, per_replica
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.optimizer_state import Reduction
 from replicator.errors import ArgumentError, check_count
-from replicator.inputs.placement import batch_spec
+from replicator.inputs.placement import batch_axis
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +56,7 @@ class CompileOptions:
 
 
 class Outputs(NamedTuple):
-    """What a replica hands back, apart by how it is cut over the mesh."""
+    """What a replica hands back, apart by kind."""
 
     state: PyTree
     shared: PyTree  # metrics, with None in place of declared per-replica ones
@@ -71,60 +65,52 @@ class Outputs(NamedTuple):
     token: Any  # an array, there when the program is done, and donated to nobody
 
 
-def shard_step(update: KeyedStep, mesh: Mesh, options: CompileOptions):
-    """Return the jitted program over the whole mesh; it takes over the state.
+def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
+    """Return the jitted program of all replicas; it takes over the state.
 
     Args:
       update: A lifted step of one replica.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       options: How it is lifted.
 
     Returns:
       A jitted `program(state, batch, key) -> Outputs` of global arrays; it takes and
       returns the state as a `FlatTree`.
     """
-    metric_axis = 1 if options.steps_per_call > 1 else 0
 
     def replica(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
         run = update if options.checks is None else _checked(update, options.checks)
-        outputs = run(take_own(state), batch, key)
+        outputs = run(state, batch, key)
         (after, reported), error = (
             outputs if options.checks is not None else (outputs, None)
         )
-        shared = _declared_only(reported, keep=False)
-        own = _declared_only(reported, keep=True)
         return Outputs(
-            state=give_own(after),
-            shared=shared,
-            own=jax.tree.map(lambda leaf: _insert_axis(leaf, metric_axis), own),
-            error=jax.tree.map(lambda leaf: leaf[None], error),
+            state=after,
+            shared=_declared_only(reported, keep=False),
+            own=_declared_only(reported, keep=True),
+            error=error,
             token=jnp.zeros((), jnp.uint8),
         )
 
+    on_all = layout.spread(
+        replica,
+        inputs=(
+            STATE,
+            examples(batch_axis(options.accumulate, options.steps_per_call)),
+            EQUAL,
+        ),
+        outputs=Outputs(
+            state=STATE,
+            shared=EQUAL,
+            own=per_replica(axis=int(options.steps_per_call > 1)),
+            error=per_replica(),
+            token=EQUAL,
+        ),
+    )
+
     def program(flat: FlatTree, batch: PyTree, key: Key | None) -> Outputs:
-        state = flat.tree
-        specs = per_replica_specs(state)
-        cut = batch_spec(options.accumulate, options.steps_per_call)
-        outputs = jax.shard_map(
-            replica,
-            mesh=mesh,
-            in_specs=(specs, cut, PartitionSpec()),
-            out_specs=Outputs(
-                state=specs,
-                shared=PartitionSpec(),
-                own=replica_spec(metric_axis),
-                error=replica_spec(),
-                token=PartitionSpec(),
-            ),
-            # Gradients of replicated parameters must stay local until the optimizer
-            # reduces them; `replication_check` proves what this would have checked.
-            check_vma=False,
-        )(state, batch, key)
-        return outputs._replace(
-            state=FlatTree.of(outputs.state),
-            own=readable(outputs.own, mesh),
-            error=readable(outputs.error, mesh),
-        )
+        outputs = on_all(flat.tree, batch, key)
+        return outputs._replace(state=FlatTree.of(outputs.state))
 
     return jax.jit(program, donate_argnums=0)
 
@@ -178,7 +164,3 @@ def joined_metrics(outputs: Outputs) -> PyTree:
         outputs.own,
         is_leaf=lambda node: node is None,
     )
-
-
-def _insert_axis(leaf: jax.Array, axis: int) -> jax.Array:
-    return jnp.expand_dims(leaf, axis)

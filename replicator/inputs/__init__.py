@@ -10,7 +10,7 @@ from replicator.inputs.adapters import Adapter
 from replicator.inputs.context import InputContext, InputMode
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
-from replicator.inputs.placement import Placed, batch_spec, place
+from replicator.inputs.placement import Placed, place
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import Remainder
 
@@ -22,7 +22,6 @@ __all__ = [
     "Placed",
     "Prefetcher",
     "Remainder",
-    "batch_spec",
     "open_input",
     "place",
 ]

@@ -6,16 +6,41 @@ dataset that is no function), each process reads it all and uses its own rows.
 """
 
 import dataclasses
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import jax
 from jax.sharding import Mesh
 
+from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
 from replicator.inputs.checks import nearest_multiples
 
 InputMode: TypeAlias = Literal["single", "per_host", "per_replica"]
 """Who has a pipeline: the whole run, every process, or every replica."""
+
+
+class BatchLayout(Protocol):
+    """How global batches lie on devices: what inputs need of an engine's `Layout`."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices, those of other processes too."""
+        ...
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas that share a global batch."""
+        ...
+
+    @property
+    def batch_owners(self) -> Sequence[int]:
+        """Process of each equal part of a global batch, in the order of examples."""
+        ...
+
+    def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
+        """Return shardings, a prefix of `shapes`, that cut array axis `axis`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +82,19 @@ class InputContext:
         return global_batch // self.num_pipelines
 
 
+def parts_here(layout: BatchLayout, *, whole: bool) -> int:
+    """Return how many parts of each global batch this process reads.
+
+    Args:
+      layout: How batches lie on devices.
+      whole: Whether each process reads all of it, or only the parts that it holds.
+    """
+    owners = layout.batch_owners
+    return len(owners) if whole else owners.count(jax.process_index())
+
+
 def pipeline_contexts(
-    mode: InputMode, mesh: Mesh, *, by_function: bool = True
+    mode: InputMode, layout: BatchLayout, *, by_function: bool = True
 ) -> list[InputContext]:
     """List the pipelines that this process reads, in the order of their examples.
 
@@ -67,20 +103,22 @@ def pipeline_contexts(
 
     Args:
       mode: Who has a pipeline.
-      mesh: The replicas.
+      layout: How batches lie on devices.
       by_function: Whether the dataset is an input function.
 
     Raises:
       ArgumentError: Processes with unlike numbers of replicas cannot yield like parts.
     """
     here = jax.process_index()
-    owners = [device.process_index for device in mesh.devices.flat]
+    owners = layout.batch_owners
     if mode == "per_replica":
         return [
             InputContext(
-                pipeline_index=replica, num_pipelines=mesh.size, num_replicas=mesh.size
+                pipeline_index=part,
+                num_pipelines=len(owners),
+                num_replicas=layout.num_replicas,
             )
-            for replica, owner in enumerate(owners)
+            for part, owner in enumerate(owners)
             if owner == here
         ]
     processes = sorted(set(owners))
@@ -96,6 +134,6 @@ def pipeline_contexts(
         InputContext(
             pipeline_index=processes.index(here),
             num_pipelines=len(processes),
-            num_replicas=mesh.size,
+            num_replicas=layout.num_replicas,
         )
     ]

@@ -2,18 +2,22 @@
 
 import contextlib
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from replicator.base.host.clock import Clock
 from replicator.base.types import Dataset, PyTree
 from replicator.errors import ArgumentError, check_kind
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
-from replicator.inputs.context import InputContext, pipeline_contexts
+from replicator.inputs.context import (
+    BatchLayout,
+    InputContext,
+    parts_here,
+    pipeline_contexts,
+)
 from replicator.inputs.options import (
     DEFAULT_PREFETCH,
     InputOptions,
@@ -29,13 +33,14 @@ from replicator.inputs.synchronized_reads import read_sync_over
 
 def open_input(
     dataset: Dataset,
-    mesh: Mesh,
+    layout: BatchLayout,
     *,
     options: InputOptions | None = None,
     start: Position | None = None,
     clock: Clock | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Prefetcher[Placed]:
-    """Read a dataset in the background, check it, and place it on the mesh.
+    """Read a dataset in the background, check it, and place it on devices.
 
     A dataset that can be iterated anew is, epoch after epoch, until `options` say stop.
     An iterator, or a callable that yields a batch per call, is read once. Close the
@@ -47,11 +52,12 @@ def open_input(
         `DataLoader`, a `tf.data.Dataset`); a callable without arguments that yields a
         batch per call; or `input_fn(context)` that returns any of these. A batch is a
         pytree of arrays [batch, ...].
-      mesh: The replicas.
+      layout: How batches lie on devices.
       options: How to read; `InputOptions()` if None. Its `epochs` count
         from the beginning, its `steps` from `start`.
       start: Where to begin: the `position` of the last batch that was used.
       clock: Where waiting times come from; the system's if None.
+      is_over: Asked while a batch is waited for: whether to end instead.
 
     Returns:
       An iterator of `Placed` that raises what reading raises.
@@ -60,8 +66,9 @@ def open_input(
       ArgumentError: `dataset` cannot be read in this mode, or not that often.
 
     >>> import numpy as np
-    >>> from replicator.base.mesh import replica_mesh
-    >>> with open_input([{"x": np.zeros((8, 2))}], replica_mesh()) as batches:
+    >>> import replicator
+    >>> rep = replicator.Replicator(num_replicas=1)
+    >>> with open_input([{"x": np.zeros((8, 2))}], rep.layout) as batches:
     ...     next(batches).examples
     8
     """
@@ -69,7 +76,7 @@ def open_input(
     check_kind("start", start, Position)
     options = options or InputOptions()
     contexts = pipeline_contexts(
-        options.mode, mesh, by_function=is_input_fn(dataset, options.adapters)
+        options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )
     sources = open_sources(dataset, contexts, adapters=options.adapters)
     once = not all(source.repeats for source in sources)
@@ -79,10 +86,11 @@ def open_input(
             f"{options.epochs}. Hand over an iterable that starts anew, like a list."
         )
     return Prefetcher(
-        _placed_batches(sources, contexts, mesh, options, start),
+        _placed_batches(sources, contexts, layout, options, start),
         size=options.prefetch or (DEFAULT_PREFETCH if once else _small_prefetch),
         timeout_s=options.timeout_s,
         clock=clock,
+        is_over=is_over,
     )
 
 
@@ -93,7 +101,7 @@ def _small_prefetch(first: Placed) -> int:
 def _placed_batches(
     sources: Sequence[Source],
     contexts: Sequence[InputContext],
-    mesh: Mesh,
+    layout: BatchLayout,
     options: InputOptions,
     start: Position | None,
 ) -> Generator[Placed, None, None]:
@@ -101,13 +109,13 @@ def _placed_batches(
     once = not all(source.repeats for source in sources)
     batches = host_batches(
         sources,
-        replicas=mesh.size if count == 1 else len(mesh.local_devices),
+        replicas=parts_here(layout, whole=count == 1),
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),
-        in_step=read_sync_over(mesh, num_pipelines=count, once=once),
+        in_step=read_sync_over(layout.mesh, num_pipelines=count, once=once),
     )
-    place = _Place(mesh, options, whole=count == 1)
+    place = _Place(layout, options, whole=count == 1)
     with contextlib.closing(batches):
         limited = itertools.islice(batches, options.steps)
         for group in _groups(limited, options.steps_per_call):
@@ -124,12 +132,14 @@ def _groups(
 
 
 class _Place:
-    """Puts groups of host batches on the mesh."""
+    """Puts groups of host batches on their devices."""
 
-    def __init__(self, mesh: Mesh, options: InputOptions, *, whole: bool) -> None:
+    def __init__(
+        self, layout: BatchLayout, options: InputOptions, *, whole: bool
+    ) -> None:
         self._options = options
         self._placement = Placement(
-            mesh, options.accumulate, options.steps_per_call, whole=whole
+            layout, options.accumulate, options.steps_per_call, whole=whole
         )
         self._masks: dict[tuple[int, int], jax.Array] = {}
 

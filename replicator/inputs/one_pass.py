@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from replicator.base.types import Dataset, PyTree
 from replicator.errors import check_kind
@@ -25,7 +24,7 @@ from replicator.inputs.checks import (
     form_of,
     numeric_arrays,
 )
-from replicator.inputs.context import pipeline_contexts
+from replicator.inputs.context import BatchLayout, parts_here, pipeline_contexts
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
 from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
@@ -38,7 +37,7 @@ BATCH = "batch"
 
 def open_one_pass(
     dataset: Dataset,
-    mesh: Mesh,
+    layout: BatchLayout,
     *,
     replica_batch: int,
     options: InputOptions | None = None,
@@ -47,7 +46,7 @@ def open_one_pass(
 
     Args:
       dataset: As in `open_input`; it must end.
-      mesh: The replicas.
+      layout: How batches lie on devices.
       replica_batch: Examples that each replica gets at a time.
       options: How to read; `steps` counts batches of the dataset, and `accumulate`,
         `steps_per_call`, `epochs` and `remainder` mean nothing here.
@@ -62,11 +61,11 @@ def open_one_pass(
     check_kind("inputs", options, InputOptions)
     options = options or InputOptions()
     contexts = pipeline_contexts(
-        options.mode, mesh, by_function=is_input_fn(dataset, options.adapters)
+        options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )
     sources = open_sources(dataset, contexts, adapters=options.adapters)
     count = contexts[0].num_pipelines
-    size = mesh.size // count * replica_batch
+    size = layout.num_replicas * replica_batch // count
     reading = dataclasses.replace(
         options,
         accumulate=1,
@@ -80,7 +79,7 @@ def open_one_pass(
         _placed(
             [_recut_source(source, size, options) for source in sources],
             count,
-            mesh,
+            layout,
             reading,
         ),
         size=options.prefetch or DEFAULT_PREFETCH,
@@ -122,16 +121,19 @@ def recut(
 
 
 def _placed(
-    sources: Sequence[Source], num_pipelines: int, mesh: Mesh, options: InputOptions
+    sources: Sequence[Source],
+    num_pipelines: int,
+    layout: BatchLayout,
+    options: InputOptions,
 ) -> Generator[PyTree, None, None]:
     whole = num_pipelines == 1
     batches = host_batches(
         sources,
-        replicas=mesh.size if whole else len(mesh.local_devices),
+        replicas=parts_here(layout, whole=whole),
         options=options,
-        in_step=read_sync_over(mesh, num_pipelines=num_pipelines, once=False),
+        in_step=read_sync_over(layout.mesh, num_pipelines=num_pipelines, once=False),
     )
-    placement = Placement(mesh, 1, 1, whole=whole)
+    placement = Placement(layout, 1, 1, whole=whole)
     with contextlib.closing(batches):
         for batch in batches:
             yield placement.put(batch.value)

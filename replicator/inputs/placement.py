@@ -1,4 +1,4 @@
-"""Lay a batch over the replicas of a mesh.
+"""Lay a batch over devices, as a layout says.
 
 Under `accumulate=k`, microbatch j is examples [jB/k, (j+1)B/k), and replica r takes the
 r-th contiguous block of it. The order of examples is therefore the same for any number
@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Sharding
 
-from replicator.base.mesh import put, replica_spec, spans_processes
+from replicator.base.mesh import put, spans_processes
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.checks import NATIVE_REMEDY, check_divides, holds_numbers
+from replicator.inputs.context import BatchLayout, parts_here
 from replicator.inputs.position import Position
 
 
@@ -49,19 +50,19 @@ class Placed:
     position: Position = dataclasses.field(default_factory=Position)
 
 
-def batch_spec(accumulate: int = 1, steps_per_call: int = 1) -> PartitionSpec:
-    """Return how placed leaves are cut over replicas.
+def batch_axis(accumulate: int = 1, steps_per_call: int = 1) -> int:
+    """Return which axis of placed leaves counts examples.
 
-    >>> tuple(batch_spec(accumulate=4))
-    (None, 'replica')
+    >>> batch_axis(accumulate=4)
+    1
     """
-    return replica_spec(int(accumulate > 1) + int(steps_per_call > 1))
+    return int(accumulate > 1) + int(steps_per_call > 1)
 
 
 def place(
-    batch: PyTree, mesh: Mesh, *, accumulate: int = 1, steps_per_call: int = 1
+    batch: PyTree, layout: BatchLayout, *, accumulate: int = 1, steps_per_call: int = 1
 ) -> PyTree:
-    """Put a batch on the devices of a mesh in the layout that a compiled step takes.
+    """Put a batch on the devices of a layout, as a compiled step takes it.
 
     Arrays of JAX go from device to device. On a CPU the result may share memory with
     NumPy leaves: do not write to them afterwards.
@@ -69,13 +70,13 @@ def place(
     Args:
       batch: Leaves [B, ...]; [steps, B, ...] if `steps_per_call` is more than one. B is
         the global batch, in every process.
-      mesh: The replicas.
+      layout: How batches lie on devices.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
 
     Returns:
       Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front; NumPy's
-      own where the mesh is one CPU device.
+      own where there is one CPU device.
 
     Raises:
       BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
@@ -85,34 +86,34 @@ def place(
     _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
-        replicas=mesh.size,
+        replicas=parts_here(layout, whole=True),
         accumulate=accumulate,
     )
-    return Placement(mesh, accumulate, steps_per_call, whole=True).put(batch)
+    return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)
 
 
 class Placement:
-    """Put batches that are known to fit on a mesh, one after the other.
+    """Put batches that are known to fit on devices, one after the other.
 
     Args:
-      mesh: The replicas.
+      layout: How batches lie on devices.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
-      whole: Whether each process has the global batch, or only its replicas' part.
+      whole: Whether each process has the global batch, or only its own parts.
     """
 
     def __init__(
-        self, mesh: Mesh, accumulate: int, steps_per_call: int, *, whole: bool
+        self, layout: BatchLayout, accumulate: int, steps_per_call: int, *, whole: bool
     ) -> None:
-        self._mesh = mesh
+        self._layout = layout
         self._depth = int(steps_per_call > 1)
-        self._axis = self._depth + int(accumulate > 1)  # what is cut over replicas
+        self._axis = batch_axis(accumulate, steps_per_call)
         self._accumulate = accumulate
-        self._sharding = NamedSharding(mesh, batch_spec(accumulate, steps_per_call))
-        # Host memory is the memory of a lone CPU device: a program takes it as it is.
         self._whole = whole
-        self._is_spread = spans_processes(mesh)
-        self._in_place = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+        self._is_spread = spans_processes(layout.mesh)
+        # Host memory is the memory of a lone CPU device: a program takes it as it is.
+        devices = layout.mesh.devices
+        self._in_place = devices.size == 1 and devices.flat[0].platform == "cpu"
 
     def put(self, batch: PyTree) -> PyTree:
         """Return the batch as global arrays in the placed layout."""
@@ -120,19 +121,27 @@ class Placement:
             batch = jax.tree.map(self._cut, batch)
         if self._in_place and not _on_device(batch):
             return batch
+        shardings = self._layout.batch_shardings(batch, axis=self._axis)
         # The seam to several processes.
         if not self._is_spread:
-            return jax.device_put(batch, self._sharding)
+            return jax.device_put(batch, shardings)
         if self._whole:
-            return put(batch, self._sharding)
-        return jax.tree.map(self._put_own, batch)
+            return put(batch, shardings)
+        return jax.tree.map(
+            lambda sharding, below: jax.tree.map(
+                lambda leaf: self._put_own(leaf, sharding), below
+            ),
+            shardings,
+            batch,
+        )
 
-    def _put_own(self, leaf: np.ndarray | jax.Array) -> jax.Array:
-        """Put this process's part; others may hold more replicas, or fewer."""
-        own, mesh, axis = np.asarray(leaf), self._mesh, self._axis
-        rows = own.shape[axis] // len(mesh.local_devices)
-        shape = (*own.shape[:axis], rows * mesh.size, *own.shape[axis + 1 :])
-        return jax.make_array_from_process_local_data(self._sharding, own, shape)
+    def _put_own(self, leaf: np.ndarray | jax.Array, sharding: Sharding) -> jax.Array:
+        """Put this process's parts; others may hold more of them, or fewer."""
+        own, axis = np.asarray(leaf), self._axis
+        rows = own.shape[axis] // parts_here(self._layout, whole=False)
+        rows *= parts_here(self._layout, whole=True)
+        shape = (*own.shape[:axis], rows, *own.shape[axis + 1 :])
+        return jax.make_array_from_process_local_data(sharding, own, shape)
 
     def _cut(self, leaf: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
         shape, depth = np.shape(leaf), self._depth

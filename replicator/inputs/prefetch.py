@@ -41,6 +41,7 @@ class Prefetcher(Generic[T]):
       size: Items kept ready, or how many those are if all are like the first.
       timeout_s: Longest wait for one item, in seconds.
       clock: Where waiting times come from.
+      is_over: Asked while an item is waited for: whether to end instead.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Prefetcher(Generic[T]):
         size: int | Callable[[T], int] = 2,
         timeout_s: float = 600.0,
         clock: Clock | None = None,
+        is_over: Callable[[], bool] | None = None,
     ):
+        self._is_over = is_over or (lambda: False)
         self._channel: _Channel[T] = _Channel(size)
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
@@ -77,7 +80,7 @@ class Prefetcher(Generic[T]):
         """Return the next item.
 
         Raises:
-          StopIteration: The source has ended, or this was closed.
+          StopIteration: The source has ended, this was closed, or `is_over`.
           InputTimeoutError: Nothing came within `timeout_s`.
           Exception: Whatever the source raised, with its traceback.
         """
@@ -111,6 +114,8 @@ class Prefetcher(Generic[T]):
     def _wait_until_ready(self, started_s: float) -> None:
         warned = False
         while not self._channel.wait_ready(_POLL_S):
+            if self._is_over():
+                raise StopIteration
             waited_s = self._clock.now_s() - started_s
             match decide_wait(waited_s, warned=warned, timeout_s=self._timeout_s):
                 case "fail":

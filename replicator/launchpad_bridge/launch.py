@@ -88,6 +88,13 @@ def launch(
       ArgumentError: An argument breaks its rule.
       LaunchError: The launcher cannot be opened, a node does not pickle, or there is no
         server for the dashboard.
+
+    >>> program = lp.Program("sum")
+    >>> _ = program.add_node(lp.PyNode(sum, [1, 2]), label="adder")
+    >>> with lp.launch(program, launch_type="threads") as run:
+    ...     run.wait()
+    >>> run.results["adder"]
+    3
     """
     program = _the_program(programs)
     launcher, kind = _launcher(launch_type, terminal, serialize_py_nodes)

@@ -98,7 +98,7 @@ class Program:
 
         The same program gives the same text. It may be half written, and run or not.
 
-        >>> pathlib.Path("program.svg").write_text(program.to_svg())
+        >>> _ = pathlib.Path("program.svg").write_text(program.to_svg())
         """
         return svg_of(lay_out(graph_of(self)))
 
@@ -199,7 +199,9 @@ def make_program(*nodes: Any, name: str = "launchpad") -> Program:
       *nodes: What to run.
       name: Of the program.
 
-    >>> lp.launch(lp.make_program(lp.PyNode(print, "hello")))
+    >>> with lp.launch(lp.make_program(lp.PyNode(print, "hello"))) as run:
+    ...     run.wait()
+    hello
     """
     program = Program(name)
     for index, node in enumerate(nodes):

@@ -40,8 +40,11 @@ _TEST_PATIENCE_S = 1.0
 class Run:
     """A program that runs. As a context manager it is stopped at the end of the block.
 
+    >>> node = program.add_node(lp.PyNode(sum, [1, 2]), label="adder")
     >>> with lp.launch(program, launch_type="threads") as run:
-    ...     run.wait(labels=["learner"])
+    ...     run.wait(labels=["adder"])
+    >>> run.results["adder"]
+    3
     """
 
     def __init__(

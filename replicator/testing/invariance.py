@@ -15,21 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
 from replicator.base.mesh import replica_mesh
-from replicator.base.per_replica import (
-    is_per_replica,
-    per_replica_specs,
-    repeat_own,
-    take_own,
-)
+from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.layout import EQUAL, STATE, Layout, examples
+from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.step.accumulate import shown_by_update
 from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.state import RunState, init_state, state_shardings
+from replicator.engine.step.state import RunState, init_state
 from replicator.engine.step.transforms import count_steps, keyed, lift
 from replicator.engine.step.update_dependence import follows_optimizer
 from replicator.errors import (
@@ -39,7 +35,7 @@ from replicator.errors import (
     check_function,
     check_whole,
 )
-from replicator.inputs.placement import batch_spec, place
+from replicator.inputs.placement import batch_axis, place
 
 GRADIENT_TOLERANCE = 1e-5 + 1e-6
 """Of the norm of the whole gradient, float32: law 1."""
@@ -185,11 +181,11 @@ class _Case:
         self, at_steps: Sequence[int], num_replicas: int, accumulate: int
     ) -> dict[int, PyTree]:
         """Run, and return host copies of the state after `at_steps` updates."""
-        mesh = replica_mesh(num_replicas)
+        layout = _layout(num_replicas)
         options = CompileOptions(accumulate=accumulate)
         update = count_steps(lift(self.step_fn, accumulate=accumulate))
-        step = CompiledStep(update, mesh, options)
-        run = self._at(0, self._start(mesh))
+        step = CompiledStep(update, layout, options)
+        run = self._at(0, self._start(layout))
         visited = {}
         for done in range(max(at_steps) + 1):
             if done in at_steps:
@@ -267,31 +263,29 @@ class _Case:
             found.extend(follows_optimizer(keyed(self.step_fn), state, batch, key))
             return state, ()
 
-        # On a mesh of one: the step may speak to other replicas.
-        mesh = replica_mesh(1)
-        program = _on_each_replica(ask, mesh, accumulate=1)
-        jax.eval_shape(program, self._at(0, self._start(mesh)), _as_wide(self.batch))
+        # As one of many, though there is one: it may speak to other replicas.
+        layout = _layout(1)
+        program = _on_each_replica(ask, layout, accumulate=1)
+        jax.eval_shape(program, self._at(0, self._start(layout)), _as_wide(self.batch))
         return found
 
     def _gradients_at(
         self, states: dict[int, PyTree], num_replicas: int, accumulate: int
     ) -> dict[int, dict[str, PyTree]]:
-        mesh = replica_mesh(num_replicas)
-        gradients = _make_gradients(self.step_fn, mesh, accumulate)
-        batch = place(self.batch, mesh, accumulate=accumulate)
+        layout = _layout(num_replicas)
+        gradients = _make_gradients(self.step_fn, layout, accumulate)
+        batch = place(self.batch, layout, accumulate=accumulate)
         return {
-            step: jax.device_get(
-                gradients(self._at(step, _on_mesh(state, mesh)), batch)
-            )
+            step: jax.device_get(gradients(self._at(step, _put(state, layout)), batch))
             for step, state in states.items()
         }
 
-    def _start(self, mesh: Mesh) -> PyTree:
+    def _start(self, layout: Layout) -> PyTree:
         """Return the first state, born in float32: every run starts the same."""
         with jax.enable_x64(False):
             key = jax.random.key(self.seed)
-            state = init_state(self.init_fn, replica_mesh(1), key=key)
-        return _on_mesh(_as_wide(jax.device_get(state)), mesh)
+            state = init_state(self.init_fn, _layout(1), key=key)
+        return _put(_as_wide(jax.device_get(state)), layout)
 
     def _at(self, step: int, state: PyTree) -> RunState:
         """Return the run after `step` updates, as `rep.run` has it."""
@@ -299,7 +293,11 @@ class _Case:
         return RunState(step=jnp.int32(step), key=key, user=state)
 
 
-def _make_gradients(step_fn: StepFn, mesh: Mesh, accumulate: int) -> Callable:
+def _layout(num_replicas: int) -> Layout:
+    return ReplicatedLayout(replica_mesh(num_replicas))
+
+
+def _make_gradients(step_fn: StepFn, layout: Layout, accumulate: int) -> Callable:
     show = shown_by_update(
         keyed(step_fn), accumulate, collects=accumulate > 1, show="reduced"
     )
@@ -307,28 +305,22 @@ def _make_gradients(step_fn: StepFn, mesh: Mesh, accumulate: int) -> Callable:
     def update(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         return state, show(state, batch, key)
 
-    return jax.jit(_on_each_replica(update, mesh, accumulate=accumulate))
+    return jax.jit(_on_each_replica(update, layout, accumulate=accumulate))
 
 
-def _on_each_replica(update: KeyedStep, mesh: Mesh, *, accumulate: int) -> Callable:
+def _on_each_replica(update: KeyedStep, layout: Layout, *, accumulate: int) -> Callable:
     """Lift what `update` reports, equal on all replicas, to `program(run, batch)`."""
-
-    def program(run: RunState, batch: PyTree) -> PyTree:
-        return jax.shard_map(
-            lambda run, batch: count_steps(update)(take_own(run), batch, None)[1],
-            mesh=mesh,
-            in_specs=(per_replica_specs(run), batch_spec(accumulate, 1)),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )(run, batch)
-
-    return program
+    return layout.spread(
+        lambda run, batch: count_steps(update)(run, batch, None)[1],
+        inputs=(STATE, examples(batch_axis(accumulate))),
+        outputs=EQUAL,
+    )
 
 
-def _on_mesh(state: PyTree, mesh: Mesh) -> PyTree:
-    """Put a one-replica state on `mesh`; declared leaves start as replica 0's."""
-    placed = repeat_own(take_own(state), num_replicas=mesh.size)
-    return jax.device_put(placed, state_shardings(placed, mesh))
+def _put(state: PyTree, layout: Layout) -> PyTree:
+    """Put a one-replica state in its place; declared leaves start as replica 0's."""
+    placed = repeat_own(take_own(state), num_replicas=layout.num_replicas)
+    return jax.device_put(placed, layout.state_shardings(placed))
 
 
 def _as_wide(tree: PyTree) -> PyTree:

@@ -3,24 +3,21 @@
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
 from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.reading import Restored
-from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.collectives.context.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
-from replicator.engine.step.state import RunState, state_shardings
-from replicator.errors import ArgumentError, check_count, check_kind
-from replicator.hooks import Every, Hook, MetricsEvent, StateEvent, every
+from replicator.engine.layout import Layout
+from replicator.engine.step.state import RunState
+from replicator.errors import ArgumentError
+from replicator.hooks import Every, Hook, MetricsEvent, StateEvent
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.pending_metrics import (
     PendingMetrics,
@@ -30,60 +27,9 @@ from replicator.monitoring.pending_metrics import (
 )
 from replicator.monitoring.run_record import versions
 from replicator.monitoring.writers.writer import named_numbers
+from replicator.training.options import Checkpointing
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """Where and when a run is saved.
-
-    Attributes:
-      directory: Holds the checkpoints of this run and of no other.
-      when: At which steps; the last step is saved, too.
-      retention: Which of them stay.
-    """
-
-    directory: str | os.PathLike[str]
-    when: Every
-    retention: Retention
-
-
-def checkpoints_of(
-    directory: str | os.PathLike[str] | None,
-    when: int | Every,
-    retention: Retention | None,
-) -> Checkpoints | None:
-    """Return where and when a run is saved; None if it is not.
-
-    Raises:
-      ArgumentError: `retention` is of another kind, or given without a directory.
-    """
-    check_kind("retention", retention, Retention)
-    if directory is None:
-        if retention is not None:
-            raise ArgumentError(
-                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
-                "or leave `retention` out."
-            )
-        return None
-    return Checkpoints(
-        directory=directory,
-        when=as_schedule("checkpoint_every", when),
-        retention=retention or Retention(),
-    )
-
-
-def as_schedule(name: str, when: int | Every) -> Every:
-    """Return the schedule that the argument `name` stands for.
-
-    Raises:
-      ArgumentError: It is a number below 1.
-    """
-    if isinstance(when, Every):
-        return when
-    check_count(name, when)
-    return every(n_steps=when)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,34 +220,35 @@ def _tell_nobody(kind: str, /, **fields: Any) -> None:
 
 
 def open_store(
-    checkpoints: Checkpoints, hooks: Sequence[Hook], mesh: Mesh
+    checkpoints: Checkpointing, hooks: Sequence[Hook], layout: Layout
 ) -> CheckpointStore:
     """Open the directory of a run's checkpoints.
 
     Args:
       checkpoints: Where, and which stay.
       hooks: One of them may bring a disk, to break what is saved on purpose.
-      mesh: The replicas.
+      layout: How the state lies on devices.
     """
+    assert checkpoints.directory is not None, "asked for where a run is saved"
     disks = [getattr(hook, "disk", None) for hook in hooks]
     store = CheckpointStore(
         checkpoints.directory,
         policy=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
-        together=spans_processes(mesh),
+        together=spans_processes(layout.mesh),
     )
     return store.open()
 
 
 def resume(
-    store: CheckpointStore, state: RunState, mesh: Mesh, began: Mapping[str, Any]
+    store: CheckpointStore, state: RunState, layout: Layout, began: Mapping[str, Any]
 ) -> Resumed | None:
     """Return where the run goes on: after what was saved last; None if nothing was.
 
     Args:
       store: Open; closed if that fails.
       state: The first state, or its shapes.
-      mesh: The replicas.
+      layout: How the state lies on devices.
       began: Seed and dataset of this run; what differs is said.
 
     Raises:
@@ -309,7 +256,7 @@ def resume(
       CheckpointMismatchError: It is that of another model.
     """
     try:
-        found = store.restore(state, shardings=state_shardings(state, mesh))
+        found = store.restore(state, shardings=layout.state_shardings(state))
     except BaseException:
         store.close()
         raise

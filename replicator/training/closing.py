@@ -13,26 +13,18 @@ def closed_at_the_end(closers: Sequence[Callable[[], None]]) -> Iterator[None]:
     What they raise after another error is noted on that error.
 
     Args:
-      closers: Called in order; one that fails does not keep the others from it.
+      closers: Called in order; one that fails does not keep the others from it. A list
+        may change until then.
 
     Raises:
       Exception: What the first closer raised, if nothing failed before.
     """
-    with closed_on_failure() as opened:
-        opened += closers
-        yield
-    call_all(closers)
-
-
-@contextmanager
-def closed_on_failure() -> Iterator[list[Callable[[], None]]]:
-    """Yield a list of closers, to be filled; they are called if the block fails."""
-    closers: list[Callable[[], None]] = []
     try:
-        yield closers
+        yield
     except BaseException as failure:
         try:
             call_all(closers)
         except Exception as problem:
             failure.add_note(f"Closing failed, too: {problem!r}")
         raise
+    call_all(closers)

@@ -1,18 +1,19 @@
 """Run a step over batches: the one place where plans and steps meet clock and input.
 
-A turn of the loop pulls a batch, dispatches step t+1, and only then shows the metrics
-of step t to the hooks, so the devices have work while the host reads. How many steps
-may be in flight is the step's affair. Metrics stay on the devices until a hook asks for
-them, or until `FiniteCheck` looks at them.
+A turn pulls a batch, dispatches step t+1, and only then shows the metrics of step t to
+the hooks, so the devices have work while the host reads. How many steps may be in
+flight is the step's affair. Metrics stay on the devices until a hook asks for them, or
+until `FiniteCheck` looks at them.
 
-Not here: how a step is compiled, how batches get to the devices, what hooks do. Saving
-and evaluating are hooks (`on_state`, `on_end`), never branches of this loop.
+Not here: who makes the turns (`Session`, for `run` and for loops of one's own), how a
+step is compiled, how batches get to the devices, what hooks do. Saving and evaluating
+are hooks (`on_state`, `on_end`), never branches of this loop.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -26,8 +27,8 @@ from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers, first_numbers
 from replicator.training.best_metric import BestSoFar
-from replicator.training.closing import closed_at_the_end
 from replicator.training.dispatched_step import DispatchedCall
+from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.finite_check import FiniteCheck
 from replicator.training.nonfinite.policy import BadNumber
 from replicator.training.preemption.agreed_time import AgreedTime
@@ -67,72 +68,6 @@ class Batches(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LoopPlan:
-    """How long to run, and how.
-
-    Attributes:
-      steps: Updates in all, those before `start_step` included; None runs until the
-        input ends.
-      start_step: Updates that the state has behind it.
-      steps_per_call: Updates that one call of the step makes. Above 1, each metric has
-        a leading axis of that size.
-      on_nonfinite: Whether a NaN or infinite metric ends the run.
-
-    Raises:
-      ArgumentError: A number is out of range, or calls do not fit into `steps`.
-    """
-
-    steps: int | None
-    start_step: int = 0
-    steps_per_call: int = 1
-    on_nonfinite: Literal["raise", "ignore"] = "raise"
-
-    def __post_init__(self) -> None:
-        if self.start_step < 0:
-            raise ArgumentError(
-                f"`start_step` must be at least 0, got {self.start_step}. "
-                "Leave it out for a state that has no step behind it."
-            )
-        if isinstance(self.steps, np.integer):
-            object.__setattr__(self, "steps", int(self.steps))
-        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if self.steps is not None and not whole:
-            raise ArgumentError(
-                f"`steps` must be a whole number, got {self.steps!r}. "
-                "Pass an `int`, or `steps=None` to run until the input ends."
-            )
-        if self.steps is not None and self.steps < 0:
-            raise ArgumentError(
-                f"`steps` must be at least 0, got {self.steps}. "
-                "Pass `steps=None` to run until the input ends."
-            )
-        if self.steps_per_call < 1:
-            raise ArgumentError(
-                f"`steps_per_call` must be at least 1, got {self.steps_per_call}. "
-                "Leave it out for one step a call."
-            )
-        if self.on_nonfinite not in ("raise", "ignore"):
-            raise ArgumentError(
-                "`on_nonfinite` must be 'raise' or 'ignore', "
-                f"got {self.on_nonfinite!r}. Leave it out to raise."
-            )
-        self._require_whole_calls()
-
-    def _require_whole_calls(self) -> None:
-        # A last call of fewer steps would be another program, compiled at the very end.
-        n, left = self.steps_per_call, (self.steps or 0) - self.start_step
-        if self.steps is None or left <= 0 or left % n == 0:
-            return
-        lower, upper = self.steps - left % n, self.steps - left % n + n
-        remedy = f"{lower} or {upper}" if lower > self.start_step else f"{upper}"
-        after = f" from step {self.start_step} on" if self.start_step else ""
-        raise ArgumentError(
-            f"`steps` must be a multiple of `steps_per_call`{after}, "
-            f"got {self.steps} for {n}. Use {remedy}."
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoopResult:
     """What is left when a run has ended.
 
@@ -158,119 +93,148 @@ class LoopResult:
     best: BestSoFar | None = None
 
 
-def run_loop(
-    step: Step,
-    state: PyTree,
-    batches: Batches,
-    *,
-    plan: LoopPlan,
-    hooks: Sequence[Hook] = (),
-    phases: Phases | None = None,
-    in_flight: PendingMetrics | None = None,
-    agreed_time: AgreedTime | None = None,
-    tell: Callable[[BadNumber], None] | None = None,
-) -> LoopResult:
-    """Call `step` until the plan's steps are done or the input ends.
+class Loop:
+    """A run between two turns: its state, and what of it was not shown yet.
 
-    Hooks and `batches` are closed in every case, also on an interrupt; what they raise
-    while closing after another error is noted on that error.
+    Whoever makes the turns asks `next` for a batch and hands it to `dispatch`, until
+    there is none; then comes `end`. A turn whose step was made by somebody else is
+    told of by `after`.
 
     Args:
-      step: Makes `batch.steps` updates.
       state: The first state; donated. A `FlatTree` for a step that returns one: hooks
         and the result see the tree.
-      batches: What to train on; owned by the loop from now on.
       plan: How long, and how.
       hooks: What happens besides, in this order at each moment.
       phases: Where it notes what it is doing; its clock is the loop's.
       in_flight: What hooks were not shown of the steps before `plan.start_step`.
-      tell: Takes bad numbers, unless `plan` ignores them; raises them by default.
       agreed_time: What makes hooks due by the clock due in all processes at once.
-
-    Raises:
-      ArgumentError: The input ended before `plan.steps`.
-      BatchError: A batch holds more updates than are left.
-      NonFiniteError: A metric is NaN or infinite, and `plan` does not ignore it.
-      Exception: Whatever `step`, `batches` or a hook raised.
+      tell: Takes bad numbers, unless `plan` ignores them; raises them by default.
     """
-    with closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
-        phases = phases or Phases()
-        run = _Run(state, plan, hooks, phases, in_flight, agreed_time, tell)
-        while plan.steps is None or run.step < plan.steps:
-            # First of all: a run that goes on may have come to its end before.
-            if any(hook.should_stop for hook in hooks):
-                break
-            phases.enter("input")
-            batch = next(batches, None)
-            if batch is None:
-                run.require_end_of_plan()
-                break
-            run.dispatch(step, batch, batches.stall_s)
-        result = run.end(batches.stall_s)
-        phases.enter("end")
-    return result
-
-
-class _Run:
-    """The state of a loop between two turns."""
 
     def __init__(
         self,
         state: PyTree,
+        *,
         plan: LoopPlan,
-        hooks: Sequence[Hook],
-        phases: Phases,
-        in_flight: PendingMetrics | None,
-        agreed_time: AgreedTime | None,
-        tell: Callable[[BadNumber], None] | None,
+        hooks: Sequence[Hook] = (),
+        phases: Phases | None = None,
+        in_flight: PendingMetrics | None = None,
+        agreed_time: AgreedTime | None = None,
+        tell: Callable[[BadNumber], None] | None = None,
     ):
         self.state = state
         self.step = plan.start_step
+        self.metrics: PyTree = None  # of the last call, never read here
         self._plan = plan
         self._hooks = hooks
         self._examples = 0
-        self._phases = phases
-        self._progress = Progress(phases.clock, steps=plan.steps)
+        self._phases = phases or Phases()
+        self._progress = Progress(self._phases.clock, steps=plan.steps)
         self._finite = FiniteCheck(tell) if plan.on_nonfinite == "raise" else None
         self._agreed_time = agreed_time
         self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
-        self._dispatched: PyTree = None  # metrics of the last call, never read here
         if in_flight is not None:
-            now_s = phases.clock.now_s()
-            if agreed_time is not None:
-                now_s = agreed_time.at(plan.start_step, now_s)
-            self._newest = DispatchedCall(
-                last_step=plan.start_step,
-                steps=in_flight.steps,
-                stacked=in_flight.stacked,
-                examples_before=0,
-                examples=0,
-                progress=first_numbers(plan.start_step, plan.steps, now_s),
-                metrics=in_flight.metrics,
-                position=in_flight.position,
-                phases=phases,
-            )
+            self._newest = self._of_before(in_flight)
+
+    def _of_before(self, in_flight: PendingMetrics) -> DispatchedCall:
+        step, now_s = self.step, self._phases.clock.now_s()
+        if self._agreed_time is not None:
+            now_s = self._agreed_time.at(step, now_s)
+        return DispatchedCall(
+            last_step=step,
+            steps=in_flight.steps,
+            stacked=in_flight.stacked,
+            examples_before=0,
+            examples=0,
+            progress=first_numbers(step, self._plan.steps, now_s),
+            metrics=in_flight.metrics,
+            position=in_flight.position,
+            phases=self._phases,
+        )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are steps to do, and no hook wants to stop."""
+        wanted = self._plan.steps
+        if wanted is not None and self.step >= wanted:
+            return False
+        return not any(hook.should_stop for hook in self._hooks)
+
+    def next(self, batches: Batches) -> Batch | None:
+        """Return what the next turn takes; None if there is no turn or no batch."""
+        # Asked first of all: a run that goes on may have come to its end before.
+        if not self.goes_on:
+            return None
+        self._phases.enter("input")
+        return next(batches, None)
+
+    def begin_step(self) -> None:
+        """Note that the next step is made, from now on."""
+        hidden = is_under_way(self.metrics)
+        self._phases.enter("step", step=self.step, hidden=hidden)
 
     def dispatch(self, step: Step, batch: Batch, stall_s: float) -> None:
+        """Make a turn.
+
+        Args:
+          step: Makes `batch.steps` updates.
+          batch: What it takes.
+          stall_s: How long batches were waited for so far.
+
+        Raises:
+          BatchError: The batch holds more updates than are left.
+          NonFiniteError: A metric is NaN or infinite, and the plan does not ignore it.
+          Exception: Whatever `step` or a hook raised.
+        """
         self._require_room(batch)
-        hidden = is_under_way(self._dispatched)
-        self._phases.enter("step", step=self.step, hidden=hidden)
-        self.state, metrics = step(self.state, batch)
-        self._dispatched = metrics
-        self.step += batch.steps
-        self._examples += batch.examples
+        self.begin_step()
+        state, metrics = step(self.state, batch)
+        self.after(
+            state,
+            metrics,
+            steps=batch.steps,
+            examples=batch.examples,
+            position=batch.position,
+            stall_s=stall_s,
+        )
+
+    def after(
+        self,
+        state: PyTree,
+        metrics: PyTree,
+        *,
+        steps: int = 1,
+        examples: int = 0,
+        position: Any = None,
+        stall_s: float = 0.0,
+    ) -> None:
+        """Take in a step that was dispatched: show hooks what there is to see.
+
+        That is its state, and the metrics of the step before.
+
+        Args:
+          state: After it.
+          metrics: Of it.
+          steps: Updates that it makes.
+          examples: Real examples that it took.
+          position: Where the input is after it.
+          stall_s: How long batches were waited for so far.
+        """
+        self.state, self.metrics = state, metrics
+        self.step += steps
+        self._examples += examples
         progress = self._measure(stall_s)
         self._show_metrics()
         self._newest = DispatchedCall(
             last_step=self.step,
-            steps=batch.steps,
+            steps=steps,
             stacked=self._plan.steps_per_call > 1,
-            examples_before=self._examples - batch.examples,
-            examples=batch.examples,
+            examples_before=self._examples - examples,
+            examples=examples,
             progress=progress,
             metrics=metrics,
-            position=batch.position,
+            position=position,
             phases=self._phases,
         )
         event = self._state_event(self._newest, shown=False)
@@ -282,7 +246,12 @@ class _Run:
             hook.on_state(event)
 
     def require_end_of_plan(self) -> None:
-        """Refuse an input that ended while there are steps to do."""
+        """Refuse an input that ended while there are steps to do.
+
+        Raises:
+          ArgumentError: There are.
+          NonFiniteError: As `dispatch`.
+        """
         if self._plan.steps is None or self.step >= self._plan.steps:
             return
         self._show_metrics()
@@ -293,6 +262,12 @@ class _Run:
         )
 
     def end(self, stall_s: float) -> LoopResult:
+        """Show hooks the last metrics and the last state, and return what is left.
+
+        Raises:
+          NonFiniteError: As `dispatch`.
+          Exception: Whatever a hook raised.
+        """
         self._show_metrics()
         self._check_finite()
         if (call := self._newest) is None:
@@ -301,6 +276,12 @@ class _Run:
         for hook in self._hooks:
             self._phases.enter(hook.phase)
             hook.on_end(self._state_event(call, shown=True))
+        return self.leave()
+
+    def leave(self) -> LoopResult:
+        """Return what there is now, and show nobody anything."""
+        if (call := self._newest) is None:
+            return self._result(None, None)
         metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
         return self._result(metrics, call.progress)
 
@@ -354,7 +335,7 @@ class _Run:
         if self._finite is None or call.was_admitted:
             return
         # To look at metrics is to wait for the devices.
-        self._phases.enter("step", hidden=is_under_way(self._dispatched))
+        self._phases.enter("step", hidden=is_under_way(self.metrics))
         self._finite.admit(
             call.metrics, first_step=call.first_step, stacked=call.stacked
         )

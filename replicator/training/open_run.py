@@ -1,90 +1,51 @@
-"""Make a run, from the newest checkpoint on, as often as it goes back to one.
+"""Open what a run needs, in the order in which each can refuse: what `Session` drives.
 
-An attempt opens what a run needs (checkpoints, reports, input) in the order in which
-each can refuse, and hands all of it to the loop. A run that goes back past a bad number
-opens everything anew: that is a resume in one process.
+A run that goes back past a bad number opens everything anew: that is a resume in one
+process.
 """
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from replicator.base.flat_tree import FlatTree
 from replicator.base.mesh import spans_processes
-from replicator.base.types import Dataset, PyTree
+from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.checkpoint.store import CheckpointStore
 from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
-from replicator.engine.memory_errors import is_out_of_memory
+from replicator.engine.layout import Layout
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import FirstState
-from replicator.hooks import Every, Hook
+from replicator.hooks import Hook
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
-from replicator.inputs.skipped_batches import require_rereadable
+from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.run_record import describe_dataset
-from replicator.training.best_metric import Follow
 from replicator.training.checkpoint_hook import (
-    Checkpoints,
     Resumed,
     SaveCheckpoints,
-    hook_states,
     load_hooks,
     open_store,
     resume,
 )
-from replicator.training.closing import closed_on_failure
 from replicator.training.evaluate_hook import EvaluateEvery, followed_number
-from replicator.training.guards import guarded
-from replicator.training.loop import LoopPlan, LoopResult, Step, run_loop
+from replicator.training.loop import Loop, Step
+from replicator.training.loop_plan import LoopPlan
+from replicator.training.node import Node
 from replicator.training.nonfinite.rollback import Recovery
-from replicator.training.postmortem.examine import (
-    RecordsFailure,
-    Reopened,
-    examine,
-    is_met_by_all,
-)
+from replicator.training.options import Checkpointing, Evaluating, Recording
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.hook import LeaveSaved, Preemption
-from replicator.training.reports.records import Records, Reports, open_reports
+from replicator.training.reports.records import Reports, open_reports
 from replicator.training.user_hooks import HookOfUser
 from replicator.training.watchdog import Limits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluations:
-    """What a run evaluates, and when.
-
-    Attributes:
-      evaluate: Returns metrics of a user's state; reads as `inputs=` says.
-      when: At which steps; the last one is evaluated, too.
-      follow: The number that tells the best step, and when to give up.
-    """
-
-    evaluate: Callable[..., Mapping[str, PyTree]]
-    when: Every
-    follow: Follow | None = None
-
-    def try_out(self, state: PyTree) -> None:
-        """Evaluate the first batch alone: what is wrong shows before hours of steps.
-
-        Args:
-          state: The user's, as the run begins or goes on with it.
-
-        Raises:
-          ArgumentError: `follow` names no number of the evaluation.
-          Exception: Whatever an evaluation raises.
-        """
-        metrics = self.evaluate(state, inputs=InputOptions(steps=1))
-        if self.follow is not None:
-            followed_number(metrics, self.follow.metric)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,287 +53,298 @@ class Training:
     """All that a run is made of; nothing of it is open yet.
 
     Attributes:
-      step: Works on a `RunState`.
+      step: Works on a `RunState`; None where a loop has steps of its own.
+      compile: Lifts a step of such a loop.
       first: The first state, for a run that was not saved.
-      dataset: What to train on.
-      mesh: The replicas.
+      dataset: What to train on; None where a loop has batches of its own.
+      layout: How replicas lie on devices.
       plan: How long.
       reading: How the dataset is read.
-      records: What is told.
-      checkpoints: Where the run is saved; None saves nothing.
-      evaluations: What is evaluated; None for nothing.
+      seed: Of the run's keys.
+      arguments: What the records say of the run, in plain JSON.
+      recording: What is told.
+      checkpointing: Where the run is saved; None saves nothing.
+      evaluating: What is evaluated; None for nothing.
+      evaluate: `rep.evaluate`.
       events: This process's journal of the run; None for none.
       recovery: What is done about bad numbers.
       one_replica: The step of one replica, to be written down where it fails.
       hooks: The user's own.
       phases: Where it notes what it is doing.
       limits: How long each of that may take.
+      node: Of the program that it runs in; None for none.
     """
 
-    step: Step
+    step: Step | None
+    compile: Callable[[StepFn], CompiledStep]
     first: FirstState
-    dataset: Dataset
-    mesh: Mesh
+    dataset: Dataset | None
+    layout: Layout
     plan: LoopPlan
     reading: InputOptions
-    records: Records
-    checkpoints: Checkpoints | None
-    evaluations: Evaluations | None
+    seed: int
+    arguments: Mapping[str, Any]
+    recording: Recording
+    checkpointing: Checkpointing | None
+    evaluating: Evaluating | None
+    evaluate: Callable[..., Mapping[str, PyTree]]
     events: EventLog | None
     recovery: Recovery
-    one_replica: KeyedStep
+    one_replica: KeyedStep | None
     hooks: Sequence[Hook]
     phases: Phases
     limits: Limits
+    node: Node | None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the run."""
+        return self.layout.mesh
+
+    @property
+    def together(self) -> bool:
+        """Whether several processes make this run."""
+        return spans_processes(self.mesh)
+
+    def tell(self, kind: str, /, **fields: Any) -> None:
+        """Write into the journal, if there is one."""
+        if self.events is not None:
+            self.events.write(kind, **fields)
+
+    def tell_alike(self, kind: str, /, **fields: Any) -> None:
+        """Write what all processes do alike: one of them tells."""
+        if not self.together or jax.process_index() == 0:
+            self.tell(kind, **fields)
 
 
-class Attempts:
-    """A run, from the newest checkpoint on, as often as it goes back to one."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What one opening of a run has open.
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._events = training.events
-        # Of what all processes do alike, one of them tells.
-        alike = spans_processes(training.mesh) and jax.process_index() > 0
-        self._tell_alike = teller(None if alike else training.events)
-        self._recovery = training.recovery
-        self._step = RecordsFailure(training.step)
-        goes_back = training.recovery.policy.goes_back
-        self._first_states = hook_states(training.hooks) if goes_back else []
+    Attributes:
+      loop: Its state between turns.
+      batches: Its input; None where a loop has its own.
+      resumed: Where it goes on.
+      evaluation: What it evaluates by; None for nothing.
+      leaving: What leaves it when it is asked to stop; None if it is not saved.
+    """
 
-    def run(self) -> LoopResult:
-        """Run to the end, or until it is to go back."""
-        of = self._training
-        with guarded(
-            of.phases,
-            limits=of.limits.for_input(of.reading.timeout_s),
-            directory=of.records.directory,
-            together=spans_processes(of.mesh),
-            saved=of.checkpoints is not None,
-            tell=teller(self._events),
-        ) as preemption:
-            return self._run(preemption)
+    loop: Loop
+    batches: SkippedBatches | None
+    resumed: Resumed
+    evaluation: EvaluateEvery | None
+    leaving: LeaveSaved | None
 
-    @contextmanager
-    def examined(self) -> Iterator[None]:
-        """Write down what a step that fails was given, for `replicator replay`."""
-        of = self._training
-        try:
-            yield
-        except Exception as failure:
-            # What a step lacked may come to light where its metrics are read.
-            if is_out_of_memory(failure) and isinstance(of.step, CompiledStep):
-                raise of.step.explained(failure) from failure
-            dispatched = of.phases.current.step
-            bad_step = self._step.bad_step(failure, dispatched=dispatched)
-            meets = not spans_processes(of.mesh) or is_met_by_all(failure)
-            if meets and of.records.directory is not None and bad_step is not None:
-                self._examine(of.records.directory, failure, bad_step)
-            raise
 
-    def _run(self, preemption: Preemption | None) -> LoopResult:
-        # The loop closes what it was handed; until then, what is open is closed here.
-        with closed_on_failure() as opened:
-            return self._go_on(preemption, opened)
+def open_run(
+    of: Training,
+    *,
+    preemption: Preemption | None,
+    first_states: Sequence[Any],
+    closers: list[Callable[[], None]],
+) -> Opened:
+    """Open a run where it was saved last, or at its beginning.
 
-    def _go_on(
-        self, preemption: Preemption | None, opened: list[Callable[[], None]]
-    ) -> LoopResult:
-        of = self._training
-        store = self._open_store() if of.checkpoints is not None else None
-        if store is not None:
-            opened.append(store.close)
-        with of.phases.during("restore"):
-            resumed = self._resume(store)
-        require_same_state(of.mesh, resumed.state)
-        if of.evaluations is not None and self._has_steps_ahead(resumed):
-            with of.phases.during("evaluate"):
-                of.evaluations.try_out(resumed.state.user)
-        reports = open_reports(
-            of.records,
-            resumed,
-            step=of.step,
-            mesh=of.mesh,
-            phases=of.phases,
-            events=self._events,
-            is_fresh=resumed.start_step == 0 and not self._recovery.went_back,
-        )
-        opened += [hook.close for hook in [*reports.hooks, *reports.after]]
-        evaluation, hooks = self._hooks(reports)
-        load_hooks(reports.hooks, resumed.reports)
-        load_hooks(hooks, resumed.hooks)
-        if self._recovery.went_back and not resumed.hooks:
-            load_hooks(of.hooks, self._first_states)  # back to the very beginning
-        self._recovery.come_back(resumed.start_step)
-        plan = dataclasses.replace(
+    Args:
+      of: What it is made of.
+      preemption: Hears who asks it to stop; None if nobody is to be heard.
+      first_states: Of the user's hooks, should it go back to its very beginning.
+      closers: Takes what closes all that is open, also if this fails half-way.
+    """
+    went_back = of.recovery.went_back
+    store = None
+    if of.checkpointing is not None:
+        store = open_store(of.checkpointing, of.hooks, of.layout)
+        closers.append(store.close)
+    with of.phases.during("restore"):
+        resumed = find_start(of, store)
+    require_same_state(of.mesh, resumed.state)
+    if not went_back and (of.plan.steps is None or resumed.start_step < of.plan.steps):
+        _try_evaluation(of, resumed.state.user)
+    reports = _reports(of, resumed)
+    closers += [hook.close for hook in [*reports.hooks, *reports.after]]
+    evaluation = _evaluation(of, reports)
+    saved_hooks = [
+        of.recovery,
+        *([evaluation] if evaluation is not None else ()),
+        *(HookOfUser(hook) for hook in of.hooks),
+    ]
+    load_hooks(reports.hooks, resumed.reports)
+    load_hooks(saved_hooks, resumed.hooks)
+    if went_back and not resumed.hooks:
+        load_hooks(of.hooks, first_states)  # back to the very beginning
+    of.recovery.come_back(resumed.start_step)
+    saving = None
+    if store is not None:
+        saving = _saving(of, store, resumed, reports, saved_hooks, evaluation)
+    leaving = _leaving(of, preemption, saving, resumed.start_step)
+    hooks = hooks_in_order(reports, saved_hooks, saving, leaving or preemption)
+    batches = None
+    if of.dataset is not None:
+        batches = _input(of, of.dataset, resumed, preemption)
+    # From here on in this order: what is saved last waits for what is told before.
+    closers[:] = [hook.close for hook in hooks]
+    closers += [] if batches is None else [batches.close]
+    loop = Loop(
+        _handed_on(of.step, resumed.state),
+        plan=dataclasses.replace(
             of.plan,
             start_step=resumed.start_step,
-            on_nonfinite="ignore" if self._recovery.ignores else "raise",
+            on_nonfinite="ignore" if of.recovery.ignores else "raise",
+        ),
+        hooks=hooks,
+        tell=of.recovery.tell,
+        phases=of.phases,
+        in_flight=resumed.in_flight,
+        agreed_time=AgreedTime() if of.together else None,
+    )
+    return Opened(
+        loop=loop,
+        batches=batches,
+        resumed=resumed,
+        evaluation=evaluation,
+        leaving=leaving,
+    )
+
+
+def hooks_in_order(
+    reports: Reports,
+    saved_hooks: Sequence[Hook],
+    saving: SaveCheckpoints | None,
+    stopping: Hook | None,
+) -> list[Hook]:
+    """Return all hooks of a run, in the order in which each moment calls them.
+
+    1. Reports: compilations, the display, the metrics. What ends a run is told before.
+    2. Recovery: who comes after it sees no step that the run goes back from.
+    3. Evaluation: its numbers are there for the user's hooks, and to rank by.
+    4. The user's hooks.
+    5. Saving: the states of all before it are those after this step.
+    6. Stopping: after a step that is asked to be the last, the run is saved, or ends.
+    7. The profiler and the journal of phases: the time of all before them counts.
+
+    Args:
+      reports: 1 and 7.
+      saved_hooks: 2, 3 and 4: their states are in a checkpoint.
+      saving: 5; None if the run is not saved.
+      stopping: 6; None if nobody can ask.
+    """
+    ends = [hook for hook in (saving, stopping) if hook is not None]
+    return [*reports.hooks, *saved_hooks, *ends, *reports.after]
+
+
+def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
+    """Return where a run begins, or goes on."""
+    dataset = None if of.dataset is None else describe_dataset(of.dataset)
+    began = {"seed": of.seed, "dataset": dataset}
+    found = None
+    if store is not None:
+        found = resume(store, of.first.shapes, of.layout, began)
+    if found is None:
+        return Resumed(state=of.first.born(), position=Position(), began=began)
+    return found
+
+
+def _try_evaluation(of: Training, user: PyTree) -> None:
+    """Evaluate the first batch alone: what is wrong shows before hours of steps."""
+    if (wanted := of.evaluating) is None:
+        return
+    with of.phases.during("evaluate"):
+        metrics = of.evaluate(
+            wanted.eval_fn, wanted.dataset, state=user, inputs=InputOptions(steps=1)
         )
-        saving = self._saving(store, preemption, resumed, reports, hooks)
-        batches = self._input(resumed)
-        opened.clear()
-        result = run_loop(
-            self._step,
-            _handed_on(of.step, resumed.state),
-            batches,
-            plan=plan,
-            hooks=[*reports.hooks, *hooks, *saving, *reports.after],
-            tell=self._recovery.tell,
-            phases=of.phases,
-            in_flight=resumed.in_flight,
-            agreed_time=AgreedTime() if spans_processes(of.mesh) else None,
+    if wanted.follow is not None:
+        followed_number(metrics, wanted.follow.metric)
+
+
+def _reports(of: Training, resumed: Resumed) -> Reports:
+    return open_reports(
+        of.recording,
+        resumed,
+        seed=of.seed,
+        arguments=of.arguments,
+        step=of.step,
+        mesh=of.mesh,
+        phases=of.phases,
+        events=of.events,
+        is_fresh=resumed.start_step == 0 and not of.recovery.went_back,
+    )
+
+
+def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
+    if (wanted := of.evaluating) is None:
+        return None
+    return EvaluateEvery(
+        lambda state: of.evaluate(wanted.eval_fn, wanted.dataset, state=state),
+        wanted.when,
+        writer=reports.writer,
+        follow=wanted.follow,
+        tell=of.tell_alike,
+    )
+
+
+def _saving(
+    of: Training,
+    store: CheckpointStore,
+    resumed: Resumed,
+    reports: Reports,
+    saved_hooks: Sequence[Hook],
+    evaluation: EvaluateEvery | None,
+) -> SaveCheckpoints:
+    assert of.checkpointing is not None
+    return SaveCheckpoints(
+        store,
+        of.checkpointing.when,
+        reports=reports.hooks,
+        hooks=saved_hooks,
+        last_step=of.plan.steps,
+        rank_by=of.checkpointing.retention.metric,
+        evaluated=evaluation and evaluation.numbers_of,
+        about={"strategy": of.arguments.get("strategy"), "began": resumed.began},
+        tell=of.tell_alike,
+    )
+
+
+def _leaving(
+    of: Training,
+    preemption: Preemption | None,
+    saving: SaveCheckpoints | None,
+    first_step: int,
+) -> LeaveSaved | None:
+    if preemption is None or saving is None:
+        return None
+    return LeaveSaved(
+        preemption,
+        saving.on_end,
+        phases=of.phases,
+        first_step=first_step,
+        last_step=of.plan.steps,
+        tell=of.tell,
+    )
+
+
+def _input(
+    of: Training, dataset: Dataset, resumed: Resumed, preemption: Preemption | None
+) -> SkippedBatches:
+    reading, start_step = of.reading, resumed.start_step
+    if of.plan.steps is not None and of.step is not None:
+        left_out = of.recovery.steps_left_out(
+            batches_read=resumed.position.batches,
+            steps_per_call=of.plan.steps_per_call,
         )
-        if preemption is not None:
-            preemption.leave_if_asked(result.step, tell=teller(self._events))
-        ran = result.metrics is not None
-        return dataclasses.replace(
-            result,
-            state=result.state.user,
-            metrics=result.metrics if ran else resumed.last_metrics,
-            evaluation=evaluation and evaluation.metrics,
-            best=evaluation and evaluation.best,
-        )
-
-    def _has_steps_ahead(self, resumed: Resumed) -> bool:
-        """Tell whether this begins a run, or a part of one, that is not done yet."""
-        steps = self._training.plan.steps
-        is_done = steps is not None and resumed.start_step >= steps
-        return not is_done and not self._recovery.went_back
-
-    def discard_after(self, step: int) -> None:
-        """Delete the checkpoints of later steps: they hold what went bad."""
-        with self._open_store() as store:
-            store.discard_after(step)
-
-    def _open_store(self) -> CheckpointStore:
-        of = self._training
-        assert of.checkpoints is not None
-        return open_store(of.checkpoints, of.hooks, of.mesh)
-
-    def _resume(self, store: CheckpointStore | None) -> Resumed:
-        of = self._training
-        began = {"seed": of.records.seed, "dataset": describe_dataset(of.dataset)}
-        found = None
-        if store is not None:
-            found = resume(store, of.first.shapes, of.mesh, began)
-        if found is None:
-            return Resumed(state=of.first.born(), position=Position(), began=began)
-        return found
-
-    def _input(self, resumed: Resumed):
-        of = self._training
-        reading, left_out = of.reading, 0
-        if of.plan.steps is not None:
-            left_out = self._recovery.steps_left_out(
-                batches_read=resumed.position.batches,
-                steps_per_call=of.plan.steps_per_call,
-            )
-            # At least one: an input that is never asked need not be empty.
-            left = max(of.plan.steps - resumed.start_step + left_out, 1)
-            reading = dataclasses.replace(reading, steps=left)
-        batches = open_input(
-            of.dataset, of.mesh, options=reading, start=resumed.position
-        )
-        return self._recovery.watch(batches, start_step=resumed.start_step)
-
-    def _examine(
-        self, directory: str | os.PathLike[str], failure: Exception, bad_step: int
-    ) -> None:
-        of, together = self._training, spans_processes(self._training.mesh)
-        watched = guarded(
-            of.phases,
-            limits=of.limits,
-            directory=directory,
-            together=together,
-            tell=teller(self._events),
-        )
-        with watched, of.phases.during("end"):
-            found = examine(
-                directory,
-                failure,
-                bad_step=bad_step,
-                step=of.step,
-                one_replica=of.one_replica,
-                reopen=self._reopen,
-                about={"arguments": of.records.arguments, "seed": of.records.seed},
-                together=together,
-            )
-        if found is not None:
-            failure.add_note(f"To look at the step: replicator replay {found}")
-
-    def _reopen(self) -> Reopened:
-        """Return where the run could go on, to come to a step once more."""
-        of = self._training
-        require_rereadable(of.dataset, why="a post-mortem bundle")
-        resumed = None
-        if of.checkpoints is not None:
-            with self._open_store() as store:
-                resumed = self._resume(store)
-        resumed = resumed or self._resume(None)
-        reading = dataclasses.replace(of.reading, steps=None)
-        batches = open_input(
-            of.dataset, of.mesh, options=reading, start=resumed.position
-        )
-        watched = self._recovery.watch(batches, start_step=resumed.start_step)
-        return resumed.state, watched, resumed.start_step
-
-    def _hooks(self, reports: Reports) -> tuple[EvaluateEvery | None, list[Hook]]:
-        """Return the run's evaluation, and with it all hooks of the user."""
-        for_user: list[Hook] = [HookOfUser(hook) for hook in self._training.hooks]
-        if (wanted := self._training.evaluations) is None:
-            return None, [self._recovery, *for_user]
-        evaluation = EvaluateEvery(
-            wanted.evaluate,
-            wanted.when,
-            writer=reports.writer,
-            follow=wanted.follow,
-            tell=self._tell_alike,
-        )
-        return evaluation, [self._recovery, evaluation, *for_user]
-
-    def _saving(
-        self,
-        store: CheckpointStore | None,
-        preemption: Preemption | None,
-        resumed: Resumed,
-        reports: Reports,
-        hooks: Sequence[Hook],
-    ) -> list[Hook]:
-        of = self._training
-        if store is None or of.checkpoints is None:
-            return []
-        strategy = of.records.arguments.get("strategy")
-        found = (hook.numbers_of for hook in hooks if isinstance(hook, EvaluateEvery))
-        saving = SaveCheckpoints(
-            store,
-            of.checkpoints.when,
-            reports=reports.hooks,
-            hooks=hooks,
-            last_step=of.plan.steps,
-            rank_by=of.checkpoints.retention.metric,
-            evaluated=next(found, None),
-            about={"strategy": strategy, "began": resumed.began},
-            tell=self._tell_alike,
-        )
-        if preemption is None:
-            return [saving]
-        leaving = LeaveSaved(
-            preemption,
-            saving.on_end,
-            phases=of.phases,
-            first_step=resumed.start_step,
-            last_step=of.plan.steps,
-            tell=teller(self._events),
-        )
-        return [saving, leaving]
+        # At least one: an input that is never asked need not be empty.
+        left = max(of.plan.steps - start_step + left_out, 1)
+        reading = dataclasses.replace(reading, steps=left)
+    batches = open_input(
+        dataset,
+        of.layout,
+        options=reading,
+        start=resumed.position,
+        is_over=preemption and preemption.ends_input,
+    )
+    return of.recovery.watch(batches, start_step=start_step)
 
 
-def _handed_on(step: Step, state: PyTree) -> PyTree:
+def _handed_on(step: Step | None, state: PyTree) -> PyTree:
     """Return the state as a loop hands it to `step`: debugging shows it as it is."""
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
-
-
-def teller(events: EventLog | None) -> Callable[..., None]:
-    """Return what writes into a journal; into none if there is none."""
-    return (lambda kind, /, **fields: None) if events is None else events.write

@@ -1,103 +1,371 @@
-"""Run a compiled step, from the last checkpoint if there is one, and keep records.
+"""Put a run together from what its user said, and refuse what does not fit.
 
-What cannot work is refused first; then `open_run` opens, runs and closes; whatever ends
-the run, its journal says so, and the user's hooks are closed.
+Nothing here is open yet but the journal: `Session` opens.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Required, TypedDict
 
+from replicator.base.types import Dataset, InitFn, PyTree, StepFn
+from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import describe_leaves
-from replicator.distributed.leaving import leave_at_once
 from replicator.distributed.same_everywhere import require_same_arguments
-from replicator.errors import ArgumentError, Preempted
+from replicator.engine.auto_microbatch import (
+    check_memory_limit,
+    first_batch,
+    fit_accumulate,
+)
+from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.eager_calls import require_eager
+from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.layout import Layout
+from replicator.engine.make_step import compiled_step, debug_step
+from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.state import FirstState, first_run, given_run
+from replicator.errors import ArgumentError, check_flags, check_function, check_kind
+from replicator.hooks import Every, Hook, checked_hooks
+from replicator.inputs.options import InputOptions
 from replicator.inputs.skipped_batches import require_rereadable
-from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
-from replicator.training.closing import closed_at_the_end
-from replicator.training.loop import LoopResult
-from replicator.training.nonfinite.rollback import retry_after_rollback
-from replicator.training.open_run import Attempts, Training, teller
-from replicator.training.reports.records import alone_in
+from replicator.training.best_metric import Follow
+from replicator.training.checkpoint_hook import hook_states
+from replicator.training.loop import Step
+from replicator.training.loop_plan import LoopPlan
+from replicator.training.node import Node
+from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.rollback import make_recovery
+from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.open_run import Training
+from replicator.training.options import (
+    BadNumbers,
+    Checkpointing,
+    Evaluating,
+    Recording,
+)
+from replicator.training.postmortem.recorded_program import one_replica_update
+from replicator.training.reports.records import open_journal
+from replicator.training.watchdog.limits import Limits, as_limits
 
 
-def train(training: Training) -> LoopResult:
-    """Run until the plan's steps are done, from wherever the run was saved.
+class RunOptions(TypedDict, total=False):
+    """What `Replicator.run` takes by keyword: it says what each is."""
+
+    init_fn: InitFn | None
+    init_state: PyTree
+    steps: Required[int | None]
+    seed: int
+    accumulate: int
+    auto_microbatch: bool
+    memory_limit_bytes: int | None
+    steps_per_call: int
+    directory: str | os.PathLike[str] | None
+    checkpoint_dir: str | os.PathLike[str] | None
+    checkpoint_every: int | Every
+    retention: Retention | None
+    eval_fn: EvalFn | None
+    eval_dataset: Dataset | None
+    eval_every: int | Every | None
+    follow: Follow | None
+    hooks: Sequence[Hook]
+    step_timeout: float | Limits | None
+    inputs: InputOptions | None
+    write_every: int
+    gradient_norm: bool
+    display: bool
+    profile: range | None
+    on_nonfinite: OnNonfinite | None
+    spikes: Spikes | None
+    checks: frozenset | None
+    debug: bool
+    node: Node | None
+
+
+def plan_run(
+    said: Mapping[str, Any],
+    layout: Layout,
+    defaults: CompileOptions,
+    evaluate: Callable[..., Mapping[str, PyTree]],
+) -> Training:
+    """Return all that a run is made of.
 
     Args:
-      training: What the run is made of.
-
-    Returns:
-      The loop's result, with the user's state.
+      said: By its user: every argument of `Replicator.run`, by name; `step_fn` and
+        `dataset` may be None.
+      layout: How replicas lie on devices.
+      defaults: How a step is lifted, but for what the user said of it.
+      evaluate: `rep.evaluate`.
 
     Raises:
-      ArgumentError: The run is to go back, and is not saved, or its dataset cannot be
-        read again.
-      CheckpointInUseError: Another run writes to the directory.
-      Preempted: A signal asked the run to stop, and it is saved.
-      Exception: Whatever the step, the dataset or a hook raised.
+      ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
     """
-    _require_way_back(training)
-    if training.checkpoints is not None:
-        describe_leaves(training.first.shapes)  # refuses what could not be saved
-    _require_same(training)
-    events, directory = training.events, training.records.directory
-    attempts = Attempts(training)
-    # A hook that stands in two places is one hook: methods of one object are equal.
-    closers = list(dict.fromkeys(hook.close for hook in training.hooks))
-    with (
-        closed_at_the_end(closers),
-        alone_in(directory, training.mesh),
-        _told(events, training.phases),
-        attempts.examined(),
-    ):
-        return retry_after_rollback(attempts.run, attempts.discard_after)
+    phases = Phases()
+    checkpointing = Checkpointing(
+        directory=said["checkpoint_dir"],
+        when=said["checkpoint_every"],
+        retention=said["retention"],
+    )
+    evaluating = Evaluating(
+        eval_fn=said["eval_fn"],
+        dataset=said["eval_dataset"],
+        when=said["eval_every"],
+        follow=said["follow"],
+    )
+    recording = Recording(
+        directory=said["directory"],
+        write_every=said["write_every"],
+        gradient_norm=said["gradient_norm"],
+        display=said["display"],
+        profile=said["profile"],
+    )
+    bad_numbers = BadNumbers(on_nonfinite=said["on_nonfinite"], spikes=said["spikes"])
+    options = _checked_options(said, defaults)
+    plan = LoopPlan(steps=said["steps"], steps_per_call=options.steps_per_call)
+    _check_left_to_run(said["inputs"], options, plan)
+    limits, hooks = as_limits(said["step_timeout"]), checked_hooks(said["hooks"])
+    is_saved = checkpointing.directory is not None
+    if is_saved:
+        hook_states(hooks)  # refuses one that could not be saved
+    first = _first_state(said, layout)
+    events = open_journal(recording.directory)
+    options = _fitted(said, options, first, layout)
+    reading = _reading(said["inputs"] or InputOptions(), options, steps=plan.steps)
+    return Training(
+        step=_step(said, options, layout, phases),
+        compile=lambda step_fn: _own_step(step_fn, options, layout, phases),
+        first=first,
+        dataset=said["dataset"],
+        layout=layout,
+        plan=plan,
+        reading=reading,
+        seed=said["seed"],
+        arguments=_arguments(plan, checkpointing, options, layout, reading),
+        recording=recording,
+        checkpointing=checkpointing if is_saved else None,
+        evaluating=evaluating if evaluating.eval_fn is not None else None,
+        evaluate=evaluate,
+        events=events,
+        recovery=make_recovery(
+            first.shapes.user,
+            on_nonfinite=bad_numbers.on_nonfinite,
+            spikes=bad_numbers.spikes,
+            journal=events,
+        ),
+        one_replica=said["step_fn"]
+        and one_replica_update(said["step_fn"], steps_per_call=options.steps_per_call),
+        hooks=hooks,
+        phases=phases,
+        limits=limits,
+        node=said["node"],
+    )
 
 
-def _require_way_back(training: Training) -> None:
-    """Refuse a run that is to go back and cannot."""
-    if not training.recovery.policy.goes_back:
+def _checked_options(
+    said: Mapping[str, Any], defaults: CompileOptions
+) -> CompileOptions:
+    check_flags(auto_microbatch=said["auto_microbatch"], debug=said["debug"])
+    check_memory_limit(
+        said["memory_limit_bytes"], auto_microbatch=said["auto_microbatch"]
+    )
+    check_kind("inputs", said["inputs"], InputOptions)
+    _check_node(said["node"])
+    if said["step_fn"] is None:
+        _check_own_steps(said)
+    else:
+        check_function("step_fn", said["step_fn"], "state, batch", "state, batch, key")
+    return dataclasses.replace(
+        defaults,
+        accumulate=said["accumulate"],
+        steps_per_call=said["steps_per_call"],
+        checks=said["checks"],
+    )
+
+
+def _check_node(node: object) -> None:
+    if node is not None and not isinstance(node, Node):
+        raise ArgumentError(
+            f"`node` must be the node that the run is in, got {node!r}. Pass "
+            "`lp.get_context()`."
+        )
+
+
+def _check_own_steps(said: Mapping[str, Any]) -> None:
+    """Refuse what only a step that the session makes can do."""
+    asked = {
+        "auto_microbatch": said["auto_microbatch"],
+        "debug": said["debug"],
+        "steps_per_call": said["steps_per_call"] != 1,
+        'on_nonfinite="skip"': said["on_nonfinite"] == "skip",
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        raise ArgumentError(
+            f"`step_fn` must be given with `{name}`, got None. Leave `{name}` out, or "
+            "let the session make the steps."
+        )
+
+
+def _first_state(said: Mapping[str, Any], layout: Layout) -> FirstState:
+    require_eager("rep.run")
+    init_fn, init_state = said["init_fn"], said["init_state"]
+    if (init_fn is None) == (init_state is None):
+        raise ArgumentError(
+            "One of `init_fn` and `init_state` must be given, got "
+            f"{'neither' if init_fn is None else 'both'}. Pass `init_fn`, or a "
+            "state to go on from."
+        )
+    if init_fn is None:
+        return given_run(init_state, layout, seed=said["seed"])
+    check_function("init_fn", init_fn, "key")
+    return first_run(init_fn, layout, seed=said["seed"])
+
+
+def _step(
+    said: Mapping[str, Any], options: CompileOptions, layout: Layout, phases: Phases
+) -> Step | None:
+    if (step_fn := said["step_fn"]) is None:
+        return None
+    reports_norms = said["gradient_norm"]
+    if said["debug"]:
+        return debug_step(step_fn, options, counted=True, reports_norms=reports_norms)
+    return compiled_step(
+        step_fn,
+        layout,
+        options,
+        counted=True,
+        skips_bad=said["on_nonfinite"] == "skip",
+        reports_norms=reports_norms,
+        phases=phases,
+    )
+
+
+def _own_step(
+    step_fn: StepFn, options: CompileOptions, layout: Layout, phases: Phases
+) -> CompiledStep:
+    check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+    return compiled_step(step_fn, layout, options, counted=False, phases=phases)
+
+
+def _fitted(
+    said: Mapping[str, Any], options: CompileOptions, first: FirstState, layout: Layout
+) -> CompileOptions:
+    """Choose as few microbatches as fit, if that is asked for."""
+    if not said["auto_microbatch"]:
+        return options
+    if options.accumulate != 1:
+        raise ArgumentError(
+            "`accumulate` must be left out with `auto_microbatch`, got "
+            f"{options.accumulate}. Leave one of them out."
+        )
+    step_fn, dataset = said["step_fn"], said["dataset"]
+    if step_fn is None or dataset is None:
+        raise ArgumentError(
+            "`dataset` must be given with `auto_microbatch`, got None. Pass it, or "
+            "choose `accumulate`."
+        )
+    accumulate = fit_accumulate(
+        step_fn,
+        layout,
+        options,
+        make_state=first.born,
+        batch=first_batch(dataset, layout, said["inputs"] or InputOptions()),
+        limit_bytes=said["memory_limit_bytes"],
+    )
+    return dataclasses.replace(options, accumulate=accumulate)
+
+
+def _arguments(
+    plan: LoopPlan,
+    checkpointing: Checkpointing,
+    options: CompileOptions,
+    layout: Layout,
+    reading: InputOptions,
+) -> dict[str, Any]:
+    """Return what the records say of the run, in plain JSON."""
+    place = checkpointing.directory
+    return {
+        "steps": plan.steps,
+        "checkpoint_dir": None if place is None else os.fspath(place),
+        **_plain(options, layout),
+        "inputs": dataclasses.asdict(reading),
+    }
+
+
+def _check_left_to_run(
+    inputs: InputOptions | None, options: CompileOptions, plan: LoopPlan
+) -> None:
+    of_run = {
+        "accumulate": options.accumulate,
+        "steps_per_call": options.steps_per_call,
+        "steps": plan.steps,
+    }
+    for name, value in of_run.items() if inputs is not None else ():
+        told = getattr(inputs, name)
+        if told not in (getattr(InputOptions(), name), value):
+            raise ArgumentError(
+                f"`inputs` must leave `{name}` to the run, got {told}. Pass "
+                f"`{name}={told}` to `run` itself."
+            )
+
+
+def _reading(
+    inputs: InputOptions, options: CompileOptions, *, steps: int | None
+) -> InputOptions:
+    epochs = inputs.epochs
+    if steps is None and epochs is None:
+        epochs = 1  # then it is the dataset's end that ends the run
+    return dataclasses.replace(
+        inputs,
+        accumulate=options.accumulate,
+        steps_per_call=options.steps_per_call,
+        epochs=epochs,
+    )
+
+
+def _plain(options: CompileOptions, layout: Layout) -> dict[str, Any]:
+    """Return what the records say of the options, in plain JSON."""
+    names = ("accumulate", "steps_per_call", "reduction")
+    return {
+        "num_replicas": layout.num_replicas,
+        **{name: getattr(options, name) for name in names},
+        "strategy": layout.describe() | {"reduction": options.reduction},
+    }
+
+
+def require_possible(of: Training) -> None:
+    """Refuse a run that could not be saved, or go back; nothing of it is open yet.
+
+    Raises:
+      ArgumentError: It could not.
+      DistributedError: It is not the same in all processes.
+    """
+    _require_way_back(of)
+    if of.checkpointing is not None:
+        describe_leaves(of.first.shapes)
+    _require_same(of)
+
+
+def _require_way_back(of: Training) -> None:
+    if not of.recovery.policy.goes_back:
         return
-    if training.checkpoints is None:
+    if of.checkpointing is None:
         raise ArgumentError(
             "`checkpoint_dir` must be given to go back to a checkpoint, got None. "
             'Pass it, or choose `on_nonfinite="skip"`.'
         )
-    require_rereadable(training.dataset, why="on_nonfinite='rollback'")
+    if of.dataset is None or of.step is None:
+        raise ArgumentError(
+            "`step_fn` and `dataset` must be given to go back to a checkpoint, got "
+            "None. Pass both, or end the run: leave `on_nonfinite` out."
+        )
+    require_rereadable(of.dataset, why="on_nonfinite='rollback'")
 
 
-def _require_same(training: Training) -> None:
+def _require_same(of: Training) -> None:
     """Refuse a run that is not the same in all processes."""
     plain = (bool, int, float, str, type(None))
-    arguments = training.records.arguments.items()
-    said = {name: word for name, word in arguments if isinstance(word, plain)}
-    saved = training.checkpoints and str(training.checkpoints.when)
-    require_same_arguments(
-        training.mesh,
-        {"seed": training.records.seed, "checkpoint_every": saved} | said,
-    )
-
-
-@contextmanager
-def _told(events: EventLog | None, phases: Phases) -> Iterator[None]:
-    """Tell of the run's end, and of what ended it."""
-    tell = teller(events)
-    try:
-        yield
-    except Preempted:
-        raise  # the journal says so already
-    except SystemExit as leaving:
-        tell("ended", step=phases.current.step, error=f"sys.exit({leaving.code!r})")
-        if leaving.code not in (None, 0):
-            # The others wait in a step: whoever watches them must see that one left.
-            leave_at_once(leaving.code if isinstance(leaving.code, int) else 1)
-        raise
-    except BaseException as failure:
-        tell("ended", step=phases.current.step, error=_one_line(failure))
-        raise
-    tell("ended", step=phases.current.step)
-
-
-def _one_line(failure: BaseException) -> str:
-    words = str(failure).split("\n", 1)[0]
-    return f"{type(failure).__name__}: {words}" if words else type(failure).__name__
+    said = {
+        name: word for name, word in of.arguments.items() if isinstance(word, plain)
+    }
+    saved = of.checkpointing and str(of.checkpointing.when)
+    require_same_arguments(of.mesh, {"seed": of.seed, "checkpoint_every": saved} | said)

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from benchmarks.proof import is_deadlock, is_drift, judge, refusal
-from benchmarks.proof_deadlocks import DEADLOCKS
-from benchmarks.proof_right import RIGHT
-from benchmarks.proof_wrong import WRONG
+from benchmarks.proof.__main__ import is_deadlock, is_drift, judge, refusal
+from benchmarks.proof.deadlocks import DEADLOCKS
+from benchmarks.proof.right import RIGHT
+from benchmarks.proof.wrong import WRONG
 
 # It is the same by arithmetic, of which the proof knows none.
 BEYOND = {"a ring of maxima"}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.run_against import OURS, time_run_against
+from benchmarks.step.run_against import OURS, time_run_against
 from benchmarks.timing import estimate, ratio, seconds, time_rounds
 
 

@@ -30,7 +30,7 @@ def own_loop(directory, *, calls, n=4, make=trainer):
         if saved is not None:
             state, done = saved.arrays, saved.step
             start = position_from_json(saved.meta["position"])
-        with open_input(microbatches(), rep.mesh, start=start) as batches:
+        with open_input(microbatches(), rep.layout, start=start) as batches:
             while done < calls:
                 placed = next(batches)
                 state, _ = step(state, placed)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from replicator.cli import demo_training
+from replicator.cli import demo
 from replicator.cli import main as cli
 from tests.cli.test_main import run_cli
 
 
 def test_every_fifth_digit_is_for_testing():
-    train, test = demo_training.split_digits()
+    train, test = demo.split_digits()
     assert (len(train["label"]), len(test["label"])) == (1437, 360)
     assert train["image"].shape[1:] == (8, 8, 1)
     assert (train["image"].min(), train["image"].max()) == (0.0, 1.0)
@@ -21,14 +21,14 @@ def test_every_fifth_digit_is_for_testing():
 
 def test_the_digits_are_those_that_scikit_learn_carries():
     pixels, labels = load_digits(return_X_y=True)
-    with np.load(demo_training._DIGITS) as stored:
+    with np.load(demo._DIGITS) as stored:
         np.testing.assert_array_equal(stored["image"].reshape(-1, 64), pixels)
         np.testing.assert_array_equal(stored["label"], labels)
 
 
 def test_an_epoch_has_every_digit_once():
     digits = {"label": np.arange(30)}
-    batches = demo_training.shuffled_batches(digits, 10, seed=0)
+    batches = demo.shuffled_batches(digits, 10, seed=0)
     seen = np.concatenate([next(batches)["label"] for _ in range(3)])
     assert sorted(seen) == list(range(30))
 

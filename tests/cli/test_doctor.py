@@ -7,15 +7,15 @@ import pytest
 
 from replicator.cli import doctor
 from replicator.cli import main as cli
-from replicator.cli.checks import probe
-from replicator.cli.checks.finding import Finding
-from replicator.cli.checks.machine import CoordinatorFacts
+from replicator.cli.checks import measure
+from replicator.cli.checks.judge import Finding
+from replicator.cli.checks.measure import CoordinatorFacts
 from tests.cli.test_main import run_cli
 
 NOBODY = CoordinatorFacts()
-OK = Finding(name="a", status="ok", detail="fine")
-WARN = Finding(name="b", status="warn", detail="odd", remedy="Look at it.")
-FAIL = Finding(name="c", status="fail", detail="broken", remedy="Mend it.")
+OK = Finding("a", "ok", "fine")
+WARN = Finding("b", "warn", "odd", "Look at it.")
+FAIL = Finding("c", "fail", "broken", "Mend it.")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_a_jax_that_does_not_start_in_time_is_a_failure():
 def test_a_jax_that_does_not_start_at_all_is_told_in_its_words(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     with pytest.raises(RuntimeError, match="nonsense"):
-        probe.probe(timeout_s=300.0)
+        measure.probe(timeout_s=300.0)
 
 
 @pytest.mark.slow
 def test_a_fresh_process_sees_fake_devices_and_their_pool(monkeypatch):
     monkeypatch.setenv("REPLICATOR_FAKE_DEVICES", "12")
     monkeypatch.setenv("NPROC", "1")
-    found = probe.probe(timeout_s=300.0)
+    found = measure.probe(timeout_s=300.0)
     assert (found.platform, found.devices, found.total) == ("cpu", 12, 12.0)
     assert found.pool >= 24
 

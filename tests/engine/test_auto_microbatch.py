@@ -124,9 +124,9 @@ def test_a_real_step_gets_as_many_microbatches_as_its_limit_asks_for(options):
     init_fn, step_fn = wide_step(rep)
     found = fit_accumulate(
         step_fn,
-        rep.mesh,
+        rep.layout,
         CompileOptions(**options),
-        make_state=lambda: init_run(init_fn, rep.mesh, seed=0),
+        make_state=lambda: init_run(init_fn, rep.layout, seed=0),
         batch={"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)},
         limit_bytes=80_000,  # the state takes 16 kB, each example up to 16 kB more
     )
@@ -139,9 +139,9 @@ def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(BatchError, match="must divide evenly over 2 replicas"):
         fit_accumulate(
             step_fn,
-            rep.mesh,
+            rep.layout,
             CompileOptions(),
-            make_state=lambda: init_run(init_fn, rep.mesh, seed=0),
+            make_state=lambda: init_run(init_fn, rep.layout, seed=0),
             batch={"x": np.ones((3, 4), np.float32)},
         )
 

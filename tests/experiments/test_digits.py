@@ -12,8 +12,8 @@ from experiments.digits import (
     eval_input_fn,
     train_input_fn,
 )
-from replicator.base.mesh import replica_mesh
 from replicator.inputs import InputContext
+from tests.helpers import replicated_layout
 from tests.inputs.helpers import read, values
 
 # Any use of the network fails, so that a build which needs it fails too.
@@ -126,8 +126,8 @@ def test_a_seed_is_an_order(data_dir):
 @pytest.mark.parametrize("mode", ["per_host", "per_replica"])
 def test_the_order_does_not_depend_on_replicas_or_pipelines(mode, data_dir):
     input_fn = functools.partial(train_input_fn, global_batch=32, data_dir=data_dir)
-    alone = values(read(input_fn, replica_mesh(1), steps=3))
-    many = values(read(input_fn, replica_mesh(8), steps=3, mode=mode))
+    alone = values(read(input_fn, replicated_layout(1), steps=3))
+    many = values(read(input_fn, replicated_layout(8), steps=3, mode=mode))
 
     for one, other in zip(alone, many, strict=True):
         np.testing.assert_array_equal(one["image"], other["image"])
@@ -135,9 +135,9 @@ def test_the_order_does_not_depend_on_replicas_or_pipelines(mode, data_dir):
 
 
 @pytest.mark.parametrize("mode", ["per_host", "per_replica"])
-def test_an_evaluation_counts_each_test_example_once(mode, data_dir, mesh):
+def test_an_evaluation_counts_each_test_example_once(mode, data_dir, layout):
     input_fn = functools.partial(eval_input_fn, global_batch=64, data_dir=data_dir)
-    items = read(input_fn, mesh, mode=mode, epochs=1)
+    items = read(input_fn, layout, mode=mode, epochs=1)
     labels = [item["label"][item["mask"] == 1] for item in values(items)]
     expected = [e["label"] for e in digits_source("test", data_dir=data_dir)]
 

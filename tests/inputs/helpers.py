@@ -15,11 +15,11 @@ def batches(*sizes):
     ]
 
 
-def read(dataset, mesh, *, limit=100, **options):
+def read(dataset, layout, *, limit=100, **options):
     """Read everything that an input yields, as `Placed`."""
     options = InputOptions(timeout_s=60.0, **options)
     items = []
-    with open_input(dataset, mesh, options=options) as placed:
+    with open_input(dataset, layout, options=options) as placed:
         for item in placed:
             items.append(item)
             if len(items) == limit:

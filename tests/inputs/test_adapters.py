@@ -5,11 +5,11 @@ import grain
 import numpy as np
 import pytest
 
-from replicator.base.mesh import replica_mesh
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
 from replicator.inputs.adapters import open_sources
 from replicator.inputs.context import pipeline_contexts
+from tests.helpers import replicated_layout
 
 CONTEXT = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
 
@@ -147,7 +147,7 @@ def test_one_iterable_cannot_feed_many_pipelines():
         "Write `def input_fn(context)`, or use mode 'per_host'."
     )
 
-    contexts = pipeline_contexts("per_replica", replica_mesh(2))
+    contexts = pipeline_contexts("per_replica", replicated_layout(2))
 
     with pytest.raises(ArgumentError, match=re.escape(message)):
         open_sources([np.zeros(8)], contexts)

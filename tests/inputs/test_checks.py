@@ -113,60 +113,60 @@ BAD = {
 
 
 @pytest.mark.parametrize(("dataset", "message"), BAD.values(), ids=BAD)
-def test_a_bad_batch_is_refused_in_full_words(dataset, message, mesh):
+def test_a_bad_batch_is_refused_in_full_words(dataset, message, layout):
     with pytest.raises(BatchError, match=f"^{re.escape(message)}$"):
-        read(dataset, mesh, epochs=1)
+        read(dataset, layout, epochs=1)
 
 
-def test_nan_is_refused_by_leaf_and_example(mesh):
+def test_nan_is_refused_by_leaf_and_example(layout):
     message = (
         "`dataset` must yield no NaN, got one in `x`, example 5 (batch 1). "
         "Clean that example, or pass `allow_nan=True`."
     )
 
     with pytest.raises(NonFiniteError, match=re.escape(message)):
-        read([{"x": _x(trailing=(3,))}, _with_nan()], mesh, epochs=1)
+        read([{"x": _x(trailing=(3,))}, _with_nan()], layout, epochs=1)
 
 
-def test_nan_can_be_allowed(mesh):
-    (item,) = read([_with_nan()], mesh, epochs=1, allow_nan=True)
+def test_nan_can_be_allowed(layout):
+    (item,) = read([_with_nan()], layout, epochs=1, allow_nan=True)
 
     assert np.isnan(np.asarray(item.value["x"])).sum() == 1
 
 
-def test_infinity_is_no_error(mesh):
-    (item,) = read([{"x": np.full(8, -np.inf, np.float32)}], mesh, epochs=1)
+def test_infinity_is_no_error(layout):
+    (item,) = read([{"x": np.full(8, -np.inf, np.float32)}], layout, epochs=1)
 
     assert np.isneginf(np.asarray(item.value["x"])).all()
 
 
-def test_accumulation_needs_equal_microbatches(mesh):
+def test_accumulation_needs_equal_microbatches(layout):
     message = (
         "`global_batch` must divide evenly over 8 replicas and 4 microbatches, got 40 "
         "(batch 0). Use 32 or 64."
     )
 
     with pytest.raises(BatchError, match=re.escape(message)):
-        read([{"x": _x(40)}], mesh, accumulate=4)
+        read([{"x": _x(40)}], layout, accumulate=4)
 
 
 @pytest.mark.parametrize(
     ("given", "placed"), [("float64", "float32"), ("int64", "int32"), ("bool", "bool")]
 )
-def test_a_batch_is_cast_as_jax_would_cast_it(given, placed, mesh):
-    (item,) = read([{"x": np.ones(8, given)}], mesh, epochs=1)
+def test_a_batch_is_cast_as_jax_would_cast_it(given, placed, layout):
+    (item,) = read([{"x": np.ones(8, given)}], layout, epochs=1)
 
     assert item.value["x"].dtype == placed
 
 
-def test_double_precision_of_the_callers_thread_holds_in_the_input(mesh):
+def test_double_precision_of_the_callers_thread_holds_in_the_input(layout):
     with jax.enable_x64(True):
-        (item,) = read([{"x": np.ones(8)}], mesh, epochs=1)
+        (item,) = read([{"x": np.ones(8)}], layout, epochs=1)
 
     assert item.value["x"].dtype == "float64"
 
 
-def test_float64_and_float32_batches_are_alike_in_32_bits(mesh):
-    items = read([{"x": _x()}, {"x": _x(dtype=np.float64)}], mesh, epochs=1)
+def test_float64_and_float32_batches_are_alike_in_32_bits(layout):
+    items = read([{"x": _x()}, {"x": _x(dtype=np.float64)}], layout, epochs=1)
 
     assert [item.value["x"].dtype for item in items] == ["float32", "float32"]

@@ -12,14 +12,14 @@ def _context(num_pipelines):
 
 
 @pytest.mark.parametrize("mode", ["single", "per_host"])
-def test_one_process_has_one_pipeline(mode, mesh):
+def test_one_process_has_one_pipeline(mode, layout):
     expected = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=8)
 
-    assert pipeline_contexts(mode, mesh) == [expected]
+    assert pipeline_contexts(mode, layout) == [expected]
 
 
-def test_each_replica_can_have_a_pipeline_in_order(mesh):
-    contexts = pipeline_contexts("per_replica", mesh)
+def test_each_replica_can_have_a_pipeline_in_order(layout):
+    contexts = pipeline_contexts("per_replica", layout)
 
     assert [context.pipeline_index for context in contexts] == list(range(8))
     assert {context.num_pipelines for context in contexts} == {8}

@@ -4,18 +4,18 @@ import jax
 import numpy as np
 import pytest
 
-from replicator.base.mesh import replica_mesh
 from replicator.errors import BatchError, NonFiniteError
 from replicator.inputs import InputOptions
 from replicator.inputs.one_pass import open_one_pass, recut
+from tests.helpers import replicated_layout
 from tests.inputs.helpers import batches
 
 
 def read(dataset, replicas, *, replica_batch=4, **options):
     options = InputOptions(timeout_s=60.0, **options)
-    mesh = replica_mesh(replicas)
+    layout = replicated_layout(replicas)
     with open_one_pass(
-        dataset, mesh, replica_batch=replica_batch, options=options
+        dataset, layout, replica_batch=replica_batch, options=options
     ) as found:
         return [jax.device_get(batch) for batch in found]
 

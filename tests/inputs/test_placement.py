@@ -3,12 +3,12 @@ import re
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
-from replicator.base.mesh import replica_mesh
+from replicator.base.mesh import replica_spec
 from replicator.errors import BatchError
-from replicator.inputs import batch_spec, place
-from replicator.inputs.placement import stack_batches
+from replicator.inputs import place
+from replicator.inputs.placement import batch_axis, stack_batches
+from tests.helpers import replicated_layout
 
 
 def _replicas_data(array):
@@ -18,18 +18,11 @@ def _replicas_data(array):
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "steps_per_call", "spec"),
-    [
-        (1, 1, P("replica")),
-        (4, 1, P(None, "replica")),
-        (1, 5, P(None, "replica")),
-        (4, 5, P(None, None, "replica")),
-    ],
+    ("accumulate", "steps_per_call", "axis"),
+    [(1, 1, 0), (4, 1, 1), (1, 5, 1), (4, 5, 2)],
 )
-def test_batches_are_cut_over_replicas_behind_steps_and_microbatches(
-    accumulate, steps_per_call, spec
-):
-    assert batch_spec(accumulate, steps_per_call) == spec
+def test_examples_come_behind_steps_and_microbatches(accumulate, steps_per_call, axis):
+    assert batch_axis(accumulate, steps_per_call) == axis
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 8])
@@ -37,7 +30,7 @@ def test_batches_are_cut_over_replicas_behind_steps_and_microbatches(
 def test_replica_r_holds_block_r_of_each_microbatch(replicas, accumulate):
     x = np.arange(64).reshape(32, 2)
     blocks = x.reshape(accumulate, replicas, -1, 2)
-    placed = place({"x": x}, replica_mesh(replicas), accumulate=accumulate)["x"]
+    placed = place({"x": x}, replicated_layout(replicas), accumulate=accumulate)["x"]
 
     for replica, held in enumerate(_replicas_data(placed)):
         np.testing.assert_array_equal(
@@ -46,9 +39,9 @@ def test_replica_r_holds_block_r_of_each_microbatch(replicas, accumulate):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_steps_go_in_front(accumulate, mesh):
+def test_steps_go_in_front(accumulate, layout):
     x = np.arange(48).reshape(3, 16)
-    placed = place(x, mesh, accumulate=accumulate, steps_per_call=3)
+    placed = place(x, layout, accumulate=accumulate, steps_per_call=3)
 
     assert placed.shape == ((3, 16) if accumulate == 1 else (3, 2, 8))
     np.testing.assert_array_equal(np.asarray(placed).reshape(3, 16), x)
@@ -56,18 +49,18 @@ def test_steps_go_in_front(accumulate, mesh):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("spread", [False, True])
-def test_device_arrays_are_placed_too(spread, accumulate, mesh):
-    x = jax.device_put(np.arange(16), replica_mesh(8).devices[3])
-    placed = place(place(x, mesh) if spread else x, mesh, accumulate=accumulate)
+def test_device_arrays_are_placed_too(spread, accumulate, layout):
+    x = jax.device_put(np.arange(16), jax.devices()[3])
+    placed = place(place(x, layout) if spread else x, layout, accumulate=accumulate)
 
-    assert placed.sharding.spec == batch_spec(accumulate)
+    assert placed.sharding.spec == replica_spec(batch_axis(accumulate))
     np.testing.assert_array_equal(np.asarray(placed).ravel(), np.arange(16))
 
 
-def test_a_device_array_in_its_place_stays_there(mesh):
-    x = place(np.arange(16), mesh)
+def test_a_device_array_in_its_place_stays_there(layout):
+    x = place(np.arange(16), layout)
     with jax.transfer_guard("disallow"):
-        placed = place(x, mesh)
+        placed = place(x, layout)
 
     pointers = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
     assert pointers == [
@@ -75,7 +68,7 @@ def test_a_device_array_in_its_place_stays_there(mesh):
     ]
 
 
-def test_device_arrays_are_stacked_on_their_device(mesh):
+def test_device_arrays_are_stacked_on_their_device(layout):
     parts = [{"x": jax.device_put(np.arange(8) + i)} for i in range(2)]
     stacked = stack_batches(parts)["x"]
 
@@ -107,6 +100,6 @@ def test_device_arrays_are_stacked_on_their_device(mesh):
         ),
     ],
 )
-def test_a_batch_that_cannot_be_cut_is_refused(batch, message, mesh):
+def test_a_batch_that_cannot_be_cut_is_refused(batch, message, layout):
     with pytest.raises(BatchError, match=re.escape(message)):
-        place(batch, mesh)
+        place(batch, layout)

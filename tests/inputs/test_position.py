@@ -7,10 +7,10 @@ import grain
 import numpy as np
 import pytest
 
-from replicator.base.mesh import replica_mesh
 from replicator.errors import BatchError
 from replicator.inputs import InputOptions, open_input
 from replicator.inputs.position import Position, position_from_json
+from tests.helpers import replicated_layout
 
 BATCH = 8
 
@@ -90,8 +90,8 @@ SEEN_AT_ONCE = {"list", "grain map", "endless grain", "input_fn", "grain loader"
 
 def read(make, count, *, start=None, replicas=2, **options):
     options = InputOptions(steps=count, **options)
-    mesh = replica_mesh(replicas)
-    with open_input(make(), mesh, options=options, start=start) as batches:
+    layout = replicated_layout(replicas)
+    with open_input(make(), layout, options=options, start=start) as batches:
         placed = list(batches)
     values = [(np.asarray(each.value["x"]), each.examples) for each in placed]
     return values, [each.position for each in placed]
@@ -147,9 +147,9 @@ def test_another_number_of_pipelines_loses_and_repeats_no_example(before, after)
     assert_same(found, expected[3:])
 
 
-def test_stacked_batches_tell_the_place_after_the_last(mesh):
+def test_stacked_batches_tell_the_place_after_the_last(layout):
     options = InputOptions(steps=6, steps_per_call=3)
-    with open_input(numbered(80), mesh, options=options) as batches:
+    with open_input(numbered(80), layout, options=options) as batches:
         assert [each.position.batches for each in batches] == [3, 6]
 
 

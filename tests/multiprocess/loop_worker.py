@@ -23,10 +23,11 @@ from replicator.hooks import Hook
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.testing import faults
-from replicator.training.loop import LoopPlan, run_loop
+from replicator.training.loop_plan import LoopPlan
 from replicator.training.preemption.hook import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
 from replicator.training.watchdog import Limits, Watchdog
+from tests.loops import run_loop
 from tests.multiprocess.groups import die_with_parent
 
 STEPS = 2000

@@ -18,8 +18,8 @@ from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
 from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.writers import JSONL, Async
-from replicator.training import loop
-from replicator.training.loop import LoopPlan
+from replicator.training.loop_plan import LoopPlan
+from tests import loops
 from tests.fakes import FakeClock, RecordingWriter
 
 EXAMPLES = 16
@@ -27,7 +27,7 @@ EXAMPLES = 16
 
 def run_loop(step, state, batches, **arguments):
     """Run the loop with a step that takes the arrays of a batch alone."""
-    return loop.run_loop(
+    return loops.run_loop(
         lambda state, batch: step(state, batch.value), state, batches, **arguments
     )
 

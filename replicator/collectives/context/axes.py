@@ -47,6 +47,9 @@ def num_replicas(*, axis_name: str = REPLICA_AXIS) -> int:
 
     Raises:
       ArgumentError: `axis_name` is a dead axis.
+
+    >>> num_replicas()                    # outside a `Replicator`
+    1
     """
     return resolve_axis(axis_name).size
 
@@ -62,6 +65,9 @@ def replica_id(*, axis_name: str = REPLICA_AXIS) -> Int[Array, ""]:
 
     Raises:
       ArgumentError: `axis_name` is a dead axis.
+
+    >>> jax.vmap(lambda x: x + replica_id(), axis_name="replica")(jnp.zeros(3, int))
+    Array([0, 1, 2], dtype=int32)
     """
     return position(resolve_axis(axis_name))
 

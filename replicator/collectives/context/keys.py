@@ -34,6 +34,12 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
 
     Raises:
       ArgumentError: `key` is no key, or `axis_name` is a dead axis.
+
+    >>> def noise(x, key):                # other numbers on each replica
+    ...     return x + jax.random.normal(replica_key(key), x.shape)
+    >>> a, b = jax.vmap(noise, (0, None), axis_name="replica")(jnp.zeros(2), key)
+    >>> bool(a == b)
+    False
     """
     check_key(key)
     own = jax.random.fold_in(key, microbatch().index)
@@ -85,6 +91,13 @@ def example_keys(
 
     Raises:
       ArgumentError: `key` is no key, `n` no whole number, or `axis_name` a dead axis.
+
+    >>> def noisy(x, key):
+    ...     return x + jax.vmap(jax.random.normal)(example_keys(key, len(x)))
+    >>> whole = noisy(jnp.zeros(4), key)
+    >>> halves = jax.vmap(noisy, (0, None), axis_name="replica")(jnp.zeros((2, 2)), key)
+    >>> bool((halves.reshape(4) == whole).all())
+    True
     """
     check_key(key)
     check_whole("n", n)

@@ -78,6 +78,12 @@ def is_last_microbatch() -> jax.Array:
     Returns:
       A scalar bool array; always true outside an accumulating step. With
       `wrap_optimizer(accumulate=k)` in a loop of one's own, true at every k-th call.
+
+    >>> def step_fn(state, batch):        # keep the largest loss seen, once per update
+    ...     loss = all_reduce(loss_fn(state["params"], batch), "max")
+    ...     seen = jnp.maximum(state["largest"], loss)
+    ...     largest = jnp.where(is_last_microbatch(), seen, state["largest"])
+    ...     return state | {"largest": largest}, {"loss": loss}
     """
     here = microbatch()
     return jnp.asarray(here.index == here.count - 1 if here.last is None else here.last)

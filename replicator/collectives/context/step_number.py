@@ -42,6 +42,10 @@ def step_number() -> Int32[Array, ""]:
 
     Raises:
       ArgumentError: This is no step of a run: in a loop of one's own nobody counts.
+
+    >>> def step_fn(state, batch):        # warm up over 100 updates
+    ...     rate = jnp.minimum(step_number() / 100, 1.0)
+    ...     return state, {"rate": rate}
     """
     here = _here.value
     if here is None:

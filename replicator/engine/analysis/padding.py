@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 from jax.extend import core
 
+from replicator.base.per_replica import declared_leaves
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.collectives.markers import REDUCED_GRADIENT
@@ -21,16 +22,13 @@ from replicator.inputs.remainder import MASK
 _DATA, _MASK = 0, 1
 
 
-def without_mask(
-    jaxpr: core.Jaxpr, state: PyTree, batch: PyTree, *, shared: Sequence[bool]
-) -> str | None:
+def without_mask(jaxpr: core.Jaxpr, state: PyTree, batch: PyTree) -> str | None:
     """Say what a program learns from its batch without the batch's mask.
 
     Args:
       jaxpr: Of the program; its inputs are state, batch and key.
       state: What it takes.
       batch: What it takes.
-      shared: Per leaf of the state, whether it is equal on all replicas.
 
     Returns:
       For example "gradients of `params/w`"; None if there is nothing.
@@ -45,8 +43,12 @@ def without_mask(
     if any(_DATA in mark for mark in rules.read.values()):
         careless = (n for n, mark in rules.read.items() if mark == {_DATA})
         return next((f"gradients of `{name}`" for name in careless), None)
-    leaves = [mark for mark, is_shared in zip(after, shared, strict=False) if is_shared]
-    for what, found in {"a state": leaves, "metrics": after}.items():
+    shared = [
+        mark
+        for mark, (_, declared) in zip(after, declared_leaves(state), strict=False)
+        if not declared
+    ]
+    for what, found in {"a state": shared, "metrics": after}.items():
         read = dataflow.DependsOn().join(found)
         if _DATA in read:
             return None if _MASK in read else what

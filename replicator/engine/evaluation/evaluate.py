@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from replicator.base.types import Dataset, PyTree
 from replicator.collectives.context.keys import refuse_keys
-from replicator.engine.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.engine.eager_calls import require_eager
+from replicator.engine.evaluation.blocks import DEFAULT_BLOCK, Block, BlockRunner
+from replicator.engine.layout import Layout
 from replicator.engine.lookup_notes import names_noted
 from replicator.engine.metrics.exact import check_exact
 from replicator.engine.metrics.totals import BlockRows, MetricTotals
@@ -30,7 +30,7 @@ EXAMPLES = "examples"
 
 
 class Evaluation:
-    """An evaluation on all replicas of a mesh: `metrics = evaluation(state, dataset)`.
+    """An evaluation on all replicas: `metrics = evaluation(state, dataset)`.
 
     Make it once and call it often: what was compiled is kept.
 
@@ -42,7 +42,7 @@ class Evaluation:
         batches are dicts. A mask of the dataset's own is multiplied by it; if that has
         one number per example, rows of plain arrays count so much. `Concat` keeps its
         rows: one for each example, in the order of the dataset.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       block: Examples that `eval_fn` gets at a time. Bits depend on it.
       max_in_flight: Calls dispatched and not yet finished, at most.
 
@@ -54,16 +54,16 @@ class Evaluation:
     def __init__(
         self,
         eval_fn: EvalFn,
-        mesh: Mesh,
+        layout: Layout,
         *,
         block: int = DEFAULT_BLOCK,
         max_in_flight: int = DEFAULT_RUN_AHEAD,
     ) -> None:
         check_function("eval_fn", eval_fn, "state, batch")
-        self._num_replicas = mesh.size
+        self._num_replicas = layout.num_replicas
         self._runner = BlockRunner(
             lambda *given: _evaluated(eval_fn, *given),
-            mesh,
+            layout,
             name="eval_fn",
             block=block,
             check=lambda traced: check_exact(traced, block),

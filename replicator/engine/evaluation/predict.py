@@ -1,16 +1,22 @@
-"""Predict for every example of a dataset, in order, with the same bits on any mesh."""
+"""Predict for every example of a dataset, in order, with the same bits anywhere."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.blocks import DEFAULT_BLOCK, Block, BlockRunner, Traced, has_rows
 from replicator.engine.eager_calls import require_eager
+from replicator.engine.evaluation.blocks import (
+    DEFAULT_BLOCK,
+    Block,
+    BlockRunner,
+    Traced,
+    has_rows,
+)
+from replicator.engine.layout import Layout
 from replicator.engine.lookup_notes import names_noted
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
@@ -21,12 +27,12 @@ PredictFn = Callable[[PyTree, PyTree], PyTree]
 
 
 class Prediction:
-    """A prediction on all replicas of a mesh: `rows = prediction(state, dataset)`.
+    """A prediction on all replicas: `rows = prediction(state, dataset)`.
 
     Args:
       predict_fn: Gets a block of examples, and returns a pytree of arrays with one row
         for each. Some examples of the last block only fill up; their rows are dropped.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       block: Examples that `predict_fn` gets at a time. Bits depend on it.
       max_in_flight: Calls dispatched and not yet finished, at most.
 
@@ -38,7 +44,7 @@ class Prediction:
     def __init__(
         self,
         predict_fn: PredictFn,
-        mesh: Mesh,
+        layout: Layout,
         *,
         block: int = DEFAULT_BLOCK,
         max_in_flight: int = DEFAULT_RUN_AHEAD,
@@ -53,7 +59,7 @@ class Prediction:
 
         self._runner = BlockRunner(
             run,
-            mesh,
+            layout,
             name="predict_fn",
             block=block,
             check=self._check,

@@ -11,7 +11,7 @@ import jax
 
 from replicator.base.trees import describe, named_leaves
 from replicator.engine.analysis import dataflow
-from replicator.engine.blocks import Traced, has_rows
+from replicator.engine.evaluation.blocks import Traced, has_rows
 from replicator.engine.metrics.declared import (
     Concat,
     Max,

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Sharding
 
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put, replicated
-from replicator.base.per_replica import is_per_replica, per_replica_specs, repeat_own
+from replicator.base.per_replica import is_per_replica, repeat_own
 from replicator.base.trees import describe, first_without_numbers, named_leaves
 from replicator.base.types import InitFn, Key, PyTree
+from replicator.engine.layout import Layout
 from replicator.engine.step.donation import copied
 from replicator.errors import ArgumentError
 
@@ -44,13 +45,6 @@ class RunState:
     skipped: jax.Array | None = None
 
 
-def state_shardings(state: PyTree, mesh: Mesh) -> PyTree:
-    """Return a prefix tree of shardings: declared leaves cut over replicas."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), per_replica_specs(state)
-    )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstState:
     """A state that is known and not born: a run that resumes never needs it.
@@ -64,69 +58,70 @@ class FirstState:
     born: Callable[[], PyTree]
 
 
-def check_own_axes(name: str, state: PyTree, mesh: Mesh) -> None:
+def check_own_axes(name: str, state: PyTree, layout: Layout) -> None:
     """Refuse `PerReplica` leaves of the argument `name` that lack their replica axis.
 
     Raises:
       ArgumentError: One does.
     """
+    count = layout.num_replicas
     for path, node in named_leaves(state, is_leaf=is_per_replica):
         for leaf in jax.tree.leaves(node) if is_per_replica(node) else ():
-            if jnp.shape(leaf)[:1] != (mesh.size,):
+            if jnp.shape(leaf)[:1] != (count,):
                 raise ArgumentError(
-                    f"`{name}` must hold a leading axis of {mesh.size} replicas at "
+                    f"`{name}` must hold a leading axis of {count} replicas at "
                     f"`{path}`, a `PerReplica` leaf, got {describe(leaf)}. Give each "
                     "replica its row, or make the state with `rep.init(init_fn)`."
                 )
 
 
-def placed_copy(state: PyTree, mesh: Mesh, *, name: str = "state") -> PyTree:
-    """Put a copy of a state on a mesh; it shares no memory with what was given.
+def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree:
+    """Put a copy of a state on devices; it shares no memory with what was given.
 
     Args:
       state: Arrays and numbers, of JAX or of NumPy; declared `PerReplica` leaves have a
         leading replica axis.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       name: Of the argument, for errors.
 
     Raises:
       ArgumentError: A leaf is no array, or lacks its replica axis.
     """
-    _check_given(name, state, mesh)
+    _check_given(name, state, layout)
 
-    def place(sharding: NamedSharding, below: PyTree) -> PyTree:
+    def place(sharding: Sharding, below: PyTree) -> PyTree:
         # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
         # memory, and nothing is there three times at once.
         return jax.tree.map(lambda leaf: copied(put(leaf, sharding)), below)
 
-    return jax.tree.map(place, state_shardings(state, mesh), state)
+    return jax.tree.map(place, layout.state_shardings(state), state)
 
 
-def given_state(state: PyTree, mesh: Mesh, *, name: str) -> "FirstState":
+def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     """Return a first state that is a copy of `state`; arguments as `placed_copy`'s."""
-    _check_given(name, state, mesh)
+    _check_given(name, state, layout)
     shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
     return FirstState(
-        shapes=_with_shardings(shapes, state_shardings(state, mesh)),
-        born=lambda: placed_copy(state, mesh, name=name),
+        shapes=_with_shardings(shapes, layout.state_shardings(state)),
+        born=lambda: placed_copy(state, layout, name=name),
     )
 
 
-def _check_given(name: str, state: PyTree, mesh: Mesh) -> None:
+def _check_given(name: str, state: PyTree, layout: Layout) -> None:
     if found := first_without_numbers(state):
         raise ArgumentError(
             f"`{name}` must hold arrays and numbers, got {found}. Keep it out of the "
             "state."
         )
-    check_own_axes(name, state, mesh)
+    check_own_axes(name, state, layout)
 
 
-def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
+def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
     """Trace `init_fn(key)` once, and run nothing yet.
 
     Args:
       init_fn: Returns one replica's state; any pytree of arrays.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       key: The key it gets.
 
     Returns:
@@ -144,7 +139,7 @@ def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
                 "of the state."
             )
         state = jax.tree.map(jnp.asarray, made)
-        return repeat_own(state, num_replicas=mesh.size)
+        return repeat_own(state, num_replicas=layout.num_replicas)
 
     with collection_paused():
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
@@ -153,14 +148,14 @@ def first_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> FirstState:
     def again(key: Key) -> PyTree:
         return structure.unflatten(core.jaxpr_as_fun(traced)(key))
 
-    shardings = state_shardings(shapes, mesh)
+    shardings = layout.state_shardings(shapes)
     return FirstState(
         shapes=_with_shardings(shapes, shardings),
         born=lambda: jax.jit(again, out_shardings=shardings)(key),
     )
 
 
-def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
+def init_state(init_fn: InitFn, layout: Layout, *, key: Key) -> PyTree:
     """Run `init_fn(key)` once, compiled, with its result born on every device.
 
     Args: as for `first_state`.
@@ -168,7 +163,7 @@ def init_state(init_fn: InitFn, mesh: Mesh, *, key: Key) -> PyTree:
     Returns:
       The state; declared `PerReplica` leaves have a leading replica axis.
     """
-    return first_state(init_fn, mesh, key=key).born()
+    return first_state(init_fn, layout, key=key).born()
 
 
 def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -189,42 +184,42 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
 
 
-def first_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> FirstState:
+def first_run(init_fn: InitFn, layout: Layout, *, seed: int) -> FirstState:
     """Return the state of a run at step 0, not born yet.
 
     Args:
       init_fn: Returns one replica's state.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       seed: Of the run's random key, from which `init_fn`'s key is split off.
 
     Returns:
       A `RunState` to be.
     """
     for_init, for_steps = run_keys(seed)
-    return _first_run(first_state(init_fn, mesh, key=for_init), for_steps, mesh)
+    return _first_run(first_state(init_fn, layout, key=for_init), for_steps, layout)
 
 
-def given_run(state: PyTree, mesh: Mesh, *, seed: int) -> FirstState:
+def given_run(state: PyTree, layout: Layout, *, seed: int) -> FirstState:
     """Return the state of a run at step 0 that begins with a copy of `state`.
 
     Args:
       state: As in `run(init_state=...)`.
-      mesh: The replicas.
+      layout: How replicas lie on devices.
       seed: Of the run's random key; steps get the same as with `first_run`.
 
     Returns:
       A `RunState` to be.
     """
     _, for_steps = run_keys(seed)
-    return _first_run(given_state(state, mesh, name="init_state"), for_steps, mesh)
+    return _first_run(given_state(state, layout, name="init_state"), for_steps, layout)
 
 
-def _first_run(user: FirstState, for_steps: Key, mesh: Mesh) -> FirstState:
+def _first_run(user: FirstState, for_steps: Key, layout: Layout) -> FirstState:
     # On the host: what is born is donated, and may be born once more. On a CPU arrays
     # may lie where NumPy has them: each has a place of its own.
     step, skipped = np.zeros((), np.int32), np.zeros((), np.int32)
     key = np.array(jax.random.key_data(for_steps))
-    everywhere = replicated(mesh)
+    everywhere = replicated(layout.mesh)
     return FirstState(
         shapes=RunState(
             step=_with_shardings(step, everywhere),
@@ -241,9 +236,9 @@ def _first_run(user: FirstState, for_steps: Key, mesh: Mesh) -> FirstState:
     )
 
 
-def init_run(init_fn: InitFn, mesh: Mesh, *, seed: int) -> RunState:
+def init_run(init_fn: InitFn, layout: Layout, *, seed: int) -> RunState:
     """Return the state of a run at step 0; arguments as for `first_run`."""
-    return first_run(init_fn, mesh, seed=seed).born()
+    return first_run(init_fn, layout, seed=seed).born()
 
 
 def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:

@@ -41,6 +41,12 @@ class TestMode:
 
     Attributes:
       seed: Decides the order in which nodes run; None: they run as threads do.
+
+    >>> node = program.add_node(lp.PyNode(sum, [1, 2]), label="adder")
+    >>> with lp.launch(program, lp.TestMode(seed=7)) as run:
+    ...     run.wait()
+    >>> run.results["adder"]
+    3
     """
 
     name = "test"

@@ -103,7 +103,16 @@ class CourierHandle(Handle[Client]):
 
 
 class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
-    """Makes an object in its worker, and lets others call its methods."""
+    """Makes an object in its worker, and lets others call its methods.
+
+    >>> learner = program.add_node(lp.CourierNode(Learner, seed=7), label="learner")
+    >>> act = lp.PyNode(lambda learner: learner.step(), learner)     # calls it
+    >>> actor = program.add_node(act, label="actor")
+    >>> with lp.launch(program) as run:
+    ...     run.wait(labels=["actor"])
+    >>> run.results["actor"]
+    7
+    """
 
     def __init__(
         self,

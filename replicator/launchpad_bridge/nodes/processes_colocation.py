@@ -14,8 +14,8 @@ class MultiProcessingColocation(Colocation):
     A planned program has its nodes in its place: each is a worker, and a process also
     where the others are threads. Its group's resources are those of each.
 
-    >>> actors = [lp.CourierNode(Actor, seed) for seed in range(8)]
-    >>> program.add_node(
+    >>> actors = [lp.CourierNode(Learner, seed) for seed in range(8)]
+    >>> handle = program.add_node(
     ...     lp.MultiProcessingColocation(actors, num_retries_on_failure=3),
     ...     label="actors",
     ... )

@@ -16,7 +16,7 @@ Worked = TypeVar("Worked")
 class PyNode(Node[HandleT], Generic[HandleT, Worked]):
     """Runs a function; handles among its arguments arrive as clients.
 
-    >>> program.add_node(lp.PyNode(print, "hello"), label="greeter")
+    >>> handle = program.add_node(lp.PyNode(print, "hello"), label="greeter")
     """
 
     def __init__(self, function: Callable[..., Worked], *args: Any, **kwargs: Any):
@@ -70,7 +70,18 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
 
 
 class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
-    """Makes an object and calls its `run()`, if it has one."""
+    """Makes an object and calls its `run()`, if it has one.
+
+    >>> class Evaluator:
+    ...     def __init__(self, seed):
+    ...         self.seed = seed
+    ...     def run(self):
+    ...         return 6 * self.seed
+    >>> with lp.launch(lp.make_program(lp.PyClassNode(Evaluator, 7))) as run:
+    ...     run.wait()
+    >>> run.results["node0"]
+    42
+    """
 
     def __init__(self, constructor: Callable[..., Worked], *args: Any, **kwargs: Any):
         """Remember what to make.

@@ -109,9 +109,8 @@ class Colocation(PyNode[Any, Any]):
 class MultiThreadingColocation(Colocation):
     """Runs its nodes in threads of one worker.
 
-    >>> program.add_node(
-    ...     lp.MultiThreadingColocation([learner_node, replay_node]), label="learner"
-    ... )
+    >>> nodes = [lp.CourierNode(Learner), lp.PyNode(print, "beside it")]
+    >>> handle = program.add_node(lp.MultiThreadingColocation(nodes), label="learner")
     """
 
     def __init__(

@@ -40,6 +40,16 @@ def stop_event() -> StopEvent:
 
     Raises:
       LaunchError: This thread belongs to no node.
+
+    >>> def work():                       # in a node
+    ...     stop = lp.stop_event()
+    ...     while not stop.is_set():
+    ...         lp.stop()
+    ...     return "stopped"
+    >>> with lp.launch(lp.make_program(lp.PyNode(work))) as run:
+    ...     run.wait()
+    >>> run.results["node0"]
+    'stopped'
     """
     context = node_context.current()
     if context is None:
@@ -59,6 +69,14 @@ def register_stop_handler(handler: Callable[..., Any]) -> None:
 
     Args:
       handler: Takes nothing, or what a signal handler takes.
+
+    >>> def work():
+    ...     lp.register_stop_handler(lambda: print("saving"))
+    ...     lp.stop()
+    ...     lp.wait_for_stop()
+    >>> with lp.launch(lp.make_program(lp.PyNode(work))) as run:
+    ...     run.wait()
+    saving
     """
     context = node_context.current()
     if context is None:

@@ -27,6 +27,10 @@ class JSONL:
 
     Raises:
       ArgumentError: `path` is none.
+
+    >>> writer = JSONL("runs/metrics.jsonl")
+    >>> writer.write(1, {"loss": 0.5})
+    >>> writer.close()
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None):

@@ -13,6 +13,10 @@ class Multi:
 
     Raises:
       ArgumentError: One of them is no writer.
+
+    >>> copy = replicator.writers.JSONL("copy.jsonl")
+    >>> writer = Multi(replicator.writers.JSONL("metrics.jsonl"), copy)
+    >>> writer.close()
     """
 
     def __init__(self, *writers: Writer):

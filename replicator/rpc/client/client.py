@@ -1,10 +1,16 @@
 """Call the methods of an object that lives in another thread, process or host.
 
->>> with Client(address) as client:               # doctest: +SKIP
-...     client.add(3)                             # waits for the result
-...     future = client.futures.add(4)            # does not
-...     client.call("add", [5], timeout_s=None)   # spelled out: no deadline
+>>> class Counter:
+...     def next(self, n):
+...         return n + 1
+>>> with rpc.Server(Counter()) as server, Client(server.address) as client:
+...     client.next(3)                            # waits for the result
+...     future = client.futures.next(4)           # does not
+...     client.call("next", [5], timeout_s=None)  # spelled out: no deadline
 ...     future.result()
+4
+6
+5
 """
 
 import math
@@ -234,6 +240,13 @@ def list_methods(client: Client) -> list[str]:
 
     Args:
       client: It asks; errors are those of a call.
+
+    >>> class Counter:
+    ...     def next(self, n):
+    ...         return n + 1
+    >>> with rpc.Server(Counter()) as server, Client(server.address) as client:
+    ...     list_methods(client)
+    ['next']
     """
     return list(checked(LIST_METHODS, client.call(LIST_METHODS)))
 
@@ -244,6 +257,14 @@ def statistics(client: Client) -> ServerStatistics:
     Args:
       client: It asks; errors are those of a call. The answer needs no free place in
         the server's pool.
+
+    >>> class Counter:
+    ...     def next(self, n):
+    ...         return n + 1
+    >>> with rpc.Server(Counter()) as server, Client(server.address) as client:
+    ...     _ = client.next(3)
+    ...     statistics(client).methods["next"].calls
+    1
     """
     known = client.call(STATISTICS)
     try:

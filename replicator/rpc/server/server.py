@@ -5,8 +5,8 @@
 ...     def add(self, n):
 ...         self.total += n
 ...         return self.total
->>> with Server(Counter(), name="counter") as server, Client(server.address) as client:
-...     client.add(3)
+>>> with rpc.Server(Counter()) as server, rpc.Client(server.address) as counter:
+...     counter.add(3)
 3
 """
 

@@ -10,7 +10,7 @@ of those forgets it, meets the bad number again, and goes back again.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from replicator.base.types import PyTree
@@ -209,22 +209,3 @@ def make_recovery(
         on_spike=spikes.action if spikes is not None else "log",
     )
     return Recovery(policy, spikes=spikes, journal=journal)
-
-
-def retry_after_rollback(
-    attempt: Callable[[], Any], discard_after: Callable[[int], object]
-) -> Any:
-    """Call `attempt` until it does not ask to go back.
-
-    Args:
-      attempt: A whole run from the newest checkpoint on; opens and closes all it needs.
-      discard_after: Deletes all checkpoints after a step.
-
-    Returns:
-      What `attempt` returned.
-    """
-    while True:
-        try:
-            return attempt()
-        except GoingBack as signal:
-            discard_after(signal.before_step - 1)

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent
 from replicator.monitoring.phases import Phase, Phases
+from replicator.training.node import STOPPED, Node
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
@@ -83,9 +84,13 @@ class Preemption(Hook):
     were; one that C++ code had taken, as `jax.distributed` takes SIGTERM, is the
     system's again.
 
+    In a node of a program no signal is heard: its launcher hears them, and sets the
+    node's stop event, which is looked at after each step.
+
     Args:
       agreement: Where all processes stop.
       clock: Where times come from.
+      node: The one that the run is in; None for none.
 
     Attributes:
       stop: Why and where the run stops, when it does.
@@ -93,11 +98,18 @@ class Preemption(Hook):
         signal's name, if nobody has to agree.
     """
 
-    def __init__(self, agreement: StopAgreement, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        agreement: StopAgreement,
+        *,
+        clock: Clock | None = None,
+        node: Node | None = None,
+    ) -> None:
         self.stop: Stop | None = None
         self.on_asked: Callable[[str], None] | None = None
         self._agreement = agreement
         self._clock = clock or SystemClock()
+        self._node = node
         self._asked = Asked()
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
@@ -110,14 +122,23 @@ class Preemption(Hook):
     def start(self) -> Self:
         """Begin to hear signals."""
         self._agreement.start()
-        if threading.current_thread() is threading.main_thread():
+        # Python lets no other thread install handlers.
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._node is None:
             for name in SIGNALS:
                 self._take(getattr(signal, name))
         return self
 
     def on_state(self, event: StateEvent) -> None:
         """Pass the end of a step."""
+        if self._node is not None and self._node.stop_event.is_set():
+            self._agreement.want(STOPPED)
         self.stop = self._agreement.reached(event.step)
+
+    def ends_input(self) -> bool:
+        """Tell whether to wait for input no more: the node stops, and is alone."""
+        is_asked = self._node is not None and self._node.stop_event.is_set()
+        return is_asked and self._agreement.alone
 
     def leave_if_asked(self, step: int, *, tell: Callable[..., None]) -> None:
         """End the program if a signal came too late to stop its run, which is saved.
@@ -178,6 +199,9 @@ class Preemption(Hook):
 class LeaveSaved(Hook):
     """Save the run at the step where all processes stop, and leave: the last hook.
 
+    A run in a node of a program ends by this, and returns: its caller may have more to
+    do. Any other run's program ends.
+
     It leaves in the middle of the loop, not at its end: what is done once at the end of
     a run (an evaluation, the last row of metrics) is left to the run that goes on. A
     process that is alone and waits for its input has a state that it can save, and
@@ -190,6 +214,9 @@ class LeaveSaved(Hook):
       first_step: Updates that the state has behind it.
       last_step: Of the run; there it simply ends.
       tell: Learns of `preempted`: for example `EventLog.write`.
+
+    Attributes:
+      has_left: Whether the run is saved, and to go no further.
     """
 
     phase: Phase = "save"
@@ -211,7 +238,13 @@ class LeaveSaved(Hook):
         self._last_step = last_step
         self._tell = tell
         self._newest: StateEvent | None = None
-        preemption.on_asked = self._leave_if_waiting
+        self.has_left = False
+        preemption.on_asked = self.leave_if_waiting
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run is to make no more steps."""
+        return self.has_left
 
     def on_state(self, event: StateEvent) -> None:
         """Leave, if this is the step.
@@ -231,7 +264,8 @@ class LeaveSaved(Hook):
         self._preemption.on_asked = None
         self._newest = None
 
-    def _leave_if_waiting(self, signal_name: str) -> None:
+    def leave_if_waiting(self, signal_name: str) -> None:
+        """Leave now, if the run waits for its input; as `on_state`."""
         # The state is not donated before the batch is there. What was read of the input
         # and not used is read again: the position is that of the last step.
         # This is in the signal handler: it saves here, and raises out of the wait.
@@ -245,4 +279,6 @@ class LeaveSaved(Hook):
             self._save(self._newest)
         if self._tell is not None:
             self._tell("preempted", step=stop.step, signal=stop.signal)
-        stop.raise_saved()
+        self.has_left = True
+        if stop.signal != STOPPED:
+            stop.raise_saved()

@@ -33,33 +33,13 @@ from replicator.monitoring.writers.directory import directory_writer
 from replicator.monitoring.writers.jsonl import drop_after
 from replicator.monitoring.writers.writer import Writer
 from replicator.training.checkpoint_hook import Resumed
+from replicator.training.options import Recording
 from replicator.training.reports.compile_notes import TellCompilations
 from replicator.training.reports.phase_journal import JournalPhases
-from replicator.training.reports.profiler import Profile, check_steps
+from replicator.training.reports.profiler import Profile
 from replicator.training.reports.run_numbers import AddRunNumbers
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Records:
-    """What a run tells, and where.
-
-    Attributes:
-      directory: Where metrics, `run.json` and the journal go; None for nowhere.
-      write_every: Steps between written metrics.
-      display: Whether progress is shown on standard error.
-      seed: The run's seed, to be written down.
-      arguments: The run's arguments, likewise.
-      profile: Steps to trace; None for none.
-    """
-
-    directory: str | os.PathLike[str] | None
-    write_every: int
-    display: bool
-    seed: int
-    arguments: Mapping[str, Any]
-    profile: range | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,24 +55,6 @@ class Reports:
     hooks: Sequence[Hook] = ()
     after: Sequence[Hook] = ()
     writer: Writer | None = None
-
-
-def check_profile(
-    steps: range | None, directory: str | os.PathLike[str] | None
-) -> None:
-    """Refuse to trace what cannot be, or to where there is no place; None is nothing.
-
-    Raises:
-      ArgumentError: `steps` is no range of steps, or there is no `directory`.
-    """
-    if steps is None:
-        return
-    check_steps("profile", steps)
-    if directory is None:
-        raise ArgumentError(
-            "`directory` must be given to profile steps, got None. Pass it: traces go "
-            "to `profile/` in it."
-        )
 
 
 def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
@@ -134,9 +96,11 @@ def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[N
 
 
 def open_reports(
-    records: Records,
+    records: Recording,
     resumed: Resumed,
     *,
+    seed: int,
+    arguments: Mapping[str, Any],
     step: object,
     mesh: Mesh,
     phases: Phases,
@@ -148,6 +112,8 @@ def open_reports(
     Args:
       records: What, and where.
       resumed: Where the run goes on.
+      seed: The run's, to be written down.
+      arguments: The run's, likewise.
       step: Its step; one that was compiled knows what it costs.
       mesh: The replicas.
       phases: What the run is doing.
@@ -169,15 +135,15 @@ def open_reports(
     # A process without standard error has none to show anything on.
     display = make_display() if records.display and sys.stderr else None
     if display is not None and resumed.start_step:
-        display.note(_goes_on(records.arguments, resumed.start_step))
+        display.note(_goes_on(arguments, resumed.start_step))
     telling = TellCompilations(compilations, display=display, events=events)
     hooks: list[Hook] = [telling]
     if display is not None:
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
-    seed = resumed.began.get("seed", records.seed)
-    said = {"seed": seed, "arguments": records.arguments}
+    seed = resumed.began.get("seed", seed)
+    said = {"seed": seed, "arguments": arguments}
     with _written(records.directory, is_fresh=is_fresh):
         if is_fresh:
             # One that was killed before it was saved begins anew, in one journal.

@@ -65,22 +65,25 @@ def lagging(statements: Sequence[Statement | None]) -> tuple[int, ...]:
 
 
 def format_hang_report(
-    statements: Sequence[Statement | None], *, silent_s: float
+    statements: Sequence[Statement | None], *, silent_s: float, of_node: bool = False
 ) -> str:
     """Write the message.
 
     Args:
       statements: Of each process, in order; None for those that said nothing.
       silent_s: How long these were waited for.
+      of_node: Whether it is a node of a program that ends, and not the process.
     """
     count = len(statements)
     steps = [said.step for said in statements if said is not None]
     behind = lagging(statements)
     who = "this process" if count == 1 else f"all {count} processes"
+    ending = f"Ending {who} with exit code {HUNG}"
+    if of_node:
+        ending = "Failing the node that it runs in"
     lines = [
         f"replicator: no progress; the last step begun is {max(steps, default=0)}. "
-        f"Ending {who} with exit code {HUNG}: start again, and the run goes on from "
-        "its last checkpoint.",
+        f"{ending}: start again, and the run goes on from its last checkpoint.",
         *(_line(p, said, p in behind, silent_s) for p, said in enumerate(statements)),
     ]
     if behind and count > 1:

@@ -69,6 +69,8 @@ class Watchdog:
       notices: The board of all processes; None watches this one alone.
       tell: Learns of `hung` and `straggler`.
       exit_process: Ends the process, at once.
+      fail: Takes the report in place of that, where the run is a node of a program
+        that has others in this process.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Watchdog:
         notices: Notices | None = None,
         tell: Tell | None = None,
         exit_process: Callable[[int], Any] = os._exit,
+        fail: Callable[[str], Any] | None = None,
     ) -> None:
         self._phases = phases
         self._limits = limits or Limits()
@@ -87,6 +90,8 @@ class Watchdog:
         self._process = 0 if notices is None else notices.process
         self._tell = tell or _tell_nobody
         self._exit_process = exit_process
+        self._fail = fail
+        self._fails = False  # written by the watchdog's thread, once; `close` reads it
         # Replaced whole by the watchdog's thread; `_beat`, in another, reads it.
         self._watched = Watched()
         self._loop_thread = 0
@@ -116,7 +121,7 @@ class Watchdog:
     def close(self) -> None:
         """Watch no more; closing twice is fine."""
         self._closed.set()
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and not self._fails:
             # One that is in `_end` does not return: within this time the process ends.
             self._thread.join(timeout=_WRITE_S)
         if self._gossip is not None:
@@ -173,16 +178,26 @@ class Watchdog:
         """Say everything there is to say, and exit: whatever happens on the way."""
         # First: each step below may hang, on a disk, a lock or the service.
         self._arm(_WRITE_S)
+        text = "The run makes no progress, and could not say where it is."
         try:
             own = self._make_statement(expired)
             statements = self._hear_all(own)
-            text = format_hang_report(statements, silent_s=_ANSWER_S)
+            text = format_hang_report(
+                statements, silent_s=_ANSWER_S, of_node=self._fail is not None
+            )
             _print(text)
             self._tell("hung", step=own.step, phase=own.phase, report=text)
             self._leave_last()
         finally:
             _flush_output()
-            self._exit_process(HUNG)
+            if self._fail is None:
+                self._exit_process(HUNG)
+            else:
+                # Others live on in this process: the timer in C must not end it. The
+                # node's thread may come to `close` now, which must not wait for us.
+                faulthandler.cancel_dump_traceback_later()
+                self._fails = True
+                self._fail(text)
 
     def _make_statement(self, expired: Expired | None) -> Statement:
         current, where = self._phases.current, where_is(self._loop_thread)

@@ -197,8 +197,9 @@ def test_a_replica_without_examples_has_no_mean_of_its_own():
 def test_leaves_of_another_number_of_replicas_are_refused():
     state = replicas(4).init(lambda key: {"own": PerReplica(jnp.zeros(()))})
     message = (
-        "`state` must hold a row for each of 2 replicas at `own`, a `PerReplica` leaf, "
-        "got float32[4]. Use the replicas that it is from."
+        "`state` must hold a leading axis of 2 replicas at `own`, a `PerReplica` leaf, "
+        "got float32[4]. Give each replica its row, or make the state with "
+        "`rep.init(init_fn)`."
     )
 
     with pytest.raises(ArgumentError, match=f"^{re.escape(message)}$"):

@@ -36,7 +36,7 @@ def guarded(make, *, n=8, reduction="fast", wrap=None, steps_per_call=1, **optio
     """Return a state and a compiled step that skips bad updates."""
     rep = replicas(n, reduction=reduction)
     init_fn, step_fn = make(rep.wrap_optimizer(adam(), **(wrap or {})))
-    state = init_run(init_fn, rep.mesh, seed=0)
+    state = init_run(init_fn, rep.layout, seed=0)
     state = dataclasses.replace(state, skipped=jnp.zeros((), jnp.int32))
     update = count_steps(lift(step_fn, reduction=reduction, measures=True, **options))
     step = skip_bad_updates(update, reduction=reduction)
@@ -46,7 +46,7 @@ def guarded(make, *, n=8, reduction="fast", wrap=None, steps_per_call=1, **optio
     compiled = CompileOptions(
         steps_per_call=steps_per_call, reduction=reduction, **options
     )
-    return state, CompiledStep(step, rep.mesh, compiled)
+    return state, CompiledStep(step, rep.layout, compiled)
 
 
 def bad_batch(*, example, number=np.nan):
@@ -84,8 +84,8 @@ def test_good_updates_are_those_of_a_run_that_skips_nothing():
     state, step = guarded(trainer)
     rep = replicas(8)
     init_fn, step_fn = trainer(rep.wrap_optimizer(adam()))
-    control = init_run(init_fn, rep.mesh, seed=0)
-    plain = CompiledStep(count_steps(lift(step_fn)), rep.mesh, CompileOptions())
+    control = init_run(init_fn, rep.layout, seed=0)
+    plain = CompiledStep(count_steps(lift(step_fn)), rep.layout, CompileOptions())
     for seed in range(3):
         state, _ = step(state, batch_of(seed=seed))
         control, _ = plain(control, batch_of(seed=seed))
@@ -204,10 +204,10 @@ def test_with_an_optimizer_a_guard_sends_nothing_more():
     def sent(make_step):
         rep = replicas(8)
         init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-        state = init_run(init_fn, rep.mesh, seed=0)
+        state = init_run(init_fn, rep.layout, seed=0)
         update = make_step(count_steps(lift(step_fn, measures=True)))
         step = CompiledStep(
-            report_norms(update, among_metrics=True), rep.mesh, CompileOptions()
+            report_norms(update, among_metrics=True), rep.layout, CompileOptions()
         )
         return step.lower(state, batch_of()).as_text().count("all_reduce")
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.rpc_values import (
+from benchmarks.rpc_fuzz.values import (
     DTYPES,
     REGISTRY,
     Access,

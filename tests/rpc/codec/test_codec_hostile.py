@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from msgpack import ExtType, Timestamp, packb
 
-from benchmarks.rpc_values import REGISTRY, Color, Frozen, Point, is_same
+from benchmarks.rpc_fuzz.values import REGISTRY, Color, Frozen, Point, is_same
 from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
 from replicator.rpc.codec.codec import decode, encode

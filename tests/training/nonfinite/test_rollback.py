@@ -9,7 +9,7 @@ from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
-from replicator.engine.step.state import init_run, state_shardings
+from replicator.engine.step.state import init_run
 from replicator.engine.step.transforms import count_steps, lift
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
@@ -18,16 +18,16 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.training.loop import LoopPlan, run_loop
+from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.policy import BadNumber, History, Policy
 from replicator.training.nonfinite.rollback import (
     GoingBack,
     Recovery,
     make_recovery,
-    retry_after_rollback,
 )
 from replicator.training.nonfinite.spikes import Spikes
 from tests.fakes import FakeClock
+from tests.loops import run_loop
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
 STEPS = 9
@@ -80,15 +80,15 @@ class CutAt(Hook):
 
 
 class Run:
-    """Training as `replicator.training.run` wires it, small."""
+    """Training as `replicator.training.session` wires it, small."""
 
     def __init__(self, directory, dataset, *, policy=None, n=2):
         rep = replicas(n)
         init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
-        self.first = lambda: init_run(init_fn, rep.mesh, seed=0)
-        self.mesh = rep.mesh
+        self.first = lambda: init_run(init_fn, rep.layout, seed=0)
+        self.layout = rep.layout
         update = count_steps(lift(step_fn))
-        self.step = CompiledStep(update, rep.mesh, CompileOptions())
+        self.step = CompiledStep(update, rep.layout, CompileOptions())
         self.dataset = dataset
         self.directory = directory
         self.recovery = Recovery(
@@ -104,14 +104,16 @@ class Run:
             with self.store() as store:
                 store.discard_after(step)
 
-        return retry_after_rollback(
-            lambda: self._attempt(late, cut_at, save_every), discard_after
-        )
+        while True:
+            try:
+                return self._attempt(late, cut_at, save_every)
+            except GoingBack as signal:
+                discard_after(signal.before_step - 1)
 
     def _attempt(self, late, cut_at, save_every):
         store = self.store().open()
         state, position = self.first(), Position()
-        found = store.restore(state, shardings=state_shardings(state, self.mesh))
+        found = store.restore(state, shardings=self.layout.state_shardings(state))
         if found is not None:
             state, position = found.arrays, position_from_json(found.meta["position"])
             self.recovery.load_state(found.meta["bad_numbers"])
@@ -123,7 +125,7 @@ class Run:
         )
         batches = open_input(
             self.dataset,
-            self.mesh,
+            self.layout,
             options=InputOptions(steps=left, allow_nan=True),
             start=position,
         )

@@ -50,19 +50,19 @@ def dataset():
     return batches
 
 
-def compiled(mesh, **options):
+def compiled(layout, **options):
     update = count_steps(lift(step_fn, **options))
-    return CompiledStep(update, mesh, CompileOptions(**options))
+    return CompiledStep(update, layout, CompileOptions(**options))
 
 
 def died(directory, *, accumulate=1, update=None):
     """Die at step 4, rebuild what was before it, and write a bundle."""
-    mesh = replicas(4).mesh
+    layout = replicas(4).layout
     options = InputOptions(accumulate=accumulate, epochs=1)
-    with open_input(dataset(), mesh, options=options) as batches:
+    with open_input(dataset(), layout, options=options) as batches:
         state, placed = rebuild(
-            compiled(mesh, accumulate=accumulate),
-            init_run(init_fn, mesh, seed=0),
+            compiled(layout, accumulate=accumulate),
+            init_run(init_fn, layout, seed=0),
             batches,
             start_step=0,
             bad_step=BAD_STEP,
@@ -84,9 +84,9 @@ def bundle_path(tmp_path_factory):
 
 
 def test_the_state_before_the_bad_step_is_rebuilt_to_the_bit(bundle_path):
-    mesh = replicas(4).mesh
-    step, state = compiled(mesh), init_run(init_fn, mesh, seed=0)
-    with open_input(dataset(), mesh) as batches:
+    layout = replicas(4).layout
+    step, state = compiled(layout), init_run(init_fn, layout, seed=0)
+    with open_input(dataset(), layout) as batches:
         for _ in range(BAD_STEP - 1):
             state, _ = step(state, next(batches))
     found, expected = read_bundle(bundle_path).state, arrays_of(state)
@@ -195,8 +195,8 @@ def test_what_fails_while_writing_hides_no_failure(tmp_path):
 
 
 def test_a_rebuild_gives_up_where_it_is_too_far():
-    mesh = replicas(1).mesh
-    with open_input(dataset(), mesh) as batches:
+    layout = replicas(1).layout
+    with open_input(dataset(), layout) as batches:
         found = rebuild(
             lambda state, batch: (state, {}),
             None,

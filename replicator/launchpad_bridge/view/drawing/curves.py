@@ -1,4 +1,4 @@
-"""How arrows run: from side to side, along passages, and round a box to itself.
+"""How arrows run: from side to side, along passages, and beside a column.
 
 Where several arrows meet at a side they stand apart, in the order of where they come
 from, so that two that run to and fro are two lines.
@@ -13,7 +13,9 @@ from replicator.launchpad_bridge.view.drawing.boxes import Box
 from replicator.launchpad_bridge.view.drawing.layers import Point
 
 _HEAD = 7.0
-_LOOP = 14.0
+_LOOP = 24.0
+_BESIDE = 20.0
+"""Ends that are no further apart stand on the same side, of boxes below each other."""
 _ENDS_USE = 0.7
 """How much of a side arrows use."""
 
@@ -44,13 +46,10 @@ def curves_of(
       ways: What each arrow passes.
     """
     ends = _ends(arrows, boxes, ways)
-    curves = []
-    for number, arrow in enumerate(arrows):
-        if arrow.source == arrow.target:
-            curves.append(_loop(boxes[arrow.source]))
-            continue
-        curves.append(_curve([ends[number, True], *ways[number], ends[number, False]]))
-    return curves
+    return [
+        _curve([ends[number, True], *ways[number], ends[number, False]])
+        for number in range(len(arrows))
+    ]
 
 
 def _ends(
@@ -61,17 +60,16 @@ def _ends(
     """Return where each arrow begins (True) and ends (False)."""
     at_side: dict[tuple[End, bool], list[tuple[float, int, bool]]] = {}
     for number, arrow in enumerate(arrows):
-        if arrow.source == arrow.target:
-            continue
         source, target = boxes[arrow.source], boxes[arrow.target]
         way = ways[number]
-        goes_right = source.x + source.right <= target.x + target.right
+        # Between boxes below each other it runs along their right.
+        from_right = source.x < target.right
+        to_right = target.x < source.right
         # At either end, how far up or down the arrow comes from.
         first = way[0][1] if way else target.middle
         last = way[-1][1] if way else source.middle
-        at_side.setdefault((arrow.source, goes_right), []).append((first, number, True))
-        side = at_side.setdefault((arrow.target, not goes_right), [])
-        side.append((last, number, False))
+        at_side.setdefault((arrow.source, from_right), []).append((first, number, True))
+        at_side.setdefault((arrow.target, to_right), []).append((last, number, False))
     ends: dict[tuple[int, bool], Point] = {}
     for (end, is_right), arriving in at_side.items():
         box = boxes[end]
@@ -95,27 +93,17 @@ def _pieces(points: Sequence[Point]) -> Iterator[str]:
     yield f"M{_told(points[0])}"
     (last_x, last_y), before = points[-1], points[-2]
     # Heads are drawn at the end of the line: it ends where they begin to narrow.
-    points = [
-        *points[:-1],
-        (last_x - _HEAD if last_x > before[0] else last_x + _HEAD, last_y),
-    ]
+    comes_from_left = last_x > before[0] + _BESIDE
+    points = [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
     for index, (a, b) in enumerate(itertools.pairwise(points)):
         if index % 2:  # along a passage
             yield f"L{_told(b)}"
             continue
         bend = (b[0] - a[0]) / 2
-        yield f"C{_told((a[0] + bend, a[1]))} {_told((b[0] - bend, b[1]))} {_told(b)}"
-
-
-def _loop(box: Box) -> Curve:
-    """Return a line from the top of a box round its corner to its right side."""
-    left, right = box.right - min(_LOOP, box.width / 2), box.right + _LOOP
-    high, low = box.y - _LOOP, box.y + min(_LOOP, box.height / 2)
-    points = [(left, high), (right, high), (right, box.y)]
-    points += [(right, low), (right, low), (box.right + _HEAD, low)]
-    way = " ".join(map(_told, points[:3])), " ".join(map(_told, points[3:]))
-    path = f"M{_told((left, box.y))} C{way[0]} C{way[1]}"
-    return Curve(path=path, middle=(box.right, high))
+        out, back = a[0] + bend, b[0] - bend
+        if abs(bend) <= _BESIDE:
+            out = back = max(a[0], b[0]) + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
+        yield f"C{_told((out, a[1]))} {_told((back, b[1]))} {_told(b)}"
 
 
 def _middle(a: Point, b: Point) -> Point:

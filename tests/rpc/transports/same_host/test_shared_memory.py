@@ -299,7 +299,8 @@ def test_who_does_not_read_pins_little_and_its_sender_waits():
         assert pass_on(*ends, array).nbytes == MIB
 
 
-def test_who_waits_for_a_reader_hears_that_it_is_gone():
+@pytest.mark.parametrize("gone", ["sender", "receiver"])
+def test_who_waits_for_a_reader_hears_that_an_end_is_closed(gone):
     with listening(TRANSPORTS["unix"]) as listener, connected(listener) as ends:
         sender, receiver = ends
         with ThreadPoolExecutor(1) as pool:
@@ -307,7 +308,7 @@ def test_who_waits_for_a_reader_hears_that_it_is_gone():
             wait_until(
                 lambda: len(sender._shared._outgoing._lent) * MIB == UNREAD_BYTES
             )
-            receiver.close()
+            (sender if gone == "sender" else receiver).close()
             with pytest.raises(ConnectionLostError):
                 promise.result(LONG_S)
 

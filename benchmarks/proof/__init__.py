@@ -1,0 +1,1 @@
+"""Programs that the proof must accept, and refuse."""

@@ -1,0 +1,1 @@
+"""Calls timed beside bare sockets, gRPC and Ray."""

@@ -1,0 +1,1 @@
+"""Messages and frames that nobody should send."""

@@ -1,0 +1,1 @@
+"""Runs and scripts that benchmarks start, and kill."""

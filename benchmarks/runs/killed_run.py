@@ -1,0 +1,103 @@
+"""Train a small model as one process of a run that is going to be killed.
+
+It writes what happens to it as JSON lines on standard output, each with the monotonic
+clock of the machine: `phase` when it begins to restore, to compile or to end,
+`dispatched` when a step was dispatched, `step` when its result was read, `bits` with a
+digest of the final state.
+"""
+
+import hashlib
+import json
+
+import jax
+import numpy as np
+import optax
+from absl import app, flags
+
+import replicator
+from benchmarks.step.step_pair import replicator_init, replicator_step
+from benchmarks.tasks import Task, digits_resnet, mlp
+from replicator.base.host.clock import SystemClock
+from replicator.base.types import PyTree
+from replicator.hooks import Hook, MetricsEvent, StateEvent, every
+from replicator.monitoring.phases import Phase, Phases
+
+_DIRECTORY = flags.DEFINE_string("directory", None, "Of the run.", required=True)
+_STEPS = flags.DEFINE_integer("steps", 60, "Steps of the whole run.")
+_INTERVAL = flags.DEFINE_integer("interval", 10, "Steps from save to save.")
+_TASK = flags.DEFINE_enum("task", "digits_resnet", ["digits_resnet", "mlp"], "Model.")
+_DEVICES = flags.DEFINE_integer("devices", 2, "Devices of this process.")
+_OF_EACH_STEP = {"input", "step", "save", "report"}
+
+
+class Tell(Hook):
+    """Tells of each step twice: dispatched, and done."""
+
+    def on_state(self, event: StateEvent) -> None:
+        """Tell that a step was dispatched."""
+        tell("dispatched", step=event.step)
+
+    def on_metrics(self, event: MetricsEvent) -> None:
+        """Tell that a step was done: its metrics are here."""
+        tell("step", step=event.step, loss=float(event.metrics["loss"]))
+
+
+def tell(what: str, **fields: object) -> None:
+    """Write a line that whoever started this reads at once."""
+    line = {"what": what, "time_s": SystemClock().now_s()} | fields
+    print(json.dumps(line), flush=True)
+
+
+def tell_phases() -> None:
+    """Have every run of this process tell what it begins, but for its steps."""
+    enter = Phases.enter
+
+    def enter_and_tell(
+        self: Phases, phase: Phase, *, step: int | None = None, hidden: bool = False
+    ) -> None:
+        enter(self, phase, step=step, hidden=hidden)
+        if phase not in _OF_EACH_STEP:
+            tell("phase", phase=phase)
+
+    Phases.enter = enter_and_tell
+
+
+def digest(state: PyTree) -> str:
+    """Return a digest of every bit of a state."""
+    sha = hashlib.sha256()
+    for leaf in jax.tree.leaves(state):
+        sha.update(np.asarray(leaf.addressable_data(0)).tobytes())
+    return sha.hexdigest()
+
+
+def batches(task: Task, count: int) -> list[PyTree]:
+    """Return batches that differ, of random examples."""
+    return [
+        task.batch | {"image": np.roll(task.batch["image"], shift, axis=0)}
+        for shift in range(count)
+    ]
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    tell_phases()
+    replicator.fake_devices(_DEVICES.value)
+    replicator.distributed.initialize()
+    rep = replicator.Replicator()
+    task = mlp(32) if _TASK.value == "mlp" else digits_resnet(32, width=4)
+    optimizer = rep.wrap_optimizer(optax.adam(1e-3))
+    result = rep.run(
+        replicator_step(task, optimizer),
+        batches(task, 7),
+        init_fn=replicator_init(task, optimizer),
+        steps=_STEPS.value,
+        checkpoint_dir=_DIRECTORY.value,
+        checkpoint_every=every(n_steps=_INTERVAL.value),
+        hooks=[Tell()],
+        display=False,
+    )
+    tell("bits", digest=digest(result.state))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,1 @@
+"""The compiled step beside the one written by hand."""

@@ -1,0 +1,100 @@
+"""How one function is spread over devices, whatever the engine that spreads it.
+
+A layout is the one place that knows where state, batches and results lie. What is above
+it writes what one replica does, names for each argument and result how the replicas'
+values are related to the value outside, and calls what `spread` returns with global
+arrays. An engine is a maker of layouts: `ReplicatedLayout` gives each device a replica.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from jax.extend import core
+
+from replicator.base.types import PyTree
+from replicator.inputs.context import BatchLayout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """How a global value is related to the values that replicas have.
+
+    Attributes:
+      name: `"state"`: equal on all replicas, but for leaves declared `PerReplica`, of
+        which each replica has its own. `"examples"`: each replica has the rows of its
+        own examples, in order. `"equal"`: whole on each replica. `"per_replica"`: each
+        replica has a value; outside there is an array axis of replicas.
+      axis: The array axis of examples, or of replicas.
+    """
+
+    name: Literal["state", "examples", "equal", "per_replica"]
+    axis: int = 0
+
+
+STATE = Kind("state")
+EQUAL = Kind("equal")
+
+
+def examples(axis: int = 0) -> Kind:
+    """Return the kind of arrays whose axis `axis` counts examples."""
+    return Kind("examples", axis)
+
+
+def per_replica(axis: int = 0) -> Kind:
+    """Return the kind of values that replicas return apart, along a new axis."""
+    return Kind("per_replica", axis)
+
+
+class Layout(BatchLayout, Protocol):
+    """How one function is spread over devices.
+
+    Shapes are arrays or `jax.ShapeDtypeStruct`s. A state is the user's, or a `RunState`
+    around it: whoever has rules for paths applies them to the user's part.
+    """
+
+    def state_shardings(self, shapes: PyTree) -> PyTree:
+        """Return the shardings of a state, a prefix of `shapes`.
+
+        Raises:
+          ArgumentError: This engine has no place for a leaf; names it.
+        """
+        ...
+
+    def spread(
+        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+    ) -> Callable[..., Any]:
+        """Return what replicas do together, to be traced under `jit`.
+
+        Args:
+          fn: What one replica does with its own values.
+          inputs: The kind of each argument.
+          outputs: A prefix of what `fn` returns, with kinds as leaves. A result of kind
+            state has the structure of the argument of that kind.
+
+        Returns:
+          A function of global arrays, with global results; of results that are neither
+          state nor equal, every process can read all.
+        """
+        ...
+
+    def check(
+        self, traced: core.Jaxpr, state: PyTree, batch: PyTree, *, batch_axis: int
+    ) -> None:
+        """Refuse a traced step that this engine would run wrongly.
+
+        Args:
+          traced: The program `(state, batch, key)` around one spread function whose
+            first result is the state.
+          state: What it takes.
+          batch: What it takes, as placed.
+          batch_axis: Which axis of the batch counts examples.
+
+        Raises:
+          ReplicatorError: It does; the message names the leaf.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return the engine and its mesh in plain JSON, for records."""
+        ...

@@ -1,0 +1,134 @@
+"""Give each device a replica: `shard_map` over a mesh whose only axis is `replica`.
+
+Parameters are whole on each device; what replicas say to each other is the user's
+collectives and the wrapped optimizer. What `shard_map` does not check of that,
+`replication_check` proves.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicator.base.mesh import readable, replica_spec, split_over_replicas
+from replicator.base.per_replica import (
+    declared_leaves,
+    give_own,
+    per_replica_specs,
+    take_own,
+)
+from replicator.base.types import PyTree
+from replicator.engine.analysis import dataflow
+from replicator.engine.analysis import replication_check as proof
+from replicator.engine.layout import STATE, Kind
+
+
+class ReplicatedLayout:
+    """Many replicas, one device each; see `Layout` for attributes and methods.
+
+    Args:
+      mesh: The devices, under the axis `replica`.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.num_replicas = mesh.size
+        self.batch_owners = [device.process_index for device in mesh.devices.flat]
+
+    def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
+        """Return one sharding for all leaves: each replica has its rows."""
+        del shapes
+        return split_over_replicas(self.mesh, axis=axis)
+
+    def state_shardings(self, shapes: PyTree) -> PyTree:
+        """Return a prefix tree of shardings: declared leaves cut over replicas."""
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec), per_replica_specs(shapes)
+        )
+
+    def spread(
+        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+    ) -> Callable[..., Any]:
+        """Return what replicas do together, as one `shard_map`."""
+
+        def replica(*values: PyTree) -> PyTree:
+            own = [
+                take_own(value) if kind == STATE else value
+                for kind, value in zip(inputs, values, strict=True)
+            ]
+            return jax.tree.map(_give_back, outputs, fn(*own))
+
+        def program(*values: PyTree) -> PyTree:
+            state = {
+                kind: per_replica_specs(value)
+                for kind, value in zip(inputs, values, strict=True)
+                if kind == STATE
+            }
+
+            def specs(kind: Kind) -> PyTree:
+                return state[kind] if kind == STATE else _spec(kind)
+
+            results = jax.shard_map(
+                replica,
+                mesh=self.mesh,
+                in_specs=tuple(map(specs, inputs)),
+                out_specs=jax.tree.map(specs, outputs),
+                # Gradients of replicated parameters must stay local until the optimizer
+                # reduces them; `check` proves what this would have checked.
+                check_vma=False,
+            )(*values)
+            return jax.tree.map(self._readable, outputs, results)
+
+        return program
+
+    def _readable(self, kind: Kind, result: PyTree) -> PyTree:
+        apart = kind.name in ("examples", "per_replica")
+        return readable(result, self.mesh) if apart else result
+
+    def check(
+        self, traced: core.Jaxpr, state: PyTree, batch: PyTree, *, batch_axis: int
+    ) -> None:
+        """Prove that the state is equal on all replicas, declared leaves apart.
+
+        Raises:
+          ReplicationError: A leaf may differ; see `prove_replicated`.
+
+        Warns:
+          SharedRandomKeyWarning: All replicas draw the same numbers for their examples.
+        """
+        [eqn] = [eqn for eqn in traced.eqns if eqn.primitive.name == "shard_map"]
+        [inside] = dataflow.sub_jaxprs(eqn)
+        leaves = declared_leaves(state)
+        marks = [proof.DECLARED if declared else proof.STATE for _, declared in leaves]
+        marks += [proof.BATCH] * len(jax.tree.leaves(batch))
+        marks += [proof.CLEAN] * (len(traced.invars) - len(marks))  # the key
+        # Arrays that the step closes over come first; they are the same everywhere.
+        constants = len(inside.invars) - len(marks)
+        paths = [None if declared else path for path, declared in leaves]
+        proof.prove_replicated(
+            inside,
+            [proof.CLEAN] * constants + marks,
+            paths + [None] * (len(inside.outvars) - len(paths)),
+            num_replicas=self.num_replicas,
+            batch_axis=batch_axis,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the engine and its mesh in plain JSON, for records."""
+        return {"engine": "replicates", "mesh": dict(self.mesh.shape)}
+
+
+def _give_back(kind: Kind, result: PyTree) -> PyTree:
+    """Return a replica's result as it is put together with those of others."""
+    if kind == STATE:
+        return give_own(result)
+    if kind.name == "per_replica":
+        return jax.tree.map(lambda leaf: jnp.expand_dims(leaf, kind.axis), result)
+    return result
+
+
+def _spec(kind: Kind) -> PartitionSpec:
+    return PartitionSpec() if kind.name == "equal" else replica_spec(kind.axis)

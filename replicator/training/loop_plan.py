@@ -1,0 +1,74 @@
+"""Say how long a loop runs, and how; refuse what does not come out even."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoopPlan:
+    """How long to run, and how.
+
+    Attributes:
+      steps: Updates in all, those before `start_step` included; None runs until the
+        input ends.
+      start_step: Updates that the state has behind it.
+      steps_per_call: Updates that one call of the step makes. Above 1, each metric has
+        a leading axis of that size.
+      on_nonfinite: Whether a NaN or infinite metric ends the run.
+
+    Raises:
+      ArgumentError: A number is out of range, or calls do not fit into `steps`.
+    """
+
+    steps: int | None
+    start_step: int = 0
+    steps_per_call: int = 1
+    on_nonfinite: Literal["raise", "ignore"] = "raise"
+
+    def __post_init__(self) -> None:
+        if self.start_step < 0:
+            raise ArgumentError(
+                f"`start_step` must be at least 0, got {self.start_step}. "
+                "Leave it out for a state that has no step behind it."
+            )
+        if isinstance(self.steps, np.integer):
+            object.__setattr__(self, "steps", int(self.steps))
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if self.steps is not None and not whole:
+            raise ArgumentError(
+                f"`steps` must be a whole number, got {self.steps!r}. "
+                "Pass an `int`, or `steps=None` to run until the input ends."
+            )
+        if self.steps is not None and self.steps < 0:
+            raise ArgumentError(
+                f"`steps` must be at least 0, got {self.steps}. "
+                "Pass `steps=None` to run until the input ends."
+            )
+        if self.steps_per_call < 1:
+            raise ArgumentError(
+                f"`steps_per_call` must be at least 1, got {self.steps_per_call}. "
+                "Leave it out for one step a call."
+            )
+        if self.on_nonfinite not in ("raise", "ignore"):
+            raise ArgumentError(
+                "`on_nonfinite` must be 'raise' or 'ignore', "
+                f"got {self.on_nonfinite!r}. Leave it out to raise."
+            )
+        self._require_whole_calls()
+
+    def _require_whole_calls(self) -> None:
+        # A last call of fewer steps would be another program, compiled at the very end.
+        n, left = self.steps_per_call, (self.steps or 0) - self.start_step
+        if self.steps is None or left <= 0 or left % n == 0:
+            return
+        lower, upper = self.steps - left % n, self.steps - left % n + n
+        remedy = f"{lower} or {upper}" if lower > self.start_step else f"{upper}"
+        after = f" from step {self.start_step} on" if self.start_step else ""
+        raise ArgumentError(
+            f"`steps` must be a multiple of `steps_per_call`{after}, "
+            f"got {self.steps} for {n}. Use {remedy}."
+        )

@@ -1,0 +1,411 @@
+"""Everything that a run has around its loop, as an object, for whoever writes the loop.
+
+`run` is a session and a `for`. A session opens checkpoints, input, hooks, records, the
+watchdog, and what hears signals; the loop hands it each step; it closes all of it,
+whatever ended the loop, and its journal says what that was. A run that goes back past a
+bad number is opened again inside of the session: the loop notices nothing but that its
+step number is a lower one.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self, cast
+
+import jax
+import numpy as np
+
+from replicator.base.flat_tree import whole
+from replicator.base.types import Key, PyTree, StepFn
+from replicator.engine.run_ahead import RunAhead
+from replicator.engine.step.state import RunState
+from replicator.errors import ArgumentError, NonFiniteError
+from replicator.inputs.placement import Placed, place
+from replicator.inputs.position import Position
+from replicator.training.checkpoint_hook import hook_states, open_store
+from replicator.training.closing import closed_at_the_end
+from replicator.training.guards import end_told, guarded
+from replicator.training.loop import LoopResult
+from replicator.training.node import STOPPED
+from replicator.training.nonfinite.rollback import GoingBack
+from replicator.training.open_run import Opened, Training, open_run
+from replicator.training.postmortem.examine import RecordsFailure
+from replicator.training.postmortem.examined_run import examined
+from replicator.training.preemption.hook import Preemption
+from replicator.training.reports.records import alone_in
+from replicator.training.run import require_possible
+
+
+class Session:
+    """A run whose loop is yours; `rep.session` makes it, a `with` block opens it.
+
+    >>> with rep.session(step_fn, dataset, init_fn=init_fn, steps=3) as session:
+    ...     for batch in session.batches():
+    ...         metrics = session.step(batch)
+    >>> session.result.step
+    3
+
+    Without a `step_fn` the loop has steps of its own, as many as it likes to a turn,
+    and hands back what came of them:
+
+    >>> with rep.session(dataset=dataset, init_fn=init_fn, steps=3) as session:
+    ...     train = session.compile(step_fn)
+    ...     for batch in session.batches():
+    ...         state, metrics = train(session.state, batch)
+    ...         session.after(state, metrics)
+
+    All of it is for the thread that opened it. Sessions in several threads, at once,
+    need devices of their own.
+
+    Args:
+      training: What the run is made of.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._of = training
+        self._step = None if training.step is None else RecordsFailure(training.step)
+        self._first_states = (
+            hook_states(training.hooks) if training.recovery.policy.goes_back else []
+        )
+        self._outer = ExitStack()
+        self._inner = ExitStack()  # of one opening: a run that goes back has several
+        self._preemption: Preemption | None = None
+        self._open: Opened | None = None
+        self._result: LoopResult | None = None
+        self._run_ahead = RunAhead()  # of steps that do not bound it themselves
+        self._taken: list[Placed] = []  # batches of this turn of a loop's own steps
+
+    def __enter__(self) -> Self:
+        """Open the run where it was saved last, or at its beginning.
+
+        Raises:
+          ArgumentError: It is to go back, and is not saved, or its dataset cannot be
+            read again.
+          CheckpointInUseError: Another run writes to the directory.
+          Exception: Whatever the dataset or a hook raised.
+        """
+        of = self._of
+        require_possible(of)
+        # A hook that stands in two places is one hook: methods of one object are equal.
+        closers = list(dict.fromkeys(hook.close for hook in of.hooks))
+        with ExitStack() as outer:
+            outer.enter_context(closed_at_the_end(closers))
+            outer.enter_context(alone_in(of.recording.directory, of.mesh))
+            outer.enter_context(end_told(of.tell, of.phases))
+            if self._step is not None:
+                outer.enter_context(examined(of, self._step))
+            self._open_here()
+            self._outer = outer.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if failure is not None:
+            both = ExitStack()
+            both.push(self._outer)
+            both.push(self._inner)
+            both.__exit__(kind, failure, trace)
+            return
+        with self._outer:
+            try:
+                with self._inner:
+                    self._end_here()
+            except GoingBack as signal:
+                self._discard(signal)
+                raise NonFiniteError(
+                    f"Metrics must be finite until the loop ends, got a bad number at "
+                    f"step {signal.before_step}. Start it again: it goes on from the "
+                    "checkpoint before that.",
+                    step=signal.before_step,
+                    leaf="",
+                ) from None
+
+    @property
+    def state(self) -> PyTree:
+        """The state after the last step; donated to the next one."""
+        return whole(self._opened.loop.state).user
+
+    @property
+    def steps_done(self) -> int:
+        """Updates that the state has behind it, those of earlier runs included."""
+        return self._opened.loop.step
+
+    @property
+    def key(self) -> Key:
+        """The random key of the next step: what `run` would give it."""
+        return _step_key(self._key_data, np.asarray(self.steps_done, np.int32))
+
+    @property
+    def position(self) -> Position:
+        """Where the input is after the batches that were taken out of it."""
+        return self._taken[-1].position if self._taken else self._position
+
+    @property
+    def result(self) -> LoopResult:
+        """What is left, once the session has ended well.
+
+        Raises:
+          ArgumentError: It has not.
+        """
+        if self._result is None:
+            raise ArgumentError(
+                "`session.result` must be read after the session, got one that has not "
+                "ended. Leave its `with` block first."
+            )
+        return self._result
+
+    def batches(self) -> Iterator[Placed]:
+        """Yield batches on the devices, read ahead, until the run ends.
+
+        The last step is saved and evaluated before the loop goes on behind this.
+
+        Raises:
+          ArgumentError: The session has no dataset, or that ended early.
+          Exception: Whatever reading, or the end of the run, raised.
+        """
+        if self._of.dataset is None:
+            raise ArgumentError(
+                "`dataset` must be given for `session.batches()`, got None. Pass it to "
+                "`session`, or loop over `session.steps()`."
+            )
+        while True:
+            batch = self._next_batch()
+            if batch is not None:
+                self._taken.append(batch)
+                yield batch
+            elif self._ends():
+                return
+
+    def steps(self) -> Iterator[int]:
+        """Yield the number of each step to be made, until the run ends.
+
+        For batches that come from elsewhere, a queue or actors: where those go on is
+        not saved.
+
+        Raises:
+          Exception: Whatever the end of the run raised.
+        """
+        while True:
+            while self._opened.loop.goes_on:
+                self._of.phases.enter("input")
+                yield self.steps_done + 1
+            if self._ends():
+                return
+
+    def step(self, batch: PyTree) -> PyTree:
+        """Make one update (or `steps_per_call`) by the session's `step_fn`.
+
+        Args:
+          batch: Of `batches()`; or your own, as a compiled step takes it.
+
+        Returns:
+          The metrics, on the devices: to read them is to wait for the step.
+
+        Raises:
+          ArgumentError: The session has no `step_fn`.
+          BatchError: The batch does not fit, or no step is left.
+          NonFiniteError: A metric of a step so far holds NaN or infinity.
+          Preempted: Somebody asked the run to stop, and it is saved.
+          Exception: Whatever the step or a hook raised.
+        """
+        if self._step is None:
+            raise ArgumentError(
+                "`step_fn` must be given for `session.step()`, got None. Pass it to "
+                "`session`, or hand what your own steps return to `session.after()`."
+            )
+        placed = batch if isinstance(batch, Placed) else self._placed(batch)
+        self._position, self._taken = placed.position, []
+        loop = self._opened.loop
+        try:
+            loop.dispatch(self._step, placed, self._stall_s())
+        except GoingBack as signal:
+            self._go_back(signal)
+        return loop.metrics
+
+    def compile(self, step_fn: StepFn) -> Callable[..., tuple[PyTree, PyTree]]:
+        """Lift a step of the loop's own: `state, metrics = step(state, batch[, key])`.
+
+        As `rep.compile`, and the session knows that a step is being made or compiled.
+
+        Args:
+          step_fn: What one replica does.
+
+        Raises:
+          ArgumentError: `step_fn` is no function of a state and a batch.
+        """
+        compiled = self._of.compile(step_fn)
+
+        def step(
+            state: PyTree, batch: PyTree, key: Key | None = None
+        ) -> tuple[PyTree, PyTree]:
+            self._opened.loop.begin_step()
+            return compiled(state, batch, key)
+
+        return step
+
+    def after(self, state: PyTree, metrics: PyTree, *, examples: int = 0) -> None:
+        """Take in one update that the loop's own steps have made.
+
+        Args:
+          state: After it, whole; `session.state` from now on. Hooks and checkpoints
+            have it before the next step.
+          metrics: Of it: a dict of numbers or arrays, on the devices or not.
+          examples: How many it has seen, where batches are not the session's.
+
+        Raises:
+          ArgumentError: The session has a `step_fn`.
+          NonFiniteError: A metric of a step so far holds NaN or infinity.
+          Preempted: Somebody asked the run to stop, and it is saved.
+          Exception: Whatever a hook raised.
+        """
+        if self._step is not None:
+            raise ArgumentError(
+                "`step_fn` must be left out for `session.after()`, got one. Call "
+                "`session.step(batch)`, or leave it out."
+            )
+        loop, taken = self._opened.loop, self._taken
+        self._position, self._taken = self.position, []
+        loop.begin_step()
+        self._run_ahead.admit(metrics)
+        loop.after(
+            self._saved_as(state, loop.step + 1),
+            metrics,
+            examples=examples + sum(batch.examples for batch in taken),
+            position=self._position,
+            stall_s=self._stall_s(),
+        )
+
+    @property
+    def _opened(self) -> Opened:
+        if self._open is None:
+            raise ArgumentError(
+                "A session must be open to be used, got one that is not. Write `with "
+                "rep.session(...) as session:`."
+            )
+        return self._open
+
+    def _open_here(self) -> None:
+        of = self._of
+        with ExitStack() as inner:
+            self._preemption = inner.enter_context(
+                guarded(
+                    of.phases,
+                    limits=of.limits.for_input(of.reading.timeout_s),
+                    directory=of.recording.directory,
+                    together=of.together,
+                    saved=of.checkpointing is not None,
+                    tell=of.tell,
+                    node=of.node,
+                )
+            )
+            inner.push(self._leave_if_asked)
+            closers: list[Callable[[], None]] = []
+            inner.enter_context(closed_at_the_end(closers))
+            self._open = open_run(
+                of,
+                preemption=self._preemption,
+                first_states=self._first_states,
+                closers=closers,
+            )
+            self._inner = inner.pop_all()
+        resumed = self._open.resumed
+        self._key_data, self._skipped = resumed.state.key, resumed.state.skipped
+        self._position, self._taken = resumed.position, []
+        if self._step is None:
+            self._open.loop.state = self._saved_as(
+                resumed.state.user, resumed.start_step
+            )
+
+    def _saved_as(self, user: PyTree, step: int) -> RunState:
+        """Return what a checkpoint holds after a step of the loop's own."""
+        # The step on the host: to put it on the devices would be a transfer for each.
+        return RunState(
+            step=cast("jax.Array", np.asarray(step, np.int32)),
+            key=self._key_data,
+            user=user,
+            skipped=self._skipped,
+        )
+
+    def _next_batch(self) -> Any:
+        opened = self._opened
+        assert opened.batches is not None
+        batch = opened.loop.next(opened.batches)
+        if batch is None and opened.loop.goes_on:
+            if self._preemption is None or not self._preemption.ends_input():
+                opened.loop.require_end_of_plan()
+            elif opened.leaving is not None:
+                opened.leaving.leave_if_waiting(STOPPED)
+        return batch
+
+    def _ends(self) -> bool:
+        """Make the end of the run; tell whether that is what it was."""
+        try:
+            self._end_here()
+        except GoingBack as signal:
+            self._go_back(signal)
+            return False
+        return True
+
+    def _end_here(self) -> None:
+        if self._result is not None:
+            return
+        opened = self._opened
+        left = opened.leaving is not None and opened.leaving.has_left
+        result = opened.loop.leave() if left else opened.loop.end(self._stall_s())
+        self._of.phases.enter("end")
+        ran, evaluation = result.metrics is not None, opened.evaluation
+        self._result = dataclasses.replace(
+            result,
+            state=result.state.user,
+            metrics=result.metrics if ran else opened.resumed.last_metrics,
+            evaluation=evaluation and evaluation.metrics,
+            best=evaluation and evaluation.best,
+        )
+
+    def _leave_if_asked(self, kind: object, *failure: object) -> None:
+        """End the program, if a signal came while the run ended well."""
+        if kind is None and self._preemption is not None and self._result is not None:
+            self._preemption.leave_if_asked(self._result.step, tell=self._of.tell)
+
+    def _go_back(self, signal: GoingBack) -> None:
+        """Open the run once more, from before the step that went bad."""
+        self._inner.__exit__(GoingBack, signal, signal.__traceback__)
+        self._discard(signal)
+        self._open_here()
+
+    def _discard(self, signal: GoingBack) -> None:
+        """Delete the checkpoints that hold what went bad."""
+        of = self._of
+        assert of.checkpointing is not None
+        with open_store(of.checkpointing, of.hooks, of.layout) as store:
+            store.discard_after(signal.before_step - 1)
+
+    def _stall_s(self) -> float:
+        batches = self._opened.batches
+        if batches is not None:
+            return batches.stall_s
+        return self._of.phases.seconds()["input"]
+
+    def _placed(self, batch: PyTree) -> Placed:
+        n, k = self._of.plan.steps_per_call, self._of.reading.accumulate
+        value = place(batch, self._of.layout, accumulate=k, steps_per_call=n)
+        sizes = np.shape(jax.tree.leaves(batch)[0])
+        return Placed(
+            value=value,
+            examples=int(np.prod(sizes[: 1 + int(n > 1)])),
+            padded=False,
+            index=self.steps_done,
+            steps=n,
+            accumulate=k,
+            steps_per_call=n,
+        )
+
+
+@jax.jit
+def _step_key(data: jax.Array, step: jax.Array) -> Key:
+    return jax.random.fold_in(jax.random.wrap_key_data(data), step)

@@ -1,0 +1,19 @@
+"""Make all turns of a loop, as `Session` does, without what a session opens."""
+
+from replicator.monitoring.phases import Phases
+from replicator.training.closing import closed_at_the_end
+from replicator.training.loop import Loop
+
+
+def run_loop(step, state, batches, *, plan, hooks=(), phases=None, **options):
+    """Call `step` until the plan's steps are done or the input ends."""
+    phases = phases or Phases()
+    with closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
+        loop = Loop(state, plan=plan, hooks=hooks, phases=phases, **options)
+        while (batch := loop.next(batches)) is not None:
+            loop.dispatch(step, batch, batches.stall_s)
+        if loop.goes_on:
+            loop.require_end_of_plan()
+        result = loop.end(batches.stall_s)
+        phases.enter("end")
+    return result

@@ -1,0 +1,406 @@
+"""A loop of one's own has what `run` has: it goes on, and says what broke."""
+
+import json
+import queue
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicator
+from replicator import Replicator
+from replicator.checkpoint import CheckpointStore
+from replicator.errors import ArgumentError, CheckpointInUseError, NonFiniteError
+from replicator.hooks import Callback, Hook, StateCallback, every
+from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
+
+BATCHES = [regression_batch(seed=seed) for seed in range(4)]
+
+
+def parts(n=2, **options):
+    rep = replicas(n, **options)
+    return rep, *trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
+
+
+class Cut(Exception):
+    """What cuts a loop short."""
+
+
+def by_session(rep, step_fn, dataset, *, cut_at=None, **options):
+    with rep.session(step_fn, dataset, display=False, **options) as session:
+        for batch in session.batches():
+            session.step(batch)
+            if session.steps_done == cut_at:
+                raise Cut
+    return session.result
+
+
+def in_turn(rep, *, directory=None, cut_at=None, steps=7):
+    """Train two halves of a state by two steps in turn, with noise from the key."""
+
+    def init_fn(key):
+        return {"a": jax.random.normal(key, (4,)), "b": jnp.ones(4)}
+
+    def move(ours, theirs):
+        def step_fn(state, batch, key):
+            target = batch["x"].mean(0) + state[theirs]
+            gradient = replicator.all_reduce(state[ours] - target, "mean")
+            noise = jax.random.normal(key, (4,))
+            after = state | {ours: state[ours] - 0.1 * (gradient + noise)}
+            return after, {f"norm/{ours}": (gradient**2).sum()}
+
+        return step_fn
+
+    with rep.session(
+        dataset=BATCHES,
+        init_fn=init_fn,
+        steps=steps,
+        checkpoint_dir=directory,
+        checkpoint_every=2,
+        display=False,
+    ) as session:
+        move_a, move_b = (session.compile(move(*w)) for w in ("ab", "ba"))
+        batches = session.batches()
+        for batch in batches:
+            state, first = move_a(session.state, batch, session.key)
+            state, second = move_b(state, next(batches), session.key)
+            session.after(state, first | second)
+            if session.steps_done == cut_at:
+                raise Cut
+    return session.result
+
+
+def test_run_is_a_session_and_a_for():
+    rep, init_fn, step_fn = parts()
+    run = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=6, display=False)
+    own = by_session(rep, step_fn, BATCHES, init_fn=init_fn, steps=6)
+    assert_equal_bits(own.state, run.state)
+    assert (own.step, own.metrics, own.examples) == (6, run.metrics, run.examples)
+
+
+def test_an_own_loop_that_was_cut_goes_on_to_the_bits_of_run(tmp_path):
+    rep, init_fn, step_fn = parts()
+    saved = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "steps": 7}
+    with pytest.raises(Cut):
+        by_session(rep, step_fn, BATCHES, init_fn=init_fn, cut_at=5, **saved)
+    own = by_session(rep, step_fn, BATCHES, init_fn=init_fn, **saved)
+    run = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=7, display=False)
+    assert_equal_bits(own.state, run.state)
+    assert own.examples < 16 * 7
+
+
+def test_run_goes_on_from_what_a_session_saved(tmp_path):
+    rep, init_fn, step_fn = parts()
+    saved = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "steps": 7}
+    with pytest.raises(Cut):
+        by_session(rep, step_fn, BATCHES, init_fn=init_fn, cut_at=5, **saved)
+    run = rep.run(step_fn, BATCHES, init_fn=init_fn, display=False, **saved)
+    assert run.examples < 16 * 7
+
+
+def test_two_steps_in_turn_go_on_bit_for_bit(tmp_path):
+    rep = replicas(2)
+    with pytest.raises(Cut):
+        in_turn(rep, directory=tmp_path, cut_at=5)
+    assert_equal_bits(in_turn(rep, directory=tmp_path).state, in_turn(rep).state)
+
+
+def test_the_key_of_a_step_is_the_one_that_run_gives():
+    rep = replicas(2)
+
+    def init_fn(key):
+        return {"seen": jnp.zeros(())}
+
+    def step_fn(state, batch, key):
+        return {"seen": jax.random.uniform(key)}, {"seen": jax.random.uniform(key)}
+
+    run = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=3, seed=5, display=False)
+    with rep.session(
+        dataset=BATCHES, init_fn=init_fn, steps=3, seed=5, display=False
+    ) as session:
+        train = session.compile(step_fn)
+        for batch in session.batches():
+            session.after(*train(session.state, batch, session.key))
+    assert_equal_bits(session.result.state, run.state)
+
+
+def test_a_learner_is_fed_by_actors_through_a_queue(tmp_path):
+    rep, init_fn, step_fn = parts()
+    fed = queue.Queue()
+    for batch in BATCHES:
+        fed.put(batch)
+    with rep.session(
+        step_fn, init_fn=init_fn, steps=4, directory=tmp_path, display=False
+    ) as session:
+        for _ in session.steps():
+            session.step(fed.get(timeout=10))
+    run = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=4, display=False)
+    assert_equal_bits(session.result.state, run.state)
+    assert session.result.examples == run.examples
+
+
+def test_own_steps_without_a_dataset_go_on_from_their_state(tmp_path):
+    rep, init_fn, step_fn = parts()
+
+    def learn(steps):
+        with rep.session(
+            init_fn=init_fn, steps=steps, checkpoint_dir=tmp_path, display=False
+        ) as session:
+            train, begun = session.compile(step_fn), session.steps_done
+            for step in session.steps():
+                state, metrics = train(session.state, BATCHES[(step - 1) % 4])
+                session.after(state, metrics, examples=16)
+        return begun, session.result
+
+    assert learn(2)[0] == 0
+    begun, went_on = learn(5)
+    whole = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=5, display=False)
+    assert begun == 2
+    assert went_on.examples == 48
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        went_on.state,
+        whole.state,
+    )
+
+
+def test_a_step_of_plain_jax_is_saved_and_watched_too(tmp_path):
+    step = jax.jit(lambda state: (state + 1, {"level": state.sum()}))
+    with replicas(2).session(
+        init_fn=lambda key: jnp.zeros(3),
+        steps=4,
+        checkpoint_dir=tmp_path,
+        display=False,
+    ) as session:
+        for _ in session.steps():
+            session.after(*step(session.state))
+    with CheckpointStore(tmp_path) as store:
+        np.testing.assert_array_equal(store.restore().arrays["user"], np.full(3, 4.0))
+
+
+def test_hooks_evaluation_and_records_are_those_of_run(tmp_path):
+    rep, init_fn, step_fn = parts()
+    found = {}
+    for name in ("run", "session"):
+        seen = found[name] = []
+        hooks = [
+            Callback(lambda e, seen=seen: seen.append(("m", e.step)), every(n_steps=2)),
+            StateCallback(
+                lambda e, seen=seen: seen.append(("s", sorted(e.state), e.step)),
+                every(n_steps=3),
+            ),
+        ]
+        call = rep.run if name == "run" else lambda *a, **o: by_session(rep, *a, **o)
+        options = {} if name == "session" else {"display": False}
+        result = call(
+            step_fn,
+            BATCHES,
+            init_fn=init_fn,
+            steps=6,
+            directory=tmp_path / name,
+            write_every=2,
+            hooks=hooks,
+            eval_fn=lambda state, batch: {"x": batch["x"][:, 0]},
+            eval_dataset=BATCHES,
+            eval_every=3,
+            **options,
+        )
+        seen.append(result.evaluation)
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        seen.append([json.loads(row)["step"] for row in rows])
+        events = (tmp_path / name / "events.jsonl").read_text().splitlines()
+        seen.append([json.loads(event)["kind"] for event in events])
+    assert found["session"] == found["run"]
+
+
+def test_a_loop_that_ends_early_is_saved_where_it_ended(tmp_path):
+    rep, init_fn, step_fn = parts()
+    with rep.session(
+        step_fn,
+        BATCHES,
+        init_fn=init_fn,
+        steps=9,
+        checkpoint_dir=tmp_path,
+        display=False,
+    ) as session:
+        for batch in session.batches():
+            session.step(batch)
+            if session.steps_done == 4:
+                break
+    with CheckpointStore(tmp_path) as store:
+        assert store.restore().step == 4
+    assert session.result.step == 4
+
+
+def test_an_own_step_with_nan_ends_the_session_by_name():
+    def train():
+        with replicas(2).session(
+            init_fn=lambda key: jnp.ones(2), steps=4, display=False
+        ) as session:
+            for step in session.steps():
+                level = np.float32(np.nan if step == 2 else 1.0)
+                session.after(session.state, {"level": level})
+
+    with pytest.raises(NonFiniteError, match=r"`level`.*step 2"):
+        train()
+
+
+def test_a_run_that_goes_back_goes_on_in_the_same_loop(tmp_path):
+    rep, init_fn, step_fn = parts()
+    bad = [*BATCHES[:2], BATCHES[2] | {"y": np.full(16, 1e30, np.float32)}, BATCHES[3]]
+    own = by_session(
+        rep,
+        step_fn,
+        bad,
+        init_fn=init_fn,
+        steps=3,
+        on_nonfinite="rollback",
+        checkpoint_dir=tmp_path / "own",
+        checkpoint_every=1,
+    )
+    run = rep.run(
+        step_fn,
+        bad,
+        init_fn=init_fn,
+        steps=3,
+        on_nonfinite="rollback",
+        checkpoint_dir=tmp_path / "run",
+        checkpoint_every=1,
+        display=False,
+    )
+    assert_equal_bits(own.state, run.state)
+
+
+def test_what_a_loop_raises_is_in_the_journal(tmp_path):
+    rep, init_fn, step_fn = parts()
+    with pytest.raises(Cut):
+        by_session(
+            rep,
+            step_fn,
+            BATCHES,
+            init_fn=init_fn,
+            steps=5,
+            cut_at=2,
+            directory=tmp_path,
+        )
+    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["kind"], last["error"]) == ("ended", "Cut")
+
+
+def test_off_the_main_thread_no_signal_handler_is_installed(tmp_path):
+    rep, init_fn, step_fn = parts()
+    before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR2)]
+    seen = []
+
+    class Look(Hook):
+        def on_state(self, event):
+            seen.append([signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR2)])
+
+    thread = threading.Thread(
+        target=lambda: by_session(
+            rep,
+            step_fn,
+            BATCHES,
+            init_fn=init_fn,
+            steps=2,
+            directory=tmp_path,
+            checkpoint_dir=tmp_path / "checkpoints",
+            hooks=[Look()],
+        )
+    )
+    thread.start()
+    thread.join(60)
+    assert seen == [before, before]
+
+
+def test_two_sessions_in_two_threads_keep_to_themselves(tmp_path):
+    devices, results, both = jax.devices(), {}, threading.Barrier(2)
+
+    class Meet(Hook):
+        def on_state(self, event):
+            both.wait(30)  # both are in the middle of their loops
+
+    def train(name, first):
+        own = devices[first : first + 2]
+        rep = Replicator(devices=own, compilation_cache=False)
+        init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
+        results[name] = by_session(
+            rep,
+            step_fn,
+            BATCHES,
+            init_fn=init_fn,
+            steps=4,
+            seed=first,
+            directory=tmp_path / name,
+            checkpoint_dir=tmp_path / name / "checkpoints",
+            profile=range(2, 4),
+            hooks=[Meet()],
+        )
+
+    threads = [
+        threading.Thread(target=train, args=each) for each in (("a", 0), ("b", 2))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    rep, init_fn, step_fn = parts()
+    alone = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=4, display=False)
+    assert_equal_bits(results["a"].state, alone.state)
+    for name in "ab":
+        events = (tmp_path / name / "events.jsonl").read_text().splitlines()
+        kinds = [json.loads(event)["kind"] for event in events]
+        assert (kinds.count("started"), kinds.count("ended")) == (1, 1)
+        assert len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_second_session_on_one_directory_is_refused(tmp_path):
+    rep, init_fn, step_fn = parts()
+    options = {"init_fn": init_fn, "steps": 2, "checkpoint_dir": tmp_path}
+    with (
+        rep.session(step_fn, BATCHES, display=False, **options) as session,
+        pytest.raises(CheckpointInUseError),
+    ):
+        by_session(rep, step_fn, BATCHES, **options)
+    assert session.result.step == 0
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda session: session.step(BATCHES[0]),
+        lambda session: next(session.batches()),
+        lambda session: session.result,
+    ],
+)
+def test_what_a_session_lacks_is_refused(use):
+    rep = replicas(1)
+    with (
+        rep.session(init_fn=lambda key: jnp.ones(1), steps=0, display=False) as session,
+        pytest.raises(ArgumentError),
+    ):
+        use(session)
+
+
+def test_a_session_must_be_open():
+    session = replicas(1).session(init_fn=lambda key: jnp.ones(1), steps=1)
+    with pytest.raises(ArgumentError, match="must be open"):
+        _ = session.state
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"debug": True},
+        {"steps_per_call": 2},
+        {"auto_microbatch": True},
+        {"on_nonfinite": "skip"},
+    ],
+)
+def test_what_needs_the_sessions_own_step_is_refused(option):
+    with pytest.raises(ArgumentError, match=next(iter(option))):
+        replicas(1).session(init_fn=lambda key: jnp.ones(1), steps=2, **option)
