@@ -383,6 +383,14 @@ def own_leaf_without_axis():
     )
 
 
+def program_of_groups():
+    """Two groups of processes under one label."""
+    program = lp.Program("training")
+    for _ in range(2):
+        program.add_node(lp.JaxProcesses(print, processes=2), label="learner")
+    return program
+
+
 def program_of(function, *args, name="training"):
     """Return a program of one node, its learner."""
     program = lp.Program(name)
@@ -1457,6 +1465,13 @@ ROWS = [
         lambda: lp.launch(program_of(int), resources={"actor": lp.Resources(cpus=1)}),
         ProgramError,
         "`resources` must name groups of 'training' (learner), got actor. Use these.",
+    ),
+    Row(
+        "A second node under the label of a group of processes",
+        lambda: lp.launch(program_of_groups()),
+        ProgramError,
+        "`JaxProcesses` must have a label of their own, got 'learner' of 'training' "
+        "with 2 nodes. Add each under another label.",
     ),
     Row(
         "A program that runs already",

@@ -123,6 +123,7 @@ class Exited:
         "stopped" where it was asked to.
       result: What it returned.
       error: What it raised, or a `NodeFailedError` that says how it died.
+      code: What its process exited with, negative for a signal; None if nobody knows.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Exited:
     outcome: Literal["returned", "raised", "died", "stopped"]
     result: PyTree = None
     error: BaseException | None = None
+    code: int | None = None
 
 
 class Worker(Protocol):

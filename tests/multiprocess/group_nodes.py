@@ -1,14 +1,23 @@
 """Functions that groups of processes run in programs."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental import multihost_utils
+
+import replicator
 import replicator.launchpad_bridge as lp
 from replicator import distributed
+from replicator.hooks import Hook
 from tests.multiprocess.worker_nodes import tell
+from tests.steps import regression_batch, trainer
 
-CPU = lp.Resources(env={"JAX_PLATFORMS": "cpu"})
+CPU = lp.Resources(env={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"})
 
 
 class Adder:
@@ -24,10 +33,6 @@ class Adder:
 
 def total(number):
     """Sum over the devices of all processes, by a collective of JAX."""
-    import jax
-    import jax.numpy as jnp
-    from jax.experimental import multihost_utils
-
     parts = multihost_utils.process_allgather(
         jnp.full((), number + jax.process_index())
     )
@@ -53,8 +58,6 @@ def meet_again(folder, attempts):
 
 def fail_in_one(rank):
     """Raise in one process, while the others wait in a collective for it."""
-    import jax
-
     if jax.process_index() == rank:
         raise KeyError("a bug")
     total(0)
@@ -73,3 +76,29 @@ def hang(folder):
     rank = os.environ["REPLICATOR_PROCESS_ID"]
     tell(Path(folder) / rank, f"{os.getpid()}")
     time.sleep(600)
+
+
+class DieOnce(Hook):
+    """Kills its process at a step, in the first start of its group."""
+
+    def on_state(self, event):
+        if event.step == 5 and lp.context.get_context().attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(folder, dies):
+    """Train over the devices of all processes; return replicas, and the parameters."""
+    rep = replicator.Replicator(compilation_cache=False)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    result = rep.run(
+        step_fn,
+        [regression_batch(seed=seed) for seed in range(8)],
+        init_fn=init_fn,
+        steps=8,
+        checkpoint_dir=folder,
+        checkpoint_every=2,
+        hooks=[DieOnce()] if dies and jax.process_index() == 1 else [],
+        display=False,
+    )
+    params = jax.tree.map(lambda leaf: leaf.addressable_data(0), result.state["params"])
+    return rep.num_replicas, jax.device_get(params)

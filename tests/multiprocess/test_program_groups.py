@@ -11,6 +11,7 @@ import replicator.launchpad_bridge as lp
 from tests.multiprocess import group_nodes as nodes
 from tests.multiprocess.processes import ROOT
 from tests.multiprocess.worker_processes import is_alive, wait_dead, wait_file
+from tests.steps import assert_equal_bits
 
 pytestmark = pytest.mark.slow
 
@@ -53,11 +54,27 @@ def test_a_killed_member_takes_the_others_along_and_all_start_again(running, tmp
     assert run.results["learner"] == [[2, "2"], [2, "2"]]
 
 
-def test_a_bug_fails_the_run_by_the_name_of_the_member_that_has_it(running):
-    run = running(group_of(nodes.fail_in_one, 1))
-    with pytest.raises(lp.NodeFailedError, match="`learner/1` raised KeyError") as told:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_bug_fails_the_run_by_the_name_of_the_member_that_has_it(running, rank):
+    run = running(group_of(nodes.fail_in_one, rank))
+    words = f"`learner/{rank}` raised KeyError"
+    with pytest.raises(lp.NodeFailedError, match=words) as told:
         run.wait(TIMEOUT_S)
     assert isinstance(told.value.__cause__, KeyError)
+
+
+def test_a_learner_that_lost_a_process_ends_with_the_bits_of_one_that_did_not(tmp_path):
+    ended = []
+    for dies in (True, False):
+        restart = lp.Restart(attempts=1, backoff_s=0.1)
+        program = group_of(nodes.train, tmp_path / str(dies), dies, restart=restart)
+        with lp.launch(program, "processes", log_dir=tmp_path / "logs") as run:
+            run.wait(TIMEOUT_S)
+        assert run.workers["learner/0"].attempt == dies
+        ended.append(run.results["learner"])
+    (replicas, params), (_, others) = ended
+    assert replicas == 2
+    assert_equal_bits(params, others)
 
 
 def test_the_stop_of_the_program_ends_a_group_in_step(running, tmp_path):
@@ -71,6 +88,16 @@ def test_a_group_that_does_not_stop_is_killed(running, tmp_path):
     with running(group_of(nodes.hang, tmp_path)):
         pids = [int(wait_file(tmp_path / str(rank))) for rank in (0, 1)]
     assert not any(map(is_alive, pids))
+
+
+def test_where_members_may_be_on_several_hosts_they_meet_by_the_address_book(tmp_path):
+    pytest.importorskip("ray")
+    from replicator.launchpad_bridge.launchers.on_ray.ray_cluster import Ray
+
+    launcher = Ray(across_hosts=True, init={"num_cpus": 4})
+    with lp.launch(group_of(nodes.total, 20), launcher, log_dir=tmp_path) as run:
+        run.wait(TIMEOUT_S)
+    assert run.results["learner"] == (41, 2, 0)
 
 
 def test_beside_threads_a_group_is_processes(tmp_path):

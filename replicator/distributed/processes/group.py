@@ -16,6 +16,7 @@ from pathlib import Path
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
+from replicator.distributed.clusters import Cluster, as_environment
 from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.member import Member
 from replicator.distributed.processes.output import LabelledLines
@@ -217,16 +218,14 @@ class _Group:
                     self._finish = action
 
     def _start(self, attempt: int) -> None:
-        group = self._group_variables()
+        port = free_port()
         for rank in range(self._policy.processes):
             environ = {
                 **self._environ,
-                **group,
+                **self._group_variables(rank, port),
                 "REPLICATOR_ATTEMPT": str(attempt),
                 VARIABLE: str(self._folder / f"progress-{rank}"),
             }
-            if group:
-                environ["REPLICATOR_PROCESS_ID"] = str(rank)
             self._members[process_name(rank)] = member = Member(
                 rank,
                 self._command,
@@ -239,7 +238,7 @@ class _Group:
                 self._selector.register(lines.descriptor, selectors.EVENT_READ, lines)
             self._selector.register(member.exited, selectors.EVENT_READ, member)
 
-    def _group_variables(self) -> dict[str, str]:
+    def _group_variables(self, rank: int, port: int) -> dict[str, str]:
         """Return what the processes meet by; another port in each attempt.
 
         One process alone is no group here. It may be one of a larger group, which it
@@ -247,10 +246,14 @@ class _Group:
         """
         if self._policy.processes == 1:
             return {}
-        return {
-            "REPLICATOR_COORDINATOR": f"127.0.0.1:{free_port()}",
-            "REPLICATOR_NUM_PROCESSES": str(self._policy.processes),
-        }
+        return as_environment(
+            Cluster(
+                kind="replicator",
+                coordinator=f"127.0.0.1:{port}",
+                num_processes=self._policy.processes,
+                process_id=rank,
+            )
+        )
 
 
 def _show(failure: Ended) -> None:

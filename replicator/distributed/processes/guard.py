@@ -36,6 +36,9 @@ from types import FrameType
 KILLED_BY_LAUNCHER = 137
 """What a guard exits with that was told to kill; the kernel's own SIGKILL is -9."""
 
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+"""What Ctrl-C, and a terminal that goes away, send to all that belong to it."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -57,13 +60,16 @@ def main(words: list[str]) -> int:
     Args:
       words: One JSON object, and the command. `lifeline` is a file descriptor,
         `launcher` a process id, `folder` is deleted if the launcher is gone, but for
-        the paths of `keep`.
+        the paths of `keep`; without `hears_terminal` a Ctrl-C is dropped that came
+        before this process had a session of its own.
 
     Returns:
       The command's exit code, negative for a signal, as in `subprocess`; 137 if the
       launcher ended it.
     """
     told, command = json.loads(words[0]), words[1:]
+    if not told["hears_terminal"]:
+        _forget_terminal()
     if not hasattr(os, "pidfd_open"):
         os.execvp(command[0], command)
     adopt_orphans()
@@ -131,11 +137,19 @@ def delete(folder: Path, *, keep: Collection[Path] = ()) -> None:
                 path.unlink(missing_ok=True)
 
 
+def _forget_terminal() -> None:
+    """Drop what a terminal sent; who starts this process blocks that until here."""
+    for number in TERMINAL_SIGNALS:
+        before = signal.signal(number, signal.SIG_IGN)  # drops what waits
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        signal.signal(number, before)
+
+
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
     """Start the command; what signals come meanwhile, it gets afterwards.
 
-    So it does with a Ctrl-C from before this process had a session of its own: who
-    starts it blocks that (`replicator.distributed.processes.own_session`).
+    So it does with a Ctrl-C from before this process had a session of its own, if it
+    `hears_terminal`.
     """
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)

@@ -1,4 +1,11 @@
-"""Start a command under a guard, and end it with all that it has started."""
+"""Start a command under a guard, and end it with all that it has started.
+
+A terminal's Ctrl-C does not reach it, from its first instant on. A new session alone
+leaves a gap: a fork belongs to the terminal until it has called `setsid`, and a Ctrl-C
+within these microseconds kills it. So a terminal's signals are blocked while the guard
+starts, which inherits that: one that came in the gap waits until the guard says what
+becomes of it.
+"""
 
 import contextlib
 import json
@@ -8,15 +15,11 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from replicator.distributed.processes import guard
-from replicator.distributed.processes.own_session import (
-    in_new_session,
-    terminal_signals_blocked,
-)
 from replicator.distributed.processes.sweep import MARK, kill_marked, kill_session
 
 # Longer than a guard sweeps (`guard._SWEEP_S`).
@@ -62,20 +65,23 @@ class GuardedProcess:
         # Unlike that of all else of the same owner: only this one's are swept.
         self._mark = f"{owner}.{secrets.token_hex(4)}"
         # Our end closes on `exec`: no other process started from here keeps it open.
-        guarded, self._lifeline = os.pipe()
+        guarded, lifeline = os.pipe()
+        # A file, as two threads may close it: only one of them does.
+        self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115
         told = {
             "lifeline": guarded,
             "launcher": os.getpid(),
             "folder": str(folder),
             "keep": [str(path) for path in keep],
+            "hears_terminal": hears_terminal,
         }
         # -I -S: the guard needs nothing of the environment, and starts at once.
         program = [sys.executable, "-I", "-S", guard.__file__, json.dumps(told)]
-        words = [*program, *command]
         try:
-            with terminal_signals_blocked():
+            with _terminal_signals_blocked():
                 self._guard = subprocess.Popen(
-                    words if hears_terminal else in_new_session(words),
+                    [*program, *command],
+                    bufsize=0,
                     env={**environ, MARK: f"{self._mark}:"},
                     stdin=stdin,
                     stdout=stdout,
@@ -98,6 +104,11 @@ class GuardedProcess:
         return self._guard.pid
 
     @property
+    def stdin(self) -> IO[bytes] | None:
+        """The command's input, if that is a pipe; whoever uses it closes it."""
+        return self._guard.stdin
+
+    @property
     def stdout(self) -> IO[bytes] | None:
         """The command's output, if that is a pipe."""
         return self._guard.stdout
@@ -113,14 +124,17 @@ class GuardedProcess:
 
     def end(self) -> None:
         """Have the guard end all; returns at once."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._lifeline.close()
 
     def kill(self) -> None:
         """Have the kernel end what it can, for a guard that does not answer."""
         if self._guard.returncode is None:
             kill_session(self._guard.pid)
+
+    def wait(self) -> int:
+        """Wait until the command has ended; return its exit code."""
+        self._wait_exit(None)
+        return self.close()
 
     def close(self, timeout_s: float = _END_S) -> int:
         """End what still runs; may be called twice.
@@ -148,11 +162,20 @@ class GuardedProcess:
             kill_marked(self._mark)
         return code
 
-    def _wait_exit(self, timeout_s: float) -> None:
+    def _wait_exit(self, timeout_s: float | None) -> None:
         if self.exited < 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._guard.wait(timeout_s)
             return
         poll = select.poll()  # `select` knows no descriptors past 1,023
         poll.register(self.exited, select.POLLIN)
-        poll.poll(timeout_s * 1e3)
+        poll.poll(None if timeout_s is None else timeout_s * 1e3)
+
+
+@contextlib.contextmanager
+def _terminal_signals_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.TERMINAL_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

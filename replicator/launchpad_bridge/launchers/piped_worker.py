@@ -21,11 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from replicator.distributed.processes.own_session import (
-    in_new_session,
-    terminal_signals_blocked,
-)
-from replicator.distributed.processes.sweep import kill_session
+from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import DecodeError, LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
@@ -50,6 +46,7 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
     FrameReader,
 )
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
+from replicator.launchpad_bridge.run_folder import what_stays
 from replicator.rpc.security.private_files import create_private
 
 _READ_BYTES = 1 << 20
@@ -100,7 +97,7 @@ class PipedWorker:
         self._log_start = begin_attempt(self._log, attempt)
         told = _told(plan, executable, attempt, launch_type)
         python = [sys.executable, *interpreter_flags(), "-P", "-c", _START]
-        self._process = self._started([*command, *python, json.dumps(told)])
+        self._process = self._started([*command, *python, json.dumps(told)], plan)
         self._thread = threading.Thread(
             target=self._listen, name=f"worker {executable.name}", daemon=True
         )
@@ -114,7 +111,7 @@ class PipedWorker:
         """End the worker and the command; returns at once."""
         self._is_killed = True
         self._hang_up()
-        kill_session(self._process.pid)
+        self._process.end()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Kill what still runs, and wait until that is reported."""
@@ -123,24 +120,24 @@ class PipedWorker:
         self._thread.join(timeout_s)
         self._hang_up()
 
-    def _started(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _started(self, words: Sequence[str], plan: Plan) -> GuardedProcess:
         environment = {**os.environ, **self._executable.resources.env}
         if shutil.which(words[0], path=environment.get("PATH")) is None:
             raise LaunchError(
                 f"`{self._executable.name}` must be started by a command that can be "
                 f"run, got {words[0]!r}. Install it."
             )
-        with os.fdopen(open_log(self._log), "ab") as log, terminal_signals_blocked():
+        with os.fdopen(open_log(self._log), "ab") as log:
             try:
-                return subprocess.Popen(
-                    in_new_session(words),
-                    env=environment,
+                return GuardedProcess(
+                    words,
+                    owner=plan.run_id,
+                    environ=environment,
+                    folder=plan.folder,
+                    keep=what_stays(plan.folder, plan.logs),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    bufsize=0,
-                    # The terminal's Ctrl-C is for the launcher.
-                    start_new_session=True,
                 )
             except OSError as error:
                 raise LaunchError(

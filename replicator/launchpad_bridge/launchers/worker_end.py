@@ -55,7 +55,13 @@ def exited(
     if report is not None:
         text = f"returned, but then {text}"
     error = _failure(name, text, where, lines, log)
-    return Exited(name=name, attempt=attempt, outcome="died", error=error)
+    return Exited(
+        name=name,
+        attempt=attempt,
+        outcome="died",
+        error=error,
+        code=heard.get("code"),
+    )
 
 
 def _raised(

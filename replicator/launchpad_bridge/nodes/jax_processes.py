@@ -20,9 +20,9 @@ class JaxProcesses(PyNode[Any, Worked], Generic[Worked]):
     its handles itself. When one fails the others are killed, and where the group wants
     a restart all start again. `run.results["label"]` is the result of the first.
 
-    >>> learner = lp.JaxProcesses(train, actors, processes=2)
+    >>> learner = lp.JaxProcesses(jax.process_count, processes=2)
     >>> with program.group("learner", restart=lp.Restart(attempts=3)):
-    ...     program.add_node(learner)
+    ...     handle = program.add_node(learner)
     """
 
     is_expanded = True

@@ -4,19 +4,27 @@ When a node dies, calls to it fail within milliseconds, and each caller has an e
 its own. Who is noticed first is luck: what kind of error it is says who is the cause.
 """
 
+import signal
+
+from replicator.base.host.exit_codes import HUNG
 from replicator.distributed.processes.states import Ended
 from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
 from replicator.errors import (
     CallCancelledError,
     ConnectionLostError,
     NodeFailedError,
+    NonFiniteError,
     RemoteError,
     ServerStoppedError,
+    SpikeError,
 )
 from replicator.launchpad_bridge.protocols import Exited
 
 _PEER_IS_GONE = (CallCancelledError, ConnectionLostError, ServerStoppedError)
-_NAMES = frozenset(cls.__name__ for cls in _PEER_IS_GONE)
+# A learner goes on bit for bit, also into the same NaN.
+_COMES_AGAIN = (NonFiniteError, SpikeError)
+# For the stacks that the watchdogs of the others write.
+_HUNG_GRACE_S = 5.0
 _LONGEST_CHAIN = 32
 
 
@@ -34,8 +42,11 @@ def ended(exited: Exited, processes: int = 1) -> Ended:
         attempt=exited.attempt,
         outcome="failed" if exited.outcome in ("raised", "died") else "done",
         text=_describe(exited),
-        looks_killed=exited.outcome == "died",
+        looks_killed=exited.outcome == "died"
+        and exited.code in (None, -signal.SIGKILL),
         is_symptom=is_symptom(exited.error) or says_peer_is_gone(words),
+        comes_again=processes > 1 and _is_from(exited.error, _COMES_AGAIN),
+        others_grace_s=_HUNG_GRACE_S if processes > 1 and exited.code == HUNG else 0.0,
         exited=exited,
     )
 
@@ -46,12 +57,18 @@ def is_symptom(error: BaseException | None) -> bool:
     Args:
       error: What a node raised, here or in another process.
     """
+    return _is_from(error, _PEER_IS_GONE)
+
+
+def _is_from(error: BaseException | None, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether an error, or what caused it, is of a kind, here or elsewhere."""
+    names = {kind.__name__ for kind in kinds}
     for _ in range(_LONGEST_CHAIN):
         if error is None:
             return False
-        if isinstance(error, _PEER_IS_GONE):
+        if isinstance(error, kinds):
             return True
-        if isinstance(error, RemoteError) and error.type_name in _NAMES:
+        if isinstance(error, RemoteError) and error.type_name in names:
             return True
         error = error.__cause__
     return False

@@ -12,10 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from replicator.distributed.processes.own_session import (
-    in_new_session,
-    terminal_signals_blocked,
-)
+from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
     Order,
@@ -42,11 +39,16 @@ def storm():
     thread.join()
 
 
-def start_command():
+def start_command(folder):
     """Return how a command ends, of which nothing knows of terminals."""
-    command = in_new_session([sys.executable, "-S", "-c", "import sys; sys.exit(7)"])
-    with terminal_signals_blocked():
-        process = subprocess.Popen(command, start_new_session=True)
+    process = GuardedProcess(
+        [sys.executable, "-S", "-c", "import sys; sys.exit(7)"],
+        owner="stormed",
+        environ=os.environ,
+        folder=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     return process.wait()
 
 
@@ -66,9 +68,9 @@ def start_fork_server(folder):
 
 
 def main(kind, folder):
-    start = {"command": start_command, "fork_server": lambda: start_fork_server(folder)}
+    start = {"command": start_command, "fork_server": start_fork_server}
     with storm():
-        return [start[kind]() for _ in range(STARTS)]
+        return [start[kind](folder) for _ in range(STARTS)]
 
 
 if __name__ == "__main__":

@@ -23,12 +23,3 @@ def test_its_members_are_the_workers_of_its_group_with_the_handles_of_all():
 def test_a_number_of_processes_that_is_none_is_refused(processes):
     with pytest.raises(ArgumentError, match="`processes` must be"):
         lp.JaxProcesses(print, processes=processes)
-
-
-def test_another_node_under_its_label_is_refused():
-    program = lp.Program("grouped")
-    with program.group("learner"):
-        program.add_node(lp.JaxProcesses(print, processes=2))
-        program.add_node(lp.PyNode(print))
-    with pytest.raises(lp.ProgramError, match="must have a label of their own"):
-        lp.launch(program)

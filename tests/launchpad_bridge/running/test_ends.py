@@ -2,6 +2,7 @@
 
 import pytest
 
+from replicator.base.host.exit_codes import HUNG
 from replicator.errors import ConnectionLostError, NodeFailedError, RemoteError
 from replicator.launchpad_bridge.protocols import Exited
 from replicator.launchpad_bridge.running.ends import ended
@@ -53,3 +54,38 @@ def test_an_end_is_described_in_one_line():
     assert ended(lines).text == "`a` raised ValueError: one"
     assert ended(exited("raised", ValueError())).text == "`a` raised ValueError"
     assert ended(exited("returned")).text == "`a` returned"
+
+
+def died(code, text="`a` was killed"):
+    return Exited(
+        name="a",
+        attempt=0,
+        outcome="died",
+        error=NodeFailedError(text, node="a"),
+        code=code,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "looks_killed"), [(None, True), (-9, True), (-6, False), (1, False)]
+)
+def test_only_a_kill_looks_like_one(code, looks_killed):
+    assert ended(died(code)).looks_killed == looks_killed
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, False), (2, True)])
+def test_of_a_group_a_lost_collective_is_a_symptom(processes, expected):
+    words = "`a` raised XlaRuntimeError\nGloo all-reduce failed: closed by peer"
+    assert ended(died(1, words), processes).is_symptom == expected
+
+
+@pytest.mark.parametrize(("processes", "grace_s"), [(1, 0.0), (2, 5.0)])
+def test_when_one_of_a_group_hung_the_others_may_write_their_stacks(processes, grace_s):
+    assert ended(died(HUNG), processes).others_grace_s == grace_s
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, False), (2, True)])
+def test_a_group_does_not_go_on_into_the_same_nan(processes, expected):
+    error = NodeFailedError("`a` raised")
+    error.__cause__ = RemoteError("nan", type_name="NonFiniteError")
+    assert ended(exited("raised", error), processes).comes_again == expected
