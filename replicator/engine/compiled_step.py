@@ -43,7 +43,6 @@ from replicator.engine.step.donation import Alike, Donation
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import check_own_axes
 from replicator.errors import BatchError, DeviceMemoryError
-from replicator.inputs.context import parts_here
 from replicator.inputs.placement import Placed, place
 from replicator.monitoring.phases import Phases
 
@@ -153,7 +152,7 @@ class CompiledStep:
             need=program and memory_need(program.run),
             limit_bytes=memory_limit_bytes(self._layout.mesh.local_devices),
             accumulate=k,
-            replica_batch=examples // parts_here(self._layout, whole=True),
+            replica_batch=examples // len(self._layout.batch_owners),
         )
 
     def _call(

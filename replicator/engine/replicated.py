@@ -62,14 +62,11 @@ class ReplicatedLayout:
             return jax.tree.map(_give_back, outputs, fn(*own))
 
         def program(*values: PyTree) -> PyTree:
-            state = {
-                kind: per_replica_specs(value)
-                for kind, value in zip(inputs, values, strict=True)
-                if kind == STATE
-            }
+            given = dict(zip(inputs, values, strict=True))
+            state = per_replica_specs(given.get(STATE))
 
             def specs(kind: Kind) -> PyTree:
-                return state[kind] if kind == STATE else _spec(kind)
+                return state if kind == STATE else _spec(kind)
 
             results = jax.shard_map(
                 replica,

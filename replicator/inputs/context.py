@@ -82,7 +82,7 @@ class InputContext:
         return global_batch // self.num_pipelines
 
 
-def parts_here(layout: BatchLayout, *, whole: bool) -> int:
+def parts_to_read(layout: BatchLayout, *, whole: bool) -> int:
     """Return how many parts of each global batch this process reads.
 
     Args:

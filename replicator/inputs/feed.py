@@ -15,7 +15,7 @@ from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.context import (
     BatchLayout,
     InputContext,
-    parts_here,
+    parts_to_read,
     pipeline_contexts,
 )
 from replicator.inputs.options import (
@@ -109,7 +109,7 @@ def _placed_batches(
     once = not all(source.repeats for source in sources)
     batches = host_batches(
         sources,
-        replicas=parts_here(layout, whole=count == 1),
+        replicas=parts_to_read(layout, whole=count == 1),
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),

@@ -24,7 +24,7 @@ from replicator.inputs.checks import (
     form_of,
     numeric_arrays,
 )
-from replicator.inputs.context import BatchLayout, parts_here, pipeline_contexts
+from replicator.inputs.context import BatchLayout, parts_to_read, pipeline_contexts
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
 from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
@@ -129,7 +129,7 @@ def _placed(
     whole = num_pipelines == 1
     batches = host_batches(
         sources,
-        replicas=parts_here(layout, whole=whole),
+        replicas=parts_to_read(layout, whole=whole),
         options=options,
         in_step=read_sync_over(layout.mesh, num_pipelines=num_pipelines, once=False),
     )

@@ -21,7 +21,7 @@ from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.checks import NATIVE_REMEDY, check_divides, holds_numbers
-from replicator.inputs.context import BatchLayout, parts_here
+from replicator.inputs.context import BatchLayout, parts_to_read
 from replicator.inputs.position import Position
 
 
@@ -86,7 +86,7 @@ def place(
     _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
-        replicas=parts_here(layout, whole=True),
+        replicas=len(layout.batch_owners),
         accumulate=accumulate,
     )
     return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)
@@ -138,8 +138,8 @@ class Placement:
     def _put_own(self, leaf: np.ndarray | jax.Array, sharding: Sharding) -> jax.Array:
         """Put this process's parts; others may hold more of them, or fewer."""
         own, axis = np.asarray(leaf), self._axis
-        rows = own.shape[axis] // parts_here(self._layout, whole=False)
-        rows *= parts_here(self._layout, whole=True)
+        rows = own.shape[axis] // parts_to_read(self._layout, whole=False)
+        rows *= len(self._layout.batch_owners)
         shape = (*own.shape[:axis], rows, *own.shape[axis + 1 :])
         return jax.make_array_from_process_local_data(sharding, own, shape)
 

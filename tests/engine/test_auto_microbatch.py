@@ -12,7 +12,7 @@ import pytest
 from replicator.engine.auto_microbatch import find_accumulate, fit_accumulate
 from replicator.engine.memory_errors import MemoryNeed, larger_divisors
 from replicator.engine.sharded_step import CompileOptions
-from replicator.engine.step.state import init_run
+from replicator.engine.step.state import first_run
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from tests.steps import replicas, trainer
 
@@ -126,7 +126,7 @@ def test_a_real_step_gets_as_many_microbatches_as_its_limit_asks_for(options):
         step_fn,
         rep.layout,
         CompileOptions(**options),
-        make_state=lambda: init_run(init_fn, rep.layout, seed=0),
+        make_state=lambda: first_run(init_fn, rep.layout, seed=0).born(),
         batch={"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)},
         limit_bytes=80_000,  # the state takes 16 kB, each example up to 16 kB more
     )
@@ -141,7 +141,7 @@ def test_a_batch_that_does_not_divide_is_refused():
             step_fn,
             rep.layout,
             CompileOptions(),
-            make_state=lambda: init_run(init_fn, rep.layout, seed=0),
+            make_state=lambda: first_run(init_fn, rep.layout, seed=0).born(),
             batch={"x": np.ones((3, 4), np.float32)},
         )
 

@@ -236,11 +236,6 @@ def _first_run(user: FirstState, for_steps: Key, layout: Layout) -> FirstState:
     )
 
 
-def init_run(init_fn: InitFn, layout: Layout, *, seed: int) -> RunState:
-    """Return the state of a run at step 0; arguments as for `first_run`."""
-    return first_run(init_fn, layout, seed=seed).born()
-
-
 def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
     """Describe leaves; `shardings` is a prefix of the tree."""
     return jax.tree.map(

@@ -13,7 +13,7 @@ from replicator.engine.compiled_step import CompiledStep, CompileOptions
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.engine.step.skipping import skip_bad_updates
-from replicator.engine.step.state import init_run
+from replicator.engine.step.state import first_run
 from replicator.engine.step.transforms import (
     count_steps,
     lift,
@@ -36,7 +36,7 @@ def guarded(make, *, n=8, reduction="fast", wrap=None, steps_per_call=1, **optio
     """Return a state and a compiled step that skips bad updates."""
     rep = replicas(n, reduction=reduction)
     init_fn, step_fn = make(rep.wrap_optimizer(adam(), **(wrap or {})))
-    state = init_run(init_fn, rep.layout, seed=0)
+    state = first_run(init_fn, rep.layout, seed=0).born()
     state = dataclasses.replace(state, skipped=jnp.zeros((), jnp.int32))
     update = count_steps(lift(step_fn, reduction=reduction, measures=True, **options))
     step = skip_bad_updates(update, reduction=reduction)
@@ -84,7 +84,7 @@ def test_good_updates_are_those_of_a_run_that_skips_nothing():
     state, step = guarded(trainer)
     rep = replicas(8)
     init_fn, step_fn = trainer(rep.wrap_optimizer(adam()))
-    control = init_run(init_fn, rep.layout, seed=0)
+    control = first_run(init_fn, rep.layout, seed=0).born()
     plain = CompiledStep(count_steps(lift(step_fn)), rep.layout, CompileOptions())
     for seed in range(3):
         state, _ = step(state, batch_of(seed=seed))
@@ -204,7 +204,7 @@ def test_with_an_optimizer_a_guard_sends_nothing_more():
     def sent(make_step):
         rep = replicas(8)
         init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-        state = init_run(init_fn, rep.layout, seed=0)
+        state = first_run(init_fn, rep.layout, seed=0).born()
         update = make_step(count_steps(lift(step_fn, measures=True)))
         step = CompiledStep(
             report_norms(update, among_metrics=True), rep.layout, CompileOptions()

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from replicator import PerReplica
-from replicator.engine.step.state import init_run
+from replicator.engine.step.state import first_run
 from tests.helpers import replicated_layout
 from tests.steps import assert_equal_bits, regression_batch, replicas
 
@@ -65,7 +65,7 @@ def test_init_runs_compiled_and_once():
 
 
 def test_a_run_and_an_own_loop_start_alike():
-    run = init_run(init_both, replicated_layout(2), seed=5)
+    run = first_run(init_both, replicated_layout(2), seed=5).born()
     assert_equal_bits(run.user, replicas(2).init(init_both, seed=5))
     assert int(run.step) == 0
 
@@ -95,7 +95,7 @@ def recorded(n=2, **arguments):
 
 
 def test_the_key_of_a_step_is_folded_from_the_runs_key_and_its_number():
-    run = init_run(init_recorder, replicated_layout(1), seed=9)
+    run = first_run(init_recorder, replicated_layout(1), seed=9).born()
     expected = [jax.random.fold_in(jax.device_get(run.key), step) for step in range(4)]
     np.testing.assert_array_equal(
         recorded(), [jax.random.key_data(key) for key in expected]

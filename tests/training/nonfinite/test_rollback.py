@@ -9,7 +9,7 @@ from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
-from replicator.engine.step.state import init_run
+from replicator.engine.step.state import first_run
 from replicator.engine.step.transforms import count_steps, lift
 from replicator.errors import NonFiniteError, SpikeError
 from replicator.hooks import Hook, MetricsEvent
@@ -85,7 +85,7 @@ class Run:
     def __init__(self, directory, dataset, *, policy=None, n=2):
         rep = replicas(n)
         init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9)))
-        self.first = lambda: init_run(init_fn, rep.layout, seed=0)
+        self.first = lambda: first_run(init_fn, rep.layout, seed=0).born()
         self.layout = rep.layout
         update = count_steps(lift(step_fn))
         self.step = CompiledStep(update, rep.layout, CompileOptions())

@@ -10,7 +10,7 @@ import pytest
 
 from replicator.cli.main import main
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
-from replicator.engine.step.state import init_run
+from replicator.engine.step.state import first_run
 from replicator.engine.step.transforms import count_steps, lift
 from replicator.errors import ArgumentError, NonFiniteError
 from replicator.inputs.feed import open_input
@@ -62,7 +62,7 @@ def died(directory, *, accumulate=1, update=None):
     with open_input(dataset(), layout, options=options) as batches:
         state, placed = rebuild(
             compiled(layout, accumulate=accumulate),
-            init_run(init_fn, layout, seed=0),
+            first_run(init_fn, layout, seed=0).born(),
             batches,
             start_step=0,
             bad_step=BAD_STEP,
@@ -85,7 +85,7 @@ def bundle_path(tmp_path_factory):
 
 def test_the_state_before_the_bad_step_is_rebuilt_to_the_bit(bundle_path):
     layout = replicas(4).layout
-    step, state = compiled(layout), init_run(init_fn, layout, seed=0)
+    step, state = compiled(layout), first_run(init_fn, layout, seed=0).born()
     with open_input(dataset(), layout) as batches:
         for _ in range(BAD_STEP - 1):
             state, _ = step(state, next(batches))

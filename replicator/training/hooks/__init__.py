@@ -1,0 +1,1 @@
+"""Do something every so many steps or seconds; the public face is `hooks`."""

@@ -1,0 +1,116 @@
+"""Say when something is due: every so many steps or seconds."""
+
+import dataclasses
+from typing import Any
+
+from replicator.errors import ArgumentError, check_number, check_whole
+from replicator.training.hooks.hook import StepEvent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Every:
+    """A schedule: due every `n_steps` or `seconds`, whichever comes first."""
+
+    n_steps: int | None
+    seconds: float | None
+
+    def decide(
+        self, last_s: float | None, event: StepEvent
+    ) -> tuple[float | None, bool]:
+        """Say whether `event` is due.
+
+        Args:
+          last_s: When the last due event was; None before the first event.
+          event: What happened.
+
+        Returns:
+          The `last_s` for the next event, and whether this one is due.
+        """
+        now_s = event.progress.time_s
+        if last_s is None:
+            last_s = now_s
+        due = self._steps_passed(event) or (
+            self.seconds is not None and now_s - last_s >= self.seconds
+        )
+        return (now_s if due else last_s), due
+
+    def trigger(self) -> "Trigger":
+        """Return a driver that keeps this schedule's state between events."""
+        return Trigger(self)
+
+    def _steps_passed(self, event: StepEvent) -> bool:
+        if self.n_steps is None:
+            return False
+        before = event.step - event.advanced
+        return event.step // self.n_steps > before // self.n_steps
+
+
+def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
+    """Make a schedule, due at multiples of `n_steps`, or after `seconds`, or both.
+
+    Raises:
+      ArgumentError: Neither is given, or one is not positive.
+    """
+    if n_steps is None and seconds is None:
+        raise ArgumentError(
+            "`every` must have `n_steps` or `seconds`, got neither. "
+            "Write `every(n_steps=100)`."
+        )
+    if n_steps is not None:
+        check_whole("n_steps", n_steps)
+    if n_steps is not None and n_steps < 1:
+        raise ArgumentError(
+            f"`n_steps` must be at least 1, got {n_steps}. Leave a hook out to stop it."
+        )
+    if seconds is not None:
+        check_number("seconds", seconds)
+    if seconds is not None and not seconds > 0:
+        raise ArgumentError(
+            f"`seconds` must be positive, got {seconds}. Use `n_steps=1` for each step."
+        )
+    return Every(n_steps, seconds)
+
+
+class Trigger:
+    """Drives a schedule: keeps its state between events."""
+
+    def __init__(self, when: Every):
+        if not isinstance(when, Every):
+            raise ArgumentError(
+                f"`when` must be a schedule, got {when!r}. Write "
+                f"`every(n_steps={when if isinstance(when, int) else 10})`."
+            )
+        self._when = when
+        self._last_s: float | None = None
+        self._waited_s = 0.0  # at the newest event; before the first: of a run before
+
+    def pulled(self, event: StepEvent) -> bool:
+        """Tell whether `event` is due; call it once for each event."""
+        now_s = event.progress.time_s
+        if self._last_s is None:
+            self._last_s = now_s - self._waited_s
+        self._last_s, due = self._when.decide(self._last_s, event)
+        self._waited_s = now_s - self._last_s
+        return due
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long it has waited; None where no time counts."""
+        return None if self._when.seconds is None else {"waited_s": self._waited_s}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting where another one stopped."""
+        self._waited_s = float(state.get("waited_s", 0.0))
+
+
+class Scheduled:
+    """What all hooks with a schedule keep for a run that goes on: how it stands."""
+
+    _trigger: Trigger
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how long ago it was due."""
+        return self._trigger.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        self._trigger.load_state(state)
