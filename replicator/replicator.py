@@ -334,8 +334,8 @@ class Replicator:
           spikes: Which metric to watch for sudden leaps, and what they lead to.
           checks: As in `compile`.
           debug: As in `compile`.
-          node: `lp.get_context()` in a node of a program: the run stops, saved, when
-            the program stops, and a run that hangs fails its node.
+          node: `lp.context.get_context()` in a node of a program: the run stops,
+            saved, when the program stops, and a run that hangs fails its node.
 
         Returns:
           The final state of the user, the last metrics, steps, examples and rates.
