@@ -305,7 +305,7 @@ class Replicator:
           checkpoint_dir: Where the whole run is saved, and from where it goes on by
             itself, bit for bit; one directory per run.
           checkpoint_every: Steps between saves, or a schedule such as
-            `hooks.every(seconds=600)`.
+            `options.every(seconds=600)`.
           retention: Which checkpoints stay; the last three by default.
           eval_fn: What is evaluated, as in `evaluate`; tried on one batch before the
             first step.
@@ -495,7 +495,7 @@ def _on_all_devices(
 
     of_method = inspect.signature(method)
     parameters = list(of_method.parameters.values())[1:]
-    on_all_devices.__signature__ = of_method.replace(parameters=parameters)
+    vars(on_all_devices)["__signature__"] = of_method.replace(parameters=parameters)
     return on_all_devices
 
 
