@@ -10,6 +10,7 @@ from pathlib import Path
 import optax
 import pytest
 
+import replicator
 import replicator.launchpad_bridge as lp
 from replicator.base.host.exit_codes import HUNG
 from replicator.checkpoint import CheckpointStore
@@ -156,6 +157,44 @@ def test_a_session_that_hangs_fails_its_node_and_not_the_process():
     with (
         pytest.raises(NodeFailedError, match=r"no progress.*Failing the node"),
         lp.launch(program, "threads") as run,
+    ):
+        run.wait()
+
+
+@pytest.mark.slow
+def test_in_a_process_of_its_own_it_stops_and_fails_likewise(tmp_path):
+    def learner(directory, act, limits):
+        replicator.fake_devices(2)
+        rep, init_fn, step_fn = parts()
+        return rep.run(
+            step_fn,
+            BATCHES,
+            init_fn=init_fn,
+            steps=10**6,
+            checkpoint_dir=directory,
+            hooks=[At(3, act)],
+            step_timeout=limits,
+            display=False,
+            node=lp.context.get_context(),
+        ).step
+
+    def hang():
+        while True:
+            time.sleep(0.01)
+
+    program = lp.Program("training")
+    program.add_node(lp.PyNode(learner, tmp_path, stop, Limits()), label="learner")
+    with lp.launch(program, "processes") as run:
+        run.wait()
+    assert run.results_of("learner") == [3]
+    program = lp.Program("training")
+    limits = Limits(report_s=0.5)
+    program.add_node(
+        lp.PyNode(learner, tmp_path / "hangs", hang, limits), label="learner"
+    )
+    with (
+        pytest.raises(NodeFailedError, match=r"no progress.*Failing the node"),
+        lp.launch(program, "processes") as run,
     ):
         run.wait()
 
