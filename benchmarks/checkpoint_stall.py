@@ -22,8 +22,9 @@ from benchmarks.timing import estimate, ratio, seconds, time_rounds
 from replicator.base.host.clock import SystemClock
 from replicator.base.mesh import replica_mesh, replicated
 from replicator.base.types import PyTree
-from replicator.checkpoint import CheckpointStore, Retention, Snapshot
+from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
+from replicator.training.options import Retention
 
 _STATE_MB = flags.DEFINE_integer("state_mb", 32, "Size of the state.")
 _STEP_MS = flags.DEFINE_float("step_ms", 30.0, "How long one step should take.")

@@ -100,6 +100,7 @@ def kill_again_and_again(
     kills: int,
     processes: int,
     rng: np.random.Generator,
+    loop: str = "run",
 ) -> None:
     """Kill one run so many times, let it end, and compare its bits."""
     reached = 0
@@ -107,7 +108,7 @@ def kill_again_and_again(
         aim = _AIMS[found.kills % len(_AIMS)]
         moment = draw_moment(aim, whole, reached, rng)
         left = half_written(directory)
-        attempt = start(directory, processes=processes, moment=moment)
+        attempt = start(directory, processes=processes, moment=moment, loop=loop)
         _look_at_start(attempt, reached, found)
         steps = f"steps {attempt.first_step} to {attempt.last_step}"
         if attempt.exit_codes[0] == -signal.SIGKILL:
@@ -118,7 +119,7 @@ def kill_again_and_again(
         elif attempt.exit_codes[0] != 0:
             found.fail(f"it ended by itself: {attempt.errors}")
         reached = max(reached, attempt.last_step)
-    last = start(directory, processes=processes)
+    last = start(directory, processes=processes, loop=loop)
     _look_at_start(last, reached, found)
     if last.digest != whole.digest:
         found.fail(f"final bits {last.digest}, not {whole.digest}; {last.errors}")

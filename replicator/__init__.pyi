@@ -37,23 +37,16 @@ from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .monitoring import writers
 from .replicator import Replicator, run
-from .training.best_metric import BestSoFar, Follow
-from .training.evaluate_hook import EvaluateEvery
-from .training.nonfinite.spikes import Spikes
-from .training.watchdog.limits import Limits
+from .training import options
 from .version import __version__
 
 __all__ = [
-    "BestSoFar",
     "CompiledStep",
     "Concat",
     "DynamicLossScale",
-    "EvaluateEvery",
     "Evaluation",
-    "Follow",
     "InputContext",
     "InputOptions",
-    "Limits",
     "LocalSum",
     "Max",
     "Mean",
@@ -64,7 +57,6 @@ __all__ = [
     "Replicator",
     "SharedBufferWarning",
     "SharedRandomKeyWarning",
-    "Spikes",
     "Sum",
     "__version__",
     "all_gather",
@@ -86,6 +78,7 @@ __all__ = [
     "map_gather",
     "map_reduce",
     "num_replicas",
+    "options",
     "permute",
     "reduce_scatter",
     "replica_id",

@@ -313,7 +313,7 @@ class Replicator:
           checkpoint_dir: Where the whole run is saved, and from where it goes on by
             itself, bit for bit; one directory per run.
           checkpoint_every: Steps between saves, or a schedule such as
-            `hooks.every(seconds=600)`.
+            `options.every(seconds=600)`.
           retention: Which checkpoints stay; the last three by default.
           eval_fn: What is evaluated, as in `evaluate`; tried on one batch before the
             first step.
@@ -342,8 +342,8 @@ class Replicator:
           spikes: Which metric to watch for sudden leaps, and what they lead to.
           checks: As in `compile`.
           debug: As in `compile`.
-          node: `lp.get_context()` in a node of a program: the run stops, saved, when
-            the program stops, and a run that hangs fails its node.
+          node: `lp.context.get_context()` in a node of a program: the run stops,
+            saved, when the program stops, and a run that hangs fails its node.
 
         Returns:
           The final state of the user, the last metrics, steps, examples and rates.
@@ -503,8 +503,7 @@ def _on_all_devices(
 
     of_method = inspect.signature(method)
     parameters = list(of_method.parameters.values())[1:]
-    signature = of_method.replace(parameters=parameters)
-    setattr(on_all_devices, "__signature__", signature)  # noqa: B010 (pyright knows no such attribute)
+    vars(on_all_devices)["__signature__"] = of_method.replace(parameters=parameters)
     return on_all_devices
 
 

@@ -22,7 +22,7 @@ from jax import lax
 import replicator
 import replicator.launchpad_bridge as lp
 from replicator.base.host.strict_json import strict_json
-from replicator.checkpoint import CheckpointStore, Retention, Snapshot
+from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.snapshot import start_copy
 from replicator.errors import (
     ArgumentError,
@@ -43,6 +43,7 @@ from replicator.errors import (
 )
 from replicator.hooks import Callback, Hook, every
 from replicator.monitoring.writers import Multi
+from replicator.training.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
 from tests.steps import (
     apply,
@@ -80,6 +81,14 @@ def run(batches, *, make=trainer, steps=3, **arguments):
     return rep.run(
         step_fn, batches, init_fn=init_fn, steps=steps, display=False, **arguments
     )
+
+
+def in_session(use, **options):
+    """Open a session of one number, without a step or a dataset, and use it."""
+    init_fn = options.pop("init_fn", lambda key: jnp.ones(()))
+    options = {"init_fn": init_fn, "steps": 2, "display": False} | options
+    with replicas(2).session(**options) as session:
+        use(session)
 
 
 def compiled(make=trainer, *, batch=None, **options):
@@ -943,7 +952,7 @@ ROWS = [
     ),
     Row(
         "Spikes of what is not reported",
-        lambda: run([regression_batch()], spikes=replicator.Spikes(metric="lost")),
+        lambda: run([regression_batch()], spikes=Spikes(metric="lost")),
         ArgumentError,
         "`metric` must be one that the step reports, got 'lost' and 'gradient_norm', "
         "'loss'. Use one of these.",
@@ -970,6 +979,64 @@ ROWS = [
         lambda: run([regression_batch()], follow="loss"),
         ArgumentError,
         "`follow` must be a `Follow`, got 'loss'. Write `Follow(...)`.",
+    ),
+    Row(
+        "A session that is not open",
+        lambda: replicas(2).session(init_state=1.0, steps=1).steps_done,
+        ArgumentError,
+        "A session must be open to be used, got one that is not. Write `with "
+        "rep.session(...) as session:`.",
+    ),
+    Row(
+        "The result of a session before its end",
+        lambda: in_session(lambda session: session.result),
+        ArgumentError,
+        "`session.result` must be read after the session, got one that has not ended. "
+        "Leave its `with` block first.",
+    ),
+    Row(
+        "A session without a step that is to make one",
+        lambda: in_session(lambda session: session.step(regression_batch())),
+        ArgumentError,
+        "`step_fn` must be given for `session.step()`, got None. Pass it to "
+        "`session`, or hand what your own steps return to `session.after()`.",
+    ),
+    Row(
+        "An own step in a session that makes the steps",
+        lambda: in_session(
+            lambda session: session.after(session.state, {}), step_fn=plain_step
+        ),
+        ArgumentError,
+        "`step_fn` must be left out for `session.after()`, got one. Call "
+        "`session.step(batch)`, or leave it out.",
+    ),
+    Row(
+        "Batches of a session without a dataset",
+        lambda: in_session(lambda session: next(session.batches())),
+        ArgumentError,
+        "`dataset` must be given for `session.batches()`, got None. Pass it to "
+        "`session`, or loop over `session.steps()`.",
+    ),
+    Row(
+        "What needs the session's own step",
+        lambda: in_session(print, on_nonfinite="skip"),
+        ArgumentError,
+        '`step_fn` must be given with `on_nonfinite="skip"`, got None. Leave '
+        '`on_nonfinite="skip"` out, or let the session make the steps.',
+    ),
+    Row(
+        "A session that is to go back without a dataset",
+        lambda: in_session(print, on_nonfinite="rollback", checkpoint_dir=folder()),
+        ArgumentError,
+        "`step_fn` and `dataset` must be given to go back to a checkpoint, got None. "
+        "Pass both, or end the run: leave `on_nonfinite` out.",
+    ),
+    Row(
+        "A word for the node of a program",
+        lambda: in_session(print, node="learner"),
+        ArgumentError,
+        "`node` must be the node that the run is in, got 'learner'. Pass "
+        "`lp.context.get_context()`.",
     ),
     Row(
         "A word for a seed",
@@ -1109,7 +1176,7 @@ ROWS = [
     ),
     Row(
         "A word for a limit",
-        lambda: replicator.Limits(step_s="3"),
+        lambda: replicator.options.Limits(step_s="3"),
         ArgumentError,
         "`step_s` must be a number, got '3'. Pass an `int` or a `float`.",
     ),
@@ -1121,25 +1188,25 @@ ROWS = [
     ),
     Row(
         "A word for patience",
-        lambda: replicator.Follow(metric="loss", patience="3"),
+        lambda: replicator.options.Follow(metric="loss", patience="3"),
         ArgumentError,
         "`patience` must be a whole number, got '3'. Use 3.",
     ),
     Row(
         "Nothing to follow",
-        lambda: replicator.Follow(metric=None),
+        lambda: replicator.options.Follow(metric=None),
         ArgumentError,
         "`metric` must be a string, got None. Pass a `str`.",
     ),
     Row(
         "A word for a factor",
-        lambda: replicator.Spikes(factor="3"),
+        lambda: replicator.options.Spikes(factor="3"),
         ArgumentError,
         "`factor` must be a number, got '3'. Pass an `int` or a `float`.",
     ),
     Row(
         "An unknown way to treat a spike",
-        lambda: replicator.Spikes(action="stop"),
+        lambda: replicator.options.Spikes(action="stop"),
         ArgumentError,
         "`action` must be one of 'log', 'raise', 'rollback', got 'stop'. Use one of "
         "these.",

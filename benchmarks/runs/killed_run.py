@@ -8,6 +8,8 @@ digest of the final state.
 
 import hashlib
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,15 +20,17 @@ import replicator
 from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import Task, digits_resnet, mlp
 from replicator.base.host.clock import SystemClock
-from replicator.base.types import PyTree
+from replicator.base.types import PyTree, StepFn
 from replicator.hooks import Hook, MetricsEvent, StateEvent, every
 from replicator.monitoring.phases import Phase, Phases
+from replicator.training.loop import LoopResult
 
 _DIRECTORY = flags.DEFINE_string("directory", None, "Of the run.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 60, "Steps of the whole run.")
 _INTERVAL = flags.DEFINE_integer("interval", 10, "Steps from save to save.")
 _TASK = flags.DEFINE_enum("task", "digits_resnet", ["digits_resnet", "mlp"], "Model.")
 _DEVICES = flags.DEFINE_integer("devices", 2, "Devices of this process.")
+_LOOP = flags.DEFINE_enum("loop", "run", ["run", "session"], "Whose loop it is.")
 _OF_EACH_STEP = {"input", "step", "save", "report"}
 
 
@@ -78,6 +82,21 @@ def batches(task: Task, count: int) -> list[PyTree]:
     ]
 
 
+def own_loop(
+    rep: replicator.Replicator,
+    step_fn: StepFn,
+    dataset: Sequence[PyTree],
+    options: dict[str, Any],
+) -> LoopResult:
+    """Train by a loop and a step of one's own, in a session."""
+    with rep.session(dataset=dataset, **options) as session:
+        train = session.compile(step_fn)
+        for batch in session.batches():
+            state, metrics = train(session.state, batch)
+            session.after(state, metrics)
+    return session.result
+
+
 def main(argv: list[str]) -> None:
     del argv
     tell_phases()
@@ -86,16 +105,21 @@ def main(argv: list[str]) -> None:
     rep = replicator.Replicator()
     task = mlp(32) if _TASK.value == "mlp" else digits_resnet(32, width=4)
     optimizer = rep.wrap_optimizer(optax.adam(1e-3))
-    result = rep.run(
+    step_fn, options = (
         replicator_step(task, optimizer),
-        batches(task, 7),
-        init_fn=replicator_init(task, optimizer),
-        steps=_STEPS.value,
-        checkpoint_dir=_DIRECTORY.value,
-        checkpoint_every=every(n_steps=_INTERVAL.value),
-        hooks=[Tell()],
-        display=False,
+        {
+            "init_fn": replicator_init(task, optimizer),
+            "steps": _STEPS.value,
+            "checkpoint_dir": _DIRECTORY.value,
+            "checkpoint_every": every(n_steps=_INTERVAL.value),
+            "hooks": [Tell()],
+            "display": False,
+        },
     )
+    if _LOOP.value == "run":
+        result = rep.run(step_fn, batches(task, 7), **options)
+    else:
+        result = own_loop(rep, step_fn, batches(task, 7), options)
     tell("bits", digest=digest(result.state))
 
 

@@ -98,13 +98,20 @@ class Attempt:
         return next((line["digest"] for line in self.told("bits")), None)
 
 
-def start(directory: Path, *, processes: int, moment: Moment | None = None) -> Attempt:
+def start(
+    directory: Path,
+    *,
+    processes: int,
+    moment: Moment | None = None,
+    loop: str = "run",
+) -> Attempt:
     """Start a run; send it a signal at a moment, unless it ends before.
 
     Args:
       directory: Of its checkpoints.
       processes: How many it has.
       moment: None to let it end.
+      loop: Whose loop it is: `run`'s, or one's own in a `session`.
 
     Raises:
       subprocess.TimeoutExpired: It neither ended nor came to that moment in time.
@@ -115,7 +122,7 @@ def start(directory: Path, *, processes: int, moment: Moment | None = None) -> A
             open_files.enter_context(tempfile.TemporaryFile("w+"))
             for _ in range(2 * processes - 1)
         ]
-        group = _start_group(directory, files)
+        group = _start_group(directory, files, loop)
         told = _Told(group[0])
         try:
             if moment is not None and told.wait(moment):
@@ -177,7 +184,9 @@ class _Told:
         self._new.put(None)
 
 
-def _start_group(directory: Path, files: Sequence[IO[str]]) -> list[subprocess.Popen]:
+def _start_group(
+    directory: Path, files: Sequence[IO[str]], loop: str
+) -> list[subprocess.Popen]:
     """Start all processes: the first one's output is a pipe, all else goes to files."""
     processes = (len(files) + 1) // 2
     command = [
@@ -187,7 +196,7 @@ def _start_group(directory: Path, files: Sequence[IO[str]]) -> list[subprocess.P
         f"--directory={directory}",
     ]
     command += [f"--task={_TASKS[processes]}", f"--devices={_DEVICES // processes}"]
-    command += [f"--steps={STEPS}", f"--interval={INTERVAL}"]
+    command += [f"--steps={STEPS}", f"--interval={INTERVAL}", f"--loop={loop}"]
     coordinator = f"127.0.0.1:{_free_port()}"
     group = []
     for index in range(processes):

@@ -6,8 +6,7 @@ orbax reads, and `manifest.json`, which says what must be in it. It appears by a
 
 from replicator.checkpoint.background import SaveCounts
 from replicator.checkpoint.reading import Restored
-from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 
-__all__ = ["CheckpointStore", "Restored", "Retention", "SaveCounts", "Snapshot"]
+__all__ = ["CheckpointStore", "Restored", "SaveCounts", "Snapshot"]

@@ -5,6 +5,8 @@ import functools
 import logging
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
@@ -38,11 +40,13 @@ def make_display(stream: TextIO | None = None) -> Display:
     """Return the display that fits `stream`, standard error by default.
 
     A terminal gets a bar, without colours where `NO_COLOR` is set. Everything else,
-    also a terminal that calls itself dumb, gets lines.
+    also a terminal that calls itself dumb, or has a bar of another run, gets lines.
     """
     place: TextIO = sys.stderr if stream is None else stream
-    if place.isatty() and os.environ.get("TERM") != "dumb":
-        return TerminalDisplay(place)
+    with _LOCK:
+        if place.isatty() and os.environ.get("TERM") != "dumb" and not len(_BARS):
+            _BARS.add(bar := TerminalDisplay(place))
+            return bar
     return LineDisplay(place)
 
 
@@ -145,6 +149,7 @@ class TerminalDisplay:
 
     def close(self) -> None:
         """Let go of the line, which stays, and show the cursor again."""
+        _BARS.discard(self)
         # Also where nobody reads any more: what was lent is given back.
         with contextlib.suppress(OSError, ValueError):
             self._bar.stop()
@@ -152,6 +157,12 @@ class TerminalDisplay:
         for handler, stream in moved:
             with contextlib.suppress(OSError, ValueError):
                 handler.setStream(stream)
+
+
+# Bars that are open: two, of runs in two threads, would draw over each other, and each
+# redirect what the other gives back. Weak: a run may fail before it closes its own.
+_BARS: "weakref.WeakSet[TerminalDisplay]" = weakref.WeakSet()
+_LOCK = threading.Lock()  # of `_BARS`, while one is made
 
 
 def _on_terminals() -> list[Any]:

@@ -30,11 +30,6 @@ class LoopPlan:
     on_nonfinite: Literal["raise", "ignore"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.start_step < 0:
-            raise ArgumentError(
-                f"`start_step` must be at least 0, got {self.start_step}. "
-                "Leave it out for a state that has no step behind it."
-            )
         if isinstance(self.steps, np.integer):
             object.__setattr__(self, "steps", int(self.steps))
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
@@ -47,16 +42,6 @@ class LoopPlan:
             raise ArgumentError(
                 f"`steps` must be at least 0, got {self.steps}. "
                 "Pass `steps=None` to run until the input ends."
-            )
-        if self.steps_per_call < 1:
-            raise ArgumentError(
-                f"`steps_per_call` must be at least 1, got {self.steps_per_call}. "
-                "Leave it out for one step a call."
-            )
-        if self.on_nonfinite not in ("raise", "ignore"):
-            raise ArgumentError(
-                "`on_nonfinite` must be 'raise' or 'ignore', "
-                f"got {self.on_nonfinite!r}. Leave it out to raise."
             )
         self._require_whole_calls()
 

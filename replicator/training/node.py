@@ -10,7 +10,7 @@ STOPPED = "the program's stop"
 
 @runtime_checkable
 class Node(Protocol):
-    """The node whose thread a session runs in: `lp.get_context()` is one.
+    """The node whose thread a session runs in: `lp.context.get_context()` is one.
 
     It is handed over, as programs are above runs: nothing here knows of them.
     """

@@ -186,7 +186,7 @@ def _check_node(node: object) -> None:
     if node is not None and not isinstance(node, Node):
         raise ArgumentError(
             f"`node` must be the node that the run is in, got {node!r}. Pass "
-            "`lp.get_context()`."
+            "`lp.context.get_context()`."
         )
 
 

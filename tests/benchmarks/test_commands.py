@@ -16,6 +16,7 @@ TINY = {
     "kill_resume": [
         *("--kills=20", "--terms=4", "--starts=1"),  # over one and two processes
     ],
+    "session": ["--rounds=2", "--steps=2", "--kills=4"],
     "corruption": ["--cases=40"],
     "checkpoint_stall": [
         *("--state_mb=8", "--step_ms=2", "--interval_s=3", "--rounds=2", "--saves=2"),
@@ -50,6 +51,7 @@ EXACT = {
     "kill_resume": {
         **{"kills": 20, "failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
     },
+    "session": {"kills": 4, "failures": 0, "lost_steps": 0},
     "corruption": {"silent": 0, "cases": 40},
     "checkpoint_stall": {},
     "goodput": {"kills": 1},

@@ -10,9 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from replicator.checkpoint import CheckpointStore, Retention
+from replicator.checkpoint import CheckpointStore
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.orbax_files import require_orbax
+from replicator.training.options import Retention
 from tests.checkpoint.states import small_snapshot
 
 _AT_ONCE = 2

@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
     import contextlib, logging, pathlib, subprocess, sys, threading, time
     import jax.numpy as jnp
-    from replicator.checkpoint import CheckpointStore, Retention
+    from replicator.checkpoint import CheckpointStore
     from replicator.hooks import Hook
+    from replicator.training.options import Retention
     from tests.steps import regression_batch, replicas
 
     disk = pathlib.Path(sys.argv[1])

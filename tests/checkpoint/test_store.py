@@ -14,7 +14,7 @@ import orbax.checkpoint
 import pytest
 
 from replicator.base.mesh import replica_mesh, replicated
-from replicator.checkpoint import CheckpointStore, Retention, Snapshot, background
+from replicator.checkpoint import CheckpointStore, Snapshot, background
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.lock import LOCK_NAME
 from replicator.errors import (
@@ -23,6 +23,7 @@ from replicator.errors import (
     CheckpointInUseError,
     CheckpointMismatchError,
 )
+from replicator.training.options import Retention
 from tests.checkpoint.states import bits, run_state, small_snapshot, small_state
 from tests.fakes import FakeClock
 

@@ -123,6 +123,17 @@ def test_what_is_no_terminal_or_a_dumb_one_gets_lines(stream, monkeypatch):
     assert isinstance(make_display(stream), LineDisplay)
 
 
+def test_a_terminal_has_one_bar_at_a_time(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    first, second = make_display(Terminal()), make_display(Terminal())
+    assert isinstance(first, TerminalDisplay)
+    assert isinstance(second, LineDisplay)
+    first.close()
+    third = make_display(Terminal())
+    assert isinstance(third, TerminalDisplay)
+    third.close()
+
+
 def test_importing_displays_does_not_import_rich():
     code = "import sys, replicator.hooks; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -13,11 +13,12 @@ import optax
 import pytest
 
 from replicator import InputOptions
-from replicator.checkpoint import CheckpointStore, Retention
+from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError, CheckpointError, NonFiniteError
 from replicator.hooks import StateEvent
 from replicator.testing import faults
 from replicator.testing.faults import Fault, InjectedError, Injector, effects, parse
+from replicator.training.options import Retention
 from tests.checkpoint.states import small_snapshot
 from tests.steps import regression_batch, replicas, trainer
 

@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import pytest
 
 import replicator
-from replicator.checkpoint import CheckpointStore, Retention
+from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError
 from replicator.hooks import StateCallback, every
+from replicator.training.options import Retention
 from tests.steps import replicas
 
 LOSSES = [5.0, 3.0, 1.0, 2.0, 4.0, 6.0]

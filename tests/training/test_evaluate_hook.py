@@ -5,9 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from replicator import BestSoFar, EvaluateEvery, Follow
 from replicator.errors import ArgumentError, NonFiniteError
 from replicator.hooks import StateCallback, every
+from replicator.training.options import BestSoFar, EvaluateEvery, Follow
 from tests.fakes import RecordingWriter
 from tests.steps import regression_batch, replicas, trainer
 

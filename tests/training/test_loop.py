@@ -306,21 +306,6 @@ def test_a_batch_that_does_not_fit_into_the_rest_is_an_error(scanned_step, state
             "`steps` must be at least 0, got -1. "
             "Pass `steps=None` to run until the input ends.",
         ),
-        (
-            {"steps": 1, "start_step": -1},
-            "`start_step` must be at least 0, got -1. "
-            "Leave it out for a state that has no step behind it.",
-        ),
-        (
-            {"steps": 1, "steps_per_call": 0},
-            "`steps_per_call` must be at least 1, got 0. "
-            "Leave it out for one step a call.",
-        ),
-        (
-            {"steps": 1, "on_nonfinite": "stop"},
-            "`on_nonfinite` must be 'raise' or 'ignore', got 'stop'. "
-            "Leave it out to raise.",
-        ),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(arguments, message):

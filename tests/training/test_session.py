@@ -1,9 +1,13 @@
 """A loop of one's own has what `run` has: it goes on, and says what broke."""
 
 import json
+import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +22,7 @@ from replicator.errors import ArgumentError, CheckpointInUseError, NonFiniteErro
 from replicator.hooks import Callback, Hook, StateCallback, every
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
+ROOT = Path(__file__).parents[2]
 BATCHES = [regression_batch(seed=seed) for seed in range(4)]
 
 
@@ -404,3 +409,35 @@ def test_a_session_must_be_open():
 def test_what_needs_the_sessions_own_step_is_refused(option):
     with pytest.raises(ArgumentError, match=next(iter(option))):
         replicas(1).session(init_fn=lambda key: jnp.ones(1), steps=2, **option)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_docs_killed_and_started_again_has_the_bits_of_run(tmp_path):
+    code = (ROOT / "docs" / "train_own_loop.py").read_text()
+    by_run = code[: code.index("with rep.session(")] + (
+        "state = rep.run(step_fn, batches, init_fn=init_fn, steps=4000).state\n"
+        "bits = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]\n"
+        "print(4000, hashlib.sha256(b''.join(bits)).hexdigest()[:16])\n"
+    )
+    scripts = {"own.py": code, "by_run.py": by_run}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+    options = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        "stdout": subprocess.PIPE,
+        "text": True,
+    }
+    command = [sys.executable, "-u", "own.py"]
+    with subprocess.Popen(command, **options) as killed:
+        assert killed.stdout.readline().startswith("1000 ")
+        killed.kill()
+        assert killed.stdout.read().count("4000 ") == 0
+    went_on = subprocess.run(
+        command, timeout=120, check=True, stderr=subprocess.PIPE, **options
+    )
+    whole = subprocess.run(
+        [sys.executable, "by_run.py"], timeout=120, check=True, **options
+    )
+    assert "goes on after step" in went_on.stderr
+    assert went_on.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]

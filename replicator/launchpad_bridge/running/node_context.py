@@ -17,6 +17,7 @@ from typing import Any
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launch_types import LaunchType, launch_type_of
 from replicator.launchpad_bridge.protocols import NodeContext, Resources
+from replicator.launchpad_bridge.running.hung_node import fail_node
 from replicator.launchpad_bridge.running.stop_event import StopEvent, mirrored
 
 _THREAD = threading.local()
@@ -46,6 +47,7 @@ class RunningContext:
         self.targets = targets or {}
         self.root: RunningContext = self if parent is None else parent.root
         self._over = threading.Event()
+        self._thread = threading.current_thread()  # the node's, once it is entered
         self.stop_event = (
             self._inner_event() if parent else mirrored(of.stop_event, over=self._over)
         )
@@ -105,6 +107,26 @@ class RunningContext:
         """Ask for the whole run to stop; returns at once."""
         self._of.stop_program()
 
+    def fail(self, report: str) -> None:
+        """End the node with an error, from another thread: a watchdog of a run in it.
+
+        Args:
+          report: What the error says.
+        """
+        fail_node(
+            self._thread,
+            self._over,
+            report,
+            node=self.worker,
+            stop_program=self.stop_program,
+            others=self._others,
+        )
+
+    def _others(self) -> list[str]:
+        """Return the workers that run in this process as well."""
+        with _LOCK:
+            return sorted(root.worker for root in _ROOTS if root is not self.root)
+
     def _inner_event(self) -> StopEvent:
         return StopEvent() if self.exchange is None else self.exchange.stop_event()
 
@@ -131,6 +153,7 @@ class RunningContext:
                 _ROOTS.add(self)
         before = of_thread()
         _THREAD.context = self
+        self._thread = threading.current_thread()
         try:
             yield
         finally:

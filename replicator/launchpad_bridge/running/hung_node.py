@@ -1,0 +1,64 @@
+"""End a node that hangs: its thread if that can be, else the process that it is in.
+
+A thread ends by an error that is raised in it, at its next instruction of Python. One
+that waits in foreign code for ever (a collective, a lock) never comes to that: then its
+process is all that can be ended, and whoever else runs in it is taken along.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from replicator.base.host.exit_codes import HUNG
+from replicator.errors import NodeFailedError
+from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
+
+GRACE_S = 15.0
+"""How long a thread may take to end; and then the program, to stop."""
+
+_STDERR = 2
+
+
+def fail_node(
+    thread: threading.Thread,
+    over: threading.Event,
+    report: str,
+    *,
+    node: str,
+    stop_program: Callable[[], None],
+    others: Callable[[], Sequence[str]],
+) -> None:
+    """End a node with an error; returns when it has ended.
+
+    Called in the thread of a watchdog, while the node's own stands still.
+
+    Args:
+      thread: The node's.
+      over: Set when the node has ended.
+      report: What the error says.
+      node: The worker's name.
+      stop_program: Asks all nodes to stop; called if the thread cannot be ended.
+      others: Returns who runs in this process as well.
+    """
+
+    class Failed(NodeFailedError):  # made by Python, which hands it nothing
+        def __init__(self) -> None:
+            super().__init__(report, node=node)
+
+    Failed.__name__ = Failed.__qualname__ = NodeFailedError.__name__
+    raise_in_thread(thread, Failed)
+    if over.wait(GRACE_S):
+        return
+    stop_program()
+    # The others save what they have, and leave, before their process ends.
+    if over.wait(GRACE_S):
+        return
+    left = others()
+    along = f", and with it {', '.join(left)}" if left else ""
+    # Not `sys.stderr`: its lock may be held by the thread that hangs.
+    text = (
+        f"replicator: the thread of `{node}` waits in foreign code and cannot be ended."
+        f" Ending its process{along}, with exit code {HUNG}.\n"
+    )
+    os.write(_STDERR, text.encode(errors="replace"))
+    os._exit(HUNG)
