@@ -68,7 +68,6 @@ HEAVY = {
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
-    "uvicorn": {"replicator/launchpad_bridge/view/dashboard/serving.py"},
     "tensorboardX": {"replicator/monitoring/writers/tensorboard.py"},
     "wandb": {"replicator/monitoring/writers/weights_and_biases.py"},
 }

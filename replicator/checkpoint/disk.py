@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from replicator.base.host.paths import sync
+
 Announce: TypeAlias = Callable[[str, Path], None]
 """`announce(operation, path)`: called before the operation; may raise."""
 
@@ -38,12 +40,12 @@ class Disk:
     def sync_file(self, path: Path) -> None:
         """Return when the content of a file is on the disk."""
         self.announce("sync_file", path)
-        _sync(path)
+        sync(path)
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are on the disk."""
         self.announce("sync_directory", path)
-        _sync(path)
+        sync(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename, which happens whole or not at all."""
@@ -85,11 +87,3 @@ def walk_directories(root: Path) -> Iterator[Path]:
 
 def _say_nothing(operation: str, path: Path) -> None:
     del operation, path
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,6 +6,7 @@ handles       each is of a node of this program
 constructors  no circle of nodes each of which is an argument of the next
 """
 
+import graphlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -157,8 +158,12 @@ def _check_cycles(links: Iterable[_Link], owners: Mapping[int, str]) -> None:
         nodes |= {id(link.source): link.source, id(link.target): link.target}
         if not link.source.is_configured:
             after.setdefault(id(link.source), []).append(id(link.target))
-    cycle = _cycle(after)
-    if cycle is None:
+    try:
+        graphlib.TopologicalSorter(after).prepare()
+    except graphlib.CycleError as error:
+        # Each of these is an argument of the next, and the first stands at the end.
+        cycle = error.args[1][::-1]
+    else:
         return
     names = [
         owners[number] if nodes[number].owner else f"{owners[number]} {nodes[number]!r}"
@@ -169,23 +174,3 @@ def _check_cycles(links: Iterable[_Link], owners: Mapping[int, str]) -> None:
         "argument of the one before. Make the nodes without these handles, take their "
         f"handles, and give them to {names[0]!r} with `node.configure(...)`."
     )
-
-
-def _cycle(after: Mapping[int, list[int]]) -> list[int] | None:
-    """Return the nodes of a circle, the first one again at the end."""
-    done: set[int] = set()
-    for start in after:
-        # Depth first without recursion: a chain of nodes may be long.
-        path = [start]
-        pending = [iter(after.get(start, ()))]
-        while pending:
-            target = next(pending[-1], None)
-            if target is None:
-                pending.pop()
-                done.add(path.pop())
-            elif target in path:
-                return [*path[path.index(target) :], target]
-            elif target not in done:
-                path.append(target)
-                pending.append(iter(after.get(target, ())))
-    return None

@@ -78,7 +78,7 @@ def launch(
         names it; so it does if the output was shown nowhere else.
       stop_grace_s: How long nodes may take to stop before they are killed.
       dashboard: Whether to serve a page on this host that shows the program, with its
-        traffic, while it runs; its link is printed. Needs the extra `dashboard`.
+        traffic, while it runs; its link is printed.
 
     Returns:
       The run.
@@ -86,8 +86,7 @@ def launch(
     Raises:
       ProgramError: The program cannot run; nothing was started.
       ArgumentError: An argument breaks its rule.
-      LaunchError: The launcher cannot be opened, a node does not pickle, or there is no
-        server for the dashboard.
+      LaunchError: The launcher cannot be opened, or a node does not pickle.
 
     >>> program = lp.Program("sum")
     >>> _ = program.add_node(lp.PyNode(sum, [1, 2]), label="adder")
@@ -268,7 +267,7 @@ def _ray() -> Launcher:
 
 
 def _dashboard(folder: RunFolder) -> "Dashboard":
-    # An extra's; and each node of a program would import it.
+    # Else each node of a program would import it.
     from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
 
     return Dashboard(folder.path)

@@ -1,4 +1,4 @@
-"""Check a path that a user handed over, and put the home directory for its `~`."""
+"""Paths: checked where a user handed them over, with `~` expanded; made durable."""
 
 import os
 import re
@@ -14,6 +14,15 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Return a path with the home directory for its `~`, as shells do."""
     return Path(os.path.expanduser(path))
+
+
+def sync(path: Path) -> None:
+    """Return when a file's content, or a directory's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @overload

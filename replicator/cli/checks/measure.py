@@ -29,6 +29,7 @@ from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import (
     ENVIRONMENT_VARIABLE as FAKE_DEVICES_VARIABLE,
 )
+from replicator.base.host.paths import sync
 from replicator.base.mesh import replica_mesh
 from replicator.distributed.clusters import Cluster, detect
 from replicator.engine.layout import EQUAL, examples
@@ -191,7 +192,7 @@ def disk_facts(directory: Path) -> DiskFacts:
             file.write(os.urandom(_MIB))
             file.flush()
             os.fsync(file.fileno())
-            _fsync_directory(there)
+            sync(there)
             fsync_s = time.monotonic() - started_s
             skew_s = os.fstat(file.fileno()).st_mtime - wall_s
         found = os.statvfs(there)
@@ -267,14 +268,6 @@ def _connect_problem(host: str, port: int) -> str:
     except OSError as failure:
         return _told(failure)
     return ""
-
-
-def _fsync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _told(failure: OSError) -> str:

@@ -25,10 +25,6 @@ class FairQueue(Generic[_Source, _Call]):
         self._calls: dict[_Source, collections.deque[_Call]] = {}
         self.turns: collections.deque[_Source] = collections.deque()
         self._seats: dict[_Source, int] = {}
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
 
     def __iter__(self):
         """Iterate over all calls that wait."""
@@ -42,7 +38,6 @@ class FairQueue(Generic[_Source, _Call]):
             if self._seats.get(source, 0) < self._max_seats:
                 self.turns.append(source)
         calls.append(call)
-        self._length += 1
 
     def take(self) -> tuple[_Source, _Call] | None:
         """Return the next call, which has a seat until `done`; None if none may run."""
@@ -51,7 +46,6 @@ class FairQueue(Generic[_Source, _Call]):
         source = self.turns.popleft()
         calls = self._calls[source]
         call = calls.popleft()
-        self._length -= 1
         self._seats[source] = self._seats.get(source, 0) + 1
         if not calls:
             del self._calls[source]
@@ -72,7 +66,6 @@ class FairQueue(Generic[_Source, _Call]):
         calls = self._calls.pop(source, None)
         if calls is None:
             return []
-        self._length -= len(calls)
         if self._seats.get(source, 0) < self._max_seats:
             self.turns.remove(source)
         return list(calls)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator.base.host.paths import expanded
+from replicator.base.host.paths import expanded, sync
 from replicator.base.host.strict_json import strict_json
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
@@ -180,8 +180,8 @@ def _write_files(folder: Path, bundle: Bundle) -> None:
     }
     (folder / _ABOUT).write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
     for path in sorted(folder.iterdir()):
-        _sync(path)
-    _sync(folder)
+        sync(path)
+    sync(folder)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
@@ -209,11 +209,3 @@ def _read_text(path: Path) -> str | None:
 
 def _read_bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

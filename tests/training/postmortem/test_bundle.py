@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_what_was_there(tmp_path, monkey
     def full_disk(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bundles, "_sync", full_disk)
+    monkeypatch.setattr(bundles, "sync", full_disk)
     for step in (8, 9):
         with pytest.raises(OSError, match="No space left"):
             write_bundle(tmp_path, dataclasses.replace(FULL, step=step))

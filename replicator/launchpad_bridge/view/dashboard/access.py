@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from replicator.rpc.security.secret import Secret
 
-FORBIDDEN, NOT_FOUND, NOT_ALLOWED, OK = 403, 404, 405, 200
+OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, NOT_ALLOWED = 200, 400, 403, 404, 405
 METHODS = ("GET", "HEAD")
 HEADERS: Mapping[str, str] = {
     # The browser itself refuses whatever the page, or a name in it, might ask for.

@@ -1,33 +1,59 @@
-"""Serve the page of a run in a thread of the launching process: uvicorn, on loopback.
+"""Serve the page of a run, its files and a feed of samples, on loopback.
 
-uvicorn is what most Python web pages run on, released every few weeks, and needs h11
-and click alone. It speaks HTTP/1.1; what is answered is the application's business.
+    accepting thread   "program dashboard": a thread for each connection, at most 32
+    its thread         one request, one answer; the feed's until the program ends
+    the run's driver   `close`: each feed says how it ended, then all threads are gone
+
+A connection is for one request, whose parts wait at most 2 s, either way. Servers of
+the program are asked while a feed is open, once for all feeds; when the last is closed
+they are left alone.
 """
 
-import asyncio
 import contextlib
+import json
 import logging
+import select
 import socket
 import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from socketserver import ThreadingTCPServer
+from typing import Any, final
 
-from replicator.errors import LaunchError
-from replicator.launchpad_bridge.view.dashboard.access import token_of
-from replicator.launchpad_bridge.view.dashboard.application import Application
+from replicator.launchpad_bridge.view.dashboard import access
+from replicator.launchpad_bridge.view.dashboard.page import (
+    NOTE_LINES,
+    asset,
+    event_of,
+    page_of,
+)
+from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from replicator.launchpad_bridge.view.watching.found_runs import LINK, describe_run
+from replicator.launchpad_bridge.view.watching.samples import Snapshot
 from replicator.launchpad_bridge.view.watching.watcher import Watcher
 from replicator.rpc.security.private_files import create_private
 from replicator.rpc.security.secret import Secret
 
-if TYPE_CHECKING:
-    import uvicorn
-
+INTERVAL_S = 1.0
 _HOST = "127.0.0.1"
-_LAST_WORDS_S = 2
-_START_S = 10.0
+_LAST_WORDS_S = 5.0
+_LOOK_S = 0.1
+_PART_S = 2.0
 _MOST_AT_ONCE = 32
 _LONGEST_HEAD_BYTES = 16 * 1024
+_TEXT, _HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
+_FILES = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+}
+_WORDS = {
+    access.BAD_REQUEST: b"Bad request.\n",
+    access.FORBIDDEN: b"Forbidden: open the link that the program has printed.\n",
+    access.NOT_FOUND: b"Not found.\n",
+    access.NOT_ALLOWED: b"The page is for reading.\n",
+}
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 
 
@@ -46,105 +72,204 @@ class Dashboard:
           folder: Of the run, with its secret and its description.
 
         Raises:
-          LaunchError: uvicorn is not installed.
           OSError: There is no port.
         """
-        _check_installed()
         run_id = describe_run(folder)["run_id"]
-        token = token_of(Secret.read(folder / "secret"), run_id)
+        token = access.token_of(Secret.read(folder / "secret"), run_id)
         self._watcher = Watcher(folder)
-        self._socket = socket.create_server((_HOST, 0))
-        port = self._socket.getsockname()[1]
-        self.link = f"http://{_HOST}:{port}/{token}/"
+        self._server = _Server(self._watcher, token)
+        self.link = f"http://{_HOST}:{self._server.port}/{token}/"
         with open(create_private(folder / LINK), "w") as file:
             file.write(self.link)
-        self._make = lambda: Application(self._watcher, token=token, port=port)
-        self._serves = threading.Event()
-        self._ends: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._thread = threading.Thread(
-            target=self._serve, name="program dashboard", daemon=True
+            target=lambda: self._server.serve_forever(_LOOK_S),
+            name="program dashboard",
+            daemon=True,
         )
 
     def start(self) -> None:
         """Serve, and print the link."""
         self._thread.start()
-        self._serves.wait(_START_S)
         print(f"{self._watcher.graph.program}: look at {self.link}", flush=True)
 
     def close(self) -> None:
         """Send who looks on how the program ended; leave no thread, no port."""
-        if self._thread.ident is None:
-            self._socket.close()
-        else:
-            self._serves.wait(_START_S)
-            if self._ends is not None:
-                loop, end = self._ends
-                with contextlib.suppress(RuntimeError):  # it has broken down before
-                    loop.call_soon_threadsafe(end.set)
-            self._thread.join(2 * _LAST_WORDS_S + 1.0)
+        if self._thread.ident is not None:
+            self._server.shutdown()
+        self._server.server_close()
+        self._server.end_connections()
         self._watcher.close()
 
-    def _serve(self) -> None:
+
+@final
+class _Server(ThreadingTCPServer):
+    """Answers for one run; each connection has a thread."""
+
+    daemon_threads = True
+    request_queue_size = 4 * _MOST_AT_ONCE
+
+    def __init__(self, watcher: Watcher, token: str) -> None:
+        self.token = token
+        self.layout = lay_out(watcher.graph, note_lines=NOTE_LINES)
+        self.page = page_of(self.layout)
+        self.closing = threading.Event()
+        self._watcher = watcher
+        # Of the fields below it: the accepting thread adds to `_open`, those of the
+        # connections leave it, and `end_connections` waits until it is empty.
+        self._changed = threading.Condition()
+        self._open: set[socket.socket] = set()
+        self._feeds = 0
+        # Held while the program is asked, for a second at most; taken before
+        # `_changed`, never while that is held.
+        self._looking = threading.Lock()
+        self._seen: tuple[float, Snapshot] | None = None
+        super().__init__((_HOST, 0), _Answer)
+        self.port: int = self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin with a connection, if there are not too many."""
+        with self._changed:
+            is_taken = len(self._open) < _MOST_AT_ONCE
+            if is_taken:
+                self._open.add(request)
+        if is_taken:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, in the thread of a connection."""
         try:
-            asyncio.run(self._run())
-        except Exception:
-            _LOG.exception("%s: the dashboard broke down", self._watcher.graph.program)
+            super().process_request_thread(request, client_address)
         finally:
-            self._serves.set()
-            self._socket.close()
+            with self._changed:
+                self._open.discard(request)
+                self._changed.notify_all()
 
-    async def _run(self) -> None:
-        end = asyncio.Event()
-        application = self._make()
-        server = _server_of(application)
-        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
-        self._ends = asyncio.get_running_loop(), end
-        self._serves.set()
-        ending = asyncio.create_task(end.wait())
-        await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-        application.close()
-        server.should_exit = True
-        ending.cancel()
-        await serving
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what was not the peer's doing; a peer may go away at any time."""
+        _LOG.debug("a connection to the dashboard ended", exc_info=True)
+
+    def end_connections(self) -> None:
+        """Let feeds send their last sample, and others end; wait for that."""
+        self.closing.set()
+        with self._changed:
+            for connection in self._open:
+                # Wakes whoever reads, or looks whether there is something to read.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
+            self._changed.wait_for(lambda: not self._open, _LAST_WORDS_S)
+
+    def feeds(self, by: int) -> None:
+        """Count a feed that begins (1) or ends (-1); after the last, disconnect."""
+        with self._looking:
+            self._feeds += by
+            if not self._feeds:
+                self._seen = None
+                self._watcher.rest()
+
+    def look(self) -> Snapshot:
+        """Return a sample: one for all who ask within the same while."""
+        with self._looking:
+            now_s = time.monotonic()
+            if self._seen is not None and not self.closing.is_set():
+                at_s, snapshot = self._seen
+                if now_s - at_s < INTERVAL_S / 2:
+                    return snapshot
+            snapshot = self._watcher.sample()
+            self._seen = now_s, snapshot
+            return snapshot
 
 
-def _check_installed() -> None:
-    try:
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise LaunchError(
-            "`dashboard=True` must have uvicorn, got none installed. Run "
-            "`pip install 'jax-replicator[dashboard]'`."
-        ) from missing
+class _Answer(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = _PART_S
+
+    def setup(self) -> None:
+        """Begin with a connection."""
+        super().setup()
+        self.rfile: Any = _Head(self.rfile)
+
+    def do_GET(self) -> None:
+        """Answer: who may, and what."""
+        # As it was sent: `self.path` is not.
+        path = self.requestline.split()[1]
+        headers = [
+            (name.lower().encode(), value.encode(errors="replace"))
+            for name, value in self.headers.items()
+        ]
+        server = self.server
+        status, asked = access.check(
+            self.command, path, headers, token=server.token, port=server.port
+        )
+        if status != access.OK:
+            self.send_error(status)
+        elif asked == "feed" and self.command == "GET":
+            self._feed()
+        elif not asked:
+            self._answer(status, _HTML, server.page)
+        elif asked in _FILES:
+            self._answer(status, _FILES[asked], asset(asked))
+        else:
+            self.send_error(access.NOT_FOUND)
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_GET
+
+    def send_error(self, code: int, message: Any = None, explain: Any = None) -> None:
+        """Refuse; what cannot be read is told nothing more of."""
+        status = code if code in _WORDS else access.BAD_REQUEST
+        self._answer(status, _TEXT, _WORDS[status])
+
+    def log_message(self, *_: Any, **__: Any) -> None:
+        """Say nothing: each line would hold the token."""
+
+    def _feed(self) -> None:
+        """Send samples until the program ends, or who looks on goes away."""
+        self.server.feeds(1)
+        try:
+            self._answer(access.OK, "text/event-stream; charset=utf-8")
+            while True:
+                # Looked at before: what is seen after it is how the run ended.
+                is_last = self.server.closing.is_set()
+                said = event_of(self.server.look(), self.server.layout)
+                # JSON has no line break, which would end the event.
+                event = f"event: sample\ndata: {json.dumps(said)}\n\n"
+                self.wfile.write(event.encode())
+                if is_last:
+                    return
+                # Nothing comes but the end: of who looks on, or by `end_connections`.
+                ready, _, _ = select.select([self.connection], [], [], INTERVAL_S)
+                if ready and not self.server.closing.is_set():
+                    return
+        finally:
+            self.server.feeds(-1)
+
+    def _answer(self, status: int, kind: str, body: bytes | None = None) -> None:
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in access.HEADERS.items()]
+        lines += [f"content-type: {kind}", "connection: close"]
+        if body is not None:
+            lines.append(f"content-length: {len(body)}")
+        if status == access.NOT_ALLOWED:
+            lines.append("allow: GET, HEAD")
+        head = "\r\n".join([*lines, "", ""]).encode()
+        self.close_connection = True
+        self.wfile.write(head + (b"" if self.command == "HEAD" else body or b""))
 
 
-def _server_of(application: Application) -> "uvicorn.Server":
-    """Return a server that keeps to itself: no log, signal or setting of the process.
+class _Head:
+    """The head of a request, of which no more is read than a browser sends."""
 
-    `access_log=False` would take the handlers of uvicorn's loggers away from a user who
-    serves something else here, and not keep the token out of every log.
-    """
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = _LONGEST_HEAD_BYTES
 
-    class Discreet(H11Protocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.access_log = False  # each line would hold the token
+    def readline(self, most: int = -1) -> bytes:
+        line = self._file.readline(self._left)
+        self._left -= len(line)
+        return line
 
-    config = uvicorn.Config(
-        application,
-        http=Discreet,
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level=None,
-        proxy_headers=False,  # nobody speaks for others
-        server_header=False,
-        limit_concurrency=_MOST_AT_ONCE,
-        h11_max_incomplete_event_size=_LONGEST_HEAD_BYTES,
-        timeout_graceful_shutdown=_LAST_WORDS_S,
-    )
-    return uvicorn.Server(config)
+    def close(self) -> None:
+        self._file.close()
