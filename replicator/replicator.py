@@ -174,6 +174,7 @@ class Replicator:
           ArgumentError: A leaf is no array, a `PerReplica` leaf has no row for each
             replica, or JAX traces the call.
 
+        >>> params = init_params(key)                    # or what a file holds
         >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
         """
         require_eager("rep.put")

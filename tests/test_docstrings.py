@@ -91,7 +91,7 @@ def names():
 
     return {
         **{"jax": jax, "jnp": jnp, "np": np, "optax": optax, "nnx": flax.nnx},
-        **{"replicator": replicator, "rpc": rpc, "lp": lp},
+        **{"replicator": replicator, "rpc": rpc, "lp": lp, "hooks": hooks},
         **{"rep": rep, "optimizer": optimizer, "init_fn": init_fn, "step_fn": step_fn},
         **{"init_params": init_params, "loss_fn": loss_fn, "key": jax.random.key(0)},
         **{"dataset": [line_of(32)] * 3, "batch": line_of(32)},
@@ -112,3 +112,32 @@ def test_the_example_of(name, names, tmp_path, monkeypatch):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         failed = runner.run(test, out=told.write).failed
     assert not failed, told.getvalue()
+
+
+# `run` is `Replicator.run`; of the rest the name and its first line say it all, or
+# another one's example shows it; many are Launchpad's, for its own programs.
+OBVIOUS = {
+    "replicator.run",
+    "replicator.hooks.checked_hooks",
+    "replicator.launchpad_bridge.batched_handler",
+    "replicator.launchpad_bridge.bind_addresses",
+    "replicator.launchpad_bridge.extract_handles",
+    "replicator.launchpad_bridge.get_port_from_address",
+    "replicator.launchpad_bridge.is_local_launch",
+    "replicator.launchpad_bridge.is_local_launch_or_test",
+    "replicator.launchpad_bridge.make_program_stopper",
+    "replicator.launchpad_bridge.maybe_dereference",
+    "replicator.launchpad_bridge.run_worker",
+    "replicator.launchpad_bridge.stop",
+    "replicator.launchpad_bridge.unregister_stop_handler",
+    "replicator.launchpad_bridge.wait_for_stop",
+}
+
+
+def test_each_function_shows_an_example_or_needs_none():
+    lacking = {
+        name
+        for name, value in PUBLIC.items()
+        if inspect.isfunction(value) and name not in EXAMPLES
+    }
+    assert sorted(lacking) == sorted(OBVIOUS)

@@ -38,6 +38,14 @@ class PerReplica:
       on_resize: What a restore on another number of replicas makes of it: each new
         replica starts from the `sum` (shared out evenly), the `mean` or the `first`;
         or the restore is refused.
+
+    State that differs between replicas, a row for each:
+
+    >>> def init_fn(key):
+    ...     return {"seen": PerReplica(jnp.zeros((), jnp.int32), on_resize="sum")}
+    >>> def step_fn(state, batch):
+    ...     seen = state["seen"].value + len(batch["x"])      # this replica's row
+    ...     return {"seen": PerReplica(seen, on_resize="sum")}, {}
     """
 
     value: PyTree

@@ -138,6 +138,10 @@ def assert_replica_invariant(
       InvarianceError: An answer differs; the message names where.
       ArgumentError: There are too few devices, no wrapped optimizer, or an argument
         is of a wrong kind.
+
+    >>> report = assert_replica_invariant(
+    ...     step_fn, init_fn, batch, replicas=(1, 2), accumulate=(1,), at_steps=(0, 1)
+    ... )
     """
     check_function("step_fn", step_fn, "state, batch", "state, batch, key")
     check_function("init_fn", init_fn, "key")

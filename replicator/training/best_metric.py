@@ -58,6 +58,12 @@ class Follow:
 
     Raises:
       ArgumentError: A value breaks its rule.
+
+    >>> patient = Follow("accuracy", goal="max", patience=5)
+    >>> result = rep.run(                                    # doctest: +SKIP
+    ...     step_fn, dataset, init_fn=init_fn, steps=1000, follow=patient,
+    ...     eval_fn=eval_fn, eval_dataset=dataset, eval_every=100,
+    ... )
     """
 
     metric: str

@@ -34,6 +34,11 @@ class Mean:
       value: The mean over this replica's examples; any shape.
       weight: How many examples (or tokens) stand behind it; a scalar. `None` counts
         every microbatch of every replica alike.
+
+    >>> def step_fn(state, batch):
+    ...     hits = (batch["x"] @ state["params"]["w"] > 0) * batch["mask"]
+    ...     return state, {"accuracy": Mean(hits.sum() / batch["mask"].sum(),
+    ...                                     weight=batch["mask"].sum())}
     """
 
     value: jax.Array

@@ -37,6 +37,12 @@ def ema(decay: float) -> Ema:
 
     Raises:
       ArgumentError: `decay` is out of range.
+
+    >>> average = ema(0.75)
+    >>> params = {"w": jnp.array(1.0)}
+    >>> kept = average.init(params)
+    >>> average.update({"w": jnp.array(2.0)}, kept)["w"].item()
+    1.25
     """
     check_number("decay", decay)
     if not 0.0 <= decay < 1.0:

@@ -49,6 +49,10 @@ class LocalSum:
     Attributes:
       value: The sum, a scalar; not reduced over replicas.
       count: Number of examples (or tokens) in it, a scalar ≥ 0; usually `mask.sum()`.
+
+    >>> def loss_fn(params, batch):       # rows of padding have `mask` 0
+    ...     losses = (batch["x"] @ params["w"] - batch["y"]) ** 2 * batch["mask"]
+    ...     return LocalSum(losses.sum(), count=batch["mask"].sum())
     """
 
     value: ArrayLike
@@ -121,6 +125,12 @@ def global_loss(
 
     Raises:
       ArgumentError: As `value_and_grad`.
+
+    >>> def local_loss(w, x):
+    ...     return replicator.LocalSum(((w * x - 1.0) ** 2).sum(), count=len(x))
+    >>> mean_fn = global_loss(local_loss)
+    >>> float(jax.grad(mean_fn)(2.0, jnp.ones(4)))
+    2.0
     """
     check_function("loss_fn", loss_fn)
 

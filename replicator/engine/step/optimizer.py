@@ -102,6 +102,13 @@ def wrap_optimizer(
 
     Raises:
       ArgumentError: `tx` is no transformation, or another argument breaks its rule.
+
+    >>> optimizer = wrap_optimizer(optax.sgd(0.1))       # or `rep.wrap_optimizer`
+    >>> def step_fn(state, batch):
+    ...     loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+    ...     updates, opt = optimizer.update(grads, state["opt"], state["params"])
+    ...     params = optax.apply_updates(state["params"], updates)
+    ...     return {"params": params, "opt": opt}, {"loss": loss}
     """
     _check_transformation(tx)
     check_text("name", name)
@@ -166,6 +173,16 @@ def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
 
     Raises:
       ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
+
+    >>> optimizer = wrap_optimizer(optax.adam(1e-3), loss_scale=DynamicLossScale())
+    >>> def step_fn(state, batch):
+    ...     def scaled_fn(params):
+    ...         loss = loss_fn(params, batch)
+    ...         return scale_loss(loss, state["opt"]), loss
+    ...     grads, loss = jax.grad(scaled_fn, has_aux=True)(state["params"])
+    ...     updates, opt = optimizer.update(grads, state["opt"], state["params"])
+    ...     params = optax.apply_updates(state["params"], updates)
+    ...     return {"params": params, "opt": opt}, {"loss": loss}
     """
     _check_state(state)
     if state.scale is None:

@@ -50,6 +50,9 @@ def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
 
     Raises:
       ArgumentError: Neither is given, or one is not positive.
+
+    >>> often = every(n_steps=100)
+    >>> hook = hooks.Callback(lambda event: print(event.metrics), often)
     """
     if n_steps is None and seconds is None:
         raise ArgumentError(
