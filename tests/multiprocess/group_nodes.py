@@ -78,6 +78,31 @@ def hang(folder):
     time.sleep(600)
 
 
+class StopProgram(Hook):
+    """Asks for the stop of the program, from one process, at a step."""
+
+    def on_state(self, event):
+        if event.step == 3:
+            lp.stop()
+
+
+def train_until_stop(folder):
+    """Train for ever; return at which step the program's stop ended that."""
+    rep = replicator.Replicator(compilation_cache=False)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    result = rep.run(
+        step_fn,
+        [regression_batch(seed=seed) for seed in range(8)],
+        init_fn=init_fn,
+        steps=10**6,
+        checkpoint_dir=folder,
+        hooks=[StopProgram()] if jax.process_index() == 1 else [],
+        display=False,
+        node=lp.context.get_context(),
+    )
+    return result.step
+
+
 class DieOnce(Hook):
     """Kills its process at a step, in the first start of its group."""
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.checkpoint import CheckpointStore
 from tests.multiprocess import group_nodes as nodes
 from tests.multiprocess.processes import ROOT
 from tests.multiprocess.worker_processes import is_alive, wait_dead, wait_file
@@ -82,6 +83,18 @@ def test_the_stop_of_the_program_ends_a_group_in_step(running, tmp_path):
         for rank in (0, 1):
             wait_file(tmp_path / str(rank))
     assert run.results_of("learner") == [["0", "1"]] * 2
+
+
+def test_a_learner_of_several_processes_stops_with_its_program_saved(tmp_path):
+    program = group_of(nodes.train_until_stop, tmp_path / "run")
+    with lp.launch(
+        program, "processes", log_dir=tmp_path / "logs", stop_grace_s=60.0
+    ) as run:
+        run.wait(TIMEOUT_S)
+    one, other = run.results_of("learner")
+    assert one == other
+    with CheckpointStore(tmp_path / "run") as store:
+        assert store.steps()[-1] == one
 
 
 def test_a_group_that_does_not_stop_is_killed(running, tmp_path):
