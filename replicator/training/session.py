@@ -85,7 +85,7 @@ class Session:
           CheckpointInUseError: Another run writes to the directory.
           Exception: Whatever the dataset or a hook raised.
         """
-        of = self._of
+        of, self._result = self._of, None
         require_possible(of)
         # A hook that stands in two places is one hook: methods of one object are equal.
         closers = list(dict.fromkeys(hook.close for hook in of.hooks))

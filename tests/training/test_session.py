@@ -441,3 +441,25 @@ def test_the_script_of_the_docs_killed_and_started_again_has_the_bits_of_run(tmp
     )
     assert "goes on after step" in went_on.stderr
     assert went_on.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+
+
+def test_a_bad_number_found_after_an_early_end_takes_its_checkpoints_along(tmp_path):
+    rep, init_fn, step_fn = parts()
+    bad = [BATCHES[0], BATCHES[1] | {"y": np.full(16, 1e30, np.float32)}]
+    options = {
+        "init_fn": init_fn,
+        "steps": 9,
+        "on_nonfinite": "rollback",
+        "checkpoint_dir": tmp_path,
+        "display": False,
+    }
+
+    def train():
+        with rep.session(step_fn, bad, **options) as session:
+            session.step(next(session.batches()))
+            session.step(next(session.batches()))
+
+    with pytest.raises(NonFiniteError, match=r"until the loop ends.*step 2"):
+        train()
+    with CheckpointStore(tmp_path) as store:
+        assert store.restore() is None
