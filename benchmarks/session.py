@@ -2,8 +2,8 @@
 
 Two loops are timed against `rep.run` with the same step, in turn, in one process:
 `step_ratio_low` is of one that lets the session make the step, `ratio_low` of one with
-a step of its own, which takes the state out of the session and hands it back. Both have
-what a run has; display and files are off.
+a step of its own, which it says when it is done. Both have what a run has; display and
+files are off.
 
 Then a loop with a step of its own is killed by SIGKILL, again and again, as
 `kill_resume` does with runs: in turn while it starts, in a save, in a restore and
@@ -64,8 +64,7 @@ def time_sessions(rounds: int, steps: int) -> dict[str, list[float]]:
         train = own.compile(step_fn)
 
         def own_step(batch: PyTree) -> None:
-            state, metrics = train(own.state, batch)
-            own.after(state, metrics)
+            own.after(train(batch))
 
         others = {
             "session": _block(whole, whole.step, steps),

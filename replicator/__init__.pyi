@@ -38,6 +38,7 @@ from .inputs.options import InputOptions
 from .monitoring import writers
 from .replicator import Replicator, run
 from .training import options
+from .training.session import Session
 from .version import __version__
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "PerReplica",
     "RecompilationWarning",
     "Replicator",
+    "Session",
     "SharedBufferWarning",
     "SharedRandomKeyWarning",
     "Sum",

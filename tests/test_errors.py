@@ -1003,9 +1003,7 @@ ROWS = [
     ),
     Row(
         "An own step in a session that makes the steps",
-        lambda: in_session(
-            lambda session: session.after(session.state, {}), step_fn=plain_step
-        ),
+        lambda: in_session(lambda session: session.after({}), step_fn=plain_step),
         ArgumentError,
         "`step_fn` must be left out for `session.after()`, got one. Call "
         "`session.step(batch)`, or leave it out.",

@@ -92,8 +92,7 @@ def own_loop(
     with rep.session(dataset=dataset, **options) as session:
         train = session.compile(step_fn)
         for batch in session.batches():
-            state, metrics = train(session.state, batch)
-            session.after(state, metrics)
+            session.after(train(batch))
     return session.result
 
 

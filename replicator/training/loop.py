@@ -109,6 +109,7 @@ class Loop:
       in_flight: What hooks were not shown of the steps before `plan.start_step`.
       agreed_time: What makes hooks due by the clock due in all processes at once.
       tell: Takes bad numbers, unless `plan` ignores them; raises them by default.
+      show_state: Returns the state after a step as hooks and the result see it.
     """
 
     def __init__(
@@ -121,8 +122,10 @@ class Loop:
         in_flight: PendingMetrics | None = None,
         agreed_time: AgreedTime | None = None,
         tell: Callable[[BadNumber], None] | None = None,
+        show_state: Callable[[PyTree, int], PyTree] = lambda state, step: whole(state),
     ):
         self.state = state
+        self._show_state = show_state
         self.step = plan.start_step
         self.metrics: PyTree = None  # of the last call, never read here
         self._plan = plan
@@ -299,7 +302,7 @@ class Loop:
                 f"{self.step} done for the state after step {step}. Read it in "
                 "`on_state`, and keep a copy."
             )
-        return whole(self.state)
+        return self._show_state(self.state, step)
 
     def _measure(self, stall_s: float) -> ProgressNumbers:
         numbers = self._progress.update(
@@ -355,7 +358,7 @@ class Loop:
 
     def _result(self, metrics: PyTree, progress: ProgressNumbers | None) -> LoopResult:
         return LoopResult(
-            state=whole(self.state),
+            state=self._show_state(self.state, self.step),
             step=self.step,
             examples=self._examples,
             metrics=metrics,

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
-from replicator.base.flat_tree import FlatTree
+from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.mesh import spans_processes
 from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.checkpoint.store import CheckpointStore
@@ -19,7 +20,7 @@ from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.layout import Layout
 from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.state import FirstState
+from replicator.engine.step.state import FirstState, RunState
 from replicator.hooks import Hook
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
@@ -197,6 +198,7 @@ def open_run(
         phases=of.phases,
         in_flight=resumed.in_flight,
         agreed_time=AgreedTime() if of.together else None,
+        show_state=_shown(of, resumed),
     )
     return Opened(
         loop=loop,
@@ -335,16 +337,34 @@ def _input(
         # At least one: an input that is never asked need not be empty.
         left = max(of.plan.steps - start_step + left_out, 1)
         reading = dataclasses.replace(reading, steps=left)
+
+    def is_over() -> bool:
+        # Not where a loop's own turn takes one more batch: it must come to its end.
+        waits = of.phases.current.phase == "input"
+        return waits and preemption is not None and preemption.ends_input()
+
     batches = open_input(
-        dataset,
-        of.layout,
-        options=reading,
-        start=resumed.position,
-        is_over=preemption and preemption.ends_input,
+        dataset, of.layout, options=reading, start=resumed.position, is_over=is_over
     )
     return of.recovery.watch(batches, start_step=start_step)
 
 
-def _handed_on(step: Step | None, state: PyTree) -> PyTree:
-    """Return the state as a loop hands it to `step`: debugging shows it as it is."""
+def _handed_on(step: Step | None, state: RunState) -> PyTree:
+    """Return the state as a loop keeps it: steps of its own know the user's alone."""
+    if step is None:
+        return state.user
+    # Debugging shows it as it is.
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
+
+
+def _shown(of: Training, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:
+    """Return what makes the state of a run out of what its loop keeps."""
+    if of.step is not None:
+        return lambda state, step: whole(state)
+    began = resumed.state
+    return lambda user, step: dataclasses.replace(
+        began,
+        # On the host: to put it on the devices would be a transfer for each step.
+        step=np.asarray(step, np.int32),
+        user=whole(user),
+    )

@@ -11,15 +11,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import jax
 import numpy as np
 
-from replicator.base.flat_tree import whole
+from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.run_ahead import RunAhead
-from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, NonFiniteError
 from replicator.inputs.placement import Placed, place
 from replicator.inputs.position import Position
@@ -36,6 +35,8 @@ from replicator.training.preemption.hook import Preemption
 from replicator.training.reports.records import alone_in
 from replicator.training.run import require_possible
 
+_SAME: Any = object()
+
 
 class Session:
     """A run whose loop is yours; `rep.session` makes it, a `with` block opens it.
@@ -47,13 +48,13 @@ class Session:
     3
 
     Without a `step_fn` the loop has steps of its own, as many as it likes to a turn,
-    and hands back what came of them:
+    and says when one update of the run is done:
 
     >>> with rep.session(dataset=dataset, init_fn=init_fn, steps=3) as session:
-    ...     train = session.compile(step_fn)
+    ...     critic = session.compile(critic_step_fn)
+    ...     generator = session.compile(generator_step_fn)
     ...     for batch in session.batches():
-    ...         state, metrics = train(session.state, batch)
-    ...         session.after(state, metrics)
+    ...         session.after(critic(batch) | generator(batch))
 
     All of it is for the thread that opened it. Sessions in several threads, at once,
     need devices of their own.
@@ -85,7 +86,7 @@ class Session:
           CheckpointInUseError: Another run writes to the directory.
           Exception: Whatever the dataset or a hook raised.
         """
-        of = self._of
+        of, self._result = self._of, None
         require_possible(of)
         # A hook that stands in two places is one hook: methods of one object are equal.
         closers = list(dict.fromkeys(hook.close for hook in of.hooks))
@@ -128,7 +129,8 @@ class Session:
     @property
     def state(self) -> PyTree:
         """The state after the last step; donated to the next one."""
-        return whole(self._opened.loop.state).user
+        state = whole(self._opened.loop.state)
+        return state if self._step is None else state.user
 
     @property
     def steps_done(self) -> int:
@@ -138,7 +140,8 @@ class Session:
     @property
     def key(self) -> Key:
         """The random key of the next step: what `run` would give it."""
-        return _step_key(self._key_data, np.asarray(self.steps_done, np.int32))
+        data = self._opened.resumed.state.key
+        return _step_key(data, np.asarray(self.steps_done, np.int32))
 
     @property
     def position(self) -> Position:
@@ -227,34 +230,40 @@ class Session:
             self._go_back(signal)
         return loop.metrics
 
-    def compile(self, step_fn: StepFn) -> Callable[..., tuple[PyTree, PyTree]]:
-        """Lift a step of the loop's own: `state, metrics = step(state, batch[, key])`.
+    def compile(self, step_fn: StepFn) -> Callable[..., PyTree]:
+        """Lift a step of the loop's own: `metrics = step(batch[, key])`.
 
-        As `rep.compile`, and the session knows that a step is being made or compiled.
+        It moves `session.state` on. As `rep.compile` otherwise; the session knows that
+        a step is being made or compiled.
 
         Args:
           step_fn: What one replica does.
 
         Raises:
-          ArgumentError: `step_fn` is no function of a state and a batch.
+          ArgumentError: `step_fn` is no function of a state and a batch, or the session
+            has one.
         """
+        self._require_own_steps("compile")
         compiled = self._of.compile(step_fn)
 
-        def step(
-            state: PyTree, batch: PyTree, key: Key | None = None
-        ) -> tuple[PyTree, PyTree]:
-            self._opened.loop.begin_step()
-            return compiled(state, batch, key)
+        def step(batch: PyTree, key: Key | None = None) -> PyTree:
+            loop = self._opened.loop
+            loop.begin_step()
+            # Flat: for some trees, to build one takes longer than all else in a step.
+            loop.state, metrics = compiled(FlatTree.of(loop.state), batch, key)
+            return metrics
 
         return step
 
-    def after(self, state: PyTree, metrics: PyTree, *, examples: int = 0) -> None:
+    def after(
+        self, metrics: PyTree, *, state: PyTree = _SAME, examples: int = 0
+    ) -> None:
         """Take in one update that the loop's own steps have made.
 
         Args:
-          state: After it, whole; `session.state` from now on. Hooks and checkpoints
-            have it before the next step.
           metrics: Of it: a dict of numbers or arrays, on the devices or not.
+          state: After it, whole, where a function of your own made it out of
+            `session.state`. Hooks and checkpoints have it before the next step.
           examples: How many it has seen, where batches are not the session's.
 
         Raises:
@@ -263,22 +272,25 @@ class Session:
           Preempted: Somebody asked the run to stop, and it is saved.
           Exception: Whatever a hook raised.
         """
-        if self._step is not None:
-            raise ArgumentError(
-                "`step_fn` must be left out for `session.after()`, got one. Call "
-                "`session.step(batch)`, or leave it out."
-            )
+        self._require_own_steps("after")
         loop, taken = self._opened.loop, self._taken
         self._position, self._taken = self.position, []
         loop.begin_step()
         self._run_ahead.admit(metrics)
         loop.after(
-            self._saved_as(state, loop.step + 1),
+            loop.state if state is _SAME else state,
             metrics,
             examples=examples + sum(batch.examples for batch in taken),
             position=self._position,
             stall_s=self._stall_s(),
         )
+
+    def _require_own_steps(self, name: str) -> None:
+        if self._step is not None:
+            raise ArgumentError(
+                f"`step_fn` must be left out for `session.{name}()`, got one. Call "
+                "`session.step(batch)`, or leave it out."
+            )
 
     @property
     def _opened(self) -> Opened:
@@ -313,27 +325,19 @@ class Session:
                 closers=closers,
             )
             self._inner = inner.pop_all()
-        resumed = self._open.resumed
-        self._key_data, self._skipped = resumed.state.key, resumed.state.skipped
-        self._position, self._taken = resumed.position, []
-        if self._step is None:
-            self._open.loop.state = self._saved_as(
-                resumed.state.user, resumed.start_step
-            )
-
-    def _saved_as(self, user: PyTree, step: int) -> RunState:
-        """Return what a checkpoint holds after a step of the loop's own."""
-        # The step on the host: to put it on the devices would be a transfer for each.
-        return RunState(
-            step=cast("jax.Array", np.asarray(step, np.int32)),
-            key=self._key_data,
-            user=user,
-            skipped=self._skipped,
-        )
+        self._position, self._taken = self._open.resumed.position, []
 
     def _next_batch(self) -> Any:
         opened = self._opened
         assert opened.batches is not None
+        if self._step is None and self._taken:
+            # In the midst of a turn, which cannot be left where it waits for this.
+            if (more := next(opened.batches, None)) is None:
+                raise ArgumentError(
+                    f"`dataset` must last until the turn of step {opened.loop.step + 1}"
+                    " is done, got its end. Repeat it, or pass `steps`."
+                )
+            return more
         batch = opened.loop.next(opened.batches)
         if batch is None and opened.loop.goes_on:
             if self._preemption is None or not self._preemption.ends_input():

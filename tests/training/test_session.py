@@ -1,5 +1,6 @@
 """A loop of one's own has what `run` has: it goes on, and says what broke."""
 
+import itertools
 import json
 import os
 import queue
@@ -16,9 +17,14 @@ import optax
 import pytest
 
 import replicator
-from replicator import Replicator
+from replicator import InputOptions, Replicator
 from replicator.checkpoint import CheckpointStore
-from replicator.errors import ArgumentError, CheckpointInUseError, NonFiniteError
+from replicator.errors import (
+    ArgumentError,
+    CheckpointInUseError,
+    NonFiniteError,
+    Preempted,
+)
 from replicator.hooks import Callback, Hook, StateCallback, every
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
@@ -71,9 +77,8 @@ def in_turn(rep, *, directory=None, cut_at=None, steps=7):
         move_a, move_b = (session.compile(move(*w)) for w in ("ab", "ba"))
         batches = session.batches()
         for batch in batches:
-            state, first = move_a(session.state, batch, session.key)
-            state, second = move_b(state, next(batches), session.key)
-            session.after(state, first | second)
+            first = move_a(batch, session.key)
+            session.after(first | move_b(next(batches), session.key))
             if session.steps_done == cut_at:
                 raise Cut
     return session.result
@@ -129,7 +134,7 @@ def test_the_key_of_a_step_is_the_one_that_run_gives():
     ) as session:
         train = session.compile(step_fn)
         for batch in session.batches():
-            session.after(*train(session.state, batch, session.key))
+            session.after(train(batch, session.key))
     assert_equal_bits(session.result.state, run.state)
 
 
@@ -157,8 +162,7 @@ def test_own_steps_without_a_dataset_go_on_from_their_state(tmp_path):
         ) as session:
             train, begun = session.compile(step_fn), session.steps_done
             for step in session.steps():
-                state, metrics = train(session.state, BATCHES[(step - 1) % 4])
-                session.after(state, metrics, examples=16)
+                session.after(train(BATCHES[(step - 1) % 4]), examples=16)
         return begun, session.result
 
     assert learn(2)[0] == 0
@@ -182,7 +186,8 @@ def test_a_step_of_plain_jax_is_saved_and_watched_too(tmp_path):
         display=False,
     ) as session:
         for _ in session.steps():
-            session.after(*step(session.state))
+            state, metrics = step(session.state)
+            session.after(metrics, state=state)
     with CheckpointStore(tmp_path) as store:
         np.testing.assert_array_equal(store.restore().arrays["user"], np.full(3, 4.0))
 
@@ -248,7 +253,7 @@ def test_an_own_step_with_nan_ends_the_session_by_name():
         ) as session:
             for step in session.steps():
                 level = np.float32(np.nan if step == 2 else 1.0)
-                session.after(session.state, {"level": level})
+                session.after({"level": level})
 
     with pytest.raises(NonFiniteError, match=r"`level`.*step 2"):
         train()
@@ -278,6 +283,57 @@ def test_a_run_that_goes_back_goes_on_in_the_same_loop(tmp_path):
         display=False,
     )
     assert_equal_bits(own.state, run.state)
+
+
+def test_a_dataset_that_ends_in_the_midst_of_a_turn_is_refused():
+    rep, init_fn, step_fn = parts()
+
+    def train():
+        with rep.session(
+            dataset=BATCHES[:3], init_fn=init_fn, steps=None, display=False
+        ) as session:
+            move, batches = session.compile(step_fn), session.batches()
+            for batch in batches:
+                move(batch)
+                session.after(move(next(batches)))
+
+    with pytest.raises(ArgumentError, match="turn of step 2"):
+        train()
+
+
+def test_a_signal_while_a_turn_waits_for_one_more_batch_lets_it_end(tmp_path):
+    rep, init_fn, step_fn = parts()
+    cut = threading.Event()
+
+    def dataset():
+        for number in itertools.count():
+            if number == 5:  # the second of the third turn
+                os.kill(os.getpid(), signal.SIGTERM)
+                cut.wait(0.5)
+            yield BATCHES[number % 4]
+
+    def train(steps, batches_of):
+        with rep.session(
+            dataset=batches_of(),
+            init_fn=init_fn,
+            steps=steps,
+            checkpoint_dir=tmp_path / str(steps),
+            inputs=InputOptions(prefetch=1),
+            display=False,
+        ) as session:
+            move, batches = session.compile(step_fn), session.batches()
+            for batch in batches:
+                move(batch)
+                session.after(move(next(batches)))
+        return session.result.state
+
+    with pytest.raises(Preempted):
+        train(9, dataset)
+    with CheckpointStore(tmp_path / "9") as store:
+        stopped = store.restore()
+    whole = train(stopped.step, lambda: itertools.cycle(BATCHES))
+    for path, leaf in jax.tree.leaves_with_path(stopped.arrays["user"]["params"]):
+        np.testing.assert_array_equal(leaf, whole["params"][path[-1].key])
 
 
 def test_what_a_loop_raises_is_in_the_journal(tmp_path):
@@ -441,3 +497,25 @@ def test_the_script_of_the_docs_killed_and_started_again_has_the_bits_of_run(tmp
     )
     assert "goes on after step" in went_on.stderr
     assert went_on.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+
+
+def test_a_bad_number_found_after_an_early_end_takes_its_checkpoints_along(tmp_path):
+    rep, init_fn, step_fn = parts()
+    bad = [BATCHES[0], BATCHES[1] | {"y": np.full(16, 1e30, np.float32)}]
+    options = {
+        "init_fn": init_fn,
+        "steps": 9,
+        "on_nonfinite": "rollback",
+        "checkpoint_dir": tmp_path,
+        "display": False,
+    }
+
+    def train():
+        with rep.session(step_fn, bad, **options) as session:
+            session.step(next(session.batches()))
+            session.step(next(session.batches()))
+
+    with pytest.raises(NonFiniteError, match=r"until the loop ends.*step 2"):
+        train()
+    with CheckpointStore(tmp_path) as store:
+        assert store.restore() is None

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal, Self
 
+import jax
+
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.hooks import Hook, StateEvent
 from replicator.monitoring.phases import Phase, Phases
@@ -269,9 +271,14 @@ class LeaveSaved(Hook):
         # The state is not donated before the batch is there. What was read of the input
         # and not used is read again: the position is that of the last step.
         # This is in the signal handler: it saves here, and raises out of the wait.
-        if self._phases.current.phase == "input":
+        # A loop's own step may have taken the state over: then after that step.
+        if self._phases.current.phase == "input" and self._is_state_there():
             step = self._first_step if self._newest is None else self._newest.step
             self._leave(Stop(signal=signal_name, step=step))
+
+    def _is_state_there(self) -> bool:
+        leaves = [] if self._newest is None else jax.tree.leaves(self._newest.state)
+        return not any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
     def _leave(self, stop: Stop) -> None:
         if self._newest is not None:
