@@ -36,12 +36,13 @@ from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import Reduction
 from replicator.engine.step.state import init_state, placed_copy, run_keys
 from replicator.errors import check_flags, check_function
-from replicator.hooks import Every, Hook
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.training.best_metric import Follow
+from replicator.training.hooks.hook import Hook
+from replicator.training.hooks.schedule import Every
 from replicator.training.loop import LoopResult
 from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite

@@ -17,7 +17,6 @@ from replicator.distributed.report_progress import report_progress
 from replicator.engine.layout import Layout
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
-from replicator.hooks import Every, Hook, MetricsEvent, StateEvent
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.pending_metrics import (
     PendingMetrics,
@@ -27,6 +26,8 @@ from replicator.monitoring.pending_metrics import (
 )
 from replicator.monitoring.run_record import versions
 from replicator.monitoring.writers.writer import named_numbers
+from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
+from replicator.training.hooks.schedule import Every
 from replicator.training.options import Checkpointing
 
 _log = logging.getLogger(__name__)

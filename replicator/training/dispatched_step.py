@@ -9,10 +9,10 @@ import jax
 
 from replicator.base.to_host import to_host
 from replicator.base.types import PyTree
-from replicator.hooks import MetricsEvent, StateEvent
 from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import ProgressNumbers
+from replicator.training.hooks.hook import MetricsEvent, StateEvent
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -6,10 +6,12 @@ from typing import Any
 from replicator.base.types import PyTree
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, check_function, check_kind
-from replicator.hooks import Every, Hook, StateCallback, StateEvent
 from replicator.monitoring.pending_metrics import result_as_json, result_from_json
 from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
 from replicator.training.best_metric import BestSoFar, Evaluated, Follow, Verdict
+from replicator.training.hooks.callbacks import StateCallback
+from replicator.training.hooks.hook import Hook, StateEvent
+from replicator.training.hooks.schedule import Every
 
 
 class EvaluateEvery(Hook):

@@ -22,12 +22,12 @@ from replicator.base.flat_tree import whole
 from replicator.base.types import PyTree
 from replicator.engine.run_ahead import is_under_way
 from replicator.errors import ArgumentError, BatchError
-from replicator.hooks import Hook, StateEvent
 from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers, first_numbers
 from replicator.training.best_metric import BestSoFar
 from replicator.training.dispatched_step import DispatchedCall
+from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.finite_check import FiniteCheck
 from replicator.training.nonfinite.policy import BadNumber

@@ -21,7 +21,6 @@ from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.layout import Layout
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import FirstState, RunState
-from replicator.hooks import Hook
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
@@ -37,6 +36,7 @@ from replicator.training.checkpoint_hook import (
     resume,
 )
 from replicator.training.evaluate_hook import EvaluateEvery, followed_number
+from replicator.training.hooks.hook import Hook
 from replicator.training.loop import Loop, Step
 from replicator.training.loop_plan import LoopPlan
 from replicator.training.node import Node

@@ -19,10 +19,10 @@ from replicator.errors import (
     check_function,
     check_kind,
 )
-from replicator.hooks import Every, every
 from replicator.inputs.adapters import check_read_anew
 from replicator.training.best_metric import BestSoFar, Follow
 from replicator.training.evaluate_hook import EvaluateEvery
+from replicator.training.hooks.schedule import Every, every
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps

@@ -25,12 +25,13 @@ from replicator.engine.make_step import compiled_step, debug_step
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import ArgumentError, check_flags, check_function, check_kind
-from replicator.hooks import Every, Hook, checked_hooks
 from replicator.inputs.options import InputOptions
 from replicator.inputs.skipped_batches import require_rereadable
 from replicator.monitoring.phases import Phases
 from replicator.training.best_metric import Follow
 from replicator.training.checkpoint_hook import hook_states
+from replicator.training.hooks.hook import Hook, checked_hooks
+from replicator.training.hooks.schedule import Every
 from replicator.training.loop import Step
 from replicator.training.loop_plan import LoopPlan
 from replicator.training.node import Node

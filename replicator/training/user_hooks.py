@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from replicator.hooks import Hook, StateEvent
+from replicator.training.hooks.hook import Hook, StateEvent
 
 
 class HookOfUser(Hook):

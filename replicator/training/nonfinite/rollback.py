@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from replicator.base.types import PyTree
 from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.errors import NonFiniteError, SpikeError
-from replicator.hooks import Hook, MetricsEvent
 from replicator.inputs.skipped_batches import IndexedBatches, SkippedBatches
+from replicator.training.hooks.hook import Hook, MetricsEvent
 from replicator.training.nonfinite.policy import (
     Action,
     BadNumber,

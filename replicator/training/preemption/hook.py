@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 import jax
 
 from replicator.base.host.clock import Clock, SystemClock
-from replicator.hooks import Hook, StateEvent
 from replicator.monitoring.phases import Phase, Phases
+from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.node import STOPPED, Node
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
 

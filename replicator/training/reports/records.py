@@ -19,7 +19,6 @@ from replicator.checkpoint.lock import WriterLock
 from replicator.distributed.agreement import exchange
 from replicator.engine.program_cost import Compilation
 from replicator.errors import ArgumentError
-from replicator.hooks import Hook, Report, WriteMetrics, every
 from replicator.monitoring.display import make_display
 from replicator.monitoring.events import EventLog, was_killed
 from replicator.monitoring.phases import Phases
@@ -33,6 +32,9 @@ from replicator.monitoring.writers.directory import directory_writer
 from replicator.monitoring.writers.jsonl import drop_after
 from replicator.monitoring.writers.writer import Writer
 from replicator.training.checkpoint_hook import Resumed
+from replicator.training.hooks.hook import Hook
+from replicator.training.hooks.reports import Report, WriteMetrics
+from replicator.training.hooks.schedule import every
 from replicator.training.options import Recording
 from replicator.training.reports.compile_notes import TellCompilations
 from replicator.training.reports.phase_journal import JournalPhases
