@@ -35,7 +35,7 @@ from replicator.engine.step import optimizer as optimizers
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import Reduction
 from replicator.engine.step.state import init_state, placed_copy, run_keys
-from replicator.errors import check_flags, check_function
+from replicator.errors import ArgumentError, check_flags, check_function
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
@@ -361,6 +361,12 @@ class Replicator:
         """
         # First of all: each argument by its name, and nothing else.
         arguments = {name: value for name, value in locals().items() if name != "self"}
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+        if dataset is None:
+            raise ArgumentError(
+                "`dataset` must be an iterable of batches or a callable, got NoneType. "
+                "Pass the batches; for those of a queue there is `rep.session`."
+            )
         with self.session(**arguments) as session:
             for batch in session.batches():
                 session.step(batch)
@@ -389,9 +395,14 @@ class Replicator:
           ArgumentError: As `run`; or what is asked for needs the `step_fn`, or the
             dataset, that is not there.
         """
-        bound = inspect.signature(self.run).bind(step_fn, dataset, **options)
+        # Not `self.run`: a subclass may have one with other arguments.
+        bound = inspect.signature(Replicator.run).bind(
+            self, step_fn, dataset, **options
+        )
         bound.apply_defaults()
-        said = bound.arguments
+        said = {
+            name: value for name, value in bound.arguments.items() if name != "self"
+        }
         return Session(plan_run(said, self._layout, self._defaults, self.evaluate))
 
     def compile_evaluation(

@@ -231,6 +231,21 @@ def test_each_public_name_has_one_home_and_a_docstring():
             homes[id(value)] = name
 
 
+def test_each_public_name_opens_where_no_other_was_used_before():
+    # One module: to look a name up loads what it needs, and the next finds that.
+    code = (
+        "import sys, replicator\n"
+        "known = set(sys.modules)\n"
+        "for name in replicator.__all__:\n"
+        "    getattr(replicator, name)\n"
+        "    for module in set(sys.modules) - known:\n"
+        "        if module.startswith('replicator'):\n"
+        "            del sys.modules[module]\n"
+        "    vars(replicator).pop(name, None)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
 def test_subpackages_do_not_offer_a_second_path_to_a_top_level_name():
     for package in ("checkpoint", "errors", "hooks", "testing", "monitoring.writers"):
         module = importlib.import_module(f"replicator.{package}")

@@ -1049,6 +1049,19 @@ ROWS = [
         "`step_fn` must be a function, got NoneType. Pass the function itself.",
     ),
     Row(
+        "No step for a run",
+        lambda: replicas(8).run(None, [regression_batch()], steps=3),
+        ArgumentError,
+        "`step_fn` must be a function, got NoneType. Pass the function itself.",
+    ),
+    Row(
+        "No dataset for a run",
+        lambda: run(None),
+        ArgumentError,
+        "`dataset` must be an iterable of batches or a callable, got NoneType. Pass "
+        "the batches; for those of a queue there is `rep.session`.",
+    ),
+    Row(
         "A dataset for a function to evaluate",
         lambda: replicas(8).evaluate([regression_batch()], None, state={}),
         ArgumentError,

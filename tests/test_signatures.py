@@ -7,6 +7,8 @@ import sys
 import typing
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicator
@@ -48,6 +50,23 @@ def test_options_of_a_run_are_behind_one_door():
     assert {"Every", "Follow", "Limits", "Retention", "Spikes"} <= kinds & set(
         replicator.options.__all__
     )
+
+
+def test_a_run_of_a_subclass_may_take_other_arguments():
+    class Own(Replicator):
+        def run(self, *args, extra=0, **arguments):
+            return super().run(*args, **arguments)
+
+    rep = Own(num_replicas=1, compilation_cache=False)
+    result = rep.run(
+        lambda state, batch: (state + 1, {}),
+        [np.zeros(4, np.float32)],
+        init_fn=lambda key: jnp.zeros((), jnp.int32),
+        steps=3,
+        extra=1,
+        display=False,
+    )
+    assert int(result.state) == 3
 
 
 @pytest.mark.slow
