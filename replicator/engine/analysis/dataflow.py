@@ -177,9 +177,19 @@ def _walk(
     if not subs:  # nearly all
         joined = rules.join(marks)
         return [joined] * len(eqn.outvars), [joined] * len(marks)
-    if name in _CALLS and len(subs) == 1 and len(subs[0].invars) == len(marks):
-        return _run(subs[0], marks, rules.inside(eqn))
+    taken = len(subs[0].invars)
+    if (name in _CALLS and len(subs) == 1 and taken == len(marks)) or _is_root(eqn):
+        outs, after = _run(subs[0], marks[:taken], rules.inside(eqn))
+        return outs, [*after, *marks[taken:]]
     return _unknown(eqn, marks, rules)
+
+
+def _is_root(eqn: core.JaxprEqn) -> bool:
+    """Tell whether `eqn` is a `custom_root` of jax 0.12, which runs `solve` alone.
+
+    Its first inputs are those of `solve`; the others are for derivatives.
+    """
+    return type(eqn.params.get("_prim")).__name__ == "CustomRoot"
 
 
 def _unknown(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:

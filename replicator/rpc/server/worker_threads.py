@@ -71,12 +71,10 @@ class WorkerThreads:
         own = threading.current_thread()
         for member in list(self._members):
             if member.thread is not own:
-                member.thread.join(max(0.0, until_s - time.monotonic()))
-        return not any(
-            member.thread.is_alive()
-            for member in list(self._members)
-            if member.thread is not own
-        )
+                with contextlib.suppress(RuntimeError):  # not started yet
+                    member.thread.join(max(0.0, until_s - time.monotonic()))
+        # Who ends leaves the list, so in it is also who is about to be started.
+        return all(member.thread is own for member in list(self._members))
 
     def work(self, member: "_Member") -> None:
         """Run tasks in this thread until none comes for a while."""

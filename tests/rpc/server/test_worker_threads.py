@@ -52,6 +52,22 @@ def test_closing_says_whether_all_have_ended():
     assert len(crew._members) == 0
 
 
+def test_a_thread_that_is_about_to_start_has_not_ended(monkeypatch):
+    crew, done = WorkerThreads("test"), threading.Event()
+    ended = []
+    start = threading.Thread.start
+
+    def start_behind_a_close(thread):
+        ended.append(crew.close(0.01))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_behind_a_close)
+    crew.run(done.set)
+    assert ended == [False]
+    assert done.wait(10)
+    assert crew.close(10)
+
+
 def test_a_crew_closed_by_its_own_thread_does_not_wait_for_it():
     crew, ended = WorkerThreads("test"), []
     done = threading.Event()
