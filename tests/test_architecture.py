@@ -24,8 +24,8 @@ FLOORS = [
     "inputs",
     "engine nnx",
     "checkpoint",
-    "training hooks",
-    "replicator launchpad_bridge testing",
+    "training",
+    "hooks replicator launchpad_bridge testing",
     "cli compat",
     "__init__",
 ]
