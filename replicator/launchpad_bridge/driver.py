@@ -4,6 +4,7 @@ It alone touches the supervisor's state, and opens, starts, stops and closes wha
 launcher made; so a launcher needs no locks. It is no daemon: it ends with the run.
 """
 
+import dataclasses
 import logging
 import queue
 import threading
@@ -27,7 +28,7 @@ from replicator.launchpad_bridge.protocols import (
     Worker,
     Workers,
 )
-from replicator.launchpad_bridge.running.ends import ended
+from replicator.launchpad_bridge.running.ends import ended, fallen
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"
@@ -127,7 +128,8 @@ class Driver:
             self.state = state
             finish = self._perform(state, actions)
             if finish is not None:
-                return finish
+                failure = finish.failure or fallen(state)
+                return dataclasses.replace(finish, failure=failure)
             self._tell()
             event = self._next_event(state)
             if isinstance(event, Exited):
