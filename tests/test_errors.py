@@ -1552,6 +1552,13 @@ ROWS = [
         "with 2 nodes. Add each under another label.",
     ),
     Row(
+        "A group of processes in a colocation",
+        lambda: lp.MultiThreadingColocation([lp.JaxProcesses(print, processes=2)]),
+        ProgramError,
+        "`node` must be one worker, got <JaxProcesses print> in a "
+        "MultiThreadingColocation. Add it to the program itself.",
+    ),
+    Row(
         "A program that runs already",
         launched_twice,
         ProgramError,

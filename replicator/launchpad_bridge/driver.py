@@ -141,10 +141,9 @@ class Driver:
             state, actions = decide(state, event, time.monotonic())
 
     def _keep_result(self, exited: Exited) -> None:
-        self.results[exited.name] = exited.result
         executable = self._executables.get(exited.name)
-        if executable and executable.processes > 1 and executable.index == 0:
-            self.results[executable.label] = exited.result
+        if executable is not None:
+            self.results |= dict.fromkeys(_result_names(executable), exited.result)
 
     def _next_event(
         self, state: states.State
@@ -152,9 +151,8 @@ class Driver:
         due_s = next_deadline_s(state)
         if due_s is None:
             return self._events.get()
-        left_s = due_s - time.monotonic()
-        if left_s <= 0:
-            return states.TimeUp()
+        # What has happened comes first: this process may have been suspended meanwhile.
+        left_s = max(0.0, due_s - time.monotonic())
         try:
             return self._events.get(timeout=min(left_s, threading.TIMEOUT_MAX))
         except queue.Empty:
@@ -185,8 +183,10 @@ class Driver:
 
     def _start(self, name: str, attempt: int) -> None:
         assert self._workers is not None, "opened before the first start"
+        executable = self._executables[name]
+        for key in _result_names(executable):  # of an attempt that is thrown away
+            self.results.pop(key, None)
         try:
-            executable = self._executables[name]
             self._running[name] = self._workers.start(executable, attempt)
         except Exception as error:
             self._running.pop(name, None)
@@ -231,6 +231,12 @@ def _units(executables: Sequence[Executable]) -> list[states.Unit]:
         )
         for label, members in units.items()
     ]
+
+
+def _result_names(executable: Executable) -> list[str]:
+    """Return what a result is kept under; the group's is that of its first worker."""
+    is_first = executable.processes > 1 and executable.index == 0
+    return [executable.name, *([executable.label] if is_first else [])]
 
 
 def _is_going_well(state: states.State) -> bool:

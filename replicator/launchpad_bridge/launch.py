@@ -109,7 +109,7 @@ def launch(
         resources={**known, **(resources or {})},
         launch_type=kind or launcher.name,
         log_dir=log_dir,
-        patience=Patience(stop_grace_s=stop_grace_s),
+        patience=Patience(stop_grace_s=stop_grace_s, kills=2),
         test_frame=_test_frame() if kind is not None and is_test(kind) else None,
         has_dashboard=dashboard,
     )

@@ -175,8 +175,7 @@ def _end_unit(state: State, at: int) -> State:
     """End a unit of a run that stops; what it was cleared for fails the run."""
     failure = state.units[at].failure
     if failure is not None and (
-        state.failure is None
-        or (_is_symptom(state.failure) and not failure.is_symptom)
+        state.failure is None or (_is_symptom(state.failure) and not failure.is_symptom)
     ):
         state = dataclasses.replace(state, failure=failure)
     return _with_unit(state, at, phase="ended", due_s=None)

@@ -23,3 +23,11 @@ def test_its_members_are_the_workers_of_its_group_with_the_handles_of_all():
 def test_a_number_of_processes_that_is_none_is_refused(processes):
     with pytest.raises(ArgumentError, match="`processes` must be"):
         lp.JaxProcesses(print, processes=processes)
+
+
+@pytest.mark.parametrize(
+    "colocation", [lp.MultiThreadingColocation, lp.MultiProcessingColocation]
+)
+def test_a_group_is_no_part_of_a_colocation(colocation):
+    with pytest.raises(lp.ProgramError, match="`node` must be one worker, got <JaxP"):
+        colocation([lp.JaxProcesses(print, processes=2)])
