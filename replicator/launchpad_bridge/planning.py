@@ -80,10 +80,7 @@ def make_plan(
             launch_type=launch_type,
             addresses=addresses[name],
             targets=targets.get(name, {}),
-            # Threads share the flags of the process that launched them.
-            wanted=wanted[label]
-            if launch_type not in _THREADS
-            else (wanted[label][0], {}),
+            wanted=wanted[label],
             restart=program.settings(label).restart or Restart(),
             colocation=colocations.get(id(node)),
         )
@@ -215,6 +212,7 @@ def _executable(
 ) -> Executable:
     name, label, index, node = worker
     resources, flags = wanted
+    own_process = colocation is not None or isinstance(node, GroupMember)
     if colocation is not None and colocation.num_retries_on_failure:
         # As often as said, however long each ran.
         restart = Restart(
@@ -230,8 +228,9 @@ def _executable(
         resources=resources,
         targets=targets,
         launch_type=launch_type,
-        flags=flags,
-        own_process=colocation is not None or isinstance(node, GroupMember),
+        # Threads share the flags of the process that launched them.
+        flags=flags if own_process or launch_type not in _THREADS else {},
+        own_process=own_process,
     )
     return Executable(
         label=label,
