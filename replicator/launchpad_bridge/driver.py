@@ -137,7 +137,8 @@ class Driver:
                     # Before the state tells of the end: who waits for it reads this.
                     self._keep_result(event)
                 executable = self._executables.get(event.name)
-                event = ended(event, 1 if executable is None else executable.processes)
+                is_member = executable is not None and executable.is_member
+                event = ended(event, is_member=is_member)
             state, actions = decide(state, event, time.monotonic())
 
     def _keep_result(self, exited: Exited) -> None:
@@ -221,7 +222,7 @@ def _units(executables: Sequence[Executable]) -> list[states.Unit]:
     """Return what fails and starts again as one: a worker, or a group of processes."""
     units: dict[str, list[Executable]] = {}
     for each in executables:
-        own = each.label if each.processes > 1 else each.name
+        own = each.label if each.is_member else each.name
         units.setdefault(own, []).append(each)
     return [
         states.Unit(
@@ -235,7 +236,7 @@ def _units(executables: Sequence[Executable]) -> list[states.Unit]:
 
 def _result_names(executable: Executable) -> list[str]:
     """Return what a result is kept under; the group's is that of its first worker."""
-    is_first = executable.processes > 1 and executable.index == 0
+    is_first = executable.is_member and executable.index == 0
     return [executable.name, *([executable.label] if is_first else [])]
 
 

@@ -212,7 +212,8 @@ def _executable(
 ) -> Executable:
     name, label, index, node = worker
     resources, flags = wanted
-    own_process = colocation is not None or isinstance(node, GroupMember)
+    is_member = isinstance(node, GroupMember)
+    own_process = colocation is not None or is_member
     if colocation is not None and colocation.num_retries_on_failure:
         # As often as said, however long each ran.
         restart = Restart(
@@ -240,7 +241,7 @@ def _executable(
         addresses=tuple(addresses),
         resources=resources,
         restart=restart,
-        processes=node.processes if isinstance(node, GroupMember) else 1,
+        is_member=is_member,
     )
 
 

@@ -56,7 +56,7 @@ def drive(ends, tmp_path, **patience):
             name=f"g/{index}",
             run=int,
             restart=lp.Restart(attempts=1, backoff_s=0.0),
-            processes=2,
+            is_member=True,
         )
         for index in range(2)
     ]

@@ -28,13 +28,13 @@ _HUNG_GRACE_S = 5.0
 _LONGEST_CHAIN = 32
 
 
-def ended(exited: Exited, processes: int = 1) -> Ended:
+def ended(exited: Exited, *, is_member: bool = False) -> Ended:
     """Return what a worker's end is to the supervisor.
 
     Args:
       exited: As its launcher reported it; `Ended.exited` later.
-      processes: Of how many that JAX has joined it was one: there a peer's death shows
-        in the words of collectives.
+      is_member: Whether it was one of a group that JAX has joined: there a peer's death
+        shows in the words of collectives.
     """
     return Ended(
         name=exited.name,
@@ -44,9 +44,9 @@ def ended(exited: Exited, processes: int = 1) -> Ended:
         looks_killed=exited.outcome == "died"
         and exited.code in (None, -signal.SIGKILL),
         is_symptom=is_symptom(exited.error)
-        or (processes > 1 and says_peer_is_gone(_words(exited))),
-        comes_again=processes > 1 and _is_from(exited.error, _COMES_AGAIN),
-        others_grace_s=_HUNG_GRACE_S if processes > 1 and exited.code == HUNG else 0.0,
+        or (is_member and says_peer_is_gone(_words(exited))),
+        comes_again=is_member and _is_from(exited.error, _COMES_AGAIN),
+        others_grace_s=_HUNG_GRACE_S if is_member and exited.code == HUNG else 0.0,
         exited=exited,
     )
 
