@@ -1559,6 +1559,15 @@ ROWS = [
         "MultiThreadingColocation. Add it to the program itself.",
     ),
     Row(
+        "A seed for the order of processes",
+        lambda: lp.launch(
+            lp.make_program(lp.JaxProcesses(print, processes=2)), lp.TestMode(seed=7)
+        ),
+        ArgumentError,
+        "`seed` must order nodes that are threads, got 7 and processes: node0/0, "
+        "node0/1. Leave `seed` out.",
+    ),
+    Row(
         "A program that runs already",
         launched_twice,
         ProgramError,
