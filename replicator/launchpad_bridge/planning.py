@@ -214,13 +214,10 @@ def _executable(
     resources, flags = wanted
     is_member = isinstance(node, GroupMember)
     own_process = colocation is not None or is_member
-    if colocation is not None and colocation.num_retries_on_failure:
+    retries = 0 if colocation is None else colocation.num_retries_on_failure
+    if retries:
         # As often as said, however long each ran.
-        restart = Restart(
-            attempts=colocation.num_retries_on_failure,
-            progress_s=math.inf,
-            backoff_s=0.1,
-        )
+        restart = Restart(attempts=retries, progress_s=math.inf, backoff_s=0.1)
     run = NodeRun(
         node=node,
         function=_function(node, label),
@@ -242,6 +239,7 @@ def _executable(
         resources=resources,
         restart=restart,
         is_member=is_member,
+        retries=retries,
     )
 
 

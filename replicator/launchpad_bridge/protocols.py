@@ -81,6 +81,8 @@ class Executable:
       restart: Of its group.
       is_member: Whether it is one of a group of processes, which fail and start again
         together: all of its label.
+      retries: Restarts after which a failure says, as Launchpad does, that they were
+        all; 0 for no such words.
     """
 
     label: str
@@ -91,6 +93,7 @@ class Executable:
     resources: Resources = dataclasses.field(default_factory=Resources)
     restart: Restart = dataclasses.field(default_factory=Restart)
     is_member: bool = False
+    retries: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

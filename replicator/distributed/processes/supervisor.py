@@ -192,7 +192,8 @@ def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
     idle = 0 if advanced else unit.idle_restarts
     first = failure if advanced else unit.first_failure or failure
     if failure.comes_again:
-        why = "not started again: it would end the same way"
+        again = restart.attempts > 0
+        why = "not started again: it would end the same way" if again else ""
         return _give_up(state, at, failure, why, now_s)
     if idle >= restart.attempts:
         why = f"gave up after {idle} restart(s) without progress" if idle else ""

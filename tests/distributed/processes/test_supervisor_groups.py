@@ -77,6 +77,13 @@ def test_symptoms_are_blamed_where_nothing_else_is():
     assert done[-1] == [Finish(failure=fell("b"))]
 
 
+def test_who_may_not_start_again_is_not_said_to_end_the_same_way():
+    for restart, said in [(Restart(), 0), (ONE, 1)]:
+        state, _ = play([Unit(workers=("a",), restart=restart), "z"])
+        told = words(state, failed("a", comes_again=True))
+        assert len([line for line in told if "would end the same" in line]) == said
+
+
 def test_who_was_killed_is_no_cause():
     unit = Unit(workers=("a", "b"))
     _, done = play([unit], fell("b"), killed("a"))
@@ -116,9 +123,7 @@ def test_a_symptom_of_a_group_does_not_hide_why_the_run_fails():
 
 def test_a_cleared_group_that_cannot_be_killed_fails_a_run_that_stops():
     _, done = play([GROUP], failed("a"), SIGNAL, killed("b"), (9, TimeUp()))
-    assert done[-1] == [
-        Finish(failure=failed("a"), stopped_by="signal", left=("c",))
-    ]
+    assert done[-1] == [Finish(failure=failed("a"), stopped_by="signal", left=("c",))]
 
 
 def test_the_failure_of_another_stops_a_group_too():
