@@ -1552,6 +1552,22 @@ ROWS = [
         "with 2 nodes. Add each under another label.",
     ),
     Row(
+        "A group of processes in a colocation",
+        lambda: lp.MultiThreadingColocation([lp.JaxProcesses(print, processes=2)]),
+        ProgramError,
+        "`node` must be one worker, got <JaxProcesses print> in a "
+        "MultiThreadingColocation. Add it to the program itself.",
+    ),
+    Row(
+        "A seed for the order of processes",
+        lambda: lp.launch(
+            lp.make_program(lp.JaxProcesses(print, processes=2)), lp.TestMode(seed=7)
+        ),
+        ArgumentError,
+        "`seed` must order nodes that are threads, got 7 and processes: node0/0, "
+        "node0/1. Leave `seed` out.",
+    ),
+    Row(
         "A program that runs already",
         launched_twice,
         ProgramError,

@@ -4,6 +4,7 @@ It alone touches the supervisor's state, and opens, starts, stops and closes wha
 launcher made; so a launcher needs no locks. It is no daemon: it ends with the run.
 """
 
+import dataclasses
 import logging
 import queue
 import threading
@@ -27,7 +28,7 @@ from replicator.launchpad_bridge.protocols import (
     Worker,
     Workers,
 )
-from replicator.launchpad_bridge.running.ends import ended
+from replicator.launchpad_bridge.running.ends import ended, fallen
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"
@@ -127,7 +128,8 @@ class Driver:
             self.state = state
             finish = self._perform(state, actions)
             if finish is not None:
-                return finish
+                failure = finish.failure or fallen(state)
+                return dataclasses.replace(finish, failure=failure)
             self._tell()
             event = self._next_event(state)
             if isinstance(event, Exited):
@@ -135,14 +137,14 @@ class Driver:
                     # Before the state tells of the end: who waits for it reads this.
                     self._keep_result(event)
                 executable = self._executables.get(event.name)
-                event = ended(event, 1 if executable is None else executable.processes)
+                is_member = executable is not None and executable.is_member
+                event = ended(event, is_member=is_member)
             state, actions = decide(state, event, time.monotonic())
 
     def _keep_result(self, exited: Exited) -> None:
-        self.results[exited.name] = exited.result
         executable = self._executables.get(exited.name)
-        if executable and executable.processes > 1 and executable.index == 0:
-            self.results[executable.label] = exited.result
+        if executable is not None:
+            self.results |= dict.fromkeys(_result_names(executable), exited.result)
 
     def _next_event(
         self, state: states.State
@@ -150,9 +152,8 @@ class Driver:
         due_s = next_deadline_s(state)
         if due_s is None:
             return self._events.get()
-        left_s = due_s - time.monotonic()
-        if left_s <= 0:
-            return states.TimeUp()
+        # What has happened comes first: this process may have been suspended meanwhile.
+        left_s = max(0.0, due_s - time.monotonic())
         try:
             return self._events.get(timeout=min(left_s, threading.TIMEOUT_MAX))
         except queue.Empty:
@@ -183,8 +184,10 @@ class Driver:
 
     def _start(self, name: str, attempt: int) -> None:
         assert self._workers is not None, "opened before the first start"
+        executable = self._executables[name]
+        for key in _result_names(executable):  # of an attempt that is thrown away
+            self.results.pop(key, None)
         try:
-            executable = self._executables[name]
             self._running[name] = self._workers.start(executable, attempt)
         except Exception as error:
             self._running.pop(name, None)
@@ -219,7 +222,7 @@ def _units(executables: Sequence[Executable]) -> list[states.Unit]:
     """Return what fails and starts again as one: a worker, or a group of processes."""
     units: dict[str, list[Executable]] = {}
     for each in executables:
-        own = each.label if each.processes > 1 else each.name
+        own = each.label if each.is_member else each.name
         units.setdefault(own, []).append(each)
     return [
         states.Unit(
@@ -229,6 +232,12 @@ def _units(executables: Sequence[Executable]) -> list[states.Unit]:
         )
         for label, members in units.items()
     ]
+
+
+def _result_names(executable: Executable) -> list[str]:
+    """Return what a result is kept under; the group's is that of its first worker."""
+    is_first = executable.is_member and executable.index == 0
+    return [executable.name, *([executable.label] if is_first else [])]
 
 
 def _is_going_well(state: states.State) -> bool:

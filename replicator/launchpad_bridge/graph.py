@@ -35,7 +35,7 @@ class Vertex:
     """A worker, as it is shown.
 
     Attributes:
-      name: "label", or "label/index" where the group has several.
+      name: "label", or "label/index" where the group has several, or processes.
       label: Of its group.
       kind: The type of its node: "CourierNode".
       text: What it runs: "Learner".
@@ -107,10 +107,17 @@ def worker_names(groups: Mapping[str, list[Any]]) -> list[tuple[str, str, int, A
         for label, nodes in groups.items()
     }
     return [
-        (label if len(nodes) == 1 else f"{label}/{index}", label, index, node)
+        (
+            f"{label}/{index}" if len(nodes) > 1 or _is_numbered(node) else label,
+            *(label, index, node),
+        )
         for label, nodes in expanded.items()
         for index, node in enumerate(nodes)
     ]
+
+
+def _is_numbered(node: Any) -> bool:
+    return getattr(node, "is_numbered", False)
 
 
 def _workers(node: Any) -> list[Any]:

@@ -109,7 +109,7 @@ def launch(
         resources={**known, **(resources or {})},
         launch_type=kind or launcher.name,
         log_dir=log_dir,
-        patience=Patience(stop_grace_s=stop_grace_s),
+        patience=Patience(stop_grace_s=stop_grace_s, kills=2),
         test_frame=_test_frame() if kind is not None and is_test(kind) else None,
         has_dashboard=dashboard,
     )
@@ -158,6 +158,7 @@ def _started(
             launch_type=launch_type,
             resources=resources,
         )
+        # Before the run, which closes it: that may be over at once.
         page = _dashboard(folder) if has_dashboard else None
     except BaseException:
         folder.close()
@@ -179,8 +180,6 @@ def _started(
     )
     program.runs_as(run)
     run.start()
-    if page is not None:
-        page.start()
     for address in addresses:
         address.look_up_in(run.made_by_launcher)
     return run
@@ -270,7 +269,13 @@ def _dashboard(folder: RunFolder) -> "Dashboard":
     # Else each node of a program would import it.
     from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
 
-    return Dashboard(folder.path)
+    page = Dashboard(folder.path)
+    try:
+        page.start()
+    except BaseException:
+        page.close()
+        raise
+    return page
 
 
 def _close(addresses: Sequence[Address], page: "Dashboard | None") -> None:

@@ -80,10 +80,7 @@ def make_plan(
             launch_type=launch_type,
             addresses=addresses[name],
             targets=targets.get(name, {}),
-            # Threads share the flags of the process that launched them.
-            wanted=wanted[label]
-            if launch_type not in _THREADS
-            else (wanted[label][0], {}),
+            wanted=wanted[label],
             restart=program.settings(label).restart or Restart(),
             colocation=colocations.get(id(node)),
         )
@@ -215,13 +212,12 @@ def _executable(
 ) -> Executable:
     name, label, index, node = worker
     resources, flags = wanted
-    if colocation is not None and colocation.num_retries_on_failure:
+    is_member = isinstance(node, GroupMember)
+    own_process = colocation is not None or is_member
+    retries = 0 if colocation is None else colocation.num_retries_on_failure
+    if retries:
         # As often as said, however long each ran.
-        restart = Restart(
-            attempts=colocation.num_retries_on_failure,
-            progress_s=math.inf,
-            backoff_s=0.1,
-        )
+        restart = Restart(attempts=retries, progress_s=math.inf, backoff_s=0.1)
     run = NodeRun(
         node=node,
         function=_function(node, label),
@@ -230,8 +226,9 @@ def _executable(
         resources=resources,
         targets=targets,
         launch_type=launch_type,
-        flags=flags,
-        own_process=colocation is not None or isinstance(node, GroupMember),
+        # Threads share the flags of the process that launched them.
+        flags=flags if own_process or launch_type not in _THREADS else {},
+        own_process=own_process,
     )
     return Executable(
         label=label,
@@ -241,7 +238,8 @@ def _executable(
         addresses=tuple(addresses),
         resources=resources,
         restart=restart,
-        processes=node.processes if isinstance(node, GroupMember) else 1,
+        is_member=is_member,
+        retries=retries,
     )
 
 

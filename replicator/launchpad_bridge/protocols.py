@@ -73,14 +73,16 @@ class Executable:
     Attributes:
       label: Of its group.
       index: Which of the group's workers it is.
-      name: "label", or "label/index" where the group has several.
+      name: "label", or "label/index" where the group has several, or processes.
       run: Runs the node and returns its result. Pickled by value (cloudpickle) where
         the worker is another process: only from a launcher to a worker of its own.
       addresses: Where its servers listen, as `rpc` addresses.
       resources: Of its group.
       restart: Of its group.
-      processes: Of how many, all with its label, it is one that fail and start again
-        together.
+      is_member: Whether it is one of a group of processes, which fail and start again
+        together: all of its label.
+      retries: Restarts after which a failure says, as Launchpad does, that they were
+        all; 0 for no such words.
     """
 
     label: str
@@ -90,7 +92,8 @@ class Executable:
     addresses: Sequence[str] = ()
     resources: Resources = dataclasses.field(default_factory=Resources)
     restart: Restart = dataclasses.field(default_factory=Restart)
-    processes: int = 1
+    is_member: bool = False
+    retries: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

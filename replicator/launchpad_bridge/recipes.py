@@ -75,14 +75,18 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 def _unpicklable(executable: Executable, error: Exception) -> str:
     node = getattr(executable.run, "node", None)
     path, culprit = _culprit(node, error)
+    has_thread = not getattr(executable.run, "own_process", False)
+    threads = (
+        "; or launch with threads, which pickle nothing (`launch_type='threads'`, in "
+        "tests `serialize_py_nodes=False`)"
+    )
     return (
         f"The nodes associated to {executable.label!r} ({executable.name!r}, {node!r}) "
         f"were not serializable using cloudpickle: {path} "
         f"({_shown(culprit)}) raised {type(error).__name__}: {error}. "
         "Make it where the node runs, with `lp.Deferred(constructor, ...)` or in the "
-        "constructor; or make it picklable (`__getstate__`); or launch with threads, "
-        "which pickle nothing (`launch_type='threads'`, in tests "
-        "`serialize_py_nodes=False`)."
+        "constructor; or make it picklable (`__getstate__`)"
+        f"{threads if has_thread else ''}."
     )
 
 

@@ -331,13 +331,23 @@ class Run:
         lines = [str(error) if is_told else ended.text]
         if error is not None and (edge := edge_of(error)):
             lines.append(edge)
-        # The first words are Launchpad's: programs look for them.
+        # These words are Launchpad's: programs look for them.
+        if retries := self._retries_of(ended.name):
+            lines.append(f"num_retries_on_failure (={retries}) is reached.")
         lines.append(
             f"One of the workers exited. It is a node of the program {self.program!r}."
         )
         failure = NodeFailedError("\n".join(lines), node=ended.name)
         failure.__cause__ = error.__cause__ if is_told else error
         return failure
+
+    def _retries_of(self, name: str) -> int:
+        """Return after how many restarts a worker failed that can have no more."""
+        state = self._driver.state
+        for each in self._plan.executables:
+            if each.name == name and state is not None:
+                return each.retries if state.worker(name).attempt >= each.retries else 0
+        return 0
 
     def _wanted(self, labels: Collection[str] | None) -> list[str]:
         """Return the workers of these groups."""

@@ -80,3 +80,13 @@ def test_a_test_checks_that_nodes_pickle_unless_told_otherwise():
 
 def test_pickles_of_ours_are_plain_pickles():
     assert pickle.loads(recipes.dumps({"a": 1})) == {"a": 1}
+
+
+@pytest.mark.parametrize("launch_type", ["threads", "processes"])
+def test_a_process_that_does_not_pickle_is_refused_before_any_starts(launch_type):
+    program = lp.make_program(
+        lp.JaxProcesses(threading.Lock().acquire, processes=2), lp.PyNode(int)
+    )
+    with pytest.raises(lp.LaunchError, match="not serializable") as refused:
+        lp.launch(program, launch_type)
+    assert "or launch with threads" not in str(refused.value)

@@ -30,6 +30,10 @@ _KILL_S = 5.0
 class GuardedProcess:
     """A command that runs; nothing that it starts outlives it, or this process.
 
+    Its guard sees to that. Where the guard is killed by SIGKILL, this process ends what
+    it finds: not what has left the session and dropped the mark in its environment.
+    Where both are, the command dies, and what it started in other sessions goes on.
+
     Args:
       command: What to run.
       owner: Whose it is, in the mark by which all that descends from it is found.
@@ -97,6 +101,8 @@ class GuardedProcess:
             os.close(guarded)
         has_pidfds = hasattr(os, "pidfd_open")
         self.exited = os.pidfd_open(self._guard.pid) if has_pidfds else -1
+        # A file, as the lifeline is one.
+        self._exited = open(self.exited, "rb", buffering=0) if has_pidfds else None  # noqa: SIM115
 
     @property
     def pid(self) -> int:
@@ -137,7 +143,7 @@ class GuardedProcess:
         return self.close()
 
     def close(self, timeout_s: float = _END_S) -> int:
-        """End what still runs; may be called twice.
+        """End what still runs; may be called twice, also at the same time.
 
         Args:
           timeout_s: How long the guard may take before the kernel has to do it.
@@ -153,8 +159,8 @@ class GuardedProcess:
         # leaves something in its session.
         self.kill()
         code = self._guard.wait(_KILL_S)
-        if self.exited >= 0:
-            os.close(self.exited)
+        if self._exited is not None:
+            self._exited.close()
         if self._guard.stdout is not None:
             self._guard.stdout.close()
         if code < 0:

@@ -168,7 +168,17 @@ def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
 def _after_all_ended(state: State, at: int, now_s: float) -> Decision:
     if state.units[at].phase == "clearing" and state.phase == "running":
         return _restart_or_give_up(state, at, now_s)
-    return _end_if_all_have(_with_unit(state, at, phase="ended", due_s=None))
+    return _end_if_all_have(_end_unit(state, at))
+
+
+def _end_unit(state: State, at: int) -> State:
+    """End a unit of a run that stops; what it was cleared for fails the run."""
+    failure = state.units[at].failure
+    if failure is not None and (
+        state.failure is None or (_is_symptom(state.failure) and not failure.is_symptom)
+    ):
+        state = dataclasses.replace(state, failure=failure)
+    return _with_unit(state, at, phase="ended", due_s=None)
 
 
 def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
@@ -182,7 +192,8 @@ def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
     idle = 0 if advanced else unit.idle_restarts
     first = failure if advanced else unit.first_failure or failure
     if failure.comes_again:
-        why = "not started again: it would end the same way"
+        again = restart.attempts > 0
+        why = "not started again: it would end the same way" if again else ""
         return _give_up(state, at, failure, why, now_s)
     if idle >= restart.attempts:
         why = f"gave up after {idle} restart(s) without progress" if idle else ""
@@ -295,7 +306,7 @@ def _leave_behind(state: State, at: int, now_s: float) -> Decision:
     failure = unit.first_failure or unit.failure
     if state.phase == "running" and failure is not None:
         return _give_up(state, at, failure, why, now_s)
-    state, end = _end_if_all_have(_with_unit(state, at, phase="ended", due_s=None))
+    state, end = _end_if_all_have(_end_unit(state, at))
     return state, [Say(message=why), *end]
 
 

@@ -110,7 +110,8 @@ class Processes:
         """Make ready to start workers of `plan`.
 
         Raises:
-          LaunchError: The machine has not what a group needs, or no process can start.
+          LaunchError: The machine has not what a group needs, no process can start, or
+            a node does not pickle.
         """
         return ProcessWorkers(self, plan, report)
 
@@ -147,8 +148,12 @@ class ProcessWorkers:
         try:
             for executable in plan.executables:
                 self._watch.prepare(_kind(executable))
+            # While the fork servers import: what does not pickle starts nothing.
+            for executable in plan.executables:
+                self._recipe(executable)
         except LaunchError:
             self._watch.close()
+            self._delete_recipes()
             raise
         if self._tail is not None:
             self._tail.start()
@@ -189,10 +194,13 @@ class ProcessWorkers:
     def close(self) -> None:
         """Leave nothing behind: kills what still runs, deletes what was made."""
         self._watch.close()
-        for recipe in self._recipes.values():
-            recipe.unlink(missing_ok=True)
+        self._delete_recipes()
         if self._tail is not None:
             self._tail.close()
+
+    def _delete_recipes(self) -> None:
+        for recipe in self._recipes.values():
+            recipe.unlink(missing_ok=True)
 
     def _recipe(self, executable: Executable) -> Path:
         """Return the file with what a worker runs; written once for all attempts."""

@@ -8,17 +8,18 @@ With a `seed` one node runs at a time. Turns pass where a node calls another, wa
 the stop, or ends; who is next, the seed decides: the same seed, the same order, as
 often as the test runs. `lp.wait_for_stop(60)` then takes no time where all others
 wait, too. Handlers run in the turn of their caller: they must not wait for others.
+Nodes that are processes know no turns, and are refused.
 """
 
 from collections.abc import Callable
 from typing import Any, final
 
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.launchers.direct_calls import Exchange
 from replicator.launchpad_bridge.launchers.threads import (
     ThreadContext,
     Threads,
     ThreadWorker,
-    ThreadWorkers,
     has_own_process,
 )
 from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
@@ -77,34 +78,32 @@ class TestMode:
 
         Raises:
           LaunchError: A node does not pickle.
+          ArgumentError: There is a seed, and a node has a process of its own.
         """
+        if self.seed is not None:
+            _check_threads(plan, self.seed)
         threads = Threads(serialize=self._serialize)
         workers = threads.open(plan, report, launch_type=self.name)
         if self.seed is None:
             return workers
-        names = [each.name for each in plan.executables if not has_own_process(each)]
+        names = [each.name for each in plan.executables]
         turns = Turns(names, self.seed, longest_s=self._longest_turn_s)
-        return _OrderedWorkers(plan, report, turns, workers)
+        return _OrderedWorkers(plan, report, turns)
 
 
 @final
 class _OrderedWorkers:
     """Threads that take turns."""
 
-    def __init__(
-        self, plan: Plan, report: _Report, turns: Turns, threads: ThreadWorkers
-    ) -> None:
+    def __init__(self, plan: Plan, report: _Report, turns: Turns) -> None:
         self._plan = plan
         self._report = report
         self._turns = turns
-        self._threads = threads
         self._events: list[StopEvent] = []
         self.exchange = Exchange(turns)
 
     def start(self, executable: Executable, attempt: int) -> Worker:
-        """Start a thread, which waits for its turn, or a process, which does not."""
-        if has_own_process(executable):
-            return self._threads.start(executable, attempt)
+        """Start a thread, which waits for its turn."""
         event = TurnEvent(self._turns)
         self._events.append(event)
         context = ThreadContext(
@@ -121,7 +120,6 @@ class _OrderedWorkers:
 
     def close(self) -> None:
         """Return: threads that ended leave nothing."""
-        self._threads.close()
 
     def _stop_now(self, event: Exited | StopAsked) -> None:
         """Let a stop come in this turn, not whenever the run gets to it."""
@@ -134,6 +132,16 @@ class _OrderedWorkers:
             for stop_event in self._events:
                 stop_event.set()
         self._report(event)
+
+
+def _check_threads(plan: Plan, seed: int) -> None:
+    """Refuse processes: who calls or is called by one waits outside of all turns."""
+    others = [each.name for each in plan.executables if has_own_process(each)]
+    if others:
+        raise ArgumentError(
+            f"`seed` must order nodes that are threads, got {seed} and processes: "
+            f"{', '.join(others)}. Leave `seed` out."
+        )
 
 
 def _in_turns(turns: Turns, name: str) -> Callable[[Callable[[], Any]], None]:

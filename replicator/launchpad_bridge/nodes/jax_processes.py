@@ -18,7 +18,8 @@ class JaxProcesses(PyNode[Any, Worked], Generic[Worked]):
     see the devices of all. They are processes under every launcher, workers called
     "label/0", "label/1", …; each has the resources of its group, and makes clients of
     its handles itself. When one fails the others are killed, and where the group wants
-    a restart all start again. `run.results["label"]` is the result of the first.
+    a restart all start again. `run.results["label"]` is the result of the first. All of
+    this holds for a group of one process, too.
 
     >>> learner = lp.JaxProcesses(jax.process_count, processes=2)
     >>> with program.group("learner", restart=lp.Restart(attempts=3)):
@@ -67,7 +68,10 @@ class GroupMember(PyNode[Any, Worked], Generic[Worked]):
     Attributes:
       process: Which one, from 0.
       processes: How many there are.
+      is_numbered: Whether it is called "label/index" also where it is the only one.
     """
+
+    is_numbered = True
 
     def __init__(
         self,
@@ -90,8 +94,7 @@ class GroupMember(PyNode[Any, Worked], Generic[Worked]):
     def _call_function(self) -> Worked:
         assert self._meet_in is not None, "planned before it runs"
         try:
-            if self.processes > 1:
-                join_group(self._meet_in, self.process, self.processes)
+            join_group(self._meet_in, self.process, self.processes)
             return super()._call_function()
         except BaseException as error:
             if not (isinstance(error, SystemExit) and error.code in (None, 0)):

@@ -32,7 +32,8 @@ class MultiProcessingColocation(Colocation):
 
         Args:
           nodes: What to run together.
-          num_retries_on_failure: How often each of them is started again.
+          num_retries_on_failure: How often each of them is started again; where it is
+            not 0 it wins over the `restart` of its group.
         """
         self.num_retries_on_failure = num_retries_on_failure
         super().__init__(nodes)

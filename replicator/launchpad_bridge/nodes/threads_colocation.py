@@ -64,7 +64,7 @@ class Colocation(PyNode[Any, Any]):
         """
         if not isinstance(node, PyNode):
             raise ProgramError(f"{type(self).__name__} only works with PyNodes.")
-        if isinstance(node, Colocation) and node.is_expanded:
+        if getattr(node, "is_expanded", False):
             raise ProgramError(
                 f"`node` must be one worker, got {node!r} in a {type(self).__name__}. "
                 "Add it to the program itself."

@@ -7,7 +7,7 @@ its own. Who is noticed first is luck: what kind of error it is says who is the 
 import signal
 
 from replicator.base.host.exit_codes import HUNG
-from replicator.distributed.processes.states import Ended
+from replicator.distributed.processes.states import Ended, State
 from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
 from replicator.errors import (
     CallCancelledError,
@@ -28,15 +28,14 @@ _HUNG_GRACE_S = 5.0
 _LONGEST_CHAIN = 32
 
 
-def ended(exited: Exited, processes: int = 1) -> Ended:
+def ended(exited: Exited, *, is_member: bool = False) -> Ended:
     """Return what a worker's end is to the supervisor.
 
     Args:
       exited: As its launcher reported it; `Ended.exited` later.
-      processes: Of how many that JAX has joined it was one: there a peer's death shows
-        in the words of collectives.
+      is_member: Whether it was one of a group that JAX has joined: there a peer's death
+        shows in the words of collectives.
     """
-    words = str(exited.error).encode().splitlines() if processes > 1 else ()
     return Ended(
         name=exited.name,
         attempt=exited.attempt,
@@ -44,11 +43,34 @@ def ended(exited: Exited, processes: int = 1) -> Ended:
         text=_describe(exited),
         looks_killed=exited.outcome == "died"
         and exited.code in (None, -signal.SIGKILL),
-        is_symptom=is_symptom(exited.error) or says_peer_is_gone(words),
-        comes_again=processes > 1 and _is_from(exited.error, _COMES_AGAIN),
-        others_grace_s=_HUNG_GRACE_S if processes > 1 and exited.code == HUNG else 0.0,
+        is_symptom=is_symptom(exited.error)
+        or (is_member and says_peer_is_gone(_words(exited))),
+        comes_again=is_member and _is_from(exited.error, _COMES_AGAIN),
+        others_grace_s=_HUNG_GRACE_S if is_member and exited.code == HUNG else 0.0,
         exited=exited,
     )
+
+
+def fallen(state: State) -> Ended | None:
+    """Return who, unkilled, lost a collective to one that had ended; None for nobody.
+
+    In a run that stops calls fail, as servers end before their clients. But those of a
+    group end together: if nothing failed, this is why the group did not end well.
+
+    Args:
+      state: Of a run that is over.
+    """
+    ends = [
+        end
+        for unit in state.units
+        if not unit.kills and unit.failure is None
+        for end in unit.ends.values()
+    ]
+    for end in ends:
+        of_collective = end.is_symptom and not is_symptom(end.exited.error)
+        if end.outcome == "failed" and of_collective:
+            return end
+    return None
 
 
 def is_symptom(error: BaseException | None) -> bool:
@@ -58,6 +80,18 @@ def is_symptom(error: BaseException | None) -> bool:
       error: What a node raised, here or in another process.
     """
     return _is_from(error, _PEER_IS_GONE)
+
+
+def _words(exited: Exited) -> list[bytes]:
+    """Return the words by which a worker said why it ended.
+
+    What it had printed before it raised tells of other things; they are the only words
+    of one that died without any.
+    """
+    error = exited.error
+    if exited.outcome == "raised" and isinstance(error, NodeFailedError):
+        error = error.__cause__
+    return str(error).encode().splitlines()
 
 
 def _is_from(error: BaseException | None, kinds: tuple[type[Exception], ...]) -> bool:

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -92,3 +94,15 @@ def test_of_a_run_stay_its_logs_with_the_lock_by_which_they_are_swept(tmp_path, 
     left = sorted(os.listdir(run)) if run.exists() else None
     assert left == (["launcher.lock", "logs"] if logs.parent == run else None)
     assert (logs / "a").exists()
+
+
+def test_it_may_be_closed_by_several_threads_at_once(tmp_path):
+    process = guarded(tmp_path, "exec sleep 600")
+    together = threading.Barrier(8)
+
+    def close(_):
+        together.wait()
+        return process.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(close, range(8))) == {KILLED_BY_LAUNCHER}

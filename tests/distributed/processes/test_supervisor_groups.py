@@ -77,6 +77,13 @@ def test_symptoms_are_blamed_where_nothing_else_is():
     assert done[-1] == [Finish(failure=fell("b"))]
 
 
+def test_who_may_not_start_again_is_not_said_to_end_the_same_way():
+    for restart, said in [(Restart(), 0), (ONE, 1)]:
+        state, _ = play([Unit(workers=("a",), restart=restart), "z"])
+        told = words(state, failed("a", comes_again=True))
+        assert len([line for line in told if "would end the same" in line]) == said
+
+
 def test_who_was_killed_is_no_cause():
     unit = Unit(workers=("a", "b"))
     _, done = play([unit], fell("b"), killed("a"))
@@ -98,7 +105,25 @@ def test_a_group_given_up_fails_the_run_with_the_first_of_its_failures():
 def test_asked_while_a_group_is_cleared_it_does_not_start_again():
     _, done = play([GROUP, "z"], failed("a"), SIGNAL, *map(killed, "bc"), ended("z"))
     assert done[1] == [Stop(names=("z",))]
-    assert done[-1] == [Finish(stopped_by="signal")]
+    assert done[-1] == [Finish(failure=failed("a"), stopped_by="signal")]
+
+
+def test_what_a_group_was_cleared_for_fails_a_run_that_was_asked_to_stop_meanwhile():
+    unit = Unit(workers=("a", "b"))
+    _, done = play([unit, "z"], fell("b"), SIGNAL, failed("a"), ended("z"))
+    assert done[-1] == [Finish(failure=failed("a"), stopped_by="signal")]
+    _, done = play([unit], fell("b"), SIGNAL, killed("a"))
+    assert done[-1] == [Finish(failure=fell("b"), stopped_by="signal")]
+
+
+def test_a_symptom_of_a_group_does_not_hide_why_the_run_fails():
+    _, done = play([GROUP, "z"], fell("a"), failed("z"), *map(killed, "bc"))
+    assert done[-1] == [Finish(failure=failed("z"))]
+
+
+def test_a_cleared_group_that_cannot_be_killed_fails_a_run_that_stops():
+    _, done = play([GROUP], failed("a"), SIGNAL, killed("b"), (9, TimeUp()))
+    assert done[-1] == [Finish(failure=failed("a"), stopped_by="signal", left=("c",))]
 
 
 def test_the_failure_of_another_stops_a_group_too():

@@ -92,8 +92,9 @@ def test_a_node_that_fails_is_started_again_as_often_as_said(tmp_path):
 def test_a_node_that_fails_once_too_often_fails_the_run(tmp_path):
     node = colocation(lp.PyNode(programs.fail, "broken"), num_retries_on_failure=1)
     run = lp.launch(program_of(node), "threads")
-    with pytest.raises(lp.NodeFailedError, match="broken"):
+    with pytest.raises(lp.NodeFailedError, match="broken") as raised:
         run.wait(4 * SOON_S)
+    assert "num_retries_on_failure (=1) is reached." in str(raised.value)
     assert run.workers["node"].attempt == 1
 
 

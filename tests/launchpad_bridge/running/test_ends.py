@@ -3,9 +3,12 @@
 import pytest
 
 from replicator.base.host.exit_codes import HUNG
+from replicator.distributed.processes.states import Finish, StopAsked, Unit
 from replicator.errors import ConnectionLostError, NodeFailedError, RemoteError
 from replicator.launchpad_bridge.protocols import Exited
-from replicator.launchpad_bridge.running.ends import ended
+from replicator.launchpad_bridge.running.ends import ended, fallen
+from tests.distributed.processes.supervised import ended as done_well
+from tests.distributed.processes.supervised import play
 
 GONE = [
     ConnectionLostError("gone"),
@@ -73,19 +76,63 @@ def test_only_a_kill_looks_like_one(code, looks_killed):
     assert ended(died(code)).looks_killed == looks_killed
 
 
-@pytest.mark.parametrize(("processes", "expected"), [(1, False), (2, True)])
-def test_of_a_group_a_lost_collective_is_a_symptom(processes, expected):
+@pytest.mark.parametrize(("is_member", "expected"), [(False, False), (True, True)])
+def test_of_a_group_a_lost_collective_is_a_symptom(is_member, expected):
     words = "`a` raised XlaRuntimeError\nGloo all-reduce failed: closed by peer"
-    assert ended(died(1, words), processes).is_symptom == expected
+    assert ended(died(1, words), is_member=is_member).is_symptom == expected
 
 
-@pytest.mark.parametrize(("processes", "grace_s"), [(1, 0.0), (2, 5.0)])
-def test_when_one_of_a_group_hung_the_others_may_write_their_stacks(processes, grace_s):
-    assert ended(died(HUNG), processes).others_grace_s == grace_s
+@pytest.mark.parametrize(("is_member", "grace_s"), [(False, 0.0), (True, 5.0)])
+def test_when_one_of_a_group_hung_the_others_may_write_their_stacks(is_member, grace_s):
+    assert ended(died(HUNG), is_member=is_member).others_grace_s == grace_s
 
 
-@pytest.mark.parametrize(("processes", "expected"), [(1, False), (2, True)])
-def test_a_group_does_not_go_on_into_the_same_nan(processes, expected):
+@pytest.mark.parametrize(("is_member", "expected"), [(False, False), (True, True)])
+def test_a_group_does_not_go_on_into_the_same_nan(is_member, expected):
     error = NodeFailedError("`a` raised")
     error.__cause__ = RemoteError("nan", type_name="NonFiniteError")
-    assert ended(exited("raised", error), processes).comes_again == expected
+    assert ended(exited("raised", error), is_member=is_member).comes_again == expected
+
+
+def raised(cause, lines=""):
+    error = NodeFailedError(f"`a` raised\nIts last lines:\n  {lines}", node="a")
+    error.__cause__ = cause
+    return Exited(name="a", attempt=0, outcome="raised", error=error)
+
+
+def test_what_a_member_printed_before_it_raised_makes_no_symptom_of_its_error():
+    printed = "an actor went away: connection reset by peer"
+    assert not ended(
+        raised(OSError("no space left"), printed), is_member=True
+    ).is_symptom
+
+
+def test_a_member_s_own_error_that_names_a_lost_collective_is_a_symptom():
+    assert ended(
+        raised(RemoteError("Gloo all-reduce failed: timeout")), is_member=True
+    ).is_symptom
+
+
+def stopped(error, *more, kills=False):
+    """Return the state after a stop in which one of two failed."""
+    unit = Unit(workers=("a", "b"))
+    events = [StopAsked(by="z"), *[StopAsked(by="signal")] * 2 * kills]
+    end = ended(raised(error), is_member=True)
+    state, done = play([unit], *events, end, *more)
+    return state, done[-1]
+
+
+def test_who_lost_a_collective_while_nobody_failed_is_found():
+    state, done = stopped(RuntimeError("Gloo all-reduce failed"), done_well("b"))
+    assert done == [Finish(stopped_by="z")]
+    assert fallen(state).name == "a"
+
+
+@pytest.mark.parametrize(
+    ("error", "kills"),
+    [(RuntimeError("Gloo all-reduce failed"), True), (ConnectionLostError(""), False)],
+    ids=["killed", "its server ended first"],
+)
+def test_other_symptoms_of_a_stop_are_no_failures(error, kills):
+    state, _ = stopped(error, done_well("b"), kills=kills)
+    assert fallen(state) is None

@@ -10,7 +10,8 @@ fork would not be safe, or a fresh interpreter is wanted, the fork turns itself 
     launcher <── ready or unfit, started, exited ── fork server
 
 A dead worker's descendants die with it: those of its session, and those that carry its
-mark in their environment. What hides from both dies when the run is over.
+mark in their environment. What hides from both dies when the run is over, by the guard
+above this process: if that was killed by SIGKILL, it goes on.
 """
 
 import contextlib

@@ -119,8 +119,8 @@ class _Server(ThreadingTCPServer):
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         self._feeds = 0
-        # Held while the program is asked, for a second at most; taken before
-        # `_changed`, never while that is held.
+        # Held while the program is asked: of four servers at once each has a second to
+        # answer. Taken before `_changed`, never while that is held.
         self._looking = threading.Lock()
         self._seen: tuple[float, Snapshot] | None = None
         super().__init__((_HOST, 0), _Answer)
@@ -132,19 +132,26 @@ class _Server(ThreadingTCPServer):
             is_taken = len(self._open) < _MOST_AT_ONCE
             if is_taken:
                 self._open.add(request)
-        if is_taken:
-            super().process_request(request, client_address)
-        else:
+        if not is_taken:
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread: nobody else gives the place back
+            self._leave(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, in the thread of a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._changed:
-                self._open.discard(request)
-                self._changed.notify_all()
+            self._leave(request)
+
+    def _leave(self, request: socket.socket) -> None:
+        with self._changed:
+            self._open.discard(request)
+            self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say what was not the peer's doing; a peer may go away at any time."""
@@ -227,6 +234,9 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _feed(self) -> None:
         """Send samples until the program ends, or who looks on goes away."""
+        # Unlike `select`, it takes any descriptor: the program may have thousands.
+        peer = select.poll()
+        peer.register(self.connection, select.POLLIN)
         self.server.feeds(1)
         try:
             self._answer(access.OK, "text/event-stream; charset=utf-8")
@@ -240,8 +250,7 @@ class _Answer(BaseHTTPRequestHandler):
                 if is_last:
                     return
                 # Nothing comes but the end: of who looks on, or by `end_connections`.
-                ready, _, _ = select.select([self.connection], [], [], INTERVAL_S)
-                if ready and not self.server.closing.is_set():
+                if peer.poll(1000 * INTERVAL_S) and not self.server.closing.is_set():
                     return
         finally:
             self.server.feeds(-1)

@@ -27,10 +27,12 @@ class Curve:
     Attributes:
       path: "M x y C ...".
       middle: A point on it, about half way.
+      right: How far right it runs.
     """
 
     path: str
     middle: Point
+    right: float
 
 
 def curves_of(
@@ -83,26 +85,46 @@ def _ends(
 def _curve(points: Sequence[Point]) -> Curve:
     # Between two columns: beside a passage there are boxes.
     gap = (len(points) - 2) // 4 * 2
-    return Curve(
-        path=" ".join(_pieces(points)), middle=_middle(points[gap], points[gap + 1])
-    )
+    middle = _middle(points[gap], points[gap + 1])
+    points = _without_head(points)
+    # Around boxes below each other: a quarter of the way to its handles is missing.
+    loops = [
+        edge + 0.75 * (_outside(a, b) - edge)
+        for a, b in list(itertools.pairwise(points))[::2]
+        if _is_beside(a, b)
+        for edge in [max(a[0], b[0])]
+    ]
+    right = max([x for x, _ in points] + loops)
+    return Curve(path=" ".join(_pieces(points)), middle=middle, right=right)
+
+
+def _without_head(points: Sequence[Point]) -> list[Point]:
+    """Return a line that ends where the head drawn at its end begins to narrow."""
+    (last_x, last_y), before = points[-1], points[-2]
+    comes_from_left = last_x > before[0] + _BESIDE
+    return [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
+
+
+def _is_beside(a: Point, b: Point) -> bool:
+    return abs(b[0] - a[0]) <= 2 * _BESIDE
+
+
+def _outside(a: Point, b: Point) -> float:
+    """Return where the handles of a line between boxes below each other are."""
+    return max(a[0], b[0]) + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
 
 
 def _pieces(points: Sequence[Point]) -> Iterator[str]:
     """Yield level beginnings and ends, joined by curves."""
     yield f"M{_told(points[0])}"
-    (last_x, last_y), before = points[-1], points[-2]
-    # Heads are drawn at the end of the line: it ends where they begin to narrow.
-    comes_from_left = last_x > before[0] + _BESIDE
-    points = [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
     for index, (a, b) in enumerate(itertools.pairwise(points)):
         if index % 2:  # along a passage
             yield f"L{_told(b)}"
             continue
         bend = (b[0] - a[0]) / 2
         out, back = a[0] + bend, b[0] - bend
-        if abs(bend) <= _BESIDE:
-            out = back = max(a[0], b[0]) + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
+        if _is_beside(a, b):
+            out = back = _outside(a, b)
         yield f"C{_told((out, a[1]))} {_told((back, b[1]))} {_told(b)}"
 
 

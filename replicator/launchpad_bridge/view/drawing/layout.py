@@ -118,12 +118,14 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
     boxes |= {End(label=frame.label, name=None): frame.box for frame in frames}
     passages = dict(zip(links, placed.passages, strict=True))
     ways = [_moved(passages.get(pair, ()), _MARGIN) for pair in pairs]
+    curves = curves_of(arrows, boxes, ways)
+    rightmost = max((curve.right for curve in curves), default=0.0)
     return Layout(
         graph=graph,
         workers=workers,
         groups=frames,
-        arrows=list(zip(arrows, curves_of(arrows, boxes, ways), strict=True)),
-        width=placed.width + 2 * _MARGIN,
+        arrows=list(zip(arrows, curves, strict=True)),
+        width=max(placed.width + 2 * _MARGIN, rightmost + _GAP),
         height=placed.height + 2 * _MARGIN,
         note_lines=note_lines,
     )

@@ -1,9 +1,13 @@
 import http.client
 import json
 import logging
+import os
+import resource
 import socket
 import stat
 import threading
+import urllib.error
+import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
@@ -252,3 +256,63 @@ def test_a_program_without_a_page_has_none():
     made, _ = program()
     with lp.launch(made, launch_type="threads") as run:
         assert not (run.plan.folder / "dashboard.url").exists()
+
+
+class Looking:
+    """A launcher that looks at the page before anything runs, and cannot open."""
+
+    name = "looking"
+
+    def open(self, plan, report):
+        self.link = (plan.folder / "dashboard.url").read_text()
+        with urllib.request.urlopen(self.link, timeout=5) as page:
+            self.status = page.status
+        raise lp.LaunchError("no room")
+
+
+def test_the_page_is_there_before_the_first_node_and_gone_if_none_starts(capsys):
+    launcher = Looking()
+    made, _ = program()
+    with pytest.raises(lp.LaunchError, match="no room"):
+        lp.launch(made, launcher, dashboard=True)
+    assert launcher.status == 200
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(launcher.link, timeout=5)
+
+
+@pytest.fixture
+def many_descriptors():
+    """Take more descriptors than `select` knows of."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = limits[1] if limits[1] != resource.RLIM_INFINITY else 4096
+    if most < 2048:
+        pytest.skip("this machine allows fewer")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), limits[1]))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in taken:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_program_with_thousands_of_descriptors_has_a_feed(many_descriptors, shown):
+    feed = shown.feed()
+    assert feed.next()
+    assert feed.next()
+    feed.close()
+
+
+def test_a_connection_that_found_no_thread_keeps_no_other_out(shown, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if "process_request" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(40):
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                shown.status()
+    assert shown.status()[0] == 200

@@ -1,8 +1,10 @@
 import itertools
+import re
 
+import numpy as np
 import pytest
 
-from replicator.launchpad_bridge.graph import graph_of
+from replicator.launchpad_bridge.graph import Edge, Graph, Vertex, graph_of
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from tests.launchpad_bridge.view.drawing.programs_to_draw import SHAPES, rows, training
 
@@ -55,6 +57,39 @@ def test_all_is_within_the_picture(layout):
         assert box.y >= 0
         assert box.right <= layout.width
         assert box.y + box.height <= layout.height
+
+
+def points_of(path):
+    """Return points along a path, close together."""
+    pieces = re.findall(r"([MCL])([^MCL]*)", path)
+    at = None
+    for kind, numbers in pieces:
+        xy = np.array([float(n) for n in numbers.split()]).reshape(-1, 2)
+        if kind == "C":
+            t = np.linspace(0, 1, 101)[:, None]
+            corners = [at, *xy]
+            weights = [(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3]
+            yield from sum(w * c for w, c in zip(weights, corners, strict=True))
+        at = xy[-1]
+        yield at
+
+
+@pytest.mark.parametrize("note_lines", [0, 3])
+def test_all_arrows_are_within_the_picture_also_one_to_its_own_node(note_lines):
+    vertices = [
+        Vertex(name=name, label=name, kind="PyNode", text="f") for name in ("a", "b")
+    ]
+    edges = [
+        Edge(source=source, target=target, argument="x")
+        for source, target in [("a", "a"), ("a", "b"), ("b", "a")]
+    ]
+    for chosen in (edges[:1], edges[1:]):
+        graph = Graph(program="p", vertices=vertices, edges=chosen)
+        layout = lay_out(graph, note_lines=note_lines)
+        for _, curve in layout.arrows:
+            for x, y in points_of(curve.path):
+                assert 0 <= x < layout.width
+                assert 0 <= y < layout.height
 
 
 def test_arrows_stand_for_all_edges_each_once(layout):
