@@ -101,6 +101,9 @@ def ended(
     [unit] = state.units
     name, code = process_name(end.rank), end.code
     asked = signal_asked(state.stopped_by)
+    if asked is None and state.asks:
+        # A preempted process ended first; who preempts sends this one to all.
+        asked = signal.SIGTERM
     is_done = code == 0 or (asked and code in (-asked, 128 + asked))
     # A guard that was told so kills by itself, and says it; by force it dies as well.
     is_forced = code == -signal.SIGKILL and unit.kills > 1

@@ -7,6 +7,7 @@ its own. Who is noticed first is luck: what kind of error it is says who is the 
 import signal
 
 from replicator.base.host.exit_codes import HUNG
+from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import Ended, State
 from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
 from replicator.errors import (
@@ -26,6 +27,8 @@ _COMES_AGAIN = (NonFiniteError, SpikeError)
 # For the stacks that the watchdogs of the others write.
 _HUNG_GRACE_S = 5.0
 _LONGEST_CHAIN = 32
+# Nobody knows, the kernel says so, or a guard does.
+_KILLED = (None, -signal.SIGKILL, KILLED_BY_LAUNCHER)
 
 
 def ended(exited: Exited, *, is_member: bool = False) -> Ended:
@@ -41,8 +44,7 @@ def ended(exited: Exited, *, is_member: bool = False) -> Ended:
         attempt=exited.attempt,
         outcome="failed" if exited.outcome in ("raised", "died") else "done",
         text=_describe(exited),
-        looks_killed=exited.outcome == "died"
-        and exited.code in (None, -signal.SIGKILL),
+        looks_killed=exited.outcome == "died" and exited.code in _KILLED,
         is_symptom=is_symptom(exited.error)
         or (is_member and says_peer_is_gone(_words(exited))),
         comes_again=is_member and _is_from(exited.error, _COMES_AGAIN),

@@ -232,6 +232,16 @@ def test_a_signal_of_the_launcher_s_own_after_a_preemption_is_no_escalation():
     assert group.happens(TERM) == [Kill(names=("process 1",))]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_ends_by_the_signal_of_a_preemption_does_not_hide_it(is_first):
+    group = Group()
+    events = [lambda: group.happens(TERM), lambda: group.ends(0, PREEMPTED)]
+    for event in events if is_first else events[::-1]:
+        event()
+    group.ends(1, -signal.SIGTERM)
+    assert (group.code, group.failure) == (PREEMPTED, None)
+
+
 def test_who_does_not_end_in_time_is_killed_then_killed_harder_then_left():
     group = Group()
     group.happens(TERM)

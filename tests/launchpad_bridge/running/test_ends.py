@@ -70,7 +70,8 @@ def died(code, text="`a` was killed"):
 
 
 @pytest.mark.parametrize(
-    ("code", "looks_killed"), [(None, True), (-9, True), (-6, False), (1, False)]
+    ("code", "looks_killed"),
+    [(None, True), (-9, True), (137, True), (-6, False), (1, False)],
 )
 def test_only_a_kill_looks_like_one(code, looks_killed):
     assert ended(died(code)).looks_killed == looks_killed
