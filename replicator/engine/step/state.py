@@ -184,6 +184,11 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
 
 
+def step_key(key: jax.Array, step: jax.Array) -> Key:
+    """Return what a step gets, of `RunState.key` and the updates before it."""
+    return jax.random.fold_in(jax.random.wrap_key_data(key), step)
+
+
 def first_run(init_fn: InitFn, layout: Layout, *, seed: int) -> FirstState:
     """Return the state of a run at step 0, not born yet.
 

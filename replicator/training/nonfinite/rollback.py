@@ -53,6 +53,22 @@ class GoingBack(Exception):
         super().__init__(f"The run goes back to before step {before_step}.")
         self.before_step = before_step
 
+    def too_late(self, *, is_saved: bool) -> NonFiniteError:
+        """Return what is raised where no loop is left that could go back.
+
+        Args:
+          is_saved: Whether a checkpoint from before it is there.
+        """
+        remedy = "Start it again: it goes on from the checkpoint before that."
+        if not is_saved:
+            remedy = "Look at its batch: no checkpoint from before it is there."
+        return NonFiniteError(
+            "Metrics must be finite until the loop ends, got a bad number at step "
+            f"{self.before_step}. {remedy}",
+            step=self.before_step,
+            leaf="",
+        )
+
 
 class Recovery(Hook):
     """What a run does about bad numbers, over all the times that it goes back.
