@@ -422,7 +422,7 @@ class Session:
         assert of.checkpointing is not None
         with open_store(of.checkpointing, of.hooks, of.layout) as store:
             store.discard_after(signal.before_step - 1)
-            return bool(store.steps)
+            return bool(store.steps())
 
     def _stall_s(self) -> float:
         batches = self._opened.batches
