@@ -330,17 +330,14 @@ def _input(
     *,
     in_turn: Callable[[], bool],
 ) -> SkippedBatches | None:
-    reading, start_step = of.reading, resumed.start_step
     if of.dataset is None:
         return None
+    unasked = None
     if of.plan.steps is not None and of.step is not None:
-        left_out = of.recovery.steps_left_out(
-            batches_read=resumed.position.batches,
-            steps_per_call=of.plan.steps_per_call,
-        )
-        # At least one: an input that is never asked need not be empty.
-        left = max(of.plan.steps - start_step + left_out, 1)
-        reading = dataclasses.replace(reading, steps=left)
+        # As many calls as are left; a loop that skips batches asks for more. At least
+        # one: what is wrong with an input shows also where it is never asked.
+        calls_left = (of.plan.steps - resumed.start_step) // of.plan.steps_per_call
+        unasked = max(calls_left, 1)
 
     def is_over() -> bool:
         # Not where a turn has made a step: it must come to its end.
@@ -348,9 +345,14 @@ def _input(
         return ends and not in_turn()
 
     batches = open_input(
-        of.dataset, of.layout, options=reading, start=resumed.position, is_over=is_over
+        of.dataset,
+        of.layout,
+        options=of.reading,
+        start=resumed.position,
+        is_over=is_over,
+        unasked=unasked,
     )
-    return of.recovery.watch(batches, start_step=start_step)
+    return of.recovery.watch(batches)
 
 
 def _handed_on(step: Step | None, state: RunState) -> PyTree:

@@ -232,8 +232,11 @@ class Session:
                 "`step_fn` must be given for `session.step()`, got None. Pass it to "
                 "`session`, or hand what your own steps return to `session.after()`."
             )
-        given = batch if isinstance(batch, Placed) else self._placed(batch)
-        loop = self._opened.loop
+        opened = self._opened
+        loop, is_read = opened.loop, isinstance(batch, Placed)
+        given = batch if is_read else self._placed(batch)
+        if opened.batches is not None:
+            opened.batches.given(given if is_read else None, step=loop.step)
         self._position, self._taken = given.position, []
         try:
             loop.dispatch(self._step, given, self._stall_s())

@@ -132,22 +132,15 @@ class Recovery(Hook):
             self.history = found
         self._seen = tuple(state["seen"])
 
-    def watch(
-        self, batches: IndexedBatches, *, start_step: int, held: int = 0
-    ) -> SkippedBatches:
+    def watch(self, batches: IndexedBatches) -> SkippedBatches:
         """Return `batches` without those that are left out; see `SkippedBatches`."""
-        self._batches = SkippedBatches(
-            batches,
-            start_step=start_step,
-            left_out=self.history.left_out,
-            held=held,
-        )
+        self._batches = SkippedBatches(batches, left_out=self.history.left_out)
         return self._batches
 
-    def steps_left_out(self, *, batches_read: int, steps_per_call: int = 1) -> int:
-        """Return how many steps' batches will be left out after so many were read."""
-        ahead = [call for call in self.history.left_out if call >= batches_read]
-        return len(ahead) * steps_per_call
+    @property
+    def can_repeat(self) -> bool:
+        """Whether to read the input again is to make the same steps again."""
+        return self._batches is None or self._batches.in_order
 
     def tell(self, event: BadNumber) -> None:
         """Act on a bad number; returns if the run goes on.
