@@ -20,7 +20,7 @@ import numpy as np
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.run_ahead import RunAhead
-from replicator.engine.step.state import step_key
+from replicator.engine.step.state import require_form, step_key
 from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
@@ -37,6 +37,7 @@ from replicator.training.preemption.hook import Preemption
 from replicator.training.reports.records import alone_in
 from replicator.training.run import require_possible
 
+MOST_OF_A_TURN = 10_000  # batches; a loop that takes more has forgotten `after`
 _SAME: Any = object()
 
 
@@ -92,15 +93,14 @@ class Session:
         """
         if self._open is not None:
             raise ArgumentError(
-                "A session must be closed to be opened, got one that is open. Make "
-                "another: `rep.session(...)`."
+                "`session` must be closed to be opened, got an open one. Make another."
             )
         of, self._result, self._thread = self._of, None, threading.get_ident()
         require_possible(of)
         # A hook that stands in two places is one hook: methods of one object are equal.
         closers = list(dict.fromkeys(hook.close for hook in of.hooks))
         with ExitStack() as outer:
-            outer.callback(self._forget)
+            outer.callback(setattr, self, "_open", None)
             outer.enter_context(closed_at_the_end(closers))
             outer.enter_context(alone_in(of.recording.directory, of.mesh))
             outer.enter_context(end_told(of.tell, of.phases))
@@ -146,13 +146,11 @@ class Session:
     @property
     def key(self) -> Key:
         """The random key of the next step: what `run` would give it."""
-        data = self._opened.resumed.state.key
-        return _step_key(data, np.asarray(self.steps_done, np.int32))
+        return _step_key(self._opened.resumed.state.key, np.int32(self.steps_done))
 
     @property
     def position(self) -> Position:
         """Where the input is after the batches that were taken out of it."""
-        _ = self._opened
         return self._position
 
     @property
@@ -287,12 +285,15 @@ class Session:
           BatchError: No step is left.
           NonFiniteError: A metric of a step so far holds NaN or infinity.
           Preempted: Somebody asked the run to stop, and it is saved.
+          StateError: `state` is of another structure, shape or dtype than the first.
           Exception: Whatever a hook raised.
         """
         self._require_own_steps("after")
         self._require_own_thread()
         loop, taken = self._opened.loop, self._taken
         loop.require_room(1)
+        if state is not _SAME:
+            require_form(state, self._of.first.shapes.user)
         self._taken = []
         loop.begin_step()
         self._run_ahead.admit(metrics)
@@ -314,8 +315,7 @@ class Session:
     def _require_own_thread(self) -> None:
         if self._opened and threading.get_ident() != self._thread:
             raise ArgumentError(
-                "A session must be used in the thread that opened it, got another. "
-                "Open it there."
+                "`session` must stay in its thread, got another. Open it in that one."
             )
 
     @property
@@ -326,9 +326,6 @@ class Session:
                 "rep.session(...) as session:`."
             )
         return self._open
-
-    def _forget(self) -> None:
-        self._open = None
 
     def _open_here(self) -> None:
         of = self._of
@@ -360,6 +357,8 @@ class Session:
         opened = self._opened
         assert opened.batches is not None
         if opened.loop.in_turn:
+            if len(self._taken) >= MOST_OF_A_TURN:
+                raise self._turn_without_after()
             # A turn that has made a step cannot be left where it waits for this.
             with self._of.phases.during("input"):
                 more = next(opened.batches, None)
@@ -377,6 +376,13 @@ class Session:
                 opened.leaving.leave_if_waiting(STOPPED)
         return batch
 
+    def _turn_without_after(self) -> ArgumentError:
+        return ArgumentError(
+            "`session.after()` must be called for each turn, got one without that "
+            f"moved the state on behind step {self.steps_done}. Call "
+            "`session.after(metrics)` where an update is made."
+        )
+
     def _ends(self) -> bool:
         """Make the end of the run; tell whether that is what it was."""
         try:
@@ -391,11 +397,7 @@ class Session:
             return
         opened = self._opened
         if opened.loop.in_turn:
-            raise ArgumentError(
-                "`session.after()` must be called before the loop ends, got a turn "
-                f"that moved the state on behind step {opened.loop.step}. Call "
-                "`session.after(metrics)` for it."
-            )
+            raise self._turn_without_after()
         left = opened.leaving is not None and opened.leaving.has_left
         result = opened.loop.leave() if left else opened.loop.end(self._stall_s())
         self._of.phases.enter("end")

@@ -10,7 +10,7 @@ import pytest
 
 from replicator import InputOptions
 from replicator.checkpoint import CheckpointStore
-from replicator.errors import ArgumentError, BatchError, Preempted
+from replicator.errors import ArgumentError, BatchError, Preempted, StateError
 from replicator.hooks import Hook, StateCallback, every
 from tests.steps import regression_batch, replicas
 
@@ -281,7 +281,7 @@ def test_a_session_in_another_thread_is_refused():
         thread = threading.Thread(target=train)
         thread.start()
         thread.join(30)
-    assert "the thread that opened it" in found[0]
+    assert "stay in its thread" in found[0]
 
 
 def test_an_open_session_is_not_opened_again():
@@ -311,3 +311,33 @@ def test_a_session_may_be_opened_again_when_it_has_ended(tmp_path):
                 if session.steps_done == last:
                     break
     assert float(session.result.state["made"]) == 6
+
+
+def test_a_loop_that_has_forgotten_after_does_not_go_on_for_ever(monkeypatch):
+    monkeypatch.setattr("replicator.training.session.MOST_OF_A_TURN", 9)
+
+    def train():
+        with opened(BATCHES) as session:
+            step = session.compile(count)
+            for batch in session.batches():
+                step(batch)
+
+    with pytest.raises(ArgumentError, match=r"session\.after.*for each turn"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ({"made": jnp.zeros(7)}, r"`made` is float32\[7\]"),
+        ({"made": jnp.zeros((), int)}, r"`made` is int"),
+        ({}, "`made` is missing"),
+    ],
+    ids=["shape", "dtype", "structure"],
+)
+def test_a_state_of_another_form_is_refused(tmp_path, state, found):
+    with opened(checkpoint_dir=tmp_path) as session:
+        session.after({}, state={"made": np.ones((), np.float32)})
+        with pytest.raises(StateError, match=found):
+            session.after({}, state=state)
+    assert saved_in(tmp_path) == (1, 1.0, 0)

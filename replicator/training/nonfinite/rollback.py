@@ -63,7 +63,7 @@ class GoingBack(Exception):
         if not is_saved:
             remedy = "Look at its batch: no checkpoint from before it is there."
         return NonFiniteError(
-            "Metrics must be finite until the loop ends, got a bad number at step "
+            "`metrics` must be finite until the loop ends, got a bad number at step "
             f"{self.before_step}. {remedy}",
             step=self.before_step,
             leaf="",
