@@ -1,5 +1,6 @@
 """Make all turns of a loop, as `Session` does, without what a session opens."""
 
+from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.monitoring.phases import Phases
 from replicator.training.closing import closed_at_the_end
 from replicator.training.loop import Loop
@@ -11,6 +12,8 @@ def run_loop(step, state, batches, *, plan, hooks=(), phases=None, **options):
     with closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
         loop = Loop(state, plan=plan, hooks=hooks, phases=phases, **options)
         while (batch := loop.next(batches)) is not None:
+            if isinstance(batches, SkippedBatches):
+                batches.given(batch, step=loop.step)
             loop.dispatch(step, batch, batches.stall_s)
         if loop.goes_on:
             loop.require_end_of_plan()

@@ -3,6 +3,7 @@
 After a change here, `python -m tests.test_errors` writes the document anew.
 """
 
+import concurrent.futures
 import dataclasses
 import faulthandler
 import json
@@ -41,7 +42,7 @@ from replicator.errors import (
     TooLateError,
     check_count,
 )
-from replicator.hooks import Callback, Hook, every
+from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.monitoring.writers import Multi
 from replicator.training.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
@@ -89,6 +90,55 @@ def in_session(use, **options):
     options = {"init_fn": init_fn, "steps": 2, "display": False} | options
     with replicas(2).session(**options) as session:
         use(session)
+
+
+def counting(session):
+    """Compile a step that adds one to the number of `in_session`."""
+    return session.compile(lambda state, batch: (state + 1, {"x": state}))
+
+
+def turns_of(**options):
+    """Make turns of two batches, each of which moves the state on."""
+
+    def use(session):
+        step, batches = counting(session), session.batches()
+        for batch in batches:
+            step(batch)
+            session.after(step(next(batches)))
+
+    in_session(use, **options)
+
+
+LATE = []
+
+
+def read_late(session):
+    """Read the state that a hook has kept while the next turn is made."""
+    step = counting(session)
+    session.after(step(regression_batch()))
+    step(regression_batch())
+    return LATE[0].state
+
+
+def ended_on_bad():
+    """Leave a loop, that could go back, on a metric that is NaN."""
+
+    def step_fn(state, batch):
+        return state + 1, {"x": state * jnp.nan}
+
+    in_session(
+        lambda session: session.step(next(session.batches())),
+        step_fn=step_fn,
+        dataset=[regression_batch()],
+        on_nonfinite="rollback",
+        checkpoint_dir=folder(),
+    )
+
+
+def elsewhere(session):
+    """Use a session in a thread that did not open it."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        pool.submit(lambda: session.after({})).result()
 
 
 def compiled(make=trainer, *, batch=None, **options):
@@ -1027,7 +1077,93 @@ ROWS = [
         lambda: in_session(print, on_nonfinite="rollback", checkpoint_dir=folder()),
         ArgumentError,
         "`step_fn` and `dataset` must be given to go back to a checkpoint, got None. "
-        "Pass both, or end the run: leave `on_nonfinite` out.",
+        "Pass both, or leave `on_nonfinite` out.",
+    ),
+    Row(
+        "A session that is to go back from spikes, without a step",
+        lambda: in_session(
+            print,
+            spikes=Spikes(metric="loss", action="rollback"),
+            checkpoint_dir=folder(),
+        ),
+        ArgumentError,
+        "`step_fn` and `dataset` must be given to go back to a checkpoint, got None. "
+        "Pass both, or leave `spikes` out.",
+    ),
+    Row(
+        "Spikes that are to lead back, without checkpoints",
+        lambda: in_session(print, spikes=Spikes(metric="loss", action="rollback")),
+        ArgumentError,
+        "`checkpoint_dir` must be given to go back to a checkpoint, got None. Pass it, "
+        'or choose `Spikes(action="log")`.',
+    ),
+    Row(
+        "A dataset that ends in the midst of a turn",
+        lambda: turns_of(dataset=[regression_batch()] * 3, steps=None),
+        ArgumentError,
+        "`dataset` must last until the turn of step 2 is done, got its end. Repeat it, "
+        "or pass `steps`.",
+    ),
+    Row(
+        "A turn that nothing is said of",
+        lambda: in_session(lambda session: counting(session)(regression_batch())),
+        ArgumentError,
+        "`session.after()` must be called for each turn, got one without that moved "
+        "the state on behind step 0. Call `session.after(metrics)` where an update is "
+        "made.",
+    ),
+    Row(
+        "A step behind the last",
+        lambda: in_session(lambda session: [session.after({}) for _ in range(3)]),
+        BatchError,
+        "`steps` must leave a step to be made, got 2 that are all done. End the loop "
+        "where `session.batches()` or `session.steps()` end.",
+    ),
+    Row(
+        "Another state after an own step",
+        lambda: in_session(
+            lambda session: session.after({}, state={"w": jnp.ones(7)}),
+            init_fn=lambda key: {"w": jnp.ones(())},
+        ),
+        StateError,
+        "`state` must be of the structure, shapes and dtypes of the first state, got "
+        "another: `w` is float32[7] instead of float32[]. Hand over every leaf, "
+        "updated.",
+    ),
+    Row(
+        "The state of an event in the midst of the next turn",
+        lambda: in_session(
+            read_late, hooks=[StateCallback(LATE.append, every(n_steps=1))]
+        ),
+        ArgumentError,
+        "`event.state` must be read before the step after it, got step 2 begun for the "
+        "state after step 1. Read it in `on_state`, and keep a copy.",
+    ),
+    Row(
+        "A bad number that is found when the loop has ended",
+        lambda: ended_on_bad(),
+        NonFiniteError,
+        "`metrics` must be finite until the loop ends, got a bad number at step 1. "
+        "Look at its batch: no checkpoint from before it is there.",
+    ),
+    Row(
+        "A session that is opened twice",
+        lambda: in_session(lambda session: session.__enter__()),
+        ArgumentError,
+        "`session` must be closed to be opened, got an open one. Make another.",
+    ),
+    Row(
+        "A session in another thread",
+        lambda: in_session(elsewhere),
+        ArgumentError,
+        "`session` must stay in its thread, got another. Open it in that one.",
+    ),
+    Row(
+        "Microbatches for a dataset that is not there",
+        lambda: in_session(print, step_fn=plain_step, auto_microbatch=True),
+        ArgumentError,
+        "`dataset` must be given with `auto_microbatch`, got None. Pass it, or choose "
+        "`accumulate`.",
     ),
     Row(
         "A word for the node of a program",

@@ -39,6 +39,7 @@ def open_input(
     start: Position | None = None,
     clock: Clock | None = None,
     is_over: Callable[[], bool] | None = None,
+    unasked: int | None = None,
 ) -> Prefetcher[Placed]:
     """Read a dataset in the background, check it, and place it on devices.
 
@@ -58,6 +59,8 @@ def open_input(
       start: Where to begin: the `position` of the last batch that was used.
       clock: Where waiting times come from; the system's if None.
       is_over: Asked while a batch is waited for: whether to end instead.
+      unasked: So many results are read ahead, at least 1; each after them when it is
+        waited for. None for all.
 
     Returns:
       An iterator of `Placed` that raises what reading raises.
@@ -91,6 +94,7 @@ def open_input(
         timeout_s=options.timeout_s,
         clock=clock,
         is_over=is_over,
+        unasked=unasked,
     )
 
 

@@ -92,6 +92,42 @@ def place(
     return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)
 
 
+def placed(
+    batch: PyTree,
+    layout: BatchLayout,
+    *,
+    accumulate: int,
+    steps_per_call: int,
+    index: int,
+    position: Position,
+) -> Placed:
+    """Return what a call takes, of a batch that no input has read.
+
+    Args:
+      batch: As `place` takes it.
+      layout: How batches lie on devices.
+      accumulate: Microbatches per update.
+      steps_per_call: Steps that one call makes.
+      index: Which batch of the run is the first one here.
+      position: Where the input is, if there is one.
+
+    Raises:
+      BatchError: As `place`.
+    """
+    value = place(batch, layout, accumulate=accumulate, steps_per_call=steps_per_call)
+    sizes = np.shape(jax.tree.leaves(batch)[0])
+    return Placed(
+        value=value,
+        examples=int(np.prod(sizes[: 1 + int(steps_per_call > 1)])),
+        padded=False,
+        index=index,
+        steps=steps_per_call,
+        accumulate=accumulate,
+        steps_per_call=steps_per_call,
+        position=position,
+    )
+
+
 class Placement:
     """Put batches that are known to fit on devices, one after the other.
 

@@ -42,6 +42,8 @@ class Prefetcher(Generic[T]):
       timeout_s: Longest wait for one item, in seconds.
       clock: Where waiting times come from.
       is_over: Asked while an item is waited for: whether to end instead.
+      unasked: So many items are made ahead, at least 1; each after them when it is
+        waited for. None for all.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Prefetcher(Generic[T]):
         timeout_s: float = 600.0,
         clock: Clock | None = None,
         is_over: Callable[[], bool] | None = None,
+        unasked: int | None = None,
     ):
         self._is_over = is_over or (lambda: False)
-        self._channel: _Channel[T] = _Channel(size)
+        self._channel: _Channel[T] = _Channel(size, unasked)
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
         self._taken = 0
@@ -147,7 +150,8 @@ def decide_wait(
 class _Channel(Generic[T]):
     """A bounded queue that also carries the end, a failure, and the wish to stop."""
 
-    def __init__(self, size: int | Callable[[T], int]):
+    def __init__(self, size: int | Callable[[T], int], unasked: int | None = None):
+        self._left = unasked  # to be made before somebody waits for the next
         self._items: collections.deque[T] = collections.deque()
         self._size = size if callable(size) else lambda first: size
         self._room: int | None = None  # until the first item is here
@@ -159,7 +163,7 @@ class _Channel(Generic[T]):
         self._changed = threading.Condition()
 
     def put(self, item: T) -> bool:
-        """Wait for room and add `item`; return False if nobody wants it any more.
+        """Wait for room and add `item`; return whether to make one more.
 
         Has no limit of its own: closing or forgetting the consumer ends it.
         """
@@ -174,7 +178,11 @@ class _Channel(Generic[T]):
             # A consumer waits only while it is empty.
             if len(self._items) == 1:
                 self._changed.notify_all()
-            return True
+            if self._left is not None:
+                self._left -= 1
+                # Not before it is asked for: an iterator may have other readers after.
+                self._changed.wait_for(lambda: self._ended or self._left != 0)
+            return not self._ended
 
     def take(self) -> T:
         """Return the oldest item; at the end, raise what the end is."""
@@ -191,6 +199,9 @@ class _Channel(Generic[T]):
         if self._items:  # only the consumer takes, so there it stays
             return True
         with self._changed:
+            if self._left == 0 and not self._items:
+                self._left = 1
+                self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: self._ended or bool(self._items), timeout_s
             )

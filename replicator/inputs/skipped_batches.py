@@ -42,27 +42,24 @@ class SkippedBatches(Generic[Batch]):
 
     Args:
       batches: The input; closed with this.
-      start_step: Updates before its first batch.
       left_out: Which calls to leave out, by the index of their first batch.
-      held: So many of the newest batches are kept, to be looked at after a failure.
+
+    Attributes:
+      in_order: Whether each step so far got the batch after that of the step before:
+        then to read the input again is to make the same steps again.
     """
 
     def __init__(
-        self,
-        batches: IndexedBatches[Batch],
-        *,
-        start_step: int,
-        left_out: Iterable[int] = (),
-        held: int = 0,
+        self, batches: IndexedBatches[Batch], *, left_out: Iterable[int] = ()
     ) -> None:
+        self.in_order = True
         self._batches = batches
         self._left_out = frozenset(left_out)
-        self._step = start_step
+        self._newest: Batch | None = None  # handed out, and no step has it yet
         # (the first step of a call, the last, the index of its first batch)
         self._calls: collections.deque[tuple[int, int, int]] = collections.deque(
             maxlen=_REMEMBERED
         )
-        self._held: collections.deque[Batch] = collections.deque(maxlen=held)
 
     @property
     def stall_s(self) -> float:
@@ -77,26 +74,37 @@ class SkippedBatches(Generic[Batch]):
         batch = next(self._batches)
         while batch.index in self._left_out:
             batch = next(self._batches)
-        self._calls.append((self._step + 1, self._step + batch.steps, batch.index))
-        self._step += batch.steps
-        self._held.append(batch)
+        if self._newest is not None:
+            self.in_order = False
+        self._newest = batch
         return batch
+
+    def given(self, batch: Batch | None, *, step: int) -> None:
+        """Note which batch a call of the step gets.
+
+        Args:
+          batch: As it was handed out; None for one from elsewhere.
+          step: Updates done before.
+        """
+        if batch is None or batch is not self._newest:
+            self.in_order = False
+        if batch is not None:
+            self._calls.append((step + 1, step + batch.steps, batch.index))
+        self._newest = None
 
     def close(self) -> None:
         """Close the input."""
         self._batches.close()
 
     def call_of(self, step: int) -> int | None:
-        """Return the index of the first batch of the call that made `step`."""
+        """Return the index of the first batch of the call that made `step`.
+
+        None if that is not known any more, or the batch was none of the input's.
+        """
         for first, last, index in self._calls:
             if first <= step <= last:
                 return index
         return None
-
-    def batch_of(self, step: int) -> Batch | None:
-        """Return the batch of the call that made `step`, if it is still held."""
-        index = self.call_of(step)
-        return next((batch for batch in self._held if batch.index == index), None)
 
 
 def require_rereadable(dataset: Dataset, *, why: str) -> None:

@@ -100,6 +100,10 @@ class Loop:
     there is none; then comes `end`. A turn whose step was made by somebody else is
     told of by `after`.
 
+    Attributes:
+      in_turn: Whether `state` was moved on by a step that `after` was not told of: then
+        it is no state of the run, to be saved or shown.
+
     Args:
       state: The first state; donated. A `FlatTree` for a step that returns one: hooks
         and the result see the tree.
@@ -125,10 +129,12 @@ class Loop:
         show_state: Callable[[PyTree, int], PyTree] = lambda state, step: whole(state),
     ):
         self.state = state
+        self.in_turn = False
         self._show_state = show_state
         self.step = plan.start_step
         self.metrics: PyTree = None  # of the last call, never read here
         self._plan = plan
+        self._last_step = plan.steps
         self._hooks = hooks
         self._examples = 0
         self._phases = phases or Phases()
@@ -159,8 +165,7 @@ class Loop:
     @property
     def goes_on(self) -> bool:
         """Whether there are steps to do, and no hook wants to stop."""
-        wanted = self._plan.steps
-        if wanted is not None and self.step >= wanted:
+        if self._last_step is not None and self.step >= self._last_step:
             return False
         return not any(hook.should_stop for hook in self._hooks)
 
@@ -171,6 +176,25 @@ class Loop:
             return None
         self._phases.enter("input")
         return next(batches, None)
+
+    def require_room(self, steps: int) -> None:
+        """Refuse steps that are not left to be made.
+
+        Raises:
+          BatchError: They are not.
+        """
+        last = self._last_step
+        if last is None or self.step + steps <= last:
+            return
+        if self.step >= last:
+            raise BatchError(
+                f"`steps` must leave a step to be made, got {last} that are all done. "
+                "End the loop where `session.batches()` or `session.steps()` end."
+            )
+        raise BatchError(
+            f"`steps_per_call` batches must be whole, got one of {steps} steps with "
+            f"{last - self.step} left. Repeat the dataset."
+        )
 
     def begin_step(self) -> None:
         """Note that the next step is made, from now on."""
@@ -186,11 +210,11 @@ class Loop:
           stall_s: How long batches were waited for so far.
 
         Raises:
-          BatchError: The batch holds more updates than are left.
+          BatchError: As `require_room`.
           NonFiniteError: A metric is NaN or infinite, and the plan does not ignore it.
           Exception: Whatever `step` or a hook raised.
         """
-        self._require_room(batch)
+        self.require_room(batch.steps)
         self.begin_step()
         state, metrics = step(self.state, batch)
         self.after(
@@ -224,7 +248,7 @@ class Loop:
           position: Where the input is after it.
           stall_s: How long batches were waited for so far.
         """
-        self.state, self.metrics = state, metrics
+        self.state, self.metrics, self.in_turn = state, metrics, False
         self.step += steps
         self._examples += examples
         progress = self._measure(stall_s)
@@ -273,16 +297,16 @@ class Loop:
         """
         self._show_metrics()
         self._check_finite()
-        if (call := self._newest) is None:
-            return self._result(None, None)
-        call.progress = self._measure(stall_s)  # now that the last step is done
-        for hook in self._hooks:
-            self._phases.enter(hook.phase)
-            hook.on_end(self._state_event(call, shown=True))
+        if (call := self._newest) is not None:
+            call.progress = self._measure(stall_s)  # now that the last step is done
+            for hook in self._hooks:
+                self._phases.enter(hook.phase)
+                hook.on_end(self._state_event(call, shown=True))
         return self.leave()
 
     def leave(self) -> LoopResult:
-        """Return what there is now, and show nobody anything."""
+        """Return what there is now, and show nobody anything; no step follows."""
+        self._last_step = self.step
         if (call := self._newest) is None:
             return self._result(None, None)
         metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
@@ -296,10 +320,11 @@ class Loop:
         )
 
     def _state_after(self, step: int) -> PyTree:
-        if step != self.step:
+        if self.in_turn or step != self.step:
+            now = f"{self.step + 1} begun" if self.in_turn else f"{self.step} done"
             raise ArgumentError(
                 "`event.state` must be read before the step after it, got step "
-                f"{self.step} done for the state after step {step}. Read it in "
+                f"{now} for the state after step {step}. Read it in "
                 "`on_state`, and keep a copy."
             )
         return self._show_state(self.state, step)
@@ -364,14 +389,6 @@ class Loop:
             metrics=metrics,
             progress=progress,
         )
-
-    def _require_room(self, batch: Batch) -> None:
-        wanted = self._plan.steps
-        if wanted is not None and self.step + batch.steps > wanted:
-            raise BatchError(
-                f"`steps_per_call` batches must be whole, got one of {batch.steps} "
-                f"steps with {wanted - self.step} left. Repeat the dataset."
-            )
 
 
 def _as_python(leaf: np.ndarray) -> PyTree:

@@ -180,9 +180,7 @@ def open_run(
         saving = _saving(of, store, resumed, reports, saved_hooks, evaluation)
     leaving = _leaving(of, preemption, saving, resumed.start_step)
     hooks = hooks_in_order(reports, saved_hooks, saving, leaving or preemption)
-    batches = None
-    if of.dataset is not None:
-        batches = _input(of, of.dataset, resumed, preemption)
+    batches = _input(of, resumed, preemption, in_turn=lambda: loop.in_turn)
     # From here on in this order: what is saved last waits for what is told before.
     closers[:] = [hook.close for hook in hooks]
     closers += [] if batches is None else [batches.close]
@@ -326,27 +324,35 @@ def _leaving(
 
 
 def _input(
-    of: Training, dataset: Dataset, resumed: Resumed, preemption: Preemption | None
-) -> SkippedBatches:
-    reading, start_step = of.reading, resumed.start_step
+    of: Training,
+    resumed: Resumed,
+    preemption: Preemption | None,
+    *,
+    in_turn: Callable[[], bool],
+) -> SkippedBatches | None:
+    if of.dataset is None:
+        return None
+    unasked = None
     if of.plan.steps is not None and of.step is not None:
-        left_out = of.recovery.steps_left_out(
-            batches_read=resumed.position.batches,
-            steps_per_call=of.plan.steps_per_call,
-        )
-        # At least one: an input that is never asked need not be empty.
-        left = max(of.plan.steps - start_step + left_out, 1)
-        reading = dataclasses.replace(reading, steps=left)
+        # As many calls as are left; a loop that skips batches asks for more. At least
+        # one: what is wrong with an input shows also where it is never asked.
+        calls_left = (of.plan.steps - resumed.start_step) // of.plan.steps_per_call
+        unasked = max(calls_left, 1)
 
     def is_over() -> bool:
-        # Not where a loop's own turn takes one more batch: it must come to its end.
-        waits = of.phases.current.phase == "input"
-        return waits and preemption is not None and preemption.ends_input()
+        # Not where a turn has made a step: it must come to its end.
+        ends = preemption is not None and preemption.ends_input()
+        return ends and not in_turn()
 
     batches = open_input(
-        dataset, of.layout, options=reading, start=resumed.position, is_over=is_over
+        of.dataset,
+        of.layout,
+        options=of.reading,
+        start=resumed.position,
+        is_over=is_over,
+        unasked=unasked,
     )
-    return of.recovery.watch(batches, start_step=start_step)
+    return of.recovery.watch(batches)
 
 
 def _handed_on(step: Step | None, state: RunState) -> PyTree:

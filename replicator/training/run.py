@@ -349,15 +349,18 @@ def require_possible(of: Training) -> None:
 def _require_way_back(of: Training) -> None:
     if not of.recovery.policy.goes_back:
         return
+    by_nonfinite = of.recovery.policy.on_nonfinite == "rollback"
     if of.checkpointing is None:
+        other = 'on_nonfinite="skip"' if by_nonfinite else 'Spikes(action="log")'
         raise ArgumentError(
             "`checkpoint_dir` must be given to go back to a checkpoint, got None. "
-            'Pass it, or choose `on_nonfinite="skip"`.'
+            f"Pass it, or choose `{other}`."
         )
     if of.dataset is None or of.step is None:
+        other = "on_nonfinite" if by_nonfinite else "spikes"
         raise ArgumentError(
             "`step_fn` and `dataset` must be given to go back to a checkpoint, got "
-            "None. Pass both, or end the run: leave `on_nonfinite` out."
+            f"None. Pass both, or leave `{other}` out."
         )
     require_rereadable(of.dataset, why="on_nonfinite='rollback'")
 

@@ -8,6 +8,7 @@ step number is a lower one.
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -19,8 +20,9 @@ import numpy as np
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.run_ahead import RunAhead
-from replicator.errors import ArgumentError, NonFiniteError
-from replicator.inputs.placement import Placed, place
+from replicator.engine.step.state import require_form, step_key
+from replicator.errors import ArgumentError
+from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
 from replicator.training.checkpoint_hook import hook_states, open_store
 from replicator.training.closing import closed_at_the_end
@@ -35,6 +37,7 @@ from replicator.training.preemption.hook import Preemption
 from replicator.training.reports.records import alone_in
 from replicator.training.run import require_possible
 
+MOST_OF_A_TURN = 10_000  # batches; a loop that takes more has forgotten `after`
 _SAME: Any = object()
 
 
@@ -75,22 +78,29 @@ class Session:
         self._open: Opened | None = None
         self._result: LoopResult | None = None
         self._run_ahead = RunAhead()  # of steps that do not bound it themselves
-        self._taken: list[Placed] = []  # batches of this turn of a loop's own steps
+        self._position = Position()
+        self._taken: list[int] = []  # examples of each batch since the last step
+        self._thread = 0
 
     def __enter__(self) -> Self:
         """Open the run where it was saved last, or at its beginning.
 
         Raises:
-          ArgumentError: It is to go back, and is not saved, or its dataset cannot be
-            read again.
+          ArgumentError: It is open; or it is to go back, and is not saved, or its
+            dataset cannot be read again.
           CheckpointInUseError: Another run writes to the directory.
           Exception: Whatever the dataset or a hook raised.
         """
-        of, self._result = self._of, None
+        if self._open is not None:
+            raise ArgumentError(
+                "`session` must be closed to be opened, got an open one. Make another."
+            )
+        of, self._result, self._thread = self._of, None, threading.get_ident()
         require_possible(of)
         # A hook that stands in two places is one hook: methods of one object are equal.
         closers = list(dict.fromkeys(hook.close for hook in of.hooks))
         with ExitStack() as outer:
+            outer.callback(setattr, self, "_open", None)
             outer.enter_context(closed_at_the_end(closers))
             outer.enter_context(alone_in(of.recording.directory, of.mesh))
             outer.enter_context(end_told(of.tell, of.phases))
@@ -105,26 +115,22 @@ class Session:
         kind: type[BaseException] | None,
         failure: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        if failure is not None:
+    ) -> bool | None:
+        # The `next` of a turn that takes several batches found the end of the run.
+        is_end = isinstance(failure, StopIteration) and self._result is not None
+        if failure is not None and not is_end:
             both = ExitStack()
             both.push(self._outer)
             both.push(self._inner)
             both.__exit__(kind, failure, trace)
-            return
+            return None
         with self._outer:
             try:
                 with self._inner:
                     self._end_here()
             except GoingBack as signal:
-                self._discard(signal)
-                raise NonFiniteError(
-                    f"Metrics must be finite until the loop ends, got a bad number at "
-                    f"step {signal.before_step}. Start it again: it goes on from the "
-                    "checkpoint before that.",
-                    step=signal.before_step,
-                    leaf="",
-                ) from None
+                raise signal.too_late(is_saved=self._discard(signal)) from None
+        return is_end
 
     @property
     def state(self) -> PyTree:
@@ -140,13 +146,12 @@ class Session:
     @property
     def key(self) -> Key:
         """The random key of the next step: what `run` would give it."""
-        data = self._opened.resumed.state.key
-        return _step_key(data, np.asarray(self.steps_done, np.int32))
+        return _step_key(self._opened.resumed.state.key, np.int32(self.steps_done))
 
     @property
     def position(self) -> Position:
         """Where the input is after the batches that were taken out of it."""
-        return self._taken[-1].position if self._taken else self._position
+        return self._position
 
     @property
     def result(self) -> LoopResult:
@@ -168,7 +173,8 @@ class Session:
         The last step is saved and evaluated before the loop goes on behind this.
 
         Raises:
-          ArgumentError: The session has no dataset, or that ended early.
+          ArgumentError: The session has no dataset, or that ended early; or the loop
+            ends in the midst of a turn.
           Exception: Whatever reading, or the end of the run, raised.
         """
         if self._of.dataset is None:
@@ -176,10 +182,12 @@ class Session:
                 "`dataset` must be given for `session.batches()`, got None. Pass it to "
                 "`session`, or loop over `session.steps()`."
             )
+        self._require_own_thread()
         while True:
             batch = self._next_batch()
             if batch is not None:
-                self._taken.append(batch)
+                self._position = batch.position
+                self._taken.append(batch.examples)
                 yield batch
             elif self._ends():
                 return
@@ -193,6 +201,7 @@ class Session:
         Raises:
           Exception: Whatever the end of the run raised.
         """
+        self._require_own_thread()
         while True:
             while self._opened.loop.goes_on:
                 self._of.phases.enter("input")
@@ -221,11 +230,14 @@ class Session:
                 "`step_fn` must be given for `session.step()`, got None. Pass it to "
                 "`session`, or hand what your own steps return to `session.after()`."
             )
-        placed = batch if isinstance(batch, Placed) else self._placed(batch)
-        self._position, self._taken = placed.position, []
-        loop = self._opened.loop
+        opened = self._opened
+        loop, is_read = opened.loop, isinstance(batch, Placed)
+        given = batch if is_read else self._placed(batch)
+        if opened.batches is not None:
+            opened.batches.given(given if is_read else None, step=loop.step)
+        self._position, self._taken = given.position, []
         try:
-            loop.dispatch(self._step, placed, self._stall_s())
+            loop.dispatch(self._step, given, self._stall_s())
         except GoingBack as signal:
             self._go_back(signal)
         return loop.metrics
@@ -248,9 +260,11 @@ class Session:
 
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop
+            loop.require_room(1)
             loop.begin_step()
             # Flat: for some trees, to build one takes longer than all else in a step.
             loop.state, metrics = compiled(FlatTree.of(loop.state), batch, key)
+            loop.in_turn = True  # still in the phase `step`: no signal is taken here
             return metrics
 
         return step
@@ -268,19 +282,25 @@ class Session:
 
         Raises:
           ArgumentError: The session has a `step_fn`.
+          BatchError: No step is left.
           NonFiniteError: A metric of a step so far holds NaN or infinity.
           Preempted: Somebody asked the run to stop, and it is saved.
+          StateError: `state` is of another structure, shape or dtype than the first.
           Exception: Whatever a hook raised.
         """
         self._require_own_steps("after")
+        self._require_own_thread()
         loop, taken = self._opened.loop, self._taken
-        self._position, self._taken = self.position, []
+        loop.require_room(1)
+        if state is not _SAME:
+            require_form(state, self._of.first.shapes.user)
+        self._taken = []
         loop.begin_step()
         self._run_ahead.admit(metrics)
         loop.after(
             loop.state if state is _SAME else state,
             metrics,
-            examples=examples + sum(batch.examples for batch in taken),
+            examples=examples + sum(taken),
             position=self._position,
             stall_s=self._stall_s(),
         )
@@ -290,6 +310,12 @@ class Session:
             raise ArgumentError(
                 f"`step_fn` must be left out for `session.{name}()`, got one. Call "
                 "`session.step(batch)`, or leave it out."
+            )
+
+    def _require_own_thread(self) -> None:
+        if self._opened and threading.get_ident() != self._thread:
+            raise ArgumentError(
+                "`session` must stay in its thread, got another. Open it in that one."
             )
 
     @property
@@ -330,9 +356,13 @@ class Session:
     def _next_batch(self) -> Any:
         opened = self._opened
         assert opened.batches is not None
-        if self._step is None and self._taken:
-            # In the midst of a turn, which cannot be left where it waits for this.
-            if (more := next(opened.batches, None)) is None:
+        if opened.loop.in_turn:
+            if len(self._taken) >= MOST_OF_A_TURN:
+                raise self._turn_without_after()
+            # A turn that has made a step cannot be left where it waits for this.
+            with self._of.phases.during("input"):
+                more = next(opened.batches, None)
+            if more is None:
                 raise ArgumentError(
                     f"`dataset` must last until the turn of step {opened.loop.step + 1}"
                     " is done, got its end. Repeat it, or pass `steps`."
@@ -345,6 +375,13 @@ class Session:
             elif opened.leaving is not None:
                 opened.leaving.leave_if_waiting(STOPPED)
         return batch
+
+    def _turn_without_after(self) -> ArgumentError:
+        return ArgumentError(
+            "`session.after()` must be called for each turn, got one without that "
+            f"moved the state on behind step {self.steps_done}. Call "
+            "`session.after(metrics)` where an update is made."
+        )
 
     def _ends(self) -> bool:
         """Make the end of the run; tell whether that is what it was."""
@@ -359,6 +396,8 @@ class Session:
         if self._result is not None:
             return
         opened = self._opened
+        if opened.loop.in_turn:
+            raise self._turn_without_after()
         left = opened.leaving is not None and opened.leaving.has_left
         result = opened.loop.leave() if left else opened.loop.end(self._stall_s())
         self._of.phases.enter("end")
@@ -382,12 +421,13 @@ class Session:
         self._discard(signal)
         self._open_here()
 
-    def _discard(self, signal: GoingBack) -> None:
-        """Delete the checkpoints that hold what went bad."""
+    def _discard(self, signal: GoingBack) -> bool:
+        """Delete the checkpoints that hold what went bad; tell whether one is left."""
         of = self._of
         assert of.checkpointing is not None
         with open_store(of.checkpointing, of.hooks, of.layout) as store:
             store.discard_after(signal.before_step - 1)
+            return bool(store.steps())
 
     def _stall_s(self) -> float:
         batches = self._opened.batches
@@ -396,20 +436,15 @@ class Session:
         return self._of.phases.seconds()["input"]
 
     def _placed(self, batch: PyTree) -> Placed:
-        n, k = self._of.plan.steps_per_call, self._of.reading.accumulate
-        value = place(batch, self._of.layout, accumulate=k, steps_per_call=n)
-        sizes = np.shape(jax.tree.leaves(batch)[0])
-        return Placed(
-            value=value,
-            examples=int(np.prod(sizes[: 1 + int(n > 1)])),
-            padded=False,
+        self._require_own_thread()
+        return placed(
+            batch,
+            self._of.layout,
+            accumulate=self._of.reading.accumulate,
+            steps_per_call=self._of.plan.steps_per_call,
             index=self.steps_done,
-            steps=n,
-            accumulate=k,
-            steps_per_call=n,
+            position=self._position,
         )
 
 
-@jax.jit
-def _step_key(data: jax.Array, step: jax.Array) -> Key:
-    return jax.random.fold_in(jax.random.wrap_key_data(data), step)
+_step_key = jax.jit(step_key)

@@ -102,6 +102,21 @@ def test_it_reads_ahead_as_far_as_asked():
     assert made == [0, 1, 2, 3]
 
 
+def test_what_nobody_is_to_ask_for_is_made_when_it_is_waited_for():
+    made = []
+
+    def items():
+        for number in range(4):
+            made.append(number)
+            yield number
+
+    with Prefetcher(items(), size=8, unasked=2) as batches:
+        assert [next(batches), next(batches)] == [0, 1]
+        before = list(made)
+        assert list(batches) == [2, 3]
+    assert before == [0, 1]
+
+
 def test_an_error_arrives_after_the_items_before_it_with_its_traceback():
     def read_a_broken_file():
         yield 1

@@ -515,7 +515,7 @@ def test_a_bad_number_found_after_an_early_end_takes_its_checkpoints_along(tmp_p
             session.step(next(session.batches()))
             session.step(next(session.batches()))
 
-    with pytest.raises(NonFiniteError, match=r"until the loop ends.*step 2"):
+    with pytest.raises(NonFiniteError, match=r"loop ends.*step 2\. Look at its batch"):
         train()
     with CheckpointStore(tmp_path) as store:
         assert store.restore() is None

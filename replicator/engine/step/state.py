@@ -14,11 +14,16 @@ from jax.sharding import Sharding
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put, replicated
 from replicator.base.per_replica import is_per_replica, repeat_own
-from replicator.base.trees import describe, first_without_numbers, named_leaves
+from replicator.base.trees import (
+    describe,
+    first_difference,
+    first_without_numbers,
+    named_leaves,
+)
 from replicator.base.types import InitFn, Key, PyTree
 from replicator.engine.layout import Layout
 from replicator.engine.step.donation import copied
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, StateError
 
 
 @functools.partial(
@@ -73,6 +78,31 @@ def check_own_axes(name: str, state: PyTree, layout: Layout) -> None:
                     f"`{path}`, a `PerReplica` leaf, got {describe(leaf)}. Give each "
                     "replica its row, or make the state with `rep.init(init_fn)`."
                 )
+
+
+def require_form(state: PyTree, shapes: PyTree) -> None:
+    """Refuse a state that could not be saved as that of a run.
+
+    Args:
+      state: After an update that was not compiled here.
+      shapes: Of the first state.
+
+    Raises:
+      StateError: Its structure, a shape or a dtype is another.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    wanted, first = jax.tree.flatten(shapes)
+    if structure == first and all(
+        getattr(leaf, "shape", None) == want.shape and leaf.dtype == want.dtype
+        for leaf, want in zip(leaves, wanted, strict=True)
+    ):
+        return  # what follows costs a hundred times as much
+    difference = first_difference(shapes, state)
+    if difference is not None:
+        raise StateError(
+            "`state` must be of the structure, shapes and dtypes of the first state, "
+            f"got another: {difference}. Hand over every leaf, updated."
+        )
 
 
 def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree:
@@ -182,6 +212,11 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     split = jax.jit(lambda: jax.random.key_data(jax.random.split(jax.random.key(seed))))
     for_init, for_steps = np.asarray(split())
     return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
+
+
+def step_key(key: jax.Array, step: jax.Array) -> Key:
+    """Return what a step gets, of `RunState.key` and the updates before it."""
+    return jax.random.fold_in(jax.random.wrap_key_data(key), step)
 
 
 def first_run(init_fn: InitFn, layout: Layout, *, seed: int) -> FirstState:

@@ -32,7 +32,7 @@ from replicator.engine.step.optimizer_state import (
     optimizer_states,
     without_pending,
 )
-from replicator.engine.step.state import RunState
+from replicator.engine.step.state import RunState, step_key
 from replicator.errors import ArgumentError, StateError
 
 
@@ -87,9 +87,9 @@ def count_steps(update: KeyedStep) -> KeyedStep:
     """Let `update` work on a `RunState`: it gets the step's key, and is counted."""
 
     def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
-        step_key = jax.random.fold_in(jax.random.wrap_key_data(run.key), run.step)
+        key_now = step_key(run.key, run.step)
         with in_step(run.step):
-            user, reported = update(run.user, batch, step_key)
+            user, reported = update(run.user, batch, key_now)
         return dataclasses.replace(run, step=run.step + 1, user=user), reported
 
     return counted

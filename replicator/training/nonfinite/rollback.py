@@ -53,6 +53,22 @@ class GoingBack(Exception):
         super().__init__(f"The run goes back to before step {before_step}.")
         self.before_step = before_step
 
+    def too_late(self, *, is_saved: bool) -> NonFiniteError:
+        """Return what is raised where no loop is left that could go back.
+
+        Args:
+          is_saved: Whether a checkpoint from before it is there.
+        """
+        remedy = "Start it again: it goes on from the checkpoint before that."
+        if not is_saved:
+            remedy = "Look at its batch: no checkpoint from before it is there."
+        return NonFiniteError(
+            "`metrics` must be finite until the loop ends, got a bad number at step "
+            f"{self.before_step}. {remedy}",
+            step=self.before_step,
+            leaf="",
+        )
+
 
 class Recovery(Hook):
     """What a run does about bad numbers, over all the times that it goes back.
@@ -116,22 +132,15 @@ class Recovery(Hook):
             self.history = found
         self._seen = tuple(state["seen"])
 
-    def watch(
-        self, batches: IndexedBatches, *, start_step: int, held: int = 0
-    ) -> SkippedBatches:
+    def watch(self, batches: IndexedBatches) -> SkippedBatches:
         """Return `batches` without those that are left out; see `SkippedBatches`."""
-        self._batches = SkippedBatches(
-            batches,
-            start_step=start_step,
-            left_out=self.history.left_out,
-            held=held,
-        )
+        self._batches = SkippedBatches(batches, left_out=self.history.left_out)
         return self._batches
 
-    def steps_left_out(self, *, batches_read: int, steps_per_call: int = 1) -> int:
-        """Return how many steps' batches will be left out after so many were read."""
-        ahead = [call for call in self.history.left_out if call >= batches_read]
-        return len(ahead) * steps_per_call
+    @property
+    def can_repeat(self) -> bool:
+        """Whether to read the input again is to make the same steps again."""
+        return self._batches is None or self._batches.in_order
 
     def tell(self, event: BadNumber) -> None:
         """Act on a bad number; returns if the run goes on.

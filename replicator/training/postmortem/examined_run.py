@@ -77,7 +77,7 @@ def _examine(
 
 def _reopen(of: Training) -> Reopened | None:
     """Return where the run could go on, to come to a step once more."""
-    if of.dataset is None:
+    if of.dataset is None or not of.recovery.can_repeat:
         return None
     require_rereadable(of.dataset, why="a post-mortem bundle")
     resumed = None
@@ -87,5 +87,4 @@ def _reopen(of: Training) -> Reopened | None:
     resumed = resumed or find_start(of, None)
     reading = dataclasses.replace(of.reading, steps=None)
     batches = open_input(of.dataset, of.layout, options=reading, start=resumed.position)
-    watched = of.recovery.watch(batches, start_step=resumed.start_step)
-    return resumed.state, watched, resumed.start_step
+    return resumed.state, of.recovery.watch(batches), resumed.start_step

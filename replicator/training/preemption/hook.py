@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import jax
 
 from replicator.base.host.clock import Clock, SystemClock
+from replicator.errors import ArgumentError
 from replicator.monitoring.phases import Phase, Phases
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.node import STOPPED, Node
@@ -277,7 +278,10 @@ class LeaveSaved(Hook):
             self._leave(Stop(signal=signal_name, step=step))
 
     def _is_state_there(self) -> bool:
-        leaves = [] if self._newest is None else jax.tree.leaves(self._newest.state)
+        try:
+            leaves = jax.tree.leaves(self._newest and self._newest.state)
+        except ArgumentError:  # a turn has begun a step: then after that turn
+            return False
         return not any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
     def _leave(self, stop: Stop) -> None:

@@ -120,19 +120,16 @@ class Run:
         start = int(state.step)
         self.restored_at.append(start)
         self.recovery.come_back(start)
-        left = (
-            STEPS - start + self.recovery.steps_left_out(batches_read=position.batches)
-        )
         batches = open_input(
             self.dataset,
             self.layout,
-            options=InputOptions(steps=left, allow_nan=True),
+            options=InputOptions(allow_nan=True),
             start=position,
         )
         return run_loop(
             self.step,
             state,
-            self.recovery.watch(batches, start_step=start),
+            self.recovery.watch(batches),
             plan=LoopPlan(steps=STEPS, start_step=start, on_nonfinite="ignore"),
             hooks=[
                 Save(store, self.recovery, save_every),
