@@ -213,7 +213,7 @@ class Session:
         """Make one update (or `steps_per_call`) by the session's `step_fn`.
 
         Args:
-          batch: Of `batches()`; or your own, as a compiled step takes it.
+          batch: Of `batches()`, once; or your own, as a compiled step takes it.
 
         Returns:
           The metrics, on the devices: to read them is to wait for the step.
