@@ -93,6 +93,7 @@ def names():
         **{"jax": jax, "jnp": jnp, "np": np, "optax": optax, "nnx": flax.nnx},
         **{"replicator": replicator, "rpc": rpc, "lp": lp, "hooks": hooks},
         **{"rep": rep, "optimizer": optimizer, "init_fn": init_fn, "step_fn": step_fn},
+        **{"critic_step_fn": step_fn, "generator_step_fn": step_fn},
         **{"init_params": init_params, "loss_fn": loss_fn, "key": jax.random.key(0)},
         **{"dataset": [line_of(32)] * 3, "batch": line_of(32)},
         **{"program": lp.Program("example"), "Learner": Learner, "pathlib": pathlib},
