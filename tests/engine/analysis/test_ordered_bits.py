@@ -70,7 +70,9 @@ def ten_steps(network, n, k):
     return jax.device_get(state)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", ["mlp", "conv", pytest.param("attention", marks=pytest.mark.slow)]
+)
 def test_eight_blocks_give_the_same_bits_however_they_are_cut(network):
     expected = ten_steps(network, 8, 1)
     assert_equal_bits(ten_steps(network, 4, 2), expected)
