@@ -400,10 +400,11 @@ class Replicator:
             self, step_fn, dataset, **options
         )
         bound.apply_defaults()
-        said = {
+        arguments = {
             name: value for name, value in bound.arguments.items() if name != "self"
         }
-        return Session(plan_run(said, self._layout, self._defaults, self.evaluate))
+        training = plan_run(arguments, self._layout, self._defaults, self.evaluate)
+        return Session(training)
 
     def compile_evaluation(
         self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK

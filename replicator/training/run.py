@@ -1,4 +1,4 @@
-"""Put a run together from what its user said, and refuse what does not fit.
+"""Put a run together from what its user gives, and refuse what does not fit.
 
 Nothing here is open yet but the journal: `Session` opens.
 """
@@ -84,7 +84,7 @@ class RunOptions(TypedDict, total=False):
 
 
 def plan_run(
-    said: Mapping[str, Any],
+    given: Mapping[str, Any],
     layout: Layout,
     defaults: CompileOptions,
     evaluate: Callable[..., Mapping[str, PyTree]],
@@ -92,10 +92,10 @@ def plan_run(
     """Return all that a run is made of.
 
     Args:
-      said: By its user: every argument of `Replicator.run`, by name; `step_fn` and
+      given: By its user: every argument of `Replicator.run`, by name; `step_fn` and
         `dataset` may be None.
       layout: How replicas lie on devices.
-      defaults: How a step is lifted, but for what the user said of it.
+      defaults: How a step is lifted, but for what is given.
       evaluate: `rep.evaluate`.
 
     Raises:
@@ -103,44 +103,44 @@ def plan_run(
     """
     phases = Phases()
     checkpointing = Checkpointing(
-        directory=said["checkpoint_dir"],
-        when=said["checkpoint_every"],
-        retention=said["retention"],
+        directory=given["checkpoint_dir"],
+        when=given["checkpoint_every"],
+        retention=given["retention"],
     )
     evaluating = Evaluating(
-        eval_fn=said["eval_fn"],
-        dataset=said["eval_dataset"],
-        when=said["eval_every"],
-        follow=said["follow"],
+        eval_fn=given["eval_fn"],
+        dataset=given["eval_dataset"],
+        when=given["eval_every"],
+        follow=given["follow"],
     )
     recording = Recording(
-        directory=said["directory"],
-        write_every=said["write_every"],
-        gradient_norm=said["gradient_norm"],
-        display=said["display"],
-        profile=said["profile"],
+        directory=given["directory"],
+        write_every=given["write_every"],
+        gradient_norm=given["gradient_norm"],
+        display=given["display"],
+        profile=given["profile"],
     )
-    bad_numbers = BadNumbers(on_nonfinite=said["on_nonfinite"], spikes=said["spikes"])
-    options = _checked_options(said, defaults)
-    plan = LoopPlan(steps=said["steps"], steps_per_call=options.steps_per_call)
-    _check_left_to_run(said["inputs"], options, plan)
-    limits, hooks = as_limits(said["step_timeout"]), checked_hooks(said["hooks"])
+    bad_numbers = BadNumbers(on_nonfinite=given["on_nonfinite"], spikes=given["spikes"])
+    options = _checked_options(given, defaults)
+    plan = LoopPlan(steps=given["steps"], steps_per_call=options.steps_per_call)
+    _check_left_to_run(given["inputs"], options, plan)
+    limits, hooks = as_limits(given["step_timeout"]), checked_hooks(given["hooks"])
     is_saved = checkpointing.directory is not None
     if is_saved:
         hook_states(hooks)  # refuses one that could not be saved
-    first = _first_state(said, layout)
+    first = _first_state(given, layout)
     events = open_journal(recording.directory)
-    options = _fitted(said, options, first, layout)
-    reading = _reading(said["inputs"] or InputOptions(), options, steps=plan.steps)
+    options = _fitted(given, options, first, layout)
+    reading = _reading(given["inputs"] or InputOptions(), options, steps=plan.steps)
     return Training(
-        step=_step(said, options, layout, phases),
+        step=_step(given, options, layout, phases),
         compile=lambda step_fn: _own_step(step_fn, options, layout, phases),
         first=first,
-        dataset=said["dataset"],
+        dataset=given["dataset"],
         layout=layout,
         plan=plan,
         reading=reading,
-        seed=said["seed"],
+        seed=given["seed"],
         arguments=_arguments(plan, checkpointing, options, layout, reading),
         recording=recording,
         checkpointing=checkpointing if is_saved else None,
@@ -153,33 +153,33 @@ def plan_run(
             spikes=bad_numbers.spikes,
             journal=events,
         ),
-        one_replica=said["step_fn"]
-        and one_replica_update(said["step_fn"], steps_per_call=options.steps_per_call),
+        one_replica=given["step_fn"]
+        and one_replica_update(given["step_fn"], steps_per_call=options.steps_per_call),
         hooks=hooks,
         phases=phases,
         limits=limits,
-        node=said["node"],
+        node=given["node"],
     )
 
 
 def _checked_options(
-    said: Mapping[str, Any], defaults: CompileOptions
+    given: Mapping[str, Any], defaults: CompileOptions
 ) -> CompileOptions:
-    check_flags(auto_microbatch=said["auto_microbatch"], debug=said["debug"])
+    check_flags(auto_microbatch=given["auto_microbatch"], debug=given["debug"])
     check_memory_limit(
-        said["memory_limit_bytes"], auto_microbatch=said["auto_microbatch"]
+        given["memory_limit_bytes"], auto_microbatch=given["auto_microbatch"]
     )
-    check_kind("inputs", said["inputs"], InputOptions)
-    _check_node(said["node"])
-    if said["step_fn"] is None:
-        _check_own_steps(said)
+    check_kind("inputs", given["inputs"], InputOptions)
+    _check_node(given["node"])
+    if given["step_fn"] is None:
+        _check_own_steps(given)
     else:
-        check_function("step_fn", said["step_fn"], "state, batch", "state, batch, key")
+        check_function("step_fn", given["step_fn"], "state, batch", "state, batch, key")
     return dataclasses.replace(
         defaults,
-        accumulate=said["accumulate"],
-        steps_per_call=said["steps_per_call"],
-        checks=said["checks"],
+        accumulate=given["accumulate"],
+        steps_per_call=given["steps_per_call"],
+        checks=given["checks"],
     )
 
 
@@ -191,13 +191,13 @@ def _check_node(node: object) -> None:
         )
 
 
-def _check_own_steps(said: Mapping[str, Any]) -> None:
+def _check_own_steps(given: Mapping[str, Any]) -> None:
     """Refuse what only a step that the session makes can do."""
     asked = {
-        "auto_microbatch": said["auto_microbatch"],
-        "debug": said["debug"],
-        "steps_per_call": said["steps_per_call"] != 1,
-        'on_nonfinite="skip"': said["on_nonfinite"] == "skip",
+        "auto_microbatch": given["auto_microbatch"],
+        "debug": given["debug"],
+        "steps_per_call": given["steps_per_call"] != 1,
+        'on_nonfinite="skip"': given["on_nonfinite"] == "skip",
     }
     for name in (name for name, is_asked in asked.items() if is_asked):
         raise ArgumentError(
@@ -206,9 +206,9 @@ def _check_own_steps(said: Mapping[str, Any]) -> None:
         )
 
 
-def _first_state(said: Mapping[str, Any], layout: Layout) -> FirstState:
+def _first_state(given: Mapping[str, Any], layout: Layout) -> FirstState:
     require_eager("rep.run")
-    init_fn, init_state = said["init_fn"], said["init_state"]
+    init_fn, init_state = given["init_fn"], given["init_state"]
     if (init_fn is None) == (init_state is None):
         raise ArgumentError(
             "One of `init_fn` and `init_state` must be given, got "
@@ -216,25 +216,25 @@ def _first_state(said: Mapping[str, Any], layout: Layout) -> FirstState:
             "state to go on from."
         )
     if init_fn is None:
-        return given_run(init_state, layout, seed=said["seed"])
+        return given_run(init_state, layout, seed=given["seed"])
     check_function("init_fn", init_fn, "key")
-    return first_run(init_fn, layout, seed=said["seed"])
+    return first_run(init_fn, layout, seed=given["seed"])
 
 
 def _step(
-    said: Mapping[str, Any], options: CompileOptions, layout: Layout, phases: Phases
+    given: Mapping[str, Any], options: CompileOptions, layout: Layout, phases: Phases
 ) -> Step | None:
-    if (step_fn := said["step_fn"]) is None:
+    if (step_fn := given["step_fn"]) is None:
         return None
-    reports_norms = said["gradient_norm"]
-    if said["debug"]:
+    reports_norms = given["gradient_norm"]
+    if given["debug"]:
         return debug_step(step_fn, options, counted=True, reports_norms=reports_norms)
     return compiled_step(
         step_fn,
         layout,
         options,
         counted=True,
-        skips_bad=said["on_nonfinite"] == "skip",
+        skips_bad=given["on_nonfinite"] == "skip",
         reports_norms=reports_norms,
         phases=phases,
     )
@@ -248,17 +248,17 @@ def _own_step(
 
 
 def _fitted(
-    said: Mapping[str, Any], options: CompileOptions, first: FirstState, layout: Layout
+    given: Mapping[str, Any], options: CompileOptions, first: FirstState, layout: Layout
 ) -> CompileOptions:
     """Choose as few microbatches as fit, if that is asked for."""
-    if not said["auto_microbatch"]:
+    if not given["auto_microbatch"]:
         return options
     if options.accumulate != 1:
         raise ArgumentError(
             "`accumulate` must be left out with `auto_microbatch`, got "
             f"{options.accumulate}. Leave one of them out."
         )
-    step_fn, dataset = said["step_fn"], said["dataset"]
+    step_fn, dataset = given["step_fn"], given["dataset"]
     if step_fn is None or dataset is None:
         raise ArgumentError(
             "`dataset` must be given with `auto_microbatch`, got None. Pass it, or "
@@ -269,8 +269,8 @@ def _fitted(
         layout,
         options,
         make_state=first.born,
-        batch=first_batch(dataset, layout, said["inputs"] or InputOptions()),
-        limit_bytes=said["memory_limit_bytes"],
+        batch=first_batch(dataset, layout, given["inputs"] or InputOptions()),
+        limit_bytes=given["memory_limit_bytes"],
     )
     return dataclasses.replace(options, accumulate=accumulate)
 
@@ -368,8 +368,10 @@ def _require_way_back(of: Training) -> None:
 def _require_same(of: Training) -> None:
     """Refuse a run that is not the same in all processes."""
     plain = (bool, int, float, str, type(None))
-    said = {
+    words = {
         name: word for name, word in of.arguments.items() if isinstance(word, plain)
     }
     saved = of.checkpointing and str(of.checkpointing.when)
-    require_same_arguments(of.mesh, {"seed": of.seed, "checkpoint_every": saved} | said)
+    require_same_arguments(
+        of.mesh, {"seed": of.seed, "checkpoint_every": saved} | words
+    )
