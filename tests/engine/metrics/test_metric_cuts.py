@@ -14,7 +14,7 @@ from replicator.errors import ArgumentError
 from tests.steps import replicas, trainer
 
 EXAMPLES = 32
-CUTS = [(1, 1), (2, 2), (8, 4)]
+CUTS = [(1, 1), (2, 2), (4, 1), (8, 4)]
 FLOATS = ["float16", "bfloat16", "float32"]
 COUNTS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32"]
 X = np.random.default_rng(0).integers(0, 2, (EXAMPLES, 3)).astype(np.float32)
