@@ -1,0 +1,1 @@
+"""A replicated learner as one node of a program."""

@@ -1,0 +1,1 @@
+"""What actors have seen, on its way to the learner."""
