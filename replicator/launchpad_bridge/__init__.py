@@ -10,6 +10,8 @@
 The names are Launchpad's, and what it promises holds here.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from replicator.errors import (
     LaunchError,
     NodeFailedError,
