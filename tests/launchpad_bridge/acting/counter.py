@@ -5,11 +5,15 @@ is that of the next draw, an episode ends after a drawn number of steps: by term
 where that is even, cut off where it is odd.
 """
 
+import dataclasses
+
 import dm_env
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from replicator import rpc
 
 WIDTH = 5
 
@@ -102,3 +106,16 @@ def variables_of(version):
     """Return what a learner might publish."""
     w = np.random.default_rng(version).normal(size=(WIDTH, 2)).astype(np.float32)
     return {"params": {"w": w}}
+
+
+@rpc.register
+@dataclasses.dataclass
+class Published:
+    """What `get_variables` returns."""
+
+    version: int
+    values: dict
+
+
+def published(version):
+    return Published(version, variables_of(version))

@@ -1,29 +1,14 @@
 """The smallest learner that is a table too, without an order and with one."""
 
 import collections
-import dataclasses
 import threading
 
 import jax
 import numpy as np
 
 import replicator.launchpad_bridge as lp
-from replicator import rpc
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
-from tests.launchpad_bridge.acting.counter import variables_of
-
-
-@rpc.register
-@dataclasses.dataclass
-class Published:
-    """What `get_variables` returns."""
-
-    version: int
-    values: dict
-
-
-def published(version):
-    return Published(version, variables_of(version))
+from tests.launchpad_bridge.acting.counter import published
 
 
 class Killed(BaseException):

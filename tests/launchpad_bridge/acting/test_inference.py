@@ -15,9 +15,10 @@ from tests.launchpad_bridge.acting.counter import (
     WIDTH,
     initial_core,
     policy,
+    published,
     variables_of,
 )
-from tests.launchpad_bridge.acting.tables import FreeTable, LearnerNode, published
+from tests.launchpad_bridge.acting.tables import FreeTable, LearnerNode
 from tests.launchpad_bridge.acting.test_actor import LENGTH, SIZE, make, make_actor
 from tests.launchpad_bridge.acting.test_environments import equal
 
