@@ -23,7 +23,6 @@ from typing import Any
 from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
-    CallTimeoutError,
     CheckpointMismatchError,
     ReplicatorError,
     check_count,
@@ -46,7 +45,7 @@ from replicator.launchpad_bridge.acting.unroll import (
     unroll,
 )
 from replicator.launchpad_bridge.acting.waiting import (
-    GONE,
+    UNANSWERED,
     ProgramStoppedError,
     Waiting,
 )
@@ -258,7 +257,7 @@ class Actor:
                 act.use(found.values)
                 self._version = found.version
                 return turn
-        except GONE as error:
+        except UNANSWERED as error:
             self._waiting.lost(f"variables of version {turn.version}", error)
             self._waiting.pause(_LOST_PAUSE_S)
         except ReplicatorError as error:  # it is no longer kept
@@ -326,7 +325,7 @@ class Actor:
             if self._is_deterministic:
                 raise
             self._refused(size, error)
-        except GONE as error:
+        except UNANSWERED as error:
             # Only in free mode: whether the table had it before it died is not known.
             self._waiting.lost("its table", error)
             self._counts["lost"] += size
@@ -349,7 +348,7 @@ class Actor:
 
         # A turn has a number, so the table knows it again; other trajectories might get
         # there twice, but for those that found no room in time.
-        again_after = GONE if self._is_deterministic else (CallTimeoutError,)
+        again_after = UNANSWERED if self._is_deterministic else (TimeoutError,)
         return self._waiting.call("its table", insert, again_after=again_after)
 
     def _acted_with(self) -> int:

@@ -1,7 +1,8 @@
 """Call a node that may start again: wait for it, say so, and stop with the program.
 
-A call that did not reach its end is answered by one of three errors: the connection
-broke, no answer came in time, the server stopped. Others are the method's own.
+A call that did not reach its end raises one of three errors: the connection broke, the
+server stopped, or the time was over, also where it was the method that waited for too
+long (for room in a table, for variables). Other errors are the method's own.
 """
 
 import logging
@@ -10,19 +11,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from replicator.errors import (
-    CallTimeoutError,
-    ConnectionLostError,
-    ServerStoppedError,
-)
+from replicator.errors import ConnectionLostError, ServerStoppedError
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _Result = TypeVar("_Result")
 
-GONE = (ConnectionLostError, CallTimeoutError, ServerStoppedError)
-"""What a call raises whose server is gone or does not answer."""
+UNANSWERED = (ConnectionLostError, ServerStoppedError, TimeoutError)
+"""What a call raises whose server is gone, or has no answer yet."""
 
 
 class ProgramStoppedError(Exception):
@@ -50,7 +47,7 @@ class Waiting:
         what: str,
         call: Callable[[], _Result],
         *,
-        again_after: tuple[type[Exception], ...] = GONE,
+        again_after: tuple[type[Exception], ...] = UNANSWERED,
     ) -> _Result:
         """Return a call's answer, however often it has to be made.
 
