@@ -85,7 +85,9 @@ def lifted(
             return jax.tree.map(lambda x: x[-age], held["earlier"])
 
         ages = range(1, min(earlier, newest) + 1)
-        return {newest: variables(held["state"])} | {newest - age: of(age) for age in ages}
+        return {newest: variables(held["state"])} | {
+            newest - age: of(age) for age in ages
+        }
 
     return Lifted(
         init_fn=init,
