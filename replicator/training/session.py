@@ -370,7 +370,6 @@ class Session:
             return more
         batch = opened.loop.next(opened.batches)
         if batch is None and opened.loop.goes_on:
-            # Where there are several processes their inputs have ended together.
             if self._preemption is None or not self._preemption.node_stops:
                 opened.loop.require_end_of_plan()
             elif opened.leaving is not None:

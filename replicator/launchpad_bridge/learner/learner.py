@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicator import rpc
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.checkpoint.commit import list_steps
-from replicator.errors import ArgumentError, CallTimeoutError, check_count
+from replicator.errors import ArgumentError, CallTimeoutError
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import Variables, lifted
@@ -71,6 +70,10 @@ class ReplicatedLearner:
       process: Which one this is.
       processes: How many there are.
     """
+
+    # Of its server: many actors wait in calls; at its end for what does not come.
+    thread_pool_size = 1024
+    drain_s = 0.5
 
     def __init__(
         self,
@@ -201,21 +204,17 @@ class ReplicatedLearner:
         Returns:
           `step`, updates done; `metrics` of the last; `variables`, NumPy.
         """
-        options, context = self._options, node_context.get_context()
+        options = self._options
+        said: dict[str, Any] = {
+            "inputs": InputOptions(remainder="refuse"),
+            **options.session,
+            "init_fn": self._lifted.init_fn,
+            "steps": options.steps,
+            "checkpoint_every": self._saves,
+            "node": node_context.get_context(),
+        }
         rep = Replicator(options.replicas)
-        reading = options.session.get("inputs") or InputOptions(remainder="refuse")
-        with rep.session(
-            self._lifted.step_fn,
-            self._input_fn,
-            **{
-                **options.session,
-                "init_fn": self._lifted.init_fn,
-                "steps": options.steps,
-                "inputs": reading,
-                "checkpoint_every": self._saves,
-                "node": context,
-            },
-        ) as session:
+        with rep.session(self._lifted.step_fn, self._input_fn, **said) as session:
             self._publish_all(session)
             for batch in session.batches():
                 session.step(batch)

@@ -1,4 +1,4 @@
-"""`ReplicatedLearnerNode`: a learner over many devices, or many processes, as one node."""
+"""A learner over many devices, or many processes, as one node."""
 
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A learner learns from what actors insert, and they act with what it publishes."""
 
-import jax
 import numpy as np
-import pytest
 
 import replicator.launchpad_bridge as lp
 from tests.launchpad_bridge.learner import learning

@@ -4,7 +4,6 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
