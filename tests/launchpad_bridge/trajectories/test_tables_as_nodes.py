@@ -1,6 +1,9 @@
 """Both tables as nodes: what they are for other nodes, on threads and processes."""
 
+import contextlib
 import gc
+import os
+import signal
 import time
 import weakref
 
@@ -91,6 +94,77 @@ def test_turns_are_in_order_and_what_is_refused_is_counted(launch_type):
         for batch in range(UPDATES)
     ]
     assert counts["refused"] == dict.fromkeys(ACTORS, 1)
+
+
+class MortalTurns(TrajectoryTurns):
+    """Turns whose process can be found."""
+
+    def pid(self):
+        return os.getpid()
+
+
+class MortalQueue(TrajectoryQueue):
+    """A queue whose process can be found."""
+
+    def pid(self):
+        return os.getpid()
+
+
+def act_for_ever(table):
+    """Act through the death of the table."""
+    while not lp.stop_event().is_set():
+        with contextlib.suppress(ReplicatorError):
+            act(table)
+
+
+def learn_and_kill(table):
+    """Take batches; kill the table after the second and the fifth one."""
+    found, killed = [], set()
+    with Batches(table, batch_size=6) as batches:
+        while len(found) < UPDATES + 2:
+            ready = batches.next(lp.stop_event())
+            if len(found) in {1, 4}:
+                killed.add(pid := table.pid())
+                os.kill(pid, signal.SIGKILL)
+            found.append(ready.batch["observation"]["id"].tolist())
+        counts = batches.statistics()
+    lp.stop()
+    return found, counts | {"killed": len(killed)}
+
+
+def run_and_kill(table):
+    program = lp.Program("kills")
+    again = lp.Restart(attempts=3, progress_s=0.01, backoff_s=0.05)
+    with program.group("table", restart=again):
+        handle = program.add_node(table)
+    with program.group("actor"):
+        for _ in ACTORS:
+            program.add_node(lp.PyNode(act_for_ever, handle))
+    program.add_node(lp.PyNode(learn_and_kill, handle), label="learner")
+    with lp.launch(program, "processes") as running:
+        running.wait(SOON_S * 3)
+        return running.results["learner"]
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_killed_costs_what_it_held():
+    found, counts = run_and_kill(lp.CourierNode(MortalQueue, capacity=24))
+    assert len(found) == UPDATES + 2
+    assert counts["killed"] == 2
+
+
+@pytest.mark.slow
+def test_turns_whose_table_is_killed_lose_nothing():
+    node = lp.CourierNode(
+        MortalTurns, ACTORS, batch_size=6, rows_per_turn=2, lag=UPDATES + 2
+    )
+    found, counts = run_and_kill(node)
+    assert found == [
+        [i for actor in ACTORS for i in ids_at(actor, batch)]
+        for batch in range(UPDATES + 2)
+    ]
+    assert counts["killed"] == 2
+    assert counts["lost_calls"] + counts["restarts"] >= 2
 
 
 def test_more_actors_wait_for_room_than_a_server_has_threads_by_default():
