@@ -49,11 +49,12 @@ from replicator.launchpad_bridge.acting.waiting import (
     ProgramStoppedError,
     Waiting,
 )
+from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
 
 _LOG = logging.getLogger(__name__)
-_VERSION_WAIT_S = 10.0  # then the table is asked whether the turn is still the same
+_VERSION_WAIT_S = 1.0  # then the table is asked whether the turn is still the same
 _LOST_PAUSE_S = 0.2
 _LOOK_AGAIN_S = 0.05  # where a learner has published nothing yet
 
@@ -235,9 +236,7 @@ class Actor:
                 "variables",
                 lambda: self._learner.get_variables(newer_than=self._version),
             )
-            if found is not None:
-                act.use(found.values)
-                self._version = found.version
+            self._use(act, found)
             if self._version is not None:
                 return
             self._waiting.pause(_LOOK_AGAIN_S)
@@ -253,9 +252,8 @@ class Actor:
             found = self._learner.get_variables(
                 version=turn.version, timeout_s=_VERSION_WAIT_S
             )
+            self._use(act, found)
             if found is not None:
-                act.use(found.values)
-                self._version = found.version
                 return turn
         except UNANSWERED as error:
             self._waiting.lost(f"variables of version {turn.version}", error)
@@ -267,6 +265,11 @@ class Actor:
         if failed is not None and is_same:
             raise failed
         return now
+
+    def _use(self, act: LocalInference, found: Variables | None) -> None:
+        if found is not None:
+            act.use(found.values)
+            self._version = found.version
 
     # Acting
 

@@ -13,7 +13,7 @@ Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
 """
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,14 +28,10 @@ from replicator.launchpad_bridge.acting.local_inference import (
 )
 from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
 from replicator.launchpad_bridge.batched_handler import batched_handler
+from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.running import node_context
 
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
-
-
-class _Held(NamedTuple):
-    version: int
-    variables: PyTree
 
 
 class InferenceServer:
@@ -83,7 +79,7 @@ class InferenceServer:
         self._device = device or jax.local_devices()[0]
         # Written by the one thread that refreshes, read by the one that runs a batch:
         # version and variables are one object, so they always belong together.
-        self._held: _Held | None = None
+        self._held: Variables | None = None
         self._is_ready = threading.Event()
         self._batches = self._calls = self._rows = 0
         self.act = batched_handler(batch_size, timeout=timeout_s)(self.act)
@@ -110,7 +106,7 @@ class InferenceServer:
         arguments = jax.tree.map(
             lambda leaf: _padded(leaf, calls), (observation, first, core, key)
         )
-        answer = run_mapped(self._policy, held.variables, *arguments)
+        answer = run_mapped(self._policy, held.values, *arguments)
         action, extras, core = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:calls], answer
         )
@@ -136,8 +132,8 @@ class InferenceServer:
         )
         if found is None:
             return False
-        variables = jax.device_put(found.values, self._device)
-        self._held = _Held(found.version, variables)
+        placed = jax.device_put(found.values, self._device)
+        self._held = Variables(version=found.version, values=placed)
         self._is_ready.set()
         return True
 
@@ -150,7 +146,7 @@ class InferenceServer:
             "version": None if self._held is None else self._held.version,
         }
 
-    def _wait_held(self) -> _Held:
+    def _wait_held(self) -> Variables:
         # Callers whose deadline passes meanwhile leave, and call again.
         while not self._is_ready.wait(_LOOK_S):
             if self._waiting.stop.is_set():
