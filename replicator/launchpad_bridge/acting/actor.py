@@ -62,10 +62,15 @@ _LOOK_AGAIN_S = 0.05  # where a learner has published nothing yet
 class Actor:
     """Acts with a policy and inserts trajectories; the object of a `PyClassNode`.
 
-    >>> actor = lp.PyClassNode(                                     # doctest: +SKIP
-    ...     Actor, make_environment, policy, initial_core, learner, index=0,
-    ...     unroll_length=20,
-    ... )
+    with program.group("actors", restart=lp.Restart(attempts=3)):
+        for index in range(4):
+            node = lp.PyClassNode(
+                Actor,
+                *(make_environment, policy, initial_core, learner),
+                index=index,
+                unroll_length=20,
+            )
+            program.add_node(node)
     """
 
     def __init__(
@@ -112,8 +117,10 @@ class Actor:
             go back: environments without snapshots, or a central inference, whose
             batches (and so its rounding) depend on who calls when.
         """
-        check_whole("index", index)
-        check_whole("seed", seed)
+        for what, number in (("index", index), ("seed", seed)):
+            check_whole(what, number)
+            if number < 0:
+                raise ArgumentError(f"`{what}` must be 0 or more, got {number}. Use 0.")
         check_count("unroll_length", unroll_length)
         if episodes is not None:
             check_count("episodes", episodes)
@@ -306,7 +313,9 @@ class Actor:
                     "none. Go on with `one_episode_per_trajectory=True`, as the run "
                     "was begun, or begin it anew."
                 )
-            seed = environment_seed(self._seed, self._index, number, self._attempt)
+            seed = environment_seed(
+                self._seed, self._index, number=number, attempt=self._attempt
+            )
             steps = number * self._length if self._begins_anew else 0
             self._acting = start(
                 self._environment, self._initial_core, seed=seed, steps=steps

@@ -37,12 +37,14 @@ _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 class InferenceServer:
     """Runs the policy for actors; the object of a `CourierNode`.
 
-    Actors get it as `inference=`. Give the node as many threads as a batch has calls:
+    Actors get its handle as `inference=`. Give it a thread for each call of a batch:
 
-    >>> node = lp.CourierNode(                                      # doctest: +SKIP
-    ...     InferenceServer, policy, learner, batch_size=32,
-    ...     courier_kwargs={"thread_pool_size": 32},
-    ... )
+    lp.CourierNode(
+        InferenceServer,
+        *(policy, learner),
+        batch_size=32,
+        courier_kwargs={"thread_pool_size": 32},
+    )
     """
 
     def __init__(
