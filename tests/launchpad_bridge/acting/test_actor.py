@@ -213,6 +213,7 @@ def test_turns_and_a_central_inference_are_refused():
         ({"seed": 0.5}, "`seed` must be a whole number, got 0.5"),
         ({"unroll_length": 0}, "`unroll_length` must be at least 1, got 0"),
         ({"episodes": 0}, "`episodes` must be at least 1, got 0"),
+        ({"is_deterministic": True, "episodes": 3}, "`episodes` must be None with"),
         ({"is_deterministic": "yes"}, "`is_deterministic` must be True or False"),
     ],
 )
