@@ -13,7 +13,8 @@ Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
 """
 
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,25 +29,24 @@ from replicator.launchpad_bridge.acting.local_inference import (
 )
 from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
 from replicator.launchpad_bridge.batched_handler import batched_handler
+from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.trajectories.table import Turn
 
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
-
-
-class _Held(NamedTuple):
-    version: int
-    variables: PyTree
 
 
 class InferenceServer:
     """Runs the policy for actors; the object of a `CourierNode`.
 
-    Actors get it as `inference=`. Give the node as many threads as a batch has calls:
+    Actors get its handle as `inference=`. Give it a thread for each call of a batch:
 
-    >>> node = lp.CourierNode(                                      # doctest: +SKIP
-    ...     InferenceServer, policy, learner, batch_size=32,
-    ...     courier_kwargs={"thread_pool_size": 32},
-    ... )
+    lp.CourierNode(
+        InferenceServer,
+        *(policy, learner),
+        batch_size=32,
+        courier_kwargs={"thread_pool_size": 32},
+    )
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class InferenceServer:
         self._device = device or jax.local_devices()[0]
         # Written by the one thread that refreshes, read by the one that runs a batch:
         # version and variables are one object, so they always belong together.
-        self._held: _Held | None = None
+        self._held: Variables | None = None
         self._is_ready = threading.Event()
         self._batches = self._calls = self._rows = 0
         self.act = batched_handler(batch_size, timeout=timeout_s)(self.act)
@@ -110,7 +110,7 @@ class InferenceServer:
         arguments = jax.tree.map(
             lambda leaf: _padded(leaf, calls), (observation, first, core, key)
         )
-        answer = run_mapped(self._policy, held.variables, *arguments)
+        answer = run_mapped(self._policy, held.values, *arguments)
         action, extras, core = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:calls], answer
         )
@@ -136,8 +136,8 @@ class InferenceServer:
         )
         if found is None:
             return False
-        variables = jax.device_put(found.values, self._device)
-        self._held = _Held(found.version, variables)
+        placed = jax.device_put(found.values, self._device)
+        self._held = Variables(version=found.version, values=placed)
         self._is_ready.set()
         return True
 
@@ -150,7 +150,7 @@ class InferenceServer:
             "version": None if self._held is None else self._held.version,
         }
 
-    def _wait_held(self) -> _Held:
+    def _wait_held(self) -> Variables:
         # Callers whose deadline passes meanwhile leave, and call again.
         while not self._is_ready.wait(_LOOK_S):
             if self._waiting.stop.is_set():
@@ -163,7 +163,7 @@ class RemoteInference:
     """Acts by asking an `InferenceServer`; an `Act` of `unroll`.
 
     Attributes:
-      oldest_version: That acted since it was set to None.
+      version: The oldest that acted in this unroll; None before the first call.
     """
 
     def __init__(self, client: Any, waiting: Waiting, *, seed: int, index: int) -> None:
@@ -175,7 +175,7 @@ class RemoteInference:
           seed: Of the run.
           index: Of the actor.
         """
-        self.oldest_version: int | None = None
+        self.version: int | None = None
         self._client = client
         self._waiting = waiting
         self._key = actor_key(seed, index)
@@ -193,9 +193,15 @@ class RemoteInference:
         action, extras, core, version = self._waiting.call(
             "inference", lambda: self._client.act(observation, first, core, key)
         )
-        oldest = self.oldest_version
-        self.oldest_version = int(version if oldest is None else min(oldest, version))
+        oldest = version if self.version is None else min(self.version, version)
+        self.version = int(oldest)
         return action, extras, core
+
+    def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
+        """Begin an unroll; the server has the variables."""
+        del ask
+        self.version = None
+        return turn
 
 
 def _padded(leaf: np.ndarray, calls: int) -> np.ndarray:

@@ -5,15 +5,13 @@ is that of the next draw, an episode ends after a drawn number of steps: by term
 where that is even, cut off where it is odd.
 """
 
-import dataclasses
-
 import dm_env
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator import rpc
+from replicator.launchpad_bridge.learner.published import Variables
 
 WIDTH = 5
 
@@ -108,14 +106,5 @@ def variables_of(version):
     return {"params": {"w": w}}
 
 
-@rpc.register
-@dataclasses.dataclass
-class Published:
-    """What `get_variables` returns."""
-
-    version: int
-    values: dict
-
-
 def published(version):
-    return Published(version, variables_of(version))
+    return Variables(version=version, values=variables_of(version))
