@@ -85,6 +85,8 @@ from replicator.launchpad_bridge.running.stopping import (
     unregister_stop_handler,
     wait_for_stop,
 )
+from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
+from replicator.launchpad_bridge.trajectories.trajectory_turns import TrajectoryTurns
 from replicator.rpc.client.client import Client as CourierClient
 from replicator.rpc.client.client import list_methods
 
@@ -128,6 +130,8 @@ __all__ = [
     "StopAsked",
     "TestMode",
     "Threads",
+    "TrajectoryQueue",
+    "TrajectoryTurns",
     "Worker",
     "Workers",
     "address",
