@@ -205,13 +205,7 @@ class Batches:
         try:
             # JAX keeps this setting by thread: `put` casts as the learner would.
             with jax.enable_x64(x64):
-                while self._wait_for_place():
-                    taken = self._source.take(
-                        self._batch_size, update=update, oldest=self._oldest(update)
-                    )
-                    if taken is None:
-                        return
-                    self._append(self._make_ready(taken, update))
+                while self._wait_for_place() and self._add_batch(update):
                     update += 1
         except BaseException as error:  # raised again by `next`
             with self._changed:
@@ -226,21 +220,26 @@ class Batches:
             )
         return not self._source.closed.is_set()
 
-    def _oldest(self, update: int) -> int | None:
-        return None if self._max_policy_lag is None else update - self._max_policy_lag
+    def _add_batch(self, update: int) -> bool:
+        """Make the batch of an update ready; return False once it is closed.
 
-    def _make_ready(self, taken: Taken, update: int) -> ReadyBatch:
-        return ReadyBatch(
+        When it returns, this thread holds nothing of the batch any more.
+        """
+        lag = self._max_policy_lag
+        oldest = None if lag is None else update - lag
+        taken = self._source.take(self._batch_size, update=update, oldest=oldest)
+        if taken is None:
+            return False
+        batch = ReadyBatch(
             batch=self._put(taken.trajectories),
             lag=PolicyLag.at(update, taken.versions),
             cut=taken.cut,
             episodes=list(taken.episodes),
         )
-
-    def _append(self, batch: ReadyBatch) -> None:
         with self._changed:
             self._ready.append(batch)
             self._changed.notify_all()
+        return True
 
 
 class _Source:

@@ -1,6 +1,7 @@
 import contextlib
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,12 @@ def test_what_the_table_raises_is_raised_by_next():
         pytest.raises(ArgumentError, match="`capacity` must be at least 5"),
     ):
         batches.next()
+
+
+def test_nothing_is_held_of_a_batch_that_the_learner_has_dropped():
+    with Batches(queue_of(1, 2, 3), batch_size=2) as batches:
+        held = weakref.ref(batches.next().batch["reward"])
+        wait_until(lambda: held() is None)
 
 
 def test_episodes_come_with_their_batch():
