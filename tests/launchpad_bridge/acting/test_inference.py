@@ -33,7 +33,7 @@ class Versions:
     def __init__(self):
         self.version = 0
 
-    def get_variables(self, *, newer_than=None):
+    def get_variables(self, *, newer_than=None, timeout_s):
         return None if newer_than == self.version else published(self.version)
 
 
