@@ -13,7 +13,7 @@ from replicator.rpc.server.served_call import current_call
 LONGEST_S = 60.0
 """How long is waited where no call by RPC says it."""
 _LOOK_S = 0.25  # how often a handler looks whether anybody waits for it
-_ANSWER_S = 0.5  # kept, of a deadline, for the way back; of a short one a tenth
+_ANSWER_S = 0.5  # kept, of a deadline, for the way back; of a short one a quarter
 
 
 def wait_for(
@@ -36,7 +36,7 @@ def wait_for(
     remaining_s = call.remaining_s() if call is not None else LONGEST_S
     left_s = [] if timeout_s is None else [timeout_s]
     if remaining_s is not None:
-        left_s.append(remaining_s - min(_ANSWER_S, remaining_s / 10))
+        left_s.append(remaining_s - min(_ANSWER_S, remaining_s / 4))
     until_s = time.monotonic() + min(left_s, default=threading.TIMEOUT_MAX)
     while not is_ready():
         left = until_s - time.monotonic()
