@@ -221,14 +221,10 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
     return program, table_handle
 
 
-def _add_actors(
-    program: lp.Program, shape: Shape, learner: Any, table: Any
-) -> None:
+def _add_actors(program: lp.Program, shape: Shape, learner: Any, table: Any) -> None:
     inference = None
     if not shape.turns:
-        node = lp.CourierNode(
-            lp.InferenceServer, policy, learner, batch_size=_ACTORS
-        )
+        node = lp.CourierNode(lp.InferenceServer, policy, learner, batch_size=_ACTORS)
         with program.group("inference", restart=_AGAIN):
             inference = program.add_node(node)
     with program.group("actor", restart=_AGAIN):
