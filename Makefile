@@ -18,8 +18,13 @@ demo: $(VENV)/.ready
 # Two workers: a test traces and compiles on one core. Files stay whole, as what one
 # compiles its tests share.
 WORKERS ?= 2
+# Half of their time is XLA's, for programs that run once. Slow tests, benchmarks and
+# `make test-newest` compile as users do. (The newest jax does not know the second flag.)
+QUICK_COMPILE = --xla_backend_optimization_level=0 $$($(BIN)/python -c 'import sys; \
+  print("--xla_cpu_use_fusion_emitters=false" * (sys.version_info < (3, 12)))')
 test: $(VENV)/.ready
-	$(RUN_TESTS) -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	XLA_FLAGS="$(QUICK_COMPILE) $$XLA_FLAGS" \
+	  $(RUN_TESTS) -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.ready
 	sh tests/install_chromium.sh
@@ -42,7 +47,7 @@ test-newest:
 	  'make test-newest needs Python 3.12 or newer as `$(NEWEST)`. Install it, or name' \
 	  'yours: make test-newest NEWEST=python3.13 (with pyenv also set PYENV_VERSION).' >&2; \
 	  exit 1; }
-	$(MAKE) test VENV=.venv-newest PYTHON="$(NEWEST)"
+	$(MAKE) test VENV=.venv-newest PYTHON="$(NEWEST)" QUICK_COMPILE=
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .

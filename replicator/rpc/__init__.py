@@ -13,6 +13,7 @@ from replicator.base.not_sent import fill
 from replicator.rpc.batching.batching import batched_handler
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 from replicator.rpc.client.client import Client, Futures, list_methods, statistics
+from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry, register
 from replicator.rpc.security.secret import Secret
@@ -23,6 +24,7 @@ from replicator.rpc.server.server import Server
 
 __all__ = [
     "Client",
+    "EncodedOnce",
     "Futures",
     "MessageLimits",
     "MethodStatistics",

@@ -16,14 +16,15 @@ from tests.rpc.courier_cases import LONG_S, NAMES, Probe, client_of, serving, wa
 @contextlib.contextmanager
 def without_collector():
     """Yield what returns the objects of ours that only the collector would free."""
-    gc.collect()
     gc.disable()
+    gc.freeze()  # what other tests have left is none of ours, and takes a second to walk
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         yield ours_in_circles
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         gc.enable()
 
 

@@ -1,1 +1,51 @@
-"""Environments, and who acts in them."""
+"""Environments, and who acts in them.
+
+environments         what an actor steps: `VectorEnvironment`, next-step autoreset
+vector_env           a vectorised environment of gymnasium
+serial_environments  plain environments of gymnasium or dm_env
+environment_state    how one is gone back to; snapshots: as bytes
+unroll               steps into trajectories: the same in a program and without one
+actor                unrolls, inserts, and outlives learner and table
+local_inference      the policy on the actor's own processor
+inference            a node that runs it for many actors
+waiting              calls of nodes that may start again
+"""
+
+from replicator.launchpad_bridge.acting.actor import Actor
+from replicator.launchpad_bridge.acting.environments import (
+    EnvironmentFailedError,
+    Step,
+    VectorEnvironment,
+)
+from replicator.launchpad_bridge.acting.inference import InferenceServer
+from replicator.launchpad_bridge.acting.local_inference import LocalInference, Policy
+from replicator.launchpad_bridge.acting.serial_environments import (
+    from_dm_env,
+    from_gymnasium_envs,
+)
+from replicator.launchpad_bridge.acting.unroll import (
+    Acting,
+    Unrolled,
+    environment_seed,
+    start,
+    unroll,
+)
+from replicator.launchpad_bridge.acting.vector_env import from_gymnasium
+
+__all__ = [
+    "Acting",
+    "Actor",
+    "EnvironmentFailedError",
+    "InferenceServer",
+    "LocalInference",
+    "Policy",
+    "Step",
+    "Unrolled",
+    "VectorEnvironment",
+    "environment_seed",
+    "from_dm_env",
+    "from_gymnasium",
+    "from_gymnasium_envs",
+    "start",
+    "unroll",
+]

@@ -33,6 +33,7 @@ from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import listen
 
 _HAND_OVER = "set_courier_server"
+_POOL_SIZE = 16
 _DRAIN_S = 10.0
 _DRAIN_WHEN_STOPPING_S = 1.0
 # Upstream's ways to tune gRPC: nothing to tune here.
@@ -128,7 +129,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
           constructor: A class, or a function that returns an object; runs in the node.
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
           courier_kwargs: Of the server: `thread_pool_size`, how many calls run at once
-            (16); `port`, to listen on with gRPC as well, on this host only.
+            (16, or `thread_pool_size` of the object's class); `port`, to listen on with
+            gRPC as well, on this host only.
           courier_client_kwargs: Of each client: `CourierHandle.set_client_kwargs`.
           **kwargs: Named arguments of the constructor.
 
@@ -194,13 +196,18 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
     def _make_server(self, instance: Any) -> CourierServer:
         context = node_context.of_thread() or loose_context()
-        server = CourierServer(lambda methods: self._serve(methods, context))
+        # A class whose handlers wait for each other says itself how many run at once.
+        pool_size = getattr(type(instance), "thread_pool_size", _POOL_SIZE)
+        server = CourierServer(lambda methods: self._serve(methods, context, pool_size))
         for method in self.methods(instance):
             server.bind(method.name, _in_context(method, context))
         return server
 
     def _serve(
-        self, methods: Mapping[str, Callable[..., Any]], context: RunningContext
+        self,
+        methods: Mapping[str, Callable[..., Any]],
+        context: RunningContext,
+        pool_size: int,
     ) -> Any:
         """Start a server: of `rpc`, or what the launcher has in its place."""
         options = dict(self._courier_kwargs)
@@ -213,7 +220,9 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
             address = f"{address},grpc://127.0.0.1:{port}"
         server = Server(
             name=name,
-            pool_size=options.pop("thread_pool_size", options.pop("pool_size", 16)),
+            pool_size=options.pop(
+                "thread_pool_size", options.pop("pool_size", pool_size)
+            ),
             listeners=_listen(address, by_reference=context.by_reference, **here),
         )
         for method, function in methods.items():

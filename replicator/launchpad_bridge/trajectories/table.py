@@ -30,6 +30,11 @@ class TableRestartedError(ReplicatorError, RuntimeError):
 
 
 @rpc.register
+class TableTimeoutError(ReplicatorError, TimeoutError):
+    """The table could not do what was asked while somebody waited; ask again."""
+
+
+@rpc.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
     """What an actor is to do next.
@@ -120,11 +125,16 @@ class Table(Protocol):
 
         Raises:
           TrajectoryError: They are of another form than the first.
+          TableTimeoutError: There was no place for them within the call's deadline.
         """
         ...
 
     def turn(self, actor: str) -> Turn:
-        """Return what an actor that starts, or lost its place, is to do."""
+        """Return what an actor that starts, or lost its place, is to do.
+
+        Raises:
+          TableTimeoutError: No learner has called `begin` within the call's deadline.
+        """
         ...
 
     def take(
@@ -143,7 +153,7 @@ class Table(Protocol):
         ...
 
     def begin(self, cut: Cut | None) -> None:
-        """Learn where the learner stands; what is held is dropped where actors turn.
+        """Learn where the learner stands; where actors take turns, drop what is held.
 
         Args:
           cut: Of the learner's checkpoint; None for a run's beginning.

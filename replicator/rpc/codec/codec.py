@@ -25,6 +25,7 @@ from msgpack import unpackb
 
 from replicator.base.types import PyTree
 from replicator.errors import DecodeError, MessageTooLargeError
+from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.no_argument_calls import BareCall, read_bare, write_bare
@@ -78,6 +79,12 @@ def encode(
     """
     if value is None:  # what most methods return
         return _new_tuple(Encoded, (NONE, [], len(NONE)))
+    if type(value) is EncodedOnce:
+        plain = value.value
+        return value.kept(
+            (encode, registry, limits),
+            lambda: encode(plain, registry=registry, limits=limits),
+        )
     try:
         if type(value) is BareCall:
             head = write_bare(*value)

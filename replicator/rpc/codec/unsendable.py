@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from replicator.errors import EncodeError, MessageTooLargeError
+from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 
@@ -85,6 +86,8 @@ def why_not(value: Any) -> str:
         return f"the class {_name(value)}. Send its name"
     if isinstance(value, types.ModuleType):
         return f"the module {value.__name__}. Send its name"
+    if isinstance(value, EncodedOnce):
+        return f"an {name} within another value. Return it alone, or send its `value`"
     if isinstance(value, np.ma.MaskedArray):
         return f"a {name}. Send its data and its mask"
     if isinstance(value, np.ndarray):

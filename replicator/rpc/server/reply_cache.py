@@ -16,6 +16,7 @@ import collections
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from replicator.rpc.answers import Answer
+from replicator.rpc.codec.encoded_once import EncodedOnce
 
 _Asker = TypeVar("_Asker")
 Key = tuple[bytes, int]
@@ -81,6 +82,8 @@ class ReplyCache(Generic[_Asker]):
 
 def size_of(value: Any, *, depth: int = 4) -> int:
     """Estimate the bytes that keeping a value costs, without encoding it."""
+    if type(value) is EncodedOnce:
+        value = value.value
     num_bytes = getattr(value, "nbytes", None)
     if isinstance(num_bytes, int):
         return 64 + num_bytes

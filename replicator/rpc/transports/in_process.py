@@ -16,6 +16,7 @@ from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
 from replicator.rpc.codec.codec import encode
+from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import in_one_piece
@@ -59,7 +60,11 @@ class InProcessConnection:
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message; return its bytes, 0 without encoding. See `Connection`."""
-        payload = self._encoded(value) if self._force_encoding else PlainPayload(value)
+        if self._force_encoding:
+            payload = self._encoded(value)
+        else:
+            is_kept = type(value) is EncodedOnce
+            payload = PlainPayload(value.value if is_kept else value)
         try:
             self._outgoing.put(Message(kind, call_id, payload), timeout_s)
         except TimeoutError:

@@ -18,6 +18,10 @@ nobody's time, and is seen when a slot is looked for. (Between the last look at 
 and the writing of the number lie some thousand instructions: more than a processor may
 hold back a load for. And the sender writes to the slot only after it has read it.)
 
+What many are sent is in memory of its own (`ConstantMemory`), which nobody can write
+any more: a segment that all its receivers share, and that is lent whole, any number of
+times. It is copied once. A receiver that finds the kernel's seal on it copies nothing.
+
 Boards change hands in the handshake. Segments travel beside the messages, over a socket
 pair of their own, so that the messages' socket never has to look for descriptors:
 
@@ -36,16 +40,19 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
 from replicator.errors import DecodeError
 from replicator.rpc.transports.frames import Layout, Where
-from replicator.rpc.transports.same_host.shared_segments import (
-    IncomingSegments,
+from replicator.rpc.transports.same_host.incoming_segments import IncomingSegments
+from replicator.rpc.transports.same_host.outgoing_segments import (
     OutgoingSegments,
+    Segment,
     Slot,
 )
+from replicator.rpc.transports.same_host.sealed_memory import ConstantMemory
 
 SHARED_FROM_BYTES = 1 << 15
 """Bodies of this size and more go by shared memory: from here on it is quicker."""
@@ -104,7 +111,9 @@ class SharedMemory:
         Returns:
           Where it is; None: there is no room, and the socket must take it.
         """
-        slot = self._slot(layout.num_bytes)
+        num_bytes = layout.num_bytes
+        take = self._outgoing.take
+        slot = self._slot(num_bytes, lambda: take(num_bytes) or self._new(num_bytes))
         if slot is None:
             return None
         # No lock from here on: the slot is this thread's until its frame is sent. If
@@ -120,6 +129,27 @@ class SharedMemory:
                     np.frombuffer(buffer, np.uint8),
                 )
         return where
+
+    def lend(self, make: Callable[[], ConstantMemory], num_bytes: int) -> Where | None:
+        """Lend constant memory, without a copy.
+
+        Args:
+          make: Returns it, or makes it, which may raise OSError.
+          num_bytes: Its size.
+
+        Returns:
+          Where it is; None: there is no room, and the socket must take it.
+        """
+        try:
+            constant = make()  # not under the lock: this may copy, or wait for who does
+        except OSError as error:
+            self._warn(num_bytes, f"the system has none ({error})")
+            return None
+        take = self._outgoing.take_constant
+        slot = self._slot(
+            num_bytes, lambda: take(constant) or self._new_constant(constant)
+        )
+        return None if slot is None else slot.where
 
     def take_back(self, where: Where) -> None:
         """Free what `place` returned: the message was not sent."""
@@ -151,7 +181,7 @@ class SharedMemory:
         self._incoming.let_go()
         self._close_all()
 
-    def _slot(self, num_bytes: int) -> Slot | None:
+    def _slot(self, num_bytes: int, find: Callable[[], Slot | None]) -> Slot | None:
         # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
         if not self._lock.acquire(True, _LOCK_TIMEOUT_S):
             return None
@@ -159,14 +189,19 @@ class SharedMemory:
         try:
             slot = None
             if not self._is_closed:
-                slot = self._outgoing.take(num_bytes) or self._make_slot(num_bytes)
+                slot = find()
         except OSError as error:
             slot, reason = None, f"the system has none ({error})"
         finally:
             if self._is_closed:
                 self._close_all()
             self._lock.release()
-        if slot is None and not self._has_warned and not self._is_closed:
+        if slot is None:
+            self._warn(num_bytes, reason)
+        return slot
+
+    def _warn(self, num_bytes: int, reason: str) -> None:
+        if not self._has_warned and not self._is_closed:
             self._has_warned = True
             _log.warning(
                 "No shared memory for %d bytes to %s: %s. Arrays go by the socket when "
@@ -177,28 +212,41 @@ class SharedMemory:
                 self._peer,
                 reason,
             )
-        return slot
 
-    def _make_slot(self, num_bytes: int) -> Slot | None:
+    def _new(self, num_bytes: int) -> Slot | None:
         outgoing = self._outgoing
         if slot := outgoing.take_new(num_bytes):
             return slot
-        self._untold.extend(outgoing.drop_idle(num_bytes))
+        self._make_room(num_bytes)
+        if not self._is_attached(outgoing.add(num_bytes)):
+            return None
+        return outgoing.take_new(num_bytes)
+
+    def _new_constant(self, constant: ConstantMemory) -> Slot | None:
+        self._make_room(constant.num_bytes)
+        if not self._is_attached(self._outgoing.add_constant(constant)):
+            return None
+        return self._outgoing.take_constant(constant)
+
+    def _make_room(self, num_bytes: int) -> None:
+        self._untold.extend(self._outgoing.drop_idle(num_bytes))
         while self._untold:  # told first: the other end has the same bound
             text = _DETACH.pack(b"D", self._untold[0])
             self._channel.send(text, socket.MSG_DONTWAIT)
             self._untold.popleft()
-        segment = outgoing.add(num_bytes)
+
+    def _is_attached(self, segment: Segment | None) -> bool:
+        """Give a new segment to the other end; tell whether there is one."""
         if segment is None:
-            return None
+            return False
         try:
-            text = _ATTACH.pack(b"A", segment.number, len(segment.memory))
+            text = _ATTACH.pack(b"A", segment.number, segment.num_bytes)
             flags = socket.MSG_DONTWAIT
             socket.send_fds(self._channel, [text], [segment.descriptor], flags)
         except OSError:
-            outgoing.drop(segment)
+            self._outgoing.drop(segment)
             raise
-        return outgoing.take_new(num_bytes)
+        return True
 
     def _read_channel(self) -> None:
         """Take note of the segments that the other end has made and dropped."""

@@ -28,6 +28,7 @@ from replicator.errors import (
 )
 from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
 from replicator.rpc.codec.codec import encode
+from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Message
@@ -36,6 +37,8 @@ from replicator.rpc.transports.frames import (
     Buffer,
     Frame,
     FrameReader,
+    Layout,
+    Where,
     check_fits,
     frame_with_buffers,
     frame_with_shared_body,
@@ -44,6 +47,7 @@ from replicator.rpc.transports.frames import (
     refuse_shared,
 )
 from replicator.rpc.transports.payloads import EncodedPayload
+from replicator.rpc.transports.same_host.sealed_memory import ConstantMemory
 from replicator.rpc.transports.same_host.shared_memory import (
     SHARED_FROM_BYTES,
     SharedMemory,
@@ -120,7 +124,8 @@ class UnixConnection:
             value, registry=self._registry, limits=self._limits
         )
         if buffers:
-            self._send_with_buffers(kind, call_id, head, buffers, timeout_s)
+            kept = value if type(value) is EncodedOnce else None
+            self._send_with_buffers(kind, call_id, head, buffers, timeout_s, kept)
         else:
             self._send_bytes(frame_without_buffers(kind, call_id, head), timeout_s)
         return num_bytes
@@ -273,6 +278,7 @@ class UnixConnection:
         head: bytes,
         buffers: list[memoryview],
         timeout_s: float | None,
+        kept: EncodedOnce | None,
     ) -> None:
         layout = lay_out(buffers)
         if len(buffers) > 1:
@@ -281,7 +287,7 @@ class UnixConnection:
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
             # Before a slot is taken: who waits here holds none.
             self._unread.add(num_bytes, timeout_s=timeout_s)
-            where = shared.place(layout)
+            where = self._placed(shared, layout, kept)
             if where is not None:
                 frame = frame_with_shared_body(
                     kind, call_id, head, num_bytes=num_bytes, where=where
@@ -297,6 +303,17 @@ class UnixConnection:
             self._send_bytes(parts[0], timeout_s)
         else:
             self._send_parts(parts, timeout_s)
+
+    def _placed(
+        self, shared: SharedMemory, layout: Layout, kept: EncodedOnce | None
+    ) -> Where | None:
+        """Put a body into shared memory: into its own if it is sent again."""
+        if kept is None:
+            return shared.place(layout)
+        key = ConstantMemory, self._registry, self._limits  # as the bytes depend on it
+        return shared.lend(
+            lambda: kept.kept(key, lambda: ConstantMemory(layout)), layout.num_bytes
+        )
 
     def _send_bytes(self, frame: Buffer, timeout_s: float | None) -> None:
         """Send a frame: nearly always with one call that does not wait."""

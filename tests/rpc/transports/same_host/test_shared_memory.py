@@ -22,9 +22,9 @@ from replicator.errors import CallTimeoutError, ConnectionLostError, DecodeError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import Where, frame_with_shared_body, lay_out
+from replicator.rpc.transports.same_host.outgoing_segments import size_class
 from replicator.rpc.transports.same_host.sealed_memory import IS_AVAILABLE, make_sealed
 from replicator.rpc.transports.same_host.shared_memory import SharedMemory
-from replicator.rpc.transports.same_host.shared_segments import size_class
 from replicator.rpc.transports.same_host.unread_bytes import UNREAD_BYTES
 from tests.rpc.transports.ends import (
     LONG_S,

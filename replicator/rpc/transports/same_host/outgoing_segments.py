@@ -1,4 +1,4 @@
-"""Memory that two processes share: made and cut into slots by one, mapped by the other.
+"""The sender's side of shared memory: what it has made, cut into slots, and lent.
 
 No sockets and no locks here; `shared_memory.py` holds the protocol, and the lock.
 """
@@ -9,42 +9,45 @@ import functools
 import mmap
 import os
 import weakref
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-from replicator.errors import DecodeError
 from replicator.rpc.transports.frames import Where
-from replicator.rpc.transports.same_host.sealed_memory import make_sealed, map_sealed
+from replicator.rpc.transports.same_host.sealed_memory import (
+    ConstantMemory,
+    make_sealed,
+)
 
 _NO_BOARD = memoryview(b"").cast("I")
+_NO_MEMORY = memoryview(b"")
+_CONSTANT_SLOTS = 0  # the size class of slots of constant memory, which all are alike
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
-_frombuffer = np.frombuffer
-_uint8 = np.uint8
-_partial = functools.partial
 _ref = weakref.ref
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Segment:
-    """Memory of this process, cut into slots of one size.
+    """Memory of this process: cut into slots of one size, or constant, and lent whole.
 
     Attributes:
       number: Its name for the receiver; never used again.
       descriptor: Of the memory file.
-      memory: All of it, to write to.
-      slot_bytes: How large a slot is.
+      num_bytes: Its size.
+      memory: All of it, to write to; none if it is constant.
+      slot_bytes: How large a slot is; `_CONSTANT_SLOTS` if it is constant.
       made: How many slots the system was asked for so far.
-      lent: How many of them hold a message that the receiver has not released.
+      lent: How many messages that the receiver has not released lie in it.
+      constant: What it is, if it is constant, as long as somebody may send that.
     """
 
     number: int
     descriptor: int
+    num_bytes: int
     memory: memoryview
     slot_bytes: int
     made: int = 0
     lent: int = 0
+    constant: weakref.ref[ConstantMemory] | None = None
 
     @classmethod
     def make(cls, number: int, *, slot_bytes: int, num_slots: int) -> "Segment":
@@ -55,7 +58,7 @@ class Segment:
         """
         size = slot_bytes * num_slots
         descriptor, mapped = make_sealed(size)
-        return cls(number, descriptor, memoryview(mapped), slot_bytes)
+        return cls(number, descriptor, size, memoryview(mapped), slot_bytes)
 
     def make_slot(self) -> int | None:
         """Take memory for one more slot; return its offset. None: it is all taken.
@@ -70,9 +73,14 @@ class Segment:
         self.made += 1
         return offset
 
+    def is_over(self) -> bool:
+        """Tell whether it is constant memory that nobody will send again."""
+        return self.constant is not None and self.constant() is None
+
     def close(self) -> None:
         """Give the descriptor back; the memory goes with its last user."""
-        os.close(self.descriptor)
+        if self.constant is None:  # else it is not this connection's
+            os.close(self.descriptor)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -128,7 +136,7 @@ class OutgoingSegments:
     @property
     def num_bytes(self) -> int:
         """Return the size of all segments."""
-        return sum(len(segment.memory) for segment in self._segments.values())
+        return sum(segment.num_bytes for segment in self._segments.values())
 
     def take(self, num_bytes: int) -> Slot | None:
         """Return a free slot: the last one if it is, as it may be in a cache."""
@@ -162,6 +170,26 @@ class OutgoingSegments:
                     return self._lend(Slot(segment, offset, memory, number, uses), size)
         return None
 
+    def take_constant(self, constant: ConstantMemory) -> Slot | None:
+        """Lend constant memory once more; None: the receiver has not been given it."""
+        for segment in self._segments.values():
+            if segment.constant is not None and segment.constant() is constant:
+                break
+        else:
+            return None
+        free = self._free.setdefault(_CONSTANT_SLOTS, [])
+        if not free:
+            self._find_released()
+        if free:  # a place on the board, wherever it was last
+            slot = free.pop()
+            slot.segment = segment
+        elif self._has_number():
+            number = self._number()
+            slot = Slot(segment, 0, _NO_MEMORY, number, self._uses[number])
+        else:
+            return None
+        return self._lend(slot, _CONSTANT_SLOTS)
+
     def take_back(self, where: Where) -> None:
         """Free a slot whose message was not sent."""
         slot = self._lent.get(where.slot)
@@ -169,7 +197,7 @@ class OutgoingSegments:
             self._set_free(slot)
 
     def drop_idle(self, num_bytes: int) -> list[int]:
-        """Drop free segments, the oldest first, until a new one fits.
+        """Drop constant ones that are over, and free ones until a new one fits.
 
         Returns:
           Their numbers.
@@ -177,10 +205,11 @@ class OutgoingSegments:
         self._find_released()
         dropped = []
         for number, segment in list(self._segments.items()):
-            if self._fits(num_bytes) and self._has_number():
-                break
             # All is released, so the receiver has no loan of it, and can detach it.
-            if not segment.lent:
+            if segment.lent:
+                continue
+            has_room = self._fits(num_bytes) and self._has_number()
+            if segment.is_over() or not has_room:
                 self.drop(segment)
                 dropped.append(number)
         return dropped
@@ -198,6 +227,21 @@ class OutgoingSegments:
         number, self._next_number = self._next_number, self._next_number + 1
         segment = Segment.make(number, slot_bytes=size, num_slots=max(1, room // size))
         self._segments[number] = segment
+        return segment
+
+    def add_constant(self, constant: ConstantMemory) -> Segment | None:
+        """Make a segment of constant memory; None: it is past the bound."""
+        if not self._fits(constant.num_bytes) or not self._has_number():
+            return None
+        number, self._next_number = self._next_number, self._next_number + 1
+        segment = self._segments[number] = Segment(
+            number=number,
+            descriptor=constant.descriptor,
+            num_bytes=constant.num_bytes,
+            memory=_NO_MEMORY,
+            slot_bytes=_CONSTANT_SLOTS,
+            constant=_ref(constant),
+        )
         return segment
 
     def drop(self, segment: Segment) -> None:
@@ -268,123 +312,3 @@ def size_class(num_bytes: int) -> int:
     bits = max(num_bytes - 1, 1).bit_length()
     step = 1 << (bits if bits <= 20 else bits - 3)
     return -(-num_bytes // step) * step
-
-
-class IncomingSegments:
-    """Memory of the other end, mapped to read, within a bound."""
-
-    def __init__(
-        self, max_bytes: int, board: mmap.mmap, *, fetch: Callable[[], None]
-    ) -> None:
-        """Start with none.
-
-        Args:
-          max_bytes: Of all segments together.
-          board: Where this end writes which use of a slot it has released.
-          fetch: Attaches what the other end has made, when one is not known.
-        """
-        self._max_bytes = max_bytes
-        self._board = memoryview(board).cast("I")
-        self._fetch = fetch
-        self._segments: dict[int, _Mapped] = {}
-
-    def attach(self, number: int, size: int, descriptor: int) -> None:
-        """Map a segment; the descriptor stays the caller's.
-
-        Raises:
-          DecodeError: It is not what the other end says, or past the bound, or the
-            system cannot map it.
-        """
-        mapped = sum(len(segment.memory) for segment in self._segments.values())
-        if number in self._segments or not 0 < size <= self._max_bytes - mapped:
-            raise DecodeError(
-                f"Shared memory must be at most {self._max_bytes} bytes in all, got "
-                f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
-            )
-        try:
-            self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
-        except OSError as error:
-            raise DecodeError(f"Shared memory cannot be mapped: {error}.") from error
-
-    def detach(self, number: int) -> None:
-        """Forget a segment.
-
-        Raises:
-          DecodeError: There is none of that number, or it is in use.
-        """
-        segment = self._segments.pop(number, None)
-        if segment is None or segment.loans:
-            raise DecodeError(
-                f"Shared memory {number} was taken away that is in use, or never came."
-            )
-
-    def open(self, where: Where, num_bytes: int) -> np.ndarray:
-        """Return read-only bytes of a segment; their death releases the slot.
-
-        Only the thread that receives may call this.
-
-        Raises:
-          DecodeError: They are not within one, or still in use; or the other end broke
-            the protocol otherwise.
-        """
-        number, offset, slot, uses = where
-        segment = self._segments.get(number)
-        if segment is None:
-            self._fetch()
-            segment = self._segments.get(number)
-        if segment is None:
-            raise DecodeError(f"Shared memory {number} was named, but never came.")
-        memory, loans = segment
-        # Checked by subtraction: both numbers are the other end's.
-        if offset % mmap.PAGESIZE or num_bytes > len(memory) - offset:
-            raise DecodeError(
-                f"A message must lie within its shared memory of {len(memory)} bytes, "
-                f"got {num_bytes} at {offset}."
-            )
-        board = self._board
-        if slot in loans or slot >= len(board):
-            raise DecodeError("Shared memory was sent again that is still in use.")
-        owner = _frombuffer(memory, _uint8, num_bytes, offset)
-        # Bound to what it needs, as it may run when the interpreter is ending.
-        loans[slot] = _ref(owner, _partial(_release, loans, board, slot, uses))
-        return owner
-
-    def let_go(self) -> None:
-        """Release nothing from a forked child: its parent may still see what dies."""
-        for segment in self._segments.values():
-            segment.loans.clear()  # and with the weak references what they call
-
-    def close(self) -> None:
-        """Forget all; arrays that are in use stay mapped."""
-        self._segments.clear()
-        self._board = _NO_BOARD
-        # What fetches holds this as well: the two would wait for the collector of
-        # cycles, which counts two objects and not the memory behind them.
-        self._fetch = _fetch_nothing
-
-
-def _fetch_nothing() -> None:
-    """Attach nothing: the connection is closed."""
-
-
-class _Mapped(NamedTuple):
-    """A segment of the other end, and the owners of what is in use of it, by slot."""
-
-    memory: mmap.mmap
-    loans: dict[int, weakref.ref[np.ndarray]]
-
-
-def _release(
-    loans: dict[int, weakref.ref[np.ndarray]],
-    board: memoryview,
-    slot: int,
-    uses: int,
-    _: weakref.ref[np.ndarray],
-) -> None:
-    """Release what nobody sees any more; called wherever the last view died.
-
-    That may be inside of any other line: no lock may be taken.
-    """
-    loans.pop(slot, None)  # first: the sender may use the slot again at once
-    # If the process dies before this, the slot is lent until the connection ends.
-    board[slot] = uses

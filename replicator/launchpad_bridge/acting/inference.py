@@ -1,0 +1,202 @@
+"""One node that runs the policy for many actors, in batches: on an accelerator, say.
+
+    actor ── act(observation [n], first, core, key) ──┐
+    actor ── act(...) ────────────────────────────────┤  up to `batch_size` calls
+    actor ── act(...) ────────────────────────────────┴─▶ policy over [calls, n]
+
+Calls are stacked, padded to the next power of two, and the policy is mapped over them
+(`vmap`), so each call keeps its own random key and there is one compilation for each
+power of two (and each n). The recurrent state travels with the calls: the server keeps
+nothing of an actor, and one that is started again goes on with the next call.
+
+Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
+"""
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.errors import ServerStoppedError, check_count
+from replicator.launchpad_bridge.acting.local_inference import (
+    Policy,
+    actor_key,
+    fold_steps,
+    run_mapped,
+)
+from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
+from replicator.launchpad_bridge.batched_handler import batched_handler
+from replicator.launchpad_bridge.learner.published import Variables
+from replicator.launchpad_bridge.running import node_context
+
+_LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
+
+
+class InferenceServer:
+    """Runs the policy for actors; the object of a `CourierNode`.
+
+    Actors get it as `inference=`. Give the node as many threads as a batch has calls:
+
+    >>> node = lp.CourierNode(                                      # doctest: +SKIP
+    ...     InferenceServer, policy, learner, batch_size=32,
+    ...     courier_kwargs={"thread_pool_size": 32},
+    ... )
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        learner: Any,
+        *,
+        batch_size: int = 16,
+        timeout_s: float = 0.002,
+        refresh_s: float = 0.02,
+        device: Any = None,
+    ) -> None:
+        """Make a server; variables come once it runs.
+
+        Args:
+          policy: As for `Actor`.
+          learner: Client of who publishes variables: `get_variables`.
+          batch_size: Calls in a full batch: at most one for each actor.
+          timeout_s: How long a call waits for others.
+          refresh_s: How often the learner is asked for newer variables.
+          device: Where the policy runs; the first of this process by default.
+
+        Raises:
+          ArgumentError: A number is out of range.
+        """
+        check_count("batch_size", batch_size)
+        context = node_context.current()
+        stop = context.stop_event if context else threading.Event()
+        name = context.worker if context else "inference"
+        self._waiting = Waiting(name, stop)
+        self._policy = policy
+        self._learner = learner
+        self._refresh_s = refresh_s
+        self._device = device or jax.local_devices()[0]
+        # Written by the one thread that refreshes, read by the one that runs a batch:
+        # version and variables are one object, so they always belong together.
+        self._held: Variables | None = None
+        self._is_ready = threading.Event()
+        self._batches = self._calls = self._rows = 0
+        self.act = batched_handler(batch_size, timeout=timeout_s)(self.act)
+
+    def act(
+        self, observation: PyTree, first: np.ndarray, core: PyTree, key: np.ndarray
+    ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
+        """Return actions, extras, the next core and the version that chose.
+
+        What one call brings is n rows; concurrent ones run as one batch, in which each
+        leaf has another axis in front.
+
+        Args:
+          observation: Leaves [n, ...]; in dictionaries, tuples or dataclasses.
+          first: bool [n].
+          core: Leaves [n, ...].
+          key: The data of a random key.
+
+        Raises:
+          ServerStoppedError: The program stops.
+        """
+        held = self._wait_held()
+        calls = len(key)
+        arguments = jax.tree.map(
+            lambda leaf: _padded(leaf, calls), (observation, first, core, key)
+        )
+        answer = run_mapped(self._policy, held.values, *arguments)
+        action, extras, core = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[:calls], answer
+        )
+        self._batches += 1
+        self._calls += calls
+        self._rows += first.size
+        return action, extras, core, np.full(calls, held.version)
+
+    def run(self) -> None:
+        """Keep the variables new until the program stops."""
+        try:
+            while not self._waiting.stop.is_set():
+                self.refresh()
+                self._waiting.pause(self._refresh_s)
+        except ProgramStoppedError:
+            return
+
+    def refresh(self) -> bool:
+        """Ask the learner for newer variables; return whether there were any."""
+        version = None if self._held is None else self._held.version
+        found = self._waiting.call(
+            "variables", lambda: self._learner.get_variables(newer_than=version)
+        )
+        if found is None:
+            return False
+        placed = jax.device_put(found.values, self._device)
+        self._held = Variables(version=found.version, values=placed)
+        self._is_ready.set()
+        return True
+
+    def statistics(self) -> dict[str, Any]:
+        """Return how many `batches`, `calls` and `rows` it ran, and its `version`."""
+        return {
+            "batches": self._batches,
+            "calls": self._calls,
+            "rows": self._rows,
+            "version": None if self._held is None else self._held.version,
+        }
+
+    def _wait_held(self) -> Variables:
+        # Callers whose deadline passes meanwhile leave, and call again.
+        while not self._is_ready.wait(_LOOK_S):
+            if self._waiting.stop.is_set():
+                raise ServerStoppedError("`act` has no variables, and the run is over.")
+        assert self._held is not None
+        return self._held
+
+
+class RemoteInference:
+    """Acts by asking an `InferenceServer`; an `Act` of `unroll`.
+
+    Attributes:
+      oldest_version: That acted since it was set to None.
+    """
+
+    def __init__(self, client: Any, waiting: Waiting, *, seed: int, index: int) -> None:
+        """Make it; nothing is called.
+
+        Args:
+          client: Of the server.
+          waiting: What calls until the server answers.
+          seed: Of the run.
+          index: Of the actor.
+        """
+        self.oldest_version: int | None = None
+        self._client = client
+        self._waiting = waiting
+        self._key = actor_key(seed, index)
+
+    def __call__(
+        self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Return actions, extras and the next core; see `Act`.
+
+        Raises:
+          ProgramStoppedError: The program stops.
+        """
+        key = np.asarray(fold_steps(self._key, np.uint32(steps)))
+        # Acting changes nothing there, so a call may be made again.
+        action, extras, core, version = self._waiting.call(
+            "inference", lambda: self._client.act(observation, first, core, key)
+        )
+        oldest = self.oldest_version
+        self.oldest_version = int(version if oldest is None else min(oldest, version))
+        return action, extras, core
+
+
+def _padded(leaf: np.ndarray, calls: int) -> np.ndarray:
+    """Return it with its first row repeated, up to a power of two rows."""
+    missing = (1 << (calls - 1).bit_length()) - calls
+    if not missing:
+        return leaf
+    return np.concatenate([leaf, np.repeat(leaf[:1], missing, axis=0)])

@@ -1,0 +1,206 @@
+"""Plain environments of gymnasium or `dm_env`, stepped in turn by one thread."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, final
+
+import jax
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.acting.environment_state import (
+    can_snapshot,
+    restore,
+    snapshot,
+)
+from replicator.launchpad_bridge.acting.environments import Step, first_step
+from replicator.launchpad_bridge.acting.snapshots import pack, unpack
+
+
+def from_gymnasium_envs(
+    makers: Sequence[Callable[[], Any]],
+) -> "SerialEnvironments":
+    """Adapt several environments of gymnasium; they start again by themselves here.
+
+    Args:
+      makers: Each makes one. Environment i is seeded with `seed + i`, as in a
+        `SyncVectorEnv`. They can be gone back to where each offers a way
+        (`environment_state`).
+
+    Returns:
+      A `VectorEnvironment`.
+
+    Raises:
+      ArgumentError: There is none.
+    """
+    _check_makers(makers)
+    return SerialEnvironments([_Gymnasium(make()) for make in makers])
+
+
+def from_dm_env(makers: Sequence[Callable[[int], Any]]) -> "SerialEnvironments":
+    """Adapt several environments of `dm_env`.
+
+    Args:
+      makers: Each makes one from a seed, as `dm_env` does not seed what is there:
+        `reset(seed)` makes them anew, environment i from `seed + i`. They can be gone
+        back to where each has methods `snapshot` and `restore` (`environment_state`).
+
+    Returns:
+      A `VectorEnvironment`.
+
+    Raises:
+      ArgumentError: There is none.
+    """
+    _check_makers(makers)
+    return SerialEnvironments([_DmEnv(make) for make in makers])
+
+
+class _Outcome(NamedTuple):
+    observation: PyTree
+    reward: float
+    discount: float
+    is_last: bool
+
+
+class _One(Protocol):
+    """One environment, whatever its library."""
+
+    @property
+    def environment(self) -> Any: ...
+
+    def reset(self, seed: int | None) -> PyTree:
+        """Begin an episode and return its first observation; None goes on by chance."""
+        ...
+
+    def step(self, action: PyTree) -> _Outcome: ...
+
+    def close(self) -> None: ...
+
+
+@final
+class SerialEnvironments:
+    """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`."""
+
+    def __init__(self, ones: Sequence[_One]) -> None:
+        self._ones = ones
+        self._step: Step | None = None
+
+    @property
+    def size(self) -> int:
+        """Return how many environments there are."""
+        return len(self._ones)
+
+    @property
+    def can_snapshot(self) -> bool:
+        """Return whether `snapshot` and `restore` can be called."""
+        return all(can_snapshot(one.environment) for one in self._ones)
+
+    def reset(self, seed: int) -> Step:
+        """Begin new episodes; see `VectorEnvironment`."""
+        observations = [one.reset(seed + i) for i, one in enumerate(self._ones)]
+        self._step = first_step(_stacked(observations), self.size)
+        return self._step
+
+    def step(self, actions: PyTree) -> Step:
+        """Take a step in each; see `VectorEnvironment`."""
+        assert self._step is not None, "reset it first"
+        first = self._step.last
+        took = [
+            _Outcome(one.reset(None), 0.0, 0.0, False) if starts else one.step(action)
+            for one, action, starts in zip(
+                self._ones, _rows(actions, self.size), first.tolist(), strict=True
+            )
+        ]
+        observations, rewards, discounts, lasts = zip(*took, strict=True)
+        self._step = Step(
+            _stacked(observations),
+            np.array(rewards, np.float32),
+            np.array(discounts, np.float32),
+            first,
+            np.array(lasts, bool),
+        )
+        return self._step
+
+    def snapshot(self) -> bytes:
+        """Return the environments' state and the latest step."""
+        assert self._step is not None, "reset it first"
+        states = [snapshot(one.environment) for one in self._ones]
+        return pack((states, tuple(self._step)))
+
+    def restore(self, packed: bytes) -> Step:
+        """Go back to a snapshot; see `VectorEnvironment`."""
+        states, step = unpack(packed)
+        for one, state in zip(self._ones, states, strict=True):
+            restore(one.environment, state)
+        self._step = Step(*step)
+        return self._step
+
+    def close(self) -> None:
+        """End what the environments have started."""
+        for one in self._ones:
+            one.close()
+
+
+class _Gymnasium:
+    """One environment of gymnasium."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def reset(self, seed: int | None) -> PyTree:
+        return self.environment.reset(seed=seed)[0]
+
+    def step(self, action: PyTree) -> _Outcome:
+        observation, reward, terminated, truncated, _ = self.environment.step(action)
+        discount = 0.0 if terminated else 1.0
+        return _Outcome(observation, reward, discount, terminated or truncated)
+
+    def close(self) -> None:
+        self.environment.close()
+
+
+class _DmEnv:
+    """One environment of `dm_env`, made where it is first needed."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make = make
+        self._made: Any = None
+
+    @property
+    def environment(self) -> Any:
+        if self._made is None:  # only to be asked, or to be put into another state
+            self._made = self._make(0)
+        return self._made
+
+    def reset(self, seed: int | None) -> PyTree:
+        if seed is not None:
+            self.close()
+            self._made = self._make(seed)
+        return self._made.reset().observation
+
+    def step(self, action: PyTree) -> _Outcome:
+        step = self._made.step(action)
+        return _Outcome(step.observation, step.reward, step.discount, step.last())
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+
+def _check_makers(makers: Sequence[Callable[..., Any]]) -> None:
+    if not makers:
+        raise ArgumentError(
+            "`makers` must hold at least one function, got none. Pass `[make]`."
+        )
+
+
+def _stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Return a tree of arrays with a new first axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _rows(tree: PyTree, size: int) -> Iterable[PyTree]:
+    """Return the rows of a tree of arrays as trees."""
+    if isinstance(tree, np.ndarray):  # by far the most frequent kind of actions
+        return tree
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(size)]

@@ -1,0 +1,251 @@
+"""Act for some steps, and make trajectories of them.
+
+The same function stands inside of an `Actor` of a program and of a loop in one process,
+and makes the same bits in both:
+
+    act = LocalInference(policy, seed=0, index=0)
+    act.use(variables)
+    acting = start(environment, initial_core, seed=environment_seed(0, 0))
+    while True:
+        unrolled = unroll(environment, act, acting, length=20)
+        acting = unrolled.acting
+        ...                                       # learn from `unrolled.trajectories`
+
+A trajectory is one row: leaves [n, length + 1, ...] of what was seen, [n, length, ...]
+of what was done. Consecutive ones overlap by an observation: the last of one is the
+first of the next.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.launchpad_bridge.acting.environments import (
+    EnvironmentFailedError,
+    Step,
+    VectorEnvironment,
+)
+from replicator.launchpad_bridge.acting.snapshots import pack, unpack
+
+
+class Act(Protocol):
+    """Chooses actions: with variables of its own, or by asking who has them."""
+
+    def __call__(
+        self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Return actions, extras and the next core, leaves [n, ...].
+
+        Args:
+          observation: Leaves [n, ...].
+          first: bool [n]; where True, the core is reset before it is used.
+          core: Recurrent state, leaves [n, ...].
+          steps: Taken before by these environments; chooses the random key.
+        """
+        ...
+
+
+class Acting(NamedTuple):
+    """Where n environments and their policy are, between two unrolls.
+
+    Attributes:
+      step: The latest.
+      core: Recurrent state, leaves [n, ...]; an empty tuple without.
+      steps: Taken so far.
+      returns: float64 [n], sums of rewards of the episodes that go on.
+    """
+
+    step: Step
+    core: PyTree
+    steps: int
+    returns: np.ndarray
+
+
+class Unrolled(NamedTuple):
+    """What an unroll made.
+
+    Attributes:
+      trajectories: `observation`, `first` and `last` [n, length + 1, ...]; `action`,
+        `reward`, `discount` and `extras` [n, length, ...] of the transitions between
+        them; `core` [n, ...] before the first of them.
+      episodes: Returns of the episodes that ended, in the order in which they did.
+      acting: Where to go on.
+    """
+
+    trajectories: dict[str, PyTree]
+    episodes: list[float]
+    acting: Acting
+
+
+def environment_seed(*numbers: int) -> int:
+    """Return a seed for `reset` that follows from numbers, 0 to 2**31 - 1.
+
+    Args:
+      *numbers: The run's seed, the actor's index, and more where an actor resets often.
+    """
+    (word,) = np.random.SeedSequence(numbers).generate_state(1)
+    return int(word) >> 1
+
+
+def start(
+    environment: VectorEnvironment,
+    initial_core: Callable[[int], PyTree],
+    *,
+    seed: int,
+    steps: int = 0,
+) -> Acting:
+    """Begin new episodes.
+
+    Args:
+      environment: To be reset.
+      initial_core: Returns the recurrent state of so many environments.
+      seed: For the reset.
+      steps: Taken before, where this is no beginning for the policy.
+
+    Raises:
+      EnvironmentFailedError: The environment raised.
+    """
+    try:
+        step = environment.reset(seed)
+    except Exception as error:
+        raise _failed("reset", steps, error) from error
+    size = environment.size
+    return Acting(step, initial_core(size), steps, np.zeros(size))
+
+
+def unroll(
+    environment: VectorEnvironment,
+    act: Act,
+    acting: Acting,
+    length: int,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Unrolled | None:
+    """Take `length` steps in each environment.
+
+    Args:
+      environment: Is where `acting` says.
+      act: Chooses the actions.
+      acting: What `start`, or the unroll before, returned.
+      length: Number of steps.
+      is_stopped: Asked before each step; ends the unroll.
+
+    Returns:
+      Trajectories, in memory of their own; None if it was stopped.
+
+    Raises:
+      EnvironmentFailedError: The environment raised; says at which step.
+    """
+    step, core = acting.step, acting.core
+    seen = _Rows(length + 1, (step.observation, step.first, step.last))
+    gained = _Rows(length, (step.reward, step.discount))
+    done: _Rows | None = None
+    for t in range(length):
+        if is_stopped():
+            return None
+        seen.write(t, (step.observation, step.first, step.last))
+        steps = acting.steps + t
+        action, extras, core = act(step.observation, step.first, core, steps)
+        action = jax.tree.map(np.asarray, action)
+        done = done or _Rows(length, (action, extras))
+        done.write(t, (action, extras))
+        try:
+            step = environment.step(action)
+        except Exception as error:
+            raise _failed("step", steps, error) from error
+        gained.write(t, (step.reward, step.discount))
+    seen.write(length, (step.observation, step.first, step.last))
+    assert done is not None, "`length` is at least 1"
+    observation, first, last = seen.tree()
+    (reward, discount), (actions, extras) = gained.tree(), done.tree()
+    returns, episodes = _episodes(acting.returns, reward, last)
+    trajectories = {
+        "observation": observation,
+        "first": first,
+        "last": last,
+        "action": actions,
+        "reward": reward,
+        "discount": discount,
+        "extras": extras,
+        "core": jax.tree.map(np.asarray, acting.core),
+    }
+    acting = Acting(step, core, acting.steps + length, returns)
+    return Unrolled(trajectories, episodes, acting)
+
+
+def pack_acting(environment: VectorEnvironment, acting: Acting) -> bytes:
+    """Return where environments and policy are, as bytes.
+
+    Args:
+      environment: With `can_snapshot`, and where `acting` says.
+      acting: Between two unrolls.
+    """
+    core = [np.asarray(leaf) for leaf in jax.tree.leaves(acting.core)]
+    return pack((environment.snapshot(), core, acting.steps, acting.returns))
+
+
+def unpack_acting(
+    environment: VectorEnvironment,
+    initial_core: Callable[[int], PyTree],
+    packed: bytes,
+) -> Acting:
+    """Go back to where `pack_acting` was called.
+
+    Args:
+      environment: Made like that one; it is put into its state.
+      initial_core: As for `start`.
+      packed: What `pack_acting` returned.
+    """
+    state, leaves, steps, returns = unpack(packed)
+    structure = jax.tree.structure(initial_core(environment.size))
+    core = jax.tree.unflatten(structure, leaves)
+    return Acting(environment.restore(state), core, steps, returns)
+
+
+class _Rows:
+    """Memory for a tree over time: leaves [n, length, ...] of leaves [n, ...]."""
+
+    def __init__(self, length: int, like: PyTree) -> None:
+        leaves, self._structure = jax.tree.flatten(like)
+        self._leaves = [
+            np.empty((leaf.shape[0], length, *leaf.shape[1:]), leaf.dtype)
+            for leaf in map(np.asarray, leaves)
+        ]
+
+    def write(self, t: int, tree: PyTree) -> None:
+        """Copy what was at one time."""
+        for row, leaf in zip(self._leaves, jax.tree.leaves(tree), strict=True):
+            row[:, t] = leaf
+
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self._structure, self._leaves)
+
+
+def _episodes(
+    returns: np.ndarray, reward: np.ndarray, last: np.ndarray
+) -> tuple[np.ndarray, list[float]]:
+    """Return the sums of rewards that go on, and those that ended, in order.
+
+    Args:
+      returns: [n], before.
+      reward: [n, T], of the transition t to t + 1.
+      last: [n, T + 1], whether an episode ends at t.
+    """
+    returns, episodes = returns.copy(), []
+    for t in range(reward.shape[1]):
+        returns += reward[:, t]
+        ended = last[:, t + 1]
+        if ended.any():
+            episodes += returns[ended].tolist()
+            returns[ended] = 0.0
+    return returns, episodes
+
+
+def _failed(doing: str, steps: int, error: Exception) -> EnvironmentFailedError:
+    return EnvironmentFailedError(
+        f"`environment.{doing}` must not raise, got {type(error).__name__} after "
+        f"{steps} steps: {error}. Mend the environment, or restart the actor."
+    )

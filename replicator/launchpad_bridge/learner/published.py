@@ -1,0 +1,243 @@
+"""Variables that a learner publishes and any number of actors pull.
+
+    learner     publish(version, values)     copies nothing and encodes nothing
+    handlers    get(names, ...)              the first caller of a version, and of a set
+                                             of names, has it encoded for all of them
+
+One lock guards what is kept. Nobody encodes, sends or calls anything else under it: so
+`publish` waits for handlers to look something up, and never for a caller.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from replicator import rpc
+from replicator.base.types import PyTree
+from replicator.errors import ArgumentError, ReplicatorError, check_count, check_whole
+from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+
+
+@rpc.register
+class VariablesError(ReplicatorError, LookupError):
+    """Variables were asked for that are not published, or not kept any more."""
+
+
+@rpc.register
+class VariablesTimeoutError(ReplicatorError, TimeoutError):
+    """Variables were not published within the deadline of a call; ask again."""
+
+
+@rpc.register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variables:
+    """What a learner has published.
+
+    Attributes:
+      version: How many updates are behind them.
+      values: A pytree of arrays by name; the arrays are read-only.
+    """
+
+    version: int
+    values: dict[str, PyTree]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Version:
+    """One version, and what was asked for of it, encoded once for each set of names."""
+
+    version: int
+    values: dict[str, PyTree]
+    replies: dict[tuple[str, ...], rpc.EncodedOnce[Variables]]
+
+
+class PublishedVariables:
+    """Holds the newest versions of a learner's variables; any thread may call.
+
+    >>> published = PublishedVariables()
+    >>> published.publish(3, {"policy": {"w": np.ones(2)}, "value": np.zeros(3)})
+    >>> published.get(["value"], timeout_s=1.0)
+    Variables(version=3, values={'value': array([0., 0., 0.])})
+    >>> published.get(newer_than=3, timeout_s=1.0) is None
+    True
+    """
+
+    def __init__(self, *, keep: int = 1) -> None:
+        """Start with none.
+
+        Args:
+          keep: How many versions are kept, the newest ones.
+
+        Raises:
+          ArgumentError: `keep` is less than 1.
+        """
+        check_count("keep", keep)
+        self._keep = keep
+        # Guards `_kept` and its `replies`; notified when a version is published.
+        self._changed = threading.Condition()
+        self._kept: dict[int, _Version] = {}  # oldest first
+
+    @property
+    def version(self) -> int | None:
+        """Return the newest version; None before the first."""
+        with self._changed:
+            return next(reversed(self._kept), None)
+
+    def publish(self, version: int, values: Mapping[str, PyTree]) -> None:
+        """Give a version to whoever asks from now on; the oldest one may go.
+
+        One that is not above the version before, of a learner that went back to its
+        checkpoint, takes the place of all from there on.
+
+        Args:
+          version: How many updates are behind it.
+          values: A pytree of host arrays by name. They are not copied: nobody may
+            write to them afterwards.
+
+        Raises:
+          ArgumentError: `version` is no whole number, or `values` are not by name, or
+            hold arrays of a device.
+        """
+        check_whole("version", version)
+        published = _Version(int(version), _read_only(values), {})
+        with self._changed:
+            for other in [*self._kept]:
+                if other >= published.version:
+                    del self._kept[other]
+            self._kept[published.version] = published
+            while len(self._kept) > self._keep:
+                del self._kept[next(iter(self._kept))]
+            self._changed.notify_all()
+
+    def get(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        newer_than: int | None = None,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Variables | None:
+        """Return published variables, in a handler such that they are encoded once.
+
+        Waits for a version that is still to come, and for the first one; not for one
+        that differs from `newer_than`. In a handler the wait takes a thread of the
+        server, and ends with its call: shortly before the deadline, or when the caller
+        is gone or the server stops. There the result is an `rpc.EncodedOnce`, to be
+        returned as it is: the handler's caller receives `Variables`.
+
+        Args:
+          names: Which of the values; all by default.
+          newer_than: The version that the caller has: None is returned where it is the
+            newest.
+          version: Which version; the newest by default.
+          timeout_s: How long to wait; None: as long as the call lasts, or a minute.
+
+        Returns:
+          The variables. None where the caller has them, or they were not published
+          within `timeout_s`, or nobody waits for the result any more.
+
+        Raises:
+          ArgumentError: Both `newer_than` and `version` are given.
+          VariablesError: The version is no longer kept, or a name is not among those
+            that are published.
+          VariablesTimeoutError: The call's deadline came before `timeout_s`.
+        """
+        if newer_than is not None and version is not None:
+            raise ArgumentError(
+                f"`newer_than` must not be given with a `version`, got {newer_than} "
+                f"and {version}. Give one of them."
+            )
+        with self._changed:
+            if not self._waited(version, timeout_s):
+                return None
+            found = self._found(version)
+            if newer_than is not None and found.version == newer_than:
+                return None
+            reply = _reply(found, names)
+        # Who calls this as an object, and not by a server, has no use for the wrapper.
+        # Encoded when it is sent, by the thread of the first call that asks for it.
+        return reply.value if rpc.current_call() is None else cast("Variables", reply)
+
+    def _waited(self, version: int | None, timeout_s: float | None) -> bool:
+        """Wait with the lock held; return False where there is no use in more of it."""
+        started_s = time.monotonic()
+        if wait_for(
+            self._changed, lambda: self._is_reached(version), timeout_s=timeout_s
+        ):
+            return True
+        waited_s = time.monotonic() - started_s
+        is_over = timeout_s is not None and waited_s >= timeout_s
+        if is_over or rpc.cancelled():
+            return False
+        what = "the first version" if version is None else f"version {version}"
+        newest = next(reversed(self._kept), None)
+        raise VariablesTimeoutError(
+            f"{what} of the variables was not published within {waited_s:.3g} s; the "
+            f"newest is {newest}. Ask again, with a longer deadline of the call."
+        )
+
+    def _is_reached(self, version: int | None) -> bool:
+        newest = next(reversed(self._kept), None)
+        return newest is not None and (version is None or version <= newest)
+
+    def _found(self, version: int | None) -> _Version:
+        if version is None:
+            return self._kept[next(reversed(self._kept))]
+        if version not in self._kept:
+            raise VariablesError(
+                f"`version` must be one that is kept, got {version}; kept are "
+                f"{', '.join(map(str, self._kept))}. Keep more of them, with a larger "
+                "`keep`."
+            )
+        return self._kept[version]
+
+
+def _reply(found: _Version, names: Sequence[str] | None) -> rpc.EncodedOnce[Variables]:
+    """Return what callers of these names share; made here by the first of them."""
+    asked = found.values if names is None else names
+    unknown = [name for name in asked if name not in found.values]
+    if unknown or isinstance(names, str):
+        published = ", ".join(map(repr, found.values))
+        raise VariablesError(
+            "`names` must be a list of names of published variables, got "
+            f"{names!r}; published are {published}. Ask for these."
+        )
+    key = tuple(name for name in found.values if name in asked)
+    if key not in found.replies:
+        values = {name: found.values[name] for name in key}
+        variables = Variables(version=found.version, values=values)
+        found.replies[key] = rpc.EncodedOnce(variables)
+    return found.replies[key]
+
+
+def _read_only(values: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Return the same arrays, which callers in this process cannot write to."""
+    if not isinstance(values, Mapping) or not all(isinstance(k, str) for k in values):
+        raise ArgumentError(
+            "`values` must be pytrees by name, got "
+            f"{type(values).__name__}. Pass a dictionary, {{'policy': params}}."
+        )
+    on_device = [
+        name
+        for name, value in values.items()
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+    ]
+    if on_device:
+        raise ArgumentError(
+            "`values` must be of host arrays, got one of a device, which the next "
+            f"update may delete, in {on_device[0]!r}. Publish `jax.device_get` of it."
+        )
+    return {n: jax.tree.map(_read_only_leaf, value) for n, value in values.items()}
+
+
+def _read_only_leaf(leaf: Any) -> Any:
+    if type(leaf) is not np.ndarray:
+        return leaf
+    view = leaf.view()
+    view.flags.writeable = False
+    return view

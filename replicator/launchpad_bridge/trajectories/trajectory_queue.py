@@ -1,0 +1,298 @@
+"""A bounded queue of trajectories, for actors that go on as they please.
+
+    insert ── check ── reserve rows ── copy ── waiting ──▶ take: oldest first, copy
+                           │ none free: block, or drop the oldest or the newest
+    free rows ◀────────────┴───────────────────────────────── rows that were taken
+
+Memory for all rows is there from the first insert on. A trajectory is copied into it
+once, so the message that brought it (shared memory of its sender, on one host) goes
+back when `insert` returns; and out of it once, into a batch.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.errors import ArgumentError, check_count, check_whole, check_word
+from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.row_checks import (
+    OnNonfinite,
+    RowChecks,
+)
+from replicator.launchpad_bridge.trajectories.rows import RowMemory
+from replicator.launchpad_bridge.trajectories.table import (
+    Cut,
+    TableTimeoutError,
+    Taken,
+    Turn,
+)
+
+WhenFull = Literal["block", "drop_oldest", "drop_newest"]
+MOST_EPISODES = 65_536
+"""Returns of episodes that are kept until trajectories are taken; the last ones."""
+
+
+class TrajectoryQueue:
+    """A `Table` that gives each trajectory out once, the oldest first.
+
+    >>> queue = TrajectoryQueue(capacity=64, when_full="drop_oldest")
+    >>> reward = np.zeros((2, 20), np.float32)  # two trajectories of 20 steps
+    >>> queue.insert({"reward": reward}, actor="actor/0", version=3)
+    Turn(number=None, version=None, snapshot=None)
+    >>> queue.take(2, timeout_s=1).versions
+    array([3, 3])
+    """
+
+    # Of its server: inserts that wait for room must leave a thread to who takes.
+    thread_pool_size = 1024
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        when_full: WhenFull = "block",
+        like: PyTree = None,
+        finite: Sequence[str] = ("reward",),
+        on_nonfinite: OnNonfinite = "skip",
+    ) -> None:
+        """Make an empty queue.
+
+        Args:
+          capacity: Trajectories that it holds. Where inserts block: at least as many
+            as a batch and an insert together.
+          when_full: `"block"` lets an insert wait for room, within the deadline of its
+            call; `"drop_oldest"` drops those that wait longest; `"drop_newest"` what
+            there is no room for.
+          like: One trajectory, leaves without the first axis, as arrays or
+            `jax.ShapeDtypeStruct`s; by default the first that is inserted.
+          finite: Names of leaves that are to be finite; a name stands for all below.
+          on_nonfinite: `"skip"` drops a trajectory with NaN or infinity in them,
+            `"keep"` only counts it, `"raise"` raises at its actor.
+
+        Raises:
+          ArgumentError: An argument breaks its rule.
+        """
+        check_count("capacity", capacity)
+        check_word("when_full", when_full, ("block", "drop_oldest", "drop_newest"))
+        check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
+        self._checks = RowChecks(like, finite, on_nonfinite)
+        self._capacity = capacity
+        self._when_full: WhenFull = when_full
+        self._drops_nonfinite = on_nonfinite == "skip"
+        # Guards all below but the contents of `_memory`: a row is in `_free`, or in
+        # `_waiting`, or one thread that copies has it, which does so without the lock.
+        lock = threading.Lock()
+        self._has_room = threading.Condition(lock)
+        self._has_rows = threading.Condition(lock)
+        self._memory: RowMemory | None = None
+        self._free = list(range(capacity))
+        self._waiting: collections.deque[_Row] = collections.deque()
+        # Who waits for room: first come, first served, or large inserts would starve.
+        self._line: collections.deque[object] = collections.deque()
+        self._episodes: collections.deque[float] = collections.deque(
+            maxlen=MOST_EPISODES
+        )
+        self._counts = _Counts()
+        self._largest_insert = 1
+        self._largest_take = 1
+
+    def insert(
+        self,
+        trajectories: PyTree,
+        *,
+        actor: str,
+        version: int,
+        number: int | None = None,
+        snapshot: bytes | None = None,
+        episodes: Sequence[float] = (),
+    ) -> Turn:
+        """Take in trajectories, all or none but for those that are to be dropped.
+
+        Args:
+          trajectories: Leaves [n, ...].
+          actor: Who acted.
+          version: Of the variables that it acted with.
+          number: Not used: actors take no turns.
+          snapshot: Not used.
+          episodes: Returns of episodes that ended in these trajectories.
+
+        Raises:
+          TrajectoryError: They have another form than the first, or are not finite.
+          TableTimeoutError: There was no room within the call's deadline.
+          ArgumentError: They are too many for `capacity`.
+        """
+        check_whole("version", version)
+        checked = self._checks.check(trajectories, actor)
+        given = checked.num_rows
+        if self._drops_nonfinite:
+            episodes = [each for each in episodes if np.isfinite(each)]
+        with self._has_room:
+            self._check_capacity(insert=given)
+            self._memory = self._memory or RowMemory(checked.form, self._capacity)
+            slots = self._reserve(given, actor)
+            self._counts.dropped["full_newest"] += given - len(slots)
+        if slots:
+            self._memory.write(
+                np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
+            )
+        with self._has_rows:
+            self._waiting.extend(_Row(slot, int(version)) for slot in slots)
+            self._counts.inserted += len(slots)
+            self._counts.episodes += len(episodes)
+            self._episodes.extend(episodes)
+            self._has_rows.notify_all()
+        return Turn()
+
+    def turn(self, actor: str) -> Turn:
+        """Return that an actor is to go on as it pleases."""
+        return Turn()
+
+    def take(
+        self, count: int, *, oldest: int | None = None, timeout_s: float
+    ) -> Taken | None:
+        """Take out the trajectories that wait longest; None if there are too few.
+
+        Args:
+          count: How many.
+          oldest: Those of a version below it are dropped; None drops none.
+          timeout_s: How long to wait for them.
+
+        Raises:
+          ArgumentError: They are too many for `capacity`.
+        """
+        check_count("count", count)
+        with self._has_rows:
+            self._check_capacity(take=count)
+            if not wait_for(
+                self._has_rows,
+                lambda: self._has_enough(count, oldest),
+                timeout_s=timeout_s,
+            ):
+                return None
+            rows = [self._waiting.popleft() for _ in range(count)]
+            episodes = list(self._episodes)
+            self._episodes.clear()
+            memory = self._memory
+        assert memory is not None, "rows wait, so somebody made it"
+        slots = [row.slot for row in rows]
+        try:
+            trajectories = memory.read(np.array(slots))
+        finally:
+            with self._has_room:
+                self._counts.taken += count
+                self._free += slots
+                self._has_room.notify_all()
+        versions = np.array([row.version for row in rows], np.int64)
+        return Taken(trajectories=trajectories, versions=versions, episodes=episodes)
+
+    def begin(self, cut: Cut | None) -> None:
+        """Do nothing: what is held stays, wherever the learner stands."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counts of trajectories, and of what happened to inserts.
+
+        `inserted` = `taken` + `waiting` + `dropped["full_oldest"]` +
+        `dropped["too_old"]`. What was dropped as `"full_newest"` or `"nonfinite"` was
+        not inserted. `nonfinite` counts trajectories whether they were kept or not,
+        `refused` inserts, by actor; `blocked_s` is the time inserts waited for room.
+        """
+        checks = self._checks.statistics()
+        with self._has_rows:
+            skipped = checks["nonfinite"] if self._drops_nonfinite else 0
+            return {
+                "inserted": self._counts.inserted,
+                "taken": self._counts.taken,
+                "waiting": len(self._waiting),
+                "capacity": self._capacity,
+                "episodes": self._counts.episodes,
+                "blocked": len(self._line),
+                "blocked_s": self._counts.blocked_s,
+                "dropped": dict(self._counts.dropped) | {"nonfinite": skipped},
+                **checks,
+            }
+
+    def _reserve(self, count: int, actor: str) -> list[int]:
+        """Return rows for an insert, fewer where the newest are dropped."""
+        if count == 0:  # all of them were skipped
+            return []
+        if self._when_full == "drop_newest":
+            count = min(count, len(self._free))
+        elif len(self._free) < count or self._line:
+            self._wait_for_room(count, actor)
+        while len(self._free) < count:  # they are there, or it is a queue that drops
+            self._free.append(self._waiting.popleft().slot)
+            self._counts.dropped["full_oldest"] += 1
+        return [self._free.pop() for _ in range(count)]
+
+    def _wait_for_room(self, count: int, actor: str) -> None:
+        ticket = object()
+        self._line.append(ticket)
+        started_s = time.monotonic()
+        try:
+            has_room = wait_for(
+                self._has_room,
+                lambda: self._line[0] is ticket and self._room() >= count,
+            )
+        finally:
+            self._line.remove(ticket)
+            self._has_room.notify_all()  # another one is the first now
+            waited_s = time.monotonic() - started_s
+            self._counts.blocked_s += waited_s
+        if not has_room:
+            raise TableTimeoutError(
+                f"`insert` of {actor} waited {waited_s:.3g} s for room for {count} "
+                f"trajectories: {len(self._waiting)} of {self._capacity} wait to be "
+                'taken. Insert them again, or use `when_full="drop_oldest"`.'
+            )
+
+    def _room(self) -> int:
+        """Return how many rows an insert may have now."""
+        if self._when_full == "block":
+            return len(self._free)
+        return len(self._free) + len(self._waiting)  # all but those being copied
+
+    def _has_enough(self, count: int, oldest: int | None) -> bool:
+        if len(self._waiting) < count:
+            return False
+        if oldest is not None:
+            kept = [row for row in self._waiting if row.version >= oldest]
+            if len(kept) < len(self._waiting):
+                self._counts.dropped["too_old"] += len(self._waiting) - len(kept)
+                self._free += [
+                    row.slot for row in self._waiting if row.version < oldest
+                ]
+                self._waiting = collections.deque(kept)
+                self._has_room.notify_all()
+        return len(self._waiting) >= count
+
+    def _check_capacity(self, *, insert: int = 1, take: int = 1) -> None:
+        """Refuse what could make an insert and a take wait for each other for ever."""
+        insert = max(insert, self._largest_insert)
+        take = max(take, self._largest_take)
+        # A blocked insert leaves up to `insert` - 1 rows free.
+        needed = take + insert - 1 if self._when_full == "block" else max(take, insert)
+        if needed > self._capacity:
+            raise ArgumentError(
+                f"`capacity` must be at least {needed}, for batches of {take} and "
+                f"inserts of {insert}, got {self._capacity}. Use {take + insert}."
+            )
+        self._largest_insert, self._largest_take = insert, take
+
+
+class _Row(NamedTuple):
+    slot: int
+    version: int
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.inserted = 0
+        self.taken = 0
+        self.episodes = 0
+        self.blocked_s = 0.0
+        self.dropped = {"full_oldest": 0, "full_newest": 0, "too_old": 0}

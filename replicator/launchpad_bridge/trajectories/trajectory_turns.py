@@ -1,0 +1,380 @@
+"""Trajectories in a fixed order: the same batches in each run, whatever happens to it.
+
+Actors take turns (`turn_order`). A turn may come earlier than those before it, and
+waits for them; batches are given out in the order of turns. Each insert brings what its
+actor is after it, so the table knows at each batch where all actors stood: the cut.
+
+    a table that was started again is empty, and does not know where the learner is:
+      insert, turn: wait for `begin`          take: raises TableRestartedError
+    begin(cut): batches go on at the cut's; every actor is told, at its next call, the
+      number of its next turn and what to go back to
+
+So who is killed loses nothing that cannot be made again, and what is made again is the
+same: a turn is a function of actor, number and version.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.errors import ArgumentError, check_whole, check_word
+from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.row_checks import Checked, RowChecks
+from replicator.launchpad_bridge.trajectories.rows import RowMemory
+from replicator.launchpad_bridge.trajectories.table import (
+    Cut,
+    TableRestartedError,
+    TableTimeoutError,
+    Taken,
+    TrajectoryError,
+    Turn,
+)
+from replicator.launchpad_bridge.trajectories.turn_order import TurnOrder
+
+_BATCHES_BEYOND_LAG = 2  # the one that is taken next, and the one after it
+
+
+class TrajectoryTurns:
+    """A `Table` whose batches are those of turns in order.
+
+    >>> table = TrajectoryTurns(["a", "b"], batch_size=2, rows_per_turn=1, lag=0)
+    >>> table.begin(None)
+    >>> table.turn("b")
+    Turn(number=0, version=0, snapshot=None)
+    >>> for actor in "b", "a":
+    ...     rows = {"reward": np.full((1, 1), ord(actor), np.float32)}
+    ...     turn = table.insert(rows, actor=actor, version=0, number=0)
+    >>> table.take(2, timeout_s=1).trajectories["reward"].tolist()
+    [[97.0], [98.0]]
+    """
+
+    # Of its server: calls that wait must leave threads to those they wait for.
+    thread_pool_size = 1024
+
+    def __init__(
+        self,
+        actors: Sequence[str],
+        *,
+        batch_size: int,
+        rows_per_turn: int,
+        lag: int,
+        like: PyTree = None,
+        finite: Sequence[str] = ("reward",),
+        on_nonfinite: Literal["keep", "raise"] = "keep",
+    ) -> None:
+        """Make an empty table, which waits for `begin`.
+
+        Args:
+          actors: Their names, in the order of turns.
+          batch_size: Trajectories in a batch.
+          rows_per_turn: Trajectories in each insert.
+          lag: Policy lag of all batches but the first ones.
+          like: As of a `TrajectoryQueue`.
+          finite: As of a `TrajectoryQueue`.
+          on_nonfinite: `"keep"` counts trajectories with NaN or infinity in them;
+            `"raise"` raises at the actor. None is skipped: its place would be empty.
+
+        Raises:
+          ArgumentError: An argument breaks its rule.
+        """
+        check_word("on_nonfinite", on_nonfinite, ("keep", "raise"))
+        self._order = TurnOrder(
+            actors=list(actors) if not isinstance(actors, str) else actors,
+            batch_size=batch_size,
+            rows_per_turn=rows_per_turn,
+            lag=lag,
+        )
+        self._checks = RowChecks(like, finite, on_nonfinite)
+        self._most_turns = (lag + _BATCHES_BEYOND_LAG) * self._order.turns_per_batch
+        # One lock for all below, the copying included: `begin` may then come at any
+        # moment. Actors wait for each other's turns anyway.
+        self._changed = threading.Condition()
+        self._memory: RowMemory | None = None
+        self._progress: _Progress | None = None  # None until `begin`
+        self._counts = {"inserted": 0, "taken": 0, "ignored": 0, "ahead": 0}
+        self._begun = 0
+
+    def insert(
+        self,
+        trajectories: PyTree,
+        *,
+        actor: str,
+        version: int,
+        number: int | None = None,
+        snapshot: bytes | None = None,
+        episodes: Sequence[float] = (),
+    ) -> Turn:
+        """Take in a turn; return which is next, and how to get there from elsewhere.
+
+        A turn that was there before is ignored, one that is too far ahead for the
+        batches that are held waits.
+
+        Args:
+          trajectories: Leaves [rows_per_turn, ...].
+          actor: Who acted.
+          version: Of the variables that it acted with.
+          number: Of its turn.
+          snapshot: What it is after this turn.
+          episodes: Returns of episodes that ended in these trajectories.
+
+        Raises:
+          TrajectoryError: They have another form than the first, are not the rows of a
+            turn, or were acted with other variables than the turn's.
+          TableTimeoutError: There was no room, or no learner, within the deadline.
+          ArgumentError: The actor is not one of those given, or has no `number`.
+        """
+        self._check_actor(actor)
+        check_whole("number", number)
+        assert number is not None, "it is a whole number"
+        checked = self._checks.check(trajectories, actor)
+        self._check_turn(checked.num_rows, actor, version, number)
+        turn = self._order.turn_of(actor, number)
+        with self._changed:
+            self._wait_until(
+                lambda now: number != now.next_of[actor] or turn < now.end_turn,
+                f"`insert` of turn {number} of {actor}",
+            )
+            now = self._progress
+            assert now is not None, "it was waited for"
+            if number != now.next_of[actor]:
+                self._counts["ignored" if number < now.next_of[actor] else "ahead"] += 1
+                return self._turn_of(now, actor, with_snapshot=True)
+            self._write(turn, checked)
+            now.held[turn] = _Held(snapshot, list(episodes))
+            now.next_of[actor] += 1
+            self._counts["inserted"] += checked.num_rows
+            self._changed.notify_all()
+            return self._turn_of(now, actor, with_snapshot=False)
+
+    def turn(self, actor: str) -> Turn:
+        """Return the next turn of an actor, and the snapshot to go back to.
+
+        Raises:
+          TableTimeoutError: No learner has called `begin` within the deadline.
+          ArgumentError: The actor is not one of those given.
+        """
+        self._check_actor(actor)
+        with self._changed:
+            self._wait_until(lambda now: True, f"`turn` of {actor}")
+            assert self._progress is not None, "it was waited for"
+            return self._turn_of(self._progress, actor, with_snapshot=True)
+
+    def take(
+        self, count: int, *, oldest: int | None = None, timeout_s: float
+    ) -> Taken | None:
+        """Take out the next batch; None if it is not there in time.
+
+        Args:
+          count: `batch_size`.
+          oldest: At most the version of this batch: none is dropped.
+          timeout_s: How long to wait for it.
+
+        Raises:
+          TableRestartedError: It does not know where the learner stands, or somebody
+            else has called `begin` while this call waited.
+          ArgumentError: `count` or `oldest` break their rule.
+        """
+        if count != self._order.batch_size:
+            raise ArgumentError(
+                f"`count` must be `batch_size`, got {count} for "
+                f"{self._order.batch_size}. Use {self._order.batch_size}."
+            )
+        with self._changed:
+            now = self._progress
+            if now is None:
+                raise TableRestartedError(
+                    "The table must be told by `begin` where the learner stands, and "
+                    "was not. Call it with the cut of the last batch that was taken."
+                )
+            self._check_oldest(now, oldest)
+            is_ready = wait_for(
+                self._changed,
+                lambda: self._progress is not now or now.is_ready(self._order),
+                timeout_s=timeout_s,
+            )
+            if self._progress is not now:
+                raise TableRestartedError(
+                    "The table was told by `begin` where another learner stands, while "
+                    "this one waited. Call `begin` again if it is the only one."
+                )
+            return self._take_next(now) if is_ready else None
+
+    def begin(self, cut: Cut | None) -> None:
+        """Go on at the batch of a cut; drop what is held.
+
+        Args:
+          cut: Of the last batch that the learner has; None for the first one.
+
+        Raises:
+          ArgumentError: It is of other actors.
+        """
+        snapshots = dict.fromkeys(self._order.actors) if cut is None else cut.snapshots
+        if set(snapshots) != set(self._order.actors):
+            raise ArgumentError(
+                "`cut` must be of the actors of this table, got "
+                f"{', '.join(sorted(snapshots))} for "
+                f"{', '.join(sorted(self._order.actors))}. Start as many as before."
+            )
+        batch = 0 if cut is None else cut.batch
+        with self._changed:
+            self._progress = _Progress(self._order, batch, snapshots, self._most_turns)
+            self._begun += 1
+            self._changed.notify_all()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counts of trajectories, and of inserts that were not the next ones.
+
+        `ignored` inserts were there before, `ahead` ones came before their turn was
+        known; `begun` counts calls of `begin`, `dropped["begun"]` trajectories that
+        these dropped, `waiting_for` is whose turn comes next.
+        """
+        checks = self._checks.statistics()
+        with self._changed:
+            now = self._progress
+            waiting = 0 if now is None else len(now.held) * self._order.rows_per_turn
+            lost = self._counts["inserted"] - self._counts["taken"] - waiting
+            return {
+                **self._counts,
+                "waiting": waiting,
+                "capacity": self._most_turns * self._order.rows_per_turn,
+                "begun": self._begun,
+                "waiting_for": "a learner" if now is None else now.awaited(self._order),
+                "dropped": {"begun": lost},
+                **checks,
+            }
+
+    def _take_next(self, now: "_Progress") -> Taken:
+        turns = self._order.turns_of_batch(now.batch)
+        rows = self._order.rows_per_turn
+        start = turns.start % self._most_turns * rows
+        assert self._memory is not None, "a batch is there, so somebody made it"
+        trajectories = self._memory.read(slice(start, start + len(turns) * rows))
+        version = self._order.version_of_batch(now.batch)
+        episodes = now.pass_batch(self._order)
+        self._counts["taken"] += self._order.batch_size
+        self._changed.notify_all()
+        return Taken(
+            trajectories=trajectories,
+            versions=np.full(self._order.batch_size, version, np.int64),
+            episodes=episodes,
+            cut=Cut(batch=now.batch, snapshots=dict(now.at_batch)),
+        )
+
+    def _write(self, turn: int, checked: Checked) -> None:
+        rows = self._order.rows_per_turn
+        if self._memory is None:
+            self._memory = RowMemory(checked.form, self._most_turns * rows)
+        start = turn % self._most_turns * rows
+        self._memory.write(slice(start, start + rows), checked.leaves)
+
+    def _turn_of(self, now: "_Progress", actor: str, *, with_snapshot: bool) -> Turn:
+        number = now.next_of[actor]
+        return Turn(
+            number=number,
+            version=self._order.version_of(actor, number),
+            snapshot=now.snapshot_of(self._order, actor) if with_snapshot else None,
+        )
+
+    def _wait_until(self, is_ready: Any, what: str) -> None:
+        """Wait until there is a learner, and what is asked of its progress is so."""
+        if wait_for(
+            self._changed,
+            lambda: self._progress is not None and is_ready(self._progress),
+        ):
+            return
+        why = "the learner was to call `begin`"
+        if self._progress is not None:
+            why = (
+                f"{len(self._progress.held)} of {self._most_turns} turns are held, and "
+                f"{self._progress.awaited(self._order)} is next"
+            )
+        raise TableTimeoutError(f"{what} waited too long: {why}. Call it again.")
+
+    def _check_actor(self, actor: str) -> None:
+        if actor not in self._order.actors:
+            raise ArgumentError(
+                f"`actor` must be one of {', '.join(self._order.actors)}, got "
+                f"{actor!r}. Give the table the names of all actors."
+            )
+
+    def _check_turn(self, count: int, actor: str, version: int, number: int) -> None:
+        due = self._order.version_of(actor, number)
+        if number >= 0 and count == self._order.rows_per_turn and version == due:
+            return
+        self._checks.count_refused(actor)
+        raise TrajectoryError(
+            f"Turn {number} of {actor} must be {self._order.rows_per_turn} "
+            f"trajectories, acted with version {due} of the variables, got {count} "
+            f"with version {version}. Do what `turn` of the table says."
+        )
+
+    def _check_oldest(self, now: "_Progress", oldest: int | None) -> None:
+        version = self._order.version_of_batch(now.batch)
+        if oldest is not None and oldest > version:
+            raise ArgumentError(
+                f"`oldest` must be at most {version}, the version of batch "
+                f"{now.batch}, got {oldest}. Bound the policy lag by "
+                f"{self._order.lag} or more."
+            )
+
+
+class _Held(NamedTuple):
+    """What is known of a turn beside its rows."""
+
+    snapshot: bytes | None
+    episodes: Sequence[float]
+
+
+class _Progress:
+    """Where batches and actors stand since the last `begin`.
+
+    Attributes:
+      batch: The number of the next one.
+      at_batch: What each actor was after its last turn before that.
+      next_of: The number of the next turn to be inserted, by actor.
+      held: Turns that wait.
+      end_turn: The first one that there is no room for.
+    """
+
+    def __init__(
+        self,
+        order: TurnOrder,
+        batch: int,
+        snapshots: Mapping[str, bytes | None],
+        most_turns: int,
+    ) -> None:
+        self.batch = batch
+        self.at_batch = dict(snapshots)
+        self.next_of = {
+            actor: order.number_at_batch(actor, batch) for actor in order.actors
+        }
+        self.held: dict[int, _Held] = {}
+        self.end_turn = order.turns_of_batch(batch).start + most_turns
+
+    def is_ready(self, order: TurnOrder) -> bool:
+        """Return whether all turns of the next batch are there."""
+        return all(turn in self.held for turn in order.turns_of_batch(self.batch))
+
+    def pass_batch(self, order: TurnOrder) -> list[float]:
+        """Go on to the next batch; return the episodes that ended in this one."""
+        episodes: list[float] = []
+        for turn in order.turns_of_batch(self.batch):
+            held = self.held.pop(turn)
+            self.at_batch[order.actor_of(turn)] = held.snapshot
+            episodes += held.episodes
+        self.batch += 1
+        self.end_turn += order.turns_per_batch
+        return episodes
+
+    def snapshot_of(self, order: TurnOrder, actor: str) -> bytes | None:
+        """Return what an actor was after its last turn."""
+        last = self.held.get(order.turn_of(actor, self.next_of[actor] - 1))
+        return self.at_batch[actor] if last is None else last.snapshot
+
+    def awaited(self, order: TurnOrder) -> str:
+        """Name the first turn that is not there."""
+        actor = min(order.actors, key=lambda one: order.turn_of(one, self.next_of[one]))
+        return f"turn {self.next_of[actor]} of {actor}"

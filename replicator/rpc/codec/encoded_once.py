@@ -1,0 +1,57 @@
+"""A value that many callers ask for, encoded when the first of them does."""
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar, final
+
+_Value = TypeVar("_Value")
+
+
+@final
+class EncodedOnce(Generic[_Value]):
+    """A value that is encoded once, however often it is sent and to whomever.
+
+    A handler returns it in place of the value; callers receive the value. What the
+    first one cost is kept as long as this object: the bytes, and, for callers on the
+    same host, one copy of the arrays in memory that nobody can write any more, which
+    all of them read in place. The value must not be changed afterwards. It is the whole
+    result of a method, not a part of one.
+
+    >>> from replicator import rpc
+    >>> class Weights:
+    ...     def __init__(self):
+    ...         self._kept = rpc.EncodedOnce({"w": [1.0, 2.0]})
+    ...     def pull(self):
+    ...         return self._kept
+    >>> with rpc.Server(Weights()) as server, rpc.Client(server.address) as weights:
+    ...     weights.pull()
+    {'w': [1.0, 2.0]}
+
+    Attributes:
+      value: What is sent.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "_lock", "value")
+
+    def __init__(self, value: _Value) -> None:
+        """Hold a value; nothing is encoded before it is sent.
+
+        Args:
+          value: Anything that a method may return.
+        """
+        self.value = value
+        self._kept: dict[Hashable, Any] = {}
+        # Held while `make` runs, so that callers who come at once wait for one of them.
+        # May be entered again: what `make` calls may be interrupted by a `__del__`.
+        self._lock = threading.RLock()
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make()` returned when `key` was first asked for.
+
+        For the codec and the transports. What `make` raises is raised, and not kept.
+        """
+        if key not in self._kept:
+            with self._lock:
+                if key not in self._kept:
+                    self._kept[key] = make()
+        return self._kept[key]

@@ -1,0 +1,149 @@
+"""The receiver's side of shared memory: what it has mapped, and what is in use of it.
+
+No sockets and no locks here; `shared_memory.py` holds the protocol.
+"""
+
+import functools
+import mmap
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from replicator.errors import DecodeError
+from replicator.rpc.transports.frames import Body, Where
+from replicator.rpc.transports.same_host.sealed_memory import is_constant, map_sealed
+
+_NO_BOARD = memoryview(b"").cast("I")
+_frombuffer = np.frombuffer
+_uint8 = np.uint8
+_partial = functools.partial
+_ref = weakref.ref
+
+
+class IncomingSegments:
+    """Memory of the other end, mapped to read, within a bound."""
+
+    def __init__(
+        self, max_bytes: int, board: mmap.mmap, *, fetch: Callable[[], None]
+    ) -> None:
+        """Start with none.
+
+        Args:
+          max_bytes: Of all segments together.
+          board: Where this end writes which use of a slot it has released.
+          fetch: Attaches what the other end has made, when one is not known.
+        """
+        self._max_bytes = max_bytes
+        self._board = memoryview(board).cast("I")
+        self._fetch = fetch
+        self._segments: dict[int, _Mapped] = {}
+
+    def attach(self, number: int, size: int, descriptor: int) -> None:
+        """Map a segment; the descriptor stays the caller's.
+
+        Raises:
+          DecodeError: It is not what the other end says, or past the bound, or the
+            system cannot map it.
+        """
+        mapped = sum(len(segment.memory) for segment in self._segments.values())
+        if number in self._segments or not 0 < size <= self._max_bytes - mapped:
+            raise DecodeError(
+                f"Shared memory must be at most {self._max_bytes} bytes in all, got "
+                f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
+            )
+        try:
+            memory = map_sealed(descriptor, size)
+            is_written = not is_constant(descriptor)
+            self._segments[number] = _Mapped(memory, {}, is_written)
+        except OSError as error:
+            raise DecodeError(f"Shared memory cannot be mapped: {error}.") from error
+
+    def detach(self, number: int) -> None:
+        """Forget a segment.
+
+        Raises:
+          DecodeError: There is none of that number, or it is in use.
+        """
+        segment = self._segments.pop(number, None)
+        if segment is None or segment.loans:
+            raise DecodeError(
+                f"Shared memory {number} was taken away that is in use, or never came."
+            )
+
+    def open(self, where: Where, num_bytes: int) -> Body:
+        """Return read-only bytes of a segment; their death releases the slot.
+
+        An array where the sender may still write to them, else no array; see `Body`.
+        Only the thread that receives may call this.
+
+        Raises:
+          DecodeError: They are not within one, or still in use; or the other end broke
+            the protocol otherwise.
+        """
+        number, offset, slot, uses = where
+        segment = self._segments.get(number)
+        if segment is None:
+            self._fetch()
+            segment = self._segments.get(number)
+        if segment is None:
+            raise DecodeError(f"Shared memory {number} was named, but never came.")
+        memory, loans, is_written = segment
+        # Checked by subtraction: both numbers are the other end's.
+        if offset % mmap.PAGESIZE or num_bytes > len(memory) - offset:
+            raise DecodeError(
+                f"A message must lie within its shared memory of {len(memory)} bytes, "
+                f"got {num_bytes} at {offset}."
+            )
+        board = self._board
+        if slot in loans or slot >= len(board):
+            raise DecodeError("Shared memory was sent again that is still in use.")
+        owner = _frombuffer(memory, _uint8, num_bytes, offset)
+        # Bound to what it needs, as it may run when the interpreter is ending.
+        loans[slot] = _ref(owner, _partial(_release, loans, board, slot, uses))
+        return owner if is_written else owner.data
+
+    def let_go(self) -> None:
+        """Release nothing from a forked child: its parent may still see what dies."""
+        for segment in self._segments.values():
+            segment.loans.clear()  # and with the weak references what they call
+
+    def close(self) -> None:
+        """Forget all; arrays that are in use stay mapped."""
+        self._segments.clear()
+        self._board = _NO_BOARD
+        # What fetches holds this as well: the two would wait for the collector of
+        # cycles, which counts two objects and not the memory behind them.
+        self._fetch = _fetch_nothing
+
+
+def _fetch_nothing() -> None:
+    """Attach nothing: the connection is closed."""
+
+
+class _Mapped(NamedTuple):
+    """A segment of the other end, and the owners of what is in use of it, by slot.
+
+    The other end may still write to it, unless the kernel says that nobody can.
+    """
+
+    memory: mmap.mmap
+    loans: dict[int, weakref.ref[np.ndarray]]
+    is_written: bool
+
+
+def _release(
+    loans: dict[int, weakref.ref[np.ndarray]],
+    board: memoryview,
+    slot: int,
+    uses: int,
+    _: weakref.ref[np.ndarray],
+) -> None:
+    """Release what nobody sees any more; called wherever the last view died.
+
+    That may be inside of any other line: no lock may be taken.
+    """
+    loans.pop(slot, None)  # first: the sender may use the slot again at once
+    # If the process dies before this, the slot is lent until the connection ends.
+    board[slot] = uses

@@ -1,0 +1,204 @@
+"""A central node acts for many actors: in few shapes, and through its restarts."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import replicator.launchpad_bridge as lp
+from replicator import rpc
+from replicator.launchpad_bridge.acting import Actor, InferenceServer, LocalInference
+from replicator.launchpad_bridge.acting.inference import RemoteInference
+from replicator.launchpad_bridge.acting.local_inference import run_mapped
+from replicator.launchpad_bridge.acting.waiting import Waiting
+from tests.launchpad_bridge.acting.counter import (
+    WIDTH,
+    initial_core,
+    policy,
+    published,
+    variables_of,
+)
+from tests.launchpad_bridge.acting.tables import FreeTable, LearnerNode
+from tests.launchpad_bridge.acting.test_actor import LENGTH, SIZE, make, make_actor
+from tests.launchpad_bridge.acting.test_environments import equal
+
+SOON_S = 30.0
+
+
+class Versions:
+    """A learner whose version a test sets."""
+
+    def __init__(self):
+        self.version = 0
+
+    def get_variables(self, *, newer_than=None):
+        return None if newer_than == self.version else published(self.version)
+
+
+def server(learner=None, **options):
+    made = InferenceServer(policy, learner or Versions(), timeout_s=0.0, **options)
+    made.refresh()
+    return made
+
+
+def remote(made, index=0):
+    waiting = Waiting("actor/0", threading.Event())
+    return RemoteInference(made, waiting, seed=1, index=index)
+
+
+def seen(draw, size=SIZE):
+    rng = np.random.default_rng(draw)
+    place = rng.normal(size=(size, WIDTH)).astype(np.float32)
+    first = rng.integers(2, size=size).astype(bool)
+    core = rng.normal(size=(size, WIDTH)).astype(np.float32)
+    return {"place": place, "count": np.zeros(size, np.int32)}, first, core
+
+
+@pytest.mark.parametrize("steps", [0, 7])
+def test_it_acts_as_an_actor_would_by_itself(steps):
+    local = LocalInference(policy, seed=1, index=2)
+    local.use(variables_of(0))
+    action, extras, core = local(*seen(0), steps)
+    found = remote(server(), index=2)(*seen(0), steps)
+    assert equal(found[0], action)
+    np.testing.assert_allclose(found[1]["logits"], extras["logits"], rtol=1e-5)
+    np.testing.assert_allclose(found[2], core, rtol=1e-5)
+
+
+def at_once(made, calls):
+    """Call for so many actors, each from a thread."""
+    found, start = {}, threading.Barrier(calls)
+
+    def call(index):
+        start.wait()
+        found[index] = remote(made, index)(*seen(index), 0)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def batching(calls):
+    """Return a server that waits until so many calls are there."""
+    made = InferenceServer(policy, Versions(), batch_size=calls, timeout_s=SOON_S)
+    made.refresh()
+    return made
+
+
+def test_calls_run_together_and_each_gets_its_own():
+    made = batching(5)
+    for index, (action, extras, _) in at_once(made, 5).items():
+        alone = remote(server(), index)(*seen(index), 0)
+        assert equal(action, alone[0])
+        np.testing.assert_allclose(extras["logits"], alone[1]["logits"], rtol=1e-5)
+    assert made.statistics() == {
+        "batches": 1,
+        "calls": 5,
+        "rows": 5 * SIZE,
+        "version": 0,
+    }
+
+
+def test_batches_are_compiled_for_powers_of_two_only():
+    run_mapped.clear_cache()
+    for calls in (5, 6, 7, 8, 3):
+        at_once(batching(calls), calls)
+    assert run_mapped._cache_size() == 2
+
+
+def test_variables_are_those_of_the_learner_also_when_it_went_back():
+    learner = Versions()
+    made = server(learner)
+    for version in (5, 2):
+        learner.version = version
+        assert made.refresh()
+        assert not made.refresh()
+        assert made.statistics()["version"] == version
+    act = remote(made)
+    _, extras, _ = act(*seen(0), 0)
+    local = LocalInference(policy, seed=1, index=0)
+    local.use(variables_of(2))
+    np.testing.assert_allclose(
+        extras["logits"], local(*seen(0), 0)[1]["logits"], rtol=1e-5
+    )
+
+
+def test_a_trajectory_is_of_the_oldest_version_that_acted_in_it():
+    class NewAtEachStep(InferenceServer):
+        def act(self, *args):
+            self._learner.version += 1
+            self.refresh()
+            return super().act(*args)
+
+    learner, table = Versions(), FreeTable()
+    made = NewAtEachStep(policy, learner, timeout_s=0.0)
+    counts = make_actor(table, inference=made, episodes=6).run()
+    versions = [version for _, version, *_ in table.inserted]
+    assert versions == [1 + LENGTH * number for number in range(len(versions))]
+    assert counts["version"] == versions[-1]
+
+
+def test_actors_wait_for_an_inference_node_that_starts_again(caplog, tmp_path):
+    class Dies(InferenceServer):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.hangs, self.over, self.number = *(threading.Event() for _ in "ab"), 0
+
+        def act(self, *args):
+            self.number += 1
+            if self.number == 7:
+                self.hangs.set()
+                self.over.wait()
+            return super().act(*args)
+
+    table, first = FreeTable(), Dies(policy, Versions(), timeout_s=0.0)
+    first.refresh()
+    before = rpc.Server(first, address=f"unix:{tmp_path}/inference").start()
+    with rpc.Client(before.address, wait_for_ready=False) as client:
+        actor = make_actor(table, inference=client, episodes=12)
+        thread = threading.Thread(target=actor.run)
+        thread.start()
+        first.hangs.wait()
+        before.stop(drain_s=0.01)
+        with rpc.Server(server(), address=before.address):
+            thread.join()
+        first.over.set()
+    undisturbed = FreeTable()
+    make_actor(undisturbed, inference=server(), episodes=12).run()
+    assert equal(table.inserted, undisturbed.inserted)
+    assert actor.statistics()["waits"] == 1
+    assert "actor/3 waits for inference: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "launch_type", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
+def test_a_program_acts_by_one_node_and_its_variables_follow(launch_type):
+    program = lp.Program("acting")
+    learner = program.add_node(lp.CourierNode(LearnerNode, 40), label="learner")
+    inference = program.add_node(
+        lp.CourierNode(InferenceServer, policy, learner, batch_size=2, refresh_s=1e-3),
+        label="inference",
+    )
+    with program.group("actors"):
+        for index in range(2):
+            node = lp.PyClassNode(
+                Actor,
+                make,
+                policy,
+                initial_core,
+                learner,
+                inference=inference,
+                index=index,
+                unroll_length=LENGTH,
+            )
+            program.add_node(node)
+    with lp.launch(program, launch_type) as run:
+        run.wait(SOON_S)
+    names, versions = run.results["learner"]
+    assert names == {"actors/0", "actors/1"}
+    assert max(versions) > 0
+    assert [count["refused"] for count in run.results_of("actors")] == [0, 0]

@@ -1,0 +1,312 @@
+"""What holds for every table, whatever order it gives trajectories out in."""
+
+import concurrent.futures
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from replicator import rpc
+from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.trajectories.table import (
+    TableTimeoutError,
+    TrajectoryError,
+)
+from tests.launchpad_bridge.trajectories.tables import (
+    ACTORS,
+    SOON_S,
+    FreeDriver,
+    TurnsDriver,
+    ids_at,
+    ids_of,
+    rows,
+)
+
+DRIVERS = {"queue": FreeDriver, "turns": TurnsDriver}
+
+
+@pytest.fixture(params=DRIVERS)
+def make(request):
+    return DRIVERS[request.param]
+
+
+def test_what_was_inserted_comes_out_once_and_whole(make):
+    driver = make()
+    inserted = [i for _ in range(2) for actor in ACTORS for i in driver.insert(actor)]
+    taken = [ids_of(driver.table.take(6, timeout_s=SOON_S)) for _ in range(2)]
+    assert sorted(taken[0] + taken[1]) == sorted(inserted)
+    assert driver.table.take(6, timeout_s=0) is None
+
+
+def test_too_few_trajectories_are_not_taken_and_stay(make):
+    driver = make()
+    driver.insert("actor/0")
+    assert driver.table.take(6, timeout_s=0.01) is None
+    assert driver.table.statistics()["waiting"] == 2
+
+
+def test_a_batch_belongs_to_who_took_it(make):
+    driver = make()
+    for _ in range(2):
+        for actor in ACTORS:
+            driver.insert(actor)
+    taken = driver.table.take(6, timeout_s=SOON_S)
+    before = ids_of(taken)
+    for _ in range(1):
+        for actor in ACTORS:
+            driver.insert(actor)
+    assert ids_of(taken) == before
+    assert all(leaf.flags.owndata for leaf in jax.tree.leaves(taken.trajectories))
+
+
+def test_what_the_actor_changes_after_an_insert_changes_nothing(make):
+    driver = make()
+    given = rows(*ids_at("actor/0", 0))
+    driver.insert("actor/0", trajectories=given)
+    given["observation"]["pixels"][:] = 99
+    driver.insert("actor/1")
+    driver.insert("actor/2")
+    assert len(ids_of(driver.table.take(6, timeout_s=SOON_S))) == 6
+
+
+def test_dtypes_containers_and_versions_come_out_as_they_went_in(make):
+    driver = make()
+    for actor in ACTORS:
+        driver.insert(actor)
+    taken = driver.table.take(6, timeout_s=SOON_S)
+    assert taken.trajectories["core"] == ()
+    assert taken.trajectories["observation"]["pixels"].dtype == np.uint8
+    assert taken.trajectories["reward"].dtype == np.float32
+    assert taken.versions.dtype == np.int64
+    assert taken.versions.tolist() == [0] * 6
+
+
+def test_returns_of_episodes_come_with_the_next_batch(make):
+    driver = make()
+    for actor in ACTORS:
+        driver.insert(actor, episodes=[1.0, 2.0] if actor == "actor/1" else [])
+    assert list(driver.table.take(6, timeout_s=SOON_S).episodes) == [1.0, 2.0]
+    for actor in ACTORS:
+        driver.insert(actor)
+    assert list(driver.table.take(6, timeout_s=SOON_S).episodes) == []
+
+
+def without_pixels(tree):
+    return {**tree, "observation": {"id": tree["observation"]["id"]}}
+
+
+def with_pixels(change):
+    def changed(tree):
+        pixels = change(tree["observation"]["pixels"])
+        return {**tree, "observation": {**tree["observation"], "pixels": pixels}}
+
+    return changed
+
+
+OTHER_FORMS = {
+    "dtype": (
+        with_pixels(np.float32),
+        "`trajectories` of actor/1 must have the form of the first ones: "
+        "`observation/pixels` must be uint8[n,3,4], got float32[2,3,4]. Change what "
+        "this actor inserts.",
+    ),
+    "shape": (
+        with_pixels(lambda pixels: pixels[:, :2]),
+        "`observation/pixels` must be uint8[n,3,4], got uint8[2,2,4]",
+    ),
+    "count": (
+        with_pixels(lambda pixels: pixels[:1]),
+        "`observation/pixels` has 1 rows, and `observation/id` has 2",
+    ),
+    "no rows": (
+        lambda tree: jax.tree.map(lambda leaf: leaf[:0], tree),
+        "`observation/id` must have at least one row, got none",
+    ),
+    "a leaf less": (without_pixels, "`observation/pixels` is missing"),
+    "a leaf more": (
+        lambda tree: {**tree, "extra": np.ones(2)},
+        "`extra` is new",
+    ),
+    "a list": (
+        lambda tree: {**tree, "core": []},
+        "they must be PyTreeDef({'core': (), ",
+    ),
+    "a number": (
+        lambda tree: {**tree, "reward": 1.0},
+        "`reward` must be float32[n,3], got float64[]",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_another_form_than_the_first_is_refused_by_actor_and_leaf(make, form):
+    change, text = OTHER_FORMS[form]
+    driver = make()
+    driver.insert("actor/0")
+    with pytest.raises(TrajectoryError) as caught:
+        driver.insert("actor/1", trajectories=change(rows(1, 2)))
+    assert text in str(caught.value)
+    assert "of actor/1" in str(caught.value)
+
+
+def test_after_a_refused_insert_all_goes_on_and_it_is_counted(make):
+    driver = make()
+    driver.insert("actor/0")
+    for _ in range(2):
+        with pytest.raises(TrajectoryError):
+            driver.insert("actor/1", trajectories=without_pixels(rows(1, 2)))
+    driver.insert("actor/1")
+    driver.insert("actor/2")
+    taken = driver.table.take(6, timeout_s=SOON_S)
+    assert len(set(ids_of(taken))) >= 4
+    assert driver.table.statistics()["refused"] == {"actor/1": 2}
+
+
+def test_a_form_given_in_advance_holds_for_the_first_insert_too(make):
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows(0)
+    )
+    driver = make(like=like)
+    with pytest.raises(TrajectoryError, match="`observation/pixels` is missing"):
+        driver.insert("actor/0", trajectories=without_pixels(rows(1, 2)))
+    driver.insert("actor/0")
+
+
+def test_trajectories_without_an_array_are_refused(make):
+    with pytest.raises(TrajectoryError, match="there is no array in them"):
+        make().insert("actor/0", trajectories={})
+
+
+def test_objects_are_refused(make):
+    bad = {**rows(1, 2), "info": np.array([{}, {}])}
+    with pytest.raises(TrajectoryError, match="`info` must hold numbers"):
+        make().insert("actor/0", trajectories=bad)
+
+
+def test_a_name_of_a_finite_leaf_that_is_not_there_is_an_error(make):
+    driver = make(finite=("rewards",))
+    with pytest.raises(ArgumentError, match="got 'rewards'; they have observation/id"):
+        driver.insert("actor/0")
+
+
+def test_a_name_stands_for_all_leaves_below_it(make):
+    driver = make(finite=("extras",), on_nonfinite="raise")
+    extras = {"logits": np.array([[0.0], [np.inf]], np.float32)}
+    with pytest.raises(TrajectoryError, match="NaN or infinity in 1 of 2"):
+        driver.insert("actor/0", trajectories={**rows(0, 1), "extras": extras})
+
+
+def test_kept_trajectories_that_are_not_finite_are_counted(make):
+    driver = make(on_nonfinite="keep")
+    driver.insert("actor/0", trajectories=rows(0, 1, reward=np.nan))
+    driver.insert("actor/1")
+    driver.insert("actor/2")
+    taken = driver.table.take(6, timeout_s=SOON_S)
+    assert np.isnan(taken.trajectories["reward"]).any(axis=1).sum() == 2
+    assert driver.table.statistics()["nonfinite"] == 2
+
+
+def test_what_is_raised_for_nan_reaches_the_actor_and_is_counted(make):
+    driver = make(on_nonfinite="raise")
+    with pytest.raises(TrajectoryError, match="of actor/0 must be finite in reward"):
+        driver.insert("actor/0", trajectories=rows(0, 1, reward=np.nan))
+    assert driver.table.statistics()["refused"] == {"actor/0": 1}
+    driver.insert("actor/0")
+
+
+def work(driver, actor, count):
+    return [i for _ in range(count) for i in driver.insert(actor)]
+
+
+def test_many_threads_insert_and_each_trajectory_comes_out_once(make):
+    driver, count = make(), 100
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        inserting = [pool.submit(work, driver, actor, count) for actor in ACTORS]
+        batches = [ids_of(driver.table.take(6, timeout_s=SOON_S)) for _ in range(count)]
+        inserted = sorted(i for each in inserting for i in each.result(SOON_S))
+    assert sorted(i for batch in batches for i in batch) == inserted
+    counts = driver.table.statistics()
+    assert (counts["inserted"], counts["taken"]) == (6 * count, 6 * count)
+    assert counts["waiting"] == 0
+
+
+FULL = {
+    "queue": (lambda: FreeDriver(capacity=8), 4),
+    "turns": (lambda: TurnsDriver(lag=0), 2),
+}
+
+
+@pytest.fixture(params=FULL)
+def full(request):
+    """Return a driver whose next insert has no room, and how to make some."""
+    make_driver, inserts = FULL[request.param]
+    driver = make_driver()
+    for _ in range(inserts):
+        driver.insert("actor/0")
+    return driver
+
+
+def make_room(driver):
+    if isinstance(driver, TurnsDriver):
+        driver.insert("actor/1")
+        driver.insert("actor/2")
+    driver.table.take(6, timeout_s=SOON_S)
+
+
+def insert_next(driver):
+    """Return an insert for which there is no room, as arguments."""
+    turn = driver.table.turn("actor/0")
+    return {
+        "trajectories": rows(*ids_at("actor/0", 9)),
+        "actor": "actor/0",
+        "version": turn.version or 0,
+        "number": turn.number,
+    }
+
+
+def test_an_insert_without_room_waits_until_there_is_some(full):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        inserting = pool.submit(full.table.insert, **insert_next(full))
+        with pytest.raises(concurrent.futures.TimeoutError):
+            inserting.result(0.05)
+        make_room(full)
+        inserting.result(SOON_S)
+
+
+def test_a_blocked_insert_gives_up_before_its_deadline_and_says_why(full):
+    arguments, why = insert_next(full), r"8 of 8 wait|2 of 6 turns"
+    with (
+        rpc.Server(full.table) as server,
+        rpc.Client(server.address) as client,
+        pytest.raises(TableTimeoutError, match=why),
+    ):
+        client.call("insert", [], arguments, timeout_s=1.2)
+
+
+def test_a_blocked_insert_ends_when_its_caller_is_gone(full):
+    arguments, inserted = insert_next(full), full.table.statistics()["inserted"]
+    with rpc.Server(full.table) as server:
+        with rpc.Client(server.address) as client:
+            client.futures.insert(**arguments)
+            wait_until(lambda: server.statistics().running > 0)
+        wait_until(lambda: server.statistics().running == 0)
+    assert full.table.statistics()["inserted"] == inserted
+
+
+def test_a_blocked_insert_does_not_hold_up_a_server_that_stops(full):
+    arguments = insert_next(full)
+    with rpc.Server(full.table) as server, rpc.Client(server.address) as client:
+        inserting = client.futures.insert(**arguments)
+        wait_until(lambda: server.statistics().running > 0)
+        server.stop(0.0)
+        assert inserting.exception(SOON_S) is not None
+        wait_until(lambda: server.statistics().running == 0)
+
+
+def wait_until(is_so):
+    """Ask, for a while, until something is so."""
+    until_s = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
