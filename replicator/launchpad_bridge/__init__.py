@@ -10,6 +10,9 @@
 The names are Launchpad's, and what it promises holds here.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from replicator.errors import (
     LaunchError,
     NodeFailedError,
@@ -88,8 +91,37 @@ from replicator.launchpad_bridge.running.stopping import (
 from replicator.rpc.client.client import Client as CourierClient
 from replicator.rpc.client.client import list_methods
 
+if TYPE_CHECKING:
+    from replicator.launchpad_bridge.acting.actor import Actor
+    from replicator.launchpad_bridge.acting.inference import InferenceServer
+    from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
+    from replicator.launchpad_bridge.trajectories.trajectory_queue import (
+        TrajectoryQueue,
+    )
+    from replicator.launchpad_bridge.trajectories.trajectory_turns import (
+        TrajectoryTurns,
+    )
+
+# A program without a learner does not wait for JAX and the replicator.
+_LOADED_WHEN_USED = {
+    "Actor": "acting.actor",
+    "InferenceServer": "acting.inference",
+    "ReplicatedLearnerNode": "learner.node",
+    "TrajectoryQueue": "trajectories.trajectory_queue",
+    "TrajectoryTurns": "trajectories.trajectory_turns",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LOADED_WHEN_USED[name]}")
+    return getattr(module, name)
+
+
 __all__ = [
     "AbstractAddressBuilder",
+    "Actor",
     "Address",
     "AddressBook",
     "CacherNode",
@@ -102,6 +134,7 @@ __all__ = [
     "Executable",
     "Exited",
     "Handle",
+    "InferenceServer",
     "JaxProcesses",
     "LaunchError",
     "LaunchType",
@@ -119,6 +152,7 @@ __all__ = [
     "PyClassNode",
     "PyNode",
     "PythonProcess",
+    "ReplicatedLearnerNode",
     "Resources",
     "Restart",
     "ReverbNode",
@@ -128,6 +162,8 @@ __all__ = [
     "StopAsked",
     "TestMode",
     "Threads",
+    "TrajectoryQueue",
+    "TrajectoryTurns",
     "Worker",
     "Workers",
     "address",

@@ -370,7 +370,7 @@ class Session:
             return more
         batch = opened.loop.next(opened.batches)
         if batch is None and opened.loop.goes_on:
-            if self._preemption is None or not self._preemption.ends_input():
+            if self._preemption is None or not self._preemption.node_stops:
                 opened.loop.require_end_of_plan()
             elif opened.leaving is not None:
                 opened.leaving.leave_if_waiting(STOPPED)

@@ -17,7 +17,7 @@ from tests.rpc.courier_cases import LONG_S, NAMES, Probe, client_of, serving, wa
 def without_collector():
     """Yield what returns the objects of ours that only the collector would free."""
     gc.disable()
-    gc.freeze()  # what other tests have left is none of ours, and takes a second to walk
+    gc.freeze()  # to walk what other tests have left takes a second
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         yield ours_in_circles

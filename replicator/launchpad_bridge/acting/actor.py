@@ -24,7 +24,6 @@ from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
     CheckpointMismatchError,
-    ReplicatorError,
     check_count,
     check_flags,
     check_whole,
@@ -34,7 +33,8 @@ from replicator.launchpad_bridge.acting.environments import (
     VectorEnvironment,
 )
 from replicator.launchpad_bridge.acting.inference import RemoteInference
-from replicator.launchpad_bridge.acting.local_inference import LocalInference, Policy
+from replicator.launchpad_bridge.acting.local_inference import Policy
+from replicator.launchpad_bridge.acting.pulled_inference import PulledInference
 from replicator.launchpad_bridge.acting.unroll import (
     Acting,
     Unrolled,
@@ -49,23 +49,24 @@ from replicator.launchpad_bridge.acting.waiting import (
     ProgramStoppedError,
     Waiting,
 )
-from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
 
 _LOG = logging.getLogger(__name__)
-_VERSION_WAIT_S = 1.0  # then the table is asked whether the turn is still the same
-_LOST_PAUSE_S = 0.2
-_LOOK_AGAIN_S = 0.05  # where a learner has published nothing yet
 
 
 class Actor:
     """Acts with a policy and inserts trajectories; the object of a `PyClassNode`.
 
-    >>> actor = lp.PyClassNode(                                     # doctest: +SKIP
-    ...     Actor, make_environment, policy, initial_core, learner, index=0,
-    ...     unroll_length=20,
-    ... )
+    with program.group("actors", restart=lp.Restart(attempts=3)):
+        for index in range(4):
+            node = lp.PyClassNode(
+                Actor,
+                *(make_environment, policy, initial_core, learner),
+                index=index,
+                unroll_length=20,
+            )
+            program.add_node(node)
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class Actor:
             go back: environments without snapshots, or a central inference, whose
             batches (and so its rounding) depend on who calls when.
         """
-        check_whole("index", index)
-        check_whole("seed", seed)
+        for what, number in (("index", index), ("seed", seed)):
+            check_whole(what, number)
+            if number < 0:
+                raise ArgumentError(f"`{what}` must be 0 or more, got {number}. Use 0.")
         check_count("unroll_length", unroll_length)
         if episodes is not None:
             check_count("episodes", episodes)
@@ -121,6 +124,11 @@ class Actor:
             is_deterministic=is_deterministic,
             one_episode_per_trajectory=one_episode_per_trajectory,
         )
+        if is_deterministic and episodes is not None:
+            raise ArgumentError(
+                "`episodes` must be None with `is_deterministic=True`, got "
+                f"{episodes}. Leave it out: the others would wait for its turns."
+            )
         if is_deterministic and inference is not None:
             raise ArgumentError(
                 "`inference` must be None with `is_deterministic=True`, got "
@@ -132,7 +140,6 @@ class Actor:
         if is_deterministic and not one_episode_per_trajectory:
             _check_snapshots(self._environment)
         self._initial_core = initial_core
-        self._learner = learner
         self._table = learner if table is None else table
         self._index, self._seed = index, seed
         self._length = unroll_length
@@ -141,15 +148,16 @@ class Actor:
         self._begins_anew = one_episode_per_trajectory
         # A second start in free mode shall not live through the first one's episodes.
         self._attempt = context.attempt if context and not is_deterministic else 0
-        self._waiting = Waiting(self.name, context.stop_event if context else _never())
-        self._act = (
-            LocalInference(policy, seed=seed, index=index)
+        # Nothing stops an actor outside of a program.
+        stop = context.stop_event if context else threading.Event()
+        self._waiting = Waiting(self.name, stop)
+        self._inference = (
+            PulledInference(policy, learner, self._waiting, seed=seed, index=index)
             if inference is None
             else RemoteInference(inference, self._waiting, seed=seed, index=index)
         )
         self._acting: Acting | None = None
         self._number = -1  # of the turn that `_acting` is ready for
-        self._version: int | None = None
         self._counts = dict.fromkeys(
             ("steps", "trajectories", "episodes", "lost", "refused", "restored"), 0
         )
@@ -189,14 +197,14 @@ class Actor:
             **self._counts,
             "waits": self._waiting.waits,
             "waited_s": self._waiting.waited_s,
-            "version": self._version,
+            "version": self._inference.version,
         }
 
     def _run(self) -> None:
         stop = self._waiting.stop
-        turn = self._first_turn()
+        turn = self._ask_turn()
         while not stop.is_set() and not self._has_enough():
-            turn = self._variables_for(turn)
+            turn = self._inference.ready_for(turn, self._ask_turn)
             unrolled = self._unroll(turn)
             if unrolled is None:
                 return
@@ -206,7 +214,7 @@ class Actor:
         most = self._most_episodes
         return most is not None and self._counts["episodes"] >= most
 
-    def _first_turn(self) -> Turn:
+    def _ask_turn(self) -> Turn:
         if not self._is_deterministic:
             return Turn()
         turn = self._waiting.call("its turn", lambda: self._table.turn(self.name))
@@ -217,72 +225,14 @@ class Actor:
             )
         return turn
 
-    # Variables
-
-    def _variables_for(self, turn: Turn) -> Turn:
-        """Have the variables that a turn needs; return it, or the one to do instead."""
-        if isinstance(self._act, RemoteInference):
-            return turn  # whose server has them
-        if turn.version is None:
-            self._use_newest(self._act)
-            return turn
-        while turn.version != self._version:
-            turn = self._use_version(self._act, turn)
-        return turn
-
-    def _use_newest(self, act: LocalInference) -> None:
-        while True:
-            found = self._waiting.call(
-                "variables",
-                lambda: self._learner.get_variables(newer_than=self._version),
-            )
-            self._use(act, found)
-            if self._version is not None:
-                return
-            self._waiting.pause(_LOOK_AGAIN_S)
-
-    def _use_version(self, act: LocalInference, turn: Turn) -> Turn:
-        """Fetch a version; if it does not come, ask which turn it is by now.
-
-        A learner that went back to its checkpoint wants other turns first, and would
-        never publish this one.
-        """
-        failed: Exception | None = None
-        try:
-            found = self._learner.get_variables(
-                version=turn.version, timeout_s=_VERSION_WAIT_S
-            )
-            self._use(act, found)
-            if found is not None:
-                return turn
-        except UNANSWERED as error:
-            self._waiting.lost(f"variables of version {turn.version}", error)
-            self._waiting.pause(_LOST_PAUSE_S)
-        except ReplicatorError as error:  # it is no longer kept
-            failed = error
-        now = self._first_turn()
-        is_same = (now.number, now.version) == (turn.number, turn.version)
-        if failed is not None and is_same:
-            raise failed
-        return now
-
-    def _use(self, act: LocalInference, found: Variables | None) -> None:
-        if found is not None:
-            act.use(found.values)
-            self._version = found.version
-
-    # Acting
-
     def _unroll(self, turn: Turn) -> Unrolled | None:
         number = self._number if turn.number is None else turn.number
         if self._acting is None or number != self._number or self._begins_anew:
             self._go_to(turn)
         assert self._acting is not None
-        if isinstance(self._act, RemoteInference):
-            self._act.oldest_version = None
         return unroll(
             self._environment,
-            self._act,
+            self._inference,
             self._acting,
             self._length,
             is_stopped=self._waiting.stop.is_set,
@@ -306,14 +256,14 @@ class Actor:
                     "none. Go on with `one_episode_per_trajectory=True`, as the run "
                     "was begun, or begin it anew."
                 )
-            seed = environment_seed(self._seed, self._index, number, self._attempt)
+            seed = environment_seed(
+                self._seed, self._index, number=number, attempt=self._attempt
+            )
             steps = number * self._length if self._begins_anew else 0
             self._acting = start(
                 self._environment, self._initial_core, seed=seed, steps=steps
             )
         self._number = number
-
-    # Inserting
 
     def _insert(self, unrolled: Unrolled, turn: Turn) -> Turn:
         self._acting = unrolled.acting
@@ -335,7 +285,7 @@ class Actor:
         return turn
 
     def _inserted(self, unrolled: Unrolled, turn: Turn) -> Turn:
-        version = self._acted_with()
+        version = self._inference.version
         keeps = self._is_deterministic and not self._begins_anew
         snapshot = pack_acting(self._environment, unrolled.acting) if keeps else None
 
@@ -354,13 +304,6 @@ class Actor:
         again_after = UNANSWERED if self._is_deterministic else (TimeoutError,)
         return self._waiting.call("its table", insert, again_after=again_after)
 
-    def _acted_with(self) -> int:
-        """Return the version that the latest unroll counts as: the oldest in it."""
-        if isinstance(self._act, RemoteInference):
-            self._version = self._act.oldest_version
-        assert self._version is not None
-        return self._version
-
     def _refused(self, size: int, error: TrajectoryError) -> None:
         self._counts["refused"] += size
         times = self._counts["refused"] // size
@@ -371,11 +314,6 @@ class Actor:
                 times,
                 error,
             )
-
-
-def _never() -> threading.Event:
-    """Return what stops an actor outside of a program: nothing."""
-    return threading.Event()
 
 
 def _check_snapshots(environment: VectorEnvironment) -> None:

@@ -13,6 +13,7 @@ Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Wait
 from replicator.launchpad_bridge.batched_handler import batched_handler
 from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.trajectories.table import Turn
 
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 
@@ -37,12 +39,14 @@ _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 class InferenceServer:
     """Runs the policy for actors; the object of a `CourierNode`.
 
-    Actors get it as `inference=`. Give the node as many threads as a batch has calls:
+    Actors get its handle as `inference=`. Give it a thread for each call of a batch:
 
-    >>> node = lp.CourierNode(                                      # doctest: +SKIP
-    ...     InferenceServer, policy, learner, batch_size=32,
-    ...     courier_kwargs={"thread_pool_size": 32},
-    ... )
+    lp.CourierNode(
+        InferenceServer,
+        *(policy, learner),
+        batch_size=32,
+        courier_kwargs={"thread_pool_size": 32},
+    )
     """
 
     def __init__(
@@ -159,7 +163,7 @@ class RemoteInference:
     """Acts by asking an `InferenceServer`; an `Act` of `unroll`.
 
     Attributes:
-      oldest_version: That acted since it was set to None.
+      version: The oldest that acted in this unroll; None before the first call.
     """
 
     def __init__(self, client: Any, waiting: Waiting, *, seed: int, index: int) -> None:
@@ -171,7 +175,7 @@ class RemoteInference:
           seed: Of the run.
           index: Of the actor.
         """
-        self.oldest_version: int | None = None
+        self.version: int | None = None
         self._client = client
         self._waiting = waiting
         self._key = actor_key(seed, index)
@@ -189,9 +193,15 @@ class RemoteInference:
         action, extras, core, version = self._waiting.call(
             "inference", lambda: self._client.act(observation, first, core, key)
         )
-        oldest = self.oldest_version
-        self.oldest_version = int(version if oldest is None else min(oldest, version))
+        oldest = version if self.version is None else min(self.version, version)
+        self.version = int(oldest)
         return action, extras, core
+
+    def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
+        """Begin an unroll; the server has the variables."""
+        del ask
+        self.version = None
+        return turn
 
 
 def _padded(leaf: np.ndarray, calls: int) -> np.ndarray:

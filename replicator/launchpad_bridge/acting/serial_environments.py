@@ -32,6 +32,15 @@ def from_gymnasium_envs(
 
     Raises:
       ArgumentError: There is none.
+
+    >>> import gymnasium
+    >>> make = lambda: gymnasium.make("CartPole-v1", max_episode_steps=2)
+    >>> environment = from_gymnasium_envs([make, make])
+    >>> step = environment.reset(seed=0)
+    >>> for _ in range(2):
+    ...     step = environment.step(np.array([0, 1]))
+    >>> step.last, step.discount
+    (array([ True,  True]), array([1., 1.], dtype=float32))
     """
     _check_makers(makers)
     return SerialEnvironments([_Gymnasium(make()) for make in makers])

@@ -80,14 +80,22 @@ class Unrolled(NamedTuple):
     acting: Acting
 
 
-def environment_seed(*numbers: int) -> int:
-    """Return a seed for `reset` that follows from numbers, 0 to 2**31 - 1.
+def environment_seed(
+    seed: int, index: int, *, number: int = 0, attempt: int = 0
+) -> int:
+    """Return the seed by which an actor resets its environments, 0 to 2**31 - 1.
 
     Args:
-      *numbers: The run's seed, the actor's index, and more where an actor resets often.
+      seed: Of the run, 0 or more.
+      index: Of the actor, 0 or more.
+      number: Of the trajectory, where each begins with a reset.
+      attempt: Which start of the actor it is, where a second one is to see others.
+
+    >>> environment_seed(0, 0) == environment_seed(0, 1)
+    False
     """
-    (word,) = np.random.SeedSequence(numbers).generate_state(1)
-    return int(word) >> 1
+    words = np.random.SeedSequence((seed, index, number, attempt)).generate_state(1)
+    return int(words[0]) >> 1
 
 
 def start(

@@ -31,9 +31,12 @@ def from_gymnasium(vector_env: Any) -> "GymnasiumVector":
     Raises:
       ArgumentError: It starts episodes again in another way.
 
-    >>> envs = gymnasium.make_vec("CartPole-v1", num_envs=2)        # doctest: +SKIP
-    >>> from_gymnasium(envs).reset(seed=0).first                    # doctest: +SKIP
+    >>> import gymnasium
+    >>> environment = from_gymnasium(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    >>> environment.reset(seed=0).first
     array([ True,  True])
+    >>> environment.step(np.array([0, 1])).reward
+    array([1., 1.], dtype=float32)
     """
     mode = vector_env.metadata.get("autoreset_mode")
     if getattr(mode, "value", mode) != _NEXT_STEP:

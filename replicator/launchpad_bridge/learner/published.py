@@ -96,12 +96,12 @@ class PublishedVariables:
 
         Args:
           version: How many updates are behind it.
-          values: A pytree of host arrays by name. They are not copied: nobody may
-            write to them afterwards.
+          values: A pytree of arrays by name, of NumPy or of one device. They are not
+            copied: nobody may write to them, or donate them, afterwards. Who asks first
+            waits until those of a device are computed.
 
         Raises:
-          ArgumentError: `version` is no whole number, or `values` are not by name, or
-            hold arrays of a device.
+          ArgumentError: `version` is no whole number, or `values` are not by name.
         """
         check_whole("version", version)
         published = _Version(int(version), _read_only(values), {})
@@ -221,16 +221,6 @@ def _read_only(values: Mapping[str, PyTree]) -> dict[str, PyTree]:
         raise ArgumentError(
             "`values` must be pytrees by name, got "
             f"{type(values).__name__}. Pass a dictionary, {{'policy': params}}."
-        )
-    on_device = [
-        name
-        for name, value in values.items()
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
-    ]
-    if on_device:
-        raise ArgumentError(
-            "`values` must be of host arrays, got one of a device, which the next "
-            f"update may delete, in {on_device[0]!r}. Publish `jax.device_get` of it."
         )
     return {n: jax.tree.map(_read_only_leaf, value) for n, value in values.items()}
 

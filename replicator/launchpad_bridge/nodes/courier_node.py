@@ -183,7 +183,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
             result = instance.run() if self._runs(instance) else stop_event().wait()
             is_well = True
         finally:
-            server.stop(_drain_s(is_well))
+            most_s = getattr(type(instance), "drain_s", _DRAIN_S)
+            server.stop(_drain_s(is_well, most_s))
         return result if self._runs(instance) else None
 
     def methods(self, instance: Any) -> list[Method]:
@@ -249,13 +250,13 @@ def client_options_of_courier(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {"timeout_s": DEFAULT_TIMEOUT_S, **options}
 
 
-def _drain_s(is_well: bool) -> float:
+def _drain_s(is_well: bool, most_s: float) -> float:
     """Return how long calls may go on: not for long where all is about to end."""
     context = node_context.current()
     if not is_well:
         return 0.0
     is_stopping = context is None or context.stop_event.is_set()
-    return _DRAIN_WHEN_STOPPING_S if is_stopping else _DRAIN_S
+    return min(_DRAIN_WHEN_STOPPING_S, most_s) if is_stopping else most_s
 
 
 def _listen(

@@ -134,14 +134,18 @@ class Preemption(Hook):
 
     def on_state(self, event: StateEvent) -> None:
         """Pass the end of a step."""
-        if self._node is not None and self._node.stop_event.is_set():
+        if self.node_stops:
             self._agreement.want(STOPPED)
         self.stop = self._agreement.reached(event.step)
 
+    @property
+    def node_stops(self) -> bool:
+        """Whether the run is in a node that is to stop."""
+        return self._node is not None and self._node.stop_event.is_set()
+
     def ends_input(self) -> bool:
         """Tell whether to wait for input no more: the node stops, and is alone."""
-        is_asked = self._node is not None and self._node.stop_event.is_set()
-        return is_asked and self._agreement.alone
+        return self.node_stops and self._agreement.alone
 
     def leave_if_asked(self, step: int, *, tell: Callable[..., None]) -> None:
         """End the program if a signal came too late to stop its run, which is saved.

@@ -79,7 +79,7 @@ ANEW = pytest.mark.parametrize("anew", [False, True])
 def test_trajectories_are_those_of_unrolls_without_a_program():
     turns = run_turns(TurnTable()).turns
     environment, act = make(3), LocalInference(policy, seed=1, index=3)
-    seed = environment_seed(1, 3, 0, 0)
+    seed = environment_seed(1, 3)
     acting = start(environment, initial_core, seed=seed)
     for number, turn in enumerate(turns):
         act.use(variables_of(max(0, number - 1)))
@@ -204,6 +204,39 @@ def test_turns_need_a_table_that_gives_them():
 def test_turns_and_a_central_inference_are_refused():
     with pytest.raises(ArgumentError, match="`inference` must be None with"):
         turning(TurnTable(), inference=object())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"index": -1}, "`index` must be 0 or more, got -1"),
+        ({"seed": 0.5}, "`seed` must be a whole number, got 0.5"),
+        ({"unroll_length": 0}, "`unroll_length` must be at least 1, got 0"),
+        ({"episodes": 0}, "`episodes` must be at least 1, got 0"),
+        ({"is_deterministic": True, "episodes": 3}, "`episodes` must be None with"),
+        ({"is_deterministic": "yes"}, "`is_deterministic` must be True or False"),
+    ],
+)
+def test_arguments_are_checked_before_environments_are_made(options, said):
+    with pytest.raises(ArgumentError, match=said):
+        make_actor(FreeTable(), make=None, **options)
+
+
+def test_a_second_start_in_free_mode_sees_other_episodes():
+    def act(table):
+        make_actor(table, episodes=6).run()
+        if lp.context.get_context().attempt == 0:
+            raise OSError("once")
+
+    program, tables = lp.Program("restarts"), []
+    with program.group("actors", restart=lp.Restart(attempts=1, backoff_s=0.01)):
+        program.add_node(
+            lp.PyNode(lambda: act(tables.append(FreeTable()) or tables[-1]))
+        )
+    with lp.launch(program, "threads") as run:
+        run.wait(30)
+    one, other = (table.inserted[0][2]["reward"] for table in tables)
+    assert not equal(one, other)
 
 
 def test_a_turn_that_is_refused_ends_the_actor():

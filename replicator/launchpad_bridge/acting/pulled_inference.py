@@ -1,0 +1,117 @@
+"""Run the policy beside the environments, with variables pulled from a learner."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.errors import ReplicatorError
+from replicator.launchpad_bridge.acting.local_inference import LocalInference, Policy
+from replicator.launchpad_bridge.acting.waiting import UNANSWERED, Waiting
+from replicator.launchpad_bridge.learner.published import Variables
+from replicator.launchpad_bridge.trajectories.table import Turn
+
+_LOG = logging.getLogger(__name__)
+_VERSION_WAIT_S = 1.0  # then the table is asked whether the turn is still the same
+_TRIES_UNTIL_SAID = 10
+_PAUSE_S = 0.1
+
+
+class PulledInference:
+    """An `Act` with a learner's variables: the newest, or those of a turn.
+
+    Attributes:
+      version: Of the variables it has; None before the first.
+    """
+
+    def __init__(
+        self, policy: Policy, learner: Any, waiting: Waiting, *, seed: int, index: int
+    ) -> None:
+        """Make it; nothing is pulled.
+
+        Args:
+          policy: As for `Actor`.
+          learner: Client of who has `get_variables`.
+          waiting: What calls until the learner answers.
+          seed: Of the run.
+          index: Of the actor.
+        """
+        self.version: int | None = None
+        self._local = LocalInference(policy, seed=seed, index=index)
+        self._learner = learner
+        self._waiting = waiting
+
+    def __call__(
+        self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Return actions, extras and the next core; see `Act`."""
+        return self._local(observation, first, core, steps)
+
+    def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
+        """Have the variables for a turn.
+
+        A learner that went back to its checkpoint wants other turns first, and would
+        never publish what this one waits for: so the table is asked again.
+
+        Args:
+          turn: That comes next.
+          ask: Returns the turn that the table wants by now.
+
+        Returns:
+          The turn that there are variables for: `turn`, or what `ask` returned.
+
+        Raises:
+          ReplicatorError: The learner refused, and the turn is still the same.
+          ProgramStoppedError: The program stops.
+        """
+        if turn.version is None:
+            self._pull_newest()
+            return turn
+        tries = 0
+        while turn.version is not None and turn.version != self.version:
+            refused = self._pull(turn.version)
+            if self.version == turn.version:
+                break
+            asked, turn = turn, ask()
+            is_same = (turn.number, turn.version) == (asked.number, asked.version)
+            if refused is not None and is_same:
+                raise refused
+            tries += 1
+            if tries == _TRIES_UNTIL_SAID:
+                name = self._waiting.name
+                _LOG.warning("%s waits for variables %d", name, turn.version)
+        return turn
+
+    def _pull_newest(self) -> None:
+        while True:
+            self._use(
+                self._waiting.call(
+                    "variables",
+                    lambda: self._learner.get_variables(newer_than=self.version),
+                )
+            )
+            if self.version is not None:
+                return
+            self._waiting.pause(_PAUSE_S)  # it has published nothing yet
+
+    def _pull(self, version: int) -> Exception | None:
+        """Pull a version if it comes soon; return why it never will."""
+        try:
+            found = self._learner.get_variables(
+                version=version, timeout_s=_VERSION_WAIT_S
+            )
+        except UNANSWERED as error:
+            self._waiting.lost(f"variables {version}", error)
+            self._waiting.pause(_PAUSE_S)
+        except ReplicatorError as error:
+            return error
+        else:
+            self._use(found)
+        return None
+
+    def _use(self, found: Variables | None) -> None:
+        if found is not None:
+            self._local.use(found.values)
+            self.version = found.version

@@ -1,0 +1,336 @@
+"""`ReplicatedLearner`: a session fed by actors, who get its variables.
+
+    actors ── insert ──▶ table ── take ──▶ session ── step ──▶ variables ──▶ actors
+
+In a learner of several processes the first one has the table, the variables and the
+server; all of them have a session, which read in step and end as one.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.checkpoint.commit import list_steps
+from replicator.errors import ArgumentError, CallTimeoutError
+from replicator.inputs.context import InputContext
+from replicator.inputs.options import InputOptions
+from replicator.launchpad_bridge.learner.lifted_step import Variables, lifted
+from replicator.launchpad_bridge.learner.published import (
+    PublishedVariables,
+)
+from replicator.launchpad_bridge.learner.published import (
+    Variables as SentVariables,
+)
+from replicator.launchpad_bridge.learner.shares import Share, SharedBatches, Shares
+from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
+from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.trajectories.table import Table, Turn
+from replicator.replicator import Replicator
+from replicator.training.hooks.hook import StepEvent
+from replicator.training.hooks.schedule import Every, every
+from replicator.training.session import Session
+
+_LOOK_S = 0.02
+
+
+def params_of(state: PyTree) -> dict[str, PyTree]:
+    """Return what actors get by default: `state["params"]`, under the name `params`."""
+    return {"params": state["params"]}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerOptions:
+    """What a learner is made of; see `ReplicatedLearnerNode`, which takes it apart."""
+
+    step_fn: StepFn
+    init_fn: InitFn
+    steps: int | None
+    batch_size: int
+    replicas: int | None
+    variables: Variables
+    max_policy_lag: int | None
+    fixed_lag: int | None
+    session: dict[str, Any]
+
+
+class ReplicatedLearner:
+    """What a `ReplicatedLearnerNode` runs in each of its processes.
+
+    Args:
+      options: What was said of it.
+      table: Where trajectories are; None in all processes but the first.
+      first: A client of the first process, in all others.
+      process: Which one this is.
+      processes: How many there are.
+    """
+
+    # Of its server: many actors wait in calls; at its end for what does not come.
+    thread_pool_size = 1024
+    drain_s = 0.5
+
+    def __init__(
+        self,
+        options: LearnerOptions,
+        *,
+        table: Table | None = None,
+        first: Any = None,
+        process: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self._options = options
+        self._table = table
+        self._first = first
+        self._process = process
+        self._processes = processes
+        earlier = options.fixed_lag or 0
+        self._lifted = lifted(
+            options.init_fn, options.step_fn, options.variables, earlier=earlier
+        )
+        self._copied = jax.jit(self._copy)
+        self._published = PublishedVariables(keep=earlier + 1)
+        self._published_version = -1
+        self._has_published = threading.Condition()
+        self._saves = _Saves(options.session.get("checkpoint_every", 1000))
+        self._shares: Shares | None = None
+        self._started = threading.Event()
+
+    def insert(
+        self,
+        trajectories: PyTree,
+        *,
+        actor: str,
+        version: int,
+        number: int | None = None,
+        snapshot: bytes | None = None,
+        episodes: Sequence[float] = (),
+    ) -> Turn:
+        """Take in trajectories: `Table.insert` of the learner's own table."""
+        return self._own_table().insert(
+            trajectories,
+            actor=actor,
+            version=version,
+            number=number,
+            snapshot=snapshot,
+            episodes=episodes,
+        )
+
+    def turn(self, actor: str) -> Turn:
+        """Return what an actor is to do: `Table.turn` of the learner's own table."""
+        return self._own_table().turn(actor)
+
+    def get_variables(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        newer_than: int | None = None,
+        version: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> SentVariables | None:
+        """Return variables: the newest, or those of a version.
+
+        Args:
+          names: Which; all by default.
+          newer_than: The version that the caller has: None is returned while that is
+            the newest.
+          version: Wait for this one.
+          timeout_s: How long to wait for the first, or for `version`.
+
+        Raises:
+          VariablesError: There are none of these names, or the version is not kept.
+        """
+        return self._published.get(
+            names, newer_than=newer_than, version=version, timeout_s=timeout_s
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the version, and the counts of the table."""
+        found: dict[str, Any] = {"version": self._published_version}
+        if self._table is not None:
+            found["table"] = self._table.statistics()
+        return found
+
+    def save(self, timeout_s: float = 60.0) -> int:
+        """Save a checkpoint behind the next update; return which, once it is safe.
+
+        Args:
+          timeout_s: How long to wait for it.
+
+        Raises:
+          ArgumentError: The learner has no `checkpoint_dir`.
+          CallTimeoutError: No update was made and saved in time.
+        """
+        directory = self._options.session.get("checkpoint_dir")
+        if directory is None:
+            raise ArgumentError(
+                "`checkpoint_dir` must be given for `save`, got None. Pass it to the "
+                "learner's node."
+            )
+        target = self._published_version + 1
+        until_s = time.monotonic() + timeout_s
+        while True:
+            saved = [step for step in list_steps(Path(directory)) if step >= target]
+            if saved:
+                return saved[0]
+            self._saves.ask()
+            if time.monotonic() >= until_s:
+                raise CallTimeoutError(
+                    f"`save` must be done within {timeout_s:g} s, got no checkpoint of "
+                    f"step {target} or later. See whether trajectories come."
+                )
+            time.sleep(_LOOK_S)
+
+    def share(self, process: int, number: int, timeout_s: float) -> Share | None:
+        """Return a process's rows of a batch; for the learner's own processes.
+
+        Args:
+          process: Which process asks.
+          number: Of the batch.
+          timeout_s: How long to wait for it: None is returned then.
+        """
+        if not self._started.wait(timeout_s) or self._shares is None:
+            return None
+        return self._shares.share(process, number, timeout_s)
+
+    def run(self) -> dict[str, Any]:
+        """Learn until the steps are done or the program stops.
+
+        Returns:
+          `step`, updates done; `metrics` of the last; `variables`, NumPy.
+        """
+        options = self._options
+        said: dict[str, Any] = {
+            "inputs": InputOptions(remainder="refuse"),
+            **options.session,
+            "init_fn": self._lifted.init_fn,
+            "steps": options.steps,
+            "checkpoint_every": self._saves,
+            "node": node_context.get_context(),
+        }
+        rep = Replicator(options.replicas)
+        with rep.session(self._lifted.step_fn, self._input_fn, **said) as session:
+            self._publish_all(session)
+            for batch in session.batches():
+                session.step(batch)
+                self._publish(session)
+        result = session.result
+        final = self._local(result.state)
+        newest = self._lifted.versions(final, result.step)[result.step]
+        return {
+            "step": result.step,
+            "metrics": result.metrics,
+            "variables": jax.device_get(newest),
+        }
+
+    def _own_table(self) -> Table:
+        if self._table is None:
+            raise ArgumentError(
+                "`insert` must be called on the learner's first process, got another."
+            )
+        return self._table
+
+    def _input_fn(self, context: InputContext) -> Any:
+        """Return the batches of this process; in the thread of the session."""
+        stop = node_context.get_context().stop_event
+        if self._process:
+            return SharedBatches(
+                self._first,
+                self._process,
+                stopped=stop.wait,
+                save_behind=self._saves.behind,
+            )
+        assert self._table is not None
+        context.batch_size(self._options.batch_size)  # refuses one that does not divide
+        self._shares = Shares(
+            TrajectoryBatches(
+                self._table,
+                self._options.batch_size,
+                is_stopping=stop.is_set,
+                reached=self._reached,
+                max_policy_lag=self._options.max_policy_lag,
+            ),
+            self._processes,
+            is_save_asked=self._saves.take_request,
+            save_behind=self._saves.behind,
+        )
+        self._started.set()
+        return self._shares
+
+    def _reached(self, version: int, timeout_s: float) -> bool:
+        with self._has_published:
+            return self._has_published.wait_for(
+                lambda: self._published_version >= version, timeout_s
+            )
+
+    def _publish_all(self, session: Session) -> None:
+        """Publish what the run begins with: earlier versions, too, where they count."""
+        versions = self._lifted.versions(self._local(session.state), session.steps_done)
+        for version in sorted(versions):
+            self._tell(version, jax.tree.map(jnp.copy, versions[version]))
+
+    def _publish(self, session: Session) -> None:
+        if self._process == 0:
+            state = self._local(session.state)
+            self._tell(session.steps_done, self._copied(state))
+
+    def _copy(self, state: PyTree) -> dict[str, PyTree]:
+        # Copies: the next step takes the state over. Nobody waits for them here.
+        newest = self._options.variables(self._lifted.user_state(state))
+        return jax.tree.map(jnp.copy, newest)
+
+    def _local(self, state: PyTree) -> PyTree:
+        """Return a state as one device has it: all have the same."""
+        return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
+
+    def _tell(self, version: int, values: dict[str, PyTree]) -> None:
+        self._published.publish(version, values)
+        with self._has_published:
+            self._published_version = version
+            self._has_published.notify_all()
+
+
+class _Saves(Every):
+    """The schedule of a learner's checkpoints, and those asked for besides.
+
+    Threads of the server ask; the session's threads look. In all processes the same
+    updates are saved: the first says behind which, with each batch.
+    """
+
+    def __init__(self, when: int | Every) -> None:
+        regular = when if isinstance(when, Every) else every(n_steps=when)
+        super().__init__(regular.n_steps, regular.seconds)
+        # Frozen, as its base: these are never other objects.
+        object.__setattr__(self, "_asked", threading.Event())
+        object.__setattr__(self, "_behind", set())
+
+    _asked: threading.Event
+    _behind: set[int]
+
+    def ask(self) -> None:
+        """Ask for a checkpoint behind the next batch that is taken."""
+        self._asked.set()
+
+    def take_request(self) -> bool:
+        """Tell whether one was asked for since the last time."""
+        is_asked = self._asked.is_set()
+        self._asked.clear()
+        return is_asked
+
+    def behind(self, step: int) -> None:
+        """Save behind this update."""
+        self._behind.add(step)
+
+    def decide(
+        self, last_s: float | None, event: StepEvent
+    ) -> tuple[float | None, bool]:
+        """Say whether `event` is due."""
+        last_s, is_due = super().decide(last_s, event)
+        is_asked = event.step in self._behind
+        self._behind.discard(event.step)
+        return last_s, is_due or is_asked

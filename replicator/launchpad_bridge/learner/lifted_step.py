@@ -1,0 +1,120 @@
+"""The user's step, as the learner runs it: with policy lag, and with earlier variables.
+
+A batch of the learner is {"trajectories": what the user's step takes, "version": int32
+[B], of the policy that acted}. Where actors take turns their batch k is acted with
+version k − lag: a learner that goes on from a checkpoint must publish versions that it
+had before, so the state holds them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from replicator import Max, Mean, Sum, step_number
+from replicator.base.types import InitFn, PyTree, StepFn
+
+Variables = Callable[[PyTree], dict[str, PyTree]]
+"""What actors get of a state, by name; it may be traced."""
+
+LAG_BINS = 16
+"""The last bin of the histogram holds all lags from here on."""
+
+
+class Lifted(NamedTuple):
+    """What a session runs in the place of the user's functions.
+
+    Attributes:
+      init_fn: Makes the state.
+      step_fn: Makes an update.
+      user_state: Returns the user's state, of the session's.
+      versions: Returns the variables by version, of a state with so many updates.
+    """
+
+    init_fn: InitFn
+    step_fn: StepFn
+    user_state: Callable[[PyTree], PyTree]
+    versions: Callable[[PyTree, int], dict[int, dict[str, PyTree]]]
+
+
+def lifted(
+    init_fn: InitFn, step_fn: StepFn, variables: Variables, *, earlier: int
+) -> Lifted:
+    """Return what the learner's session runs.
+
+    Args:
+      init_fn: The user's.
+      step_fn: The user's; takes trajectories as its batch.
+      variables: What actors get of the user's state.
+      earlier: How many versions before the newest are kept.
+    """
+    if not earlier:
+        return Lifted(
+            init_fn=init_fn,
+            step_fn=_of_trajectories(step_fn),
+            user_state=lambda state: state,
+            versions=lambda state, newest: {newest: variables(state)},
+        )
+
+    def init(key: jax.Array) -> PyTree:
+        state = init_fn(key)
+        first = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (earlier, *jnp.shape(x))), variables(state)
+        )
+        return {"state": state, "earlier": first}
+
+    def moved(held: PyTree, state: PyTree) -> PyTree:
+        earlier = jax.tree.map(
+            lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
+            held["earlier"],
+            variables(held["state"]),
+        )
+        return {"state": state, "earlier": earlier}
+
+    inner = _of_trajectories(step_fn)
+
+    @functools.wraps(step_fn)  # asked whether it takes a key
+    def step(held: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
+        state, metrics = inner(held["state"], batch, *key)
+        return moved(held, state), metrics
+
+    def versions(held: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
+        def of(age: int) -> dict[str, PyTree]:
+            return jax.tree.map(lambda x: x[-age], held["earlier"])
+
+        ages = range(1, min(earlier, newest) + 1)
+        return {newest: variables(held["state"])} | {
+            newest - age: of(age) for age in ages
+        }
+
+    return Lifted(
+        init_fn=init,
+        step_fn=step,
+        user_state=lambda held: held["state"],
+        versions=versions,
+    )
+
+
+def _of_trajectories(step_fn: StepFn) -> StepFn:
+    """Return a step that takes a batch of the learner, and tells its policy lag."""
+
+    @functools.wraps(step_fn)
+    def step(state: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
+        state, metrics = step_fn(state, batch["trajectories"], *key)
+        return state, {**metrics, **_lag_metrics(batch["version"])}
+
+    return step
+
+
+def _lag_metrics(version: jax.Array) -> dict[str, Any]:
+    """Return how many updates the trajectories of a batch have missed."""
+    lag = step_number() - version
+    binned = jnp.clip(lag, 0, LAG_BINS - 1)
+    counts = jnp.sum(jax.nn.one_hot(binned, LAG_BINS, dtype=jnp.float32), axis=0)
+    return {
+        "policy_lag": Mean(jnp.mean(lag.astype(jnp.float32)), jnp.float32(lag.size)),
+        "policy_lag_max": Max(jnp.max(lag)),
+        "policy_lag_histogram": Sum(counts),
+    }

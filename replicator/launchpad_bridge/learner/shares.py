@@ -1,0 +1,181 @@
+"""How batches come to all processes of a learner: from its first, to each its share.
+
+The first process takes batches out of the table; the others ask it for their rows of
+batch 0, 1, 2, … All are told alike when the input ends, and behind which updates
+somebody asked for a checkpoint.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import jax
+
+from replicator import rpc
+from replicator.base.types import PyTree
+from replicator.errors import DistributedError
+from replicator.launchpad_bridge.learner.trajectory_batches import GONE, LOOK_S
+
+_STOP_COMES_S = 30.0
+
+
+@rpc.register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a process gets of a batch.
+
+    Attributes:
+      batch: Its rows; None where no batch follows.
+      state: Where the input is after it, as the first process says.
+      is_saved: Whether the update that it makes is to be saved.
+    """
+
+    batch: PyTree
+    state: dict[str, Any]
+    is_saved: bool
+
+
+class Shares(Iterator[PyTree]):
+    """Batches in the first process: yields its own rows, and keeps those of others.
+
+    One thread iterates; others ask by `share`. Parts that a process has not asked for
+    yet are bounded by how far the processes can be apart: they read in step.
+
+    Args:
+      batches: Whole ones; says by `get_state` where it is.
+      processes: How many share them.
+      is_save_asked: Asked once for each batch: whether to save behind it.
+      save_behind: Told the updates behind which to save.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        processes: int,
+        *,
+        is_save_asked: Callable[[], bool],
+        save_behind: Callable[[int], None],
+    ) -> None:
+        self._batches = batches
+        self._processes = processes
+        self._is_save_asked = is_save_asked
+        self._save_behind = save_behind
+        # Guards `_parts` and `_ended`; nothing is called while it is held.
+        self._changed = threading.Condition()
+        self._parts: dict[tuple[int, int], Share] = {}  # by number and process
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PyTree:
+        number = self._batches.get_state()["batch"]
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            raise
+        is_saved = self._is_save_asked()
+        if is_saved:
+            self._save_behind(number + 1)
+        state = self._batches.get_state()
+        parts = [
+            Share(batch=part, state=state, is_saved=is_saved)
+            for part in _cut(batch, self._processes)
+        ]
+        if len(parts) > 1:
+            with self._changed:
+                for process, part in enumerate(parts[1:], start=1):
+                    self._parts[number, process] = part
+                self._changed.notify_all()
+        return parts[0].batch
+
+    def share(self, process: int, number: int, timeout_s: float) -> Share | None:
+        """Return the rows of a process; None if they are not there in time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended or (number, process) in self._parts, timeout_s
+            )
+            if (number, process) in self._parts:
+                return self._parts.pop((number, process))
+            return Share(batch=None, state={}, is_saved=False) if self._ended else None
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the whole batches are."""
+        return self._batches.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._batches.set_state(state)
+
+
+class SharedBatches(Iterator[PyTree]):
+    """Batches in the other processes: asks the first one for them.
+
+    Args:
+      first: A client of the first process.
+      process: Which one this is.
+      stopped: Waits so many seconds until the program is stopping; tells whether it is.
+      save_behind: Told the updates behind which to save.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        process: int,
+        *,
+        stopped: Callable[[float], bool],
+        save_behind: Callable[[int], None],
+    ) -> None:
+        self._first = first
+        self._process = process
+        self._stopped = stopped
+        self._save_behind = save_behind
+        self._state: dict[str, Any] = {"batch": 0, "cut": None}
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PyTree:
+        while True:
+            number = self._state["batch"]
+            try:
+                share = self._first.share(self._process, number, LOOK_S)
+            except GONE as lost:
+                # The group ends as one: whoever lives waits to be killed, or to stop.
+                if self._stopped(LOOK_S):
+                    raise StopIteration from None
+                raise DistributedError(
+                    "The first process of the learner must hand out batches, got none "
+                    f"from it: {lost}. See in its log why it ended."
+                ) from lost
+            if share is None:
+                continue
+            if share.batch is None:
+                # All leave at one step, saved: none before it knows why.
+                self._stopped(_STOP_COMES_S)
+                raise StopIteration
+            self._state = share.state
+            if share.is_saved:
+                self._save_behind(number + 1)
+            return share.batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the whole batches are, as the first process said."""
+        return self._state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._state = state
+
+
+def _cut(batch: PyTree, parts: int) -> list[PyTree]:
+    """Return equal runs of rows, in order."""
+    size = jax.tree.leaves(batch)[0].shape[0] // parts
+    return [
+        jax.tree.map(lambda leaf: leaf[part * size : (part + 1) * size], batch)  # noqa: B023
+        for part in range(parts)
+    ]
