@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from replicator.errors import ArgumentError, check_count, check_whole
+from replicator.errors import ArgumentError, check_count, check_flags, check_whole
 
 Params: TypeAlias = dict[str, Any]
 Core: TypeAlias = Any
@@ -60,6 +60,8 @@ class ActorCritic:
       chunk: Images that convolutions take at once, at most; 0 for all of them. On a CPU
         56 learn from 32 trajectories of 20 steps in half the CPU time; an accelerator
         wants 0.
+      channels_first: Whether images are [channels, height, width], as Atari's emulator
+        stacks its frames; it costs nothing.
 
     Raises:
       ArgumentError: A number is below its least, or there is no such torso.
@@ -77,6 +79,7 @@ class ActorCritic:
     hidden: int = 256
     lstm: int = 0
     chunk: int = 0
+    channels_first: bool = False
 
     def __post_init__(self) -> None:
         if self.torso not in _TORSOS:
@@ -86,6 +89,7 @@ class ActorCritic:
             )
         check_count("num_actions", self.num_actions)
         check_count("hidden", self.hidden)
+        check_flags(channels_first=self.channels_first)
         for name in ("lstm", "chunk"):
             value = getattr(self, name)
             check_whole(name, value)
@@ -105,11 +109,10 @@ class ActorCritic:
         torso_key, hidden_key, lstm_key, policy_key, value_key = jax.random.split(
             key, 5
         )
-        torso = _TORSOS[self.torso][0](torso_key, observation_shape, self.hidden)
-        shape = (1, *observation_shape)
-        features = jax.eval_shape(
-            self._torso, torso, jax.ShapeDtypeStruct(shape, jnp.uint8)
-        ).shape[-1]
+        image = jnp.zeros((1, *observation_shape), jnp.uint8)
+        seen = jax.eval_shape(self._seen, image).shape[1:]
+        torso = _TORSOS[self.torso][0](torso_key, seen, self.hidden)
+        features = jax.eval_shape(self._torso, torso, image).shape[-1]
         width = self.lstm or self.hidden
         params: Params = {
             "torso": torso,
@@ -219,11 +222,15 @@ class ActorCritic:
         return jnp.concatenate([self._convolved(params, part) for part in parts])
 
     def _convolved(self, params: Params, observation: Array) -> Array:
-        x = observation.astype(jnp.float32)
-        if self.torso != "mlp":
-            x = x / 255.0
-        x = _TORSOS[self.torso][1](params, x)
+        x = _TORSOS[self.torso][1](params, self._seen(observation))
         return x.reshape(x.shape[0], -1)
+
+    def _seen(self, observation: Array) -> Array:
+        if self.torso == "mlp":
+            return observation.astype(jnp.float32)
+        if self.channels_first:
+            observation = observation.transpose(0, 2, 3, 1)
+        return observation.astype(jnp.float32) / 255.0
 
     def _heads(self, params: Params, features: Array) -> Heads:
         logits = _dense(params["policy"], features)

@@ -73,6 +73,22 @@ def test_convolving_in_chunks_changes_nothing(key):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_where_channels_stand_changes_nothing(key):
+    last = ActorCritic(num_actions=3, hidden=8)
+    first = ActorCritic(num_actions=3, hidden=8, channels_first=True)
+    params = last.init(key, (20, 20, 2))
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, first.init(key, (2, 20, 20)), params)
+    )
+    observation = jax.random.randint(key, (3, 20, 20, 2), 0, 256).astype(jnp.uint8)
+    given = observation, observation.transpose(0, 3, 1, 2)
+    heads = [
+        jax.jit(net.step)(params, image, jnp.ones(3, bool), ())[0].logits
+        for net, image in zip((last, first), given, strict=True)
+    ]
+    np.testing.assert_array_equal(*heads)
+
+
 def test_actions_are_drawn_from_the_logits(key):
     net = ActorCritic(num_actions=3, torso="mlp", hidden=8)
     params = net.init(key, (1,))
