@@ -243,7 +243,7 @@ class Batches:
 
 
 class _Source:
-    """A table that may be gone for a while; only the thread of `Batches` uses it.
+    """A table that may be gone for a while; only the thread of `Batches` calls it.
 
     Attributes:
       closed: Ends every wait here.
