@@ -5,6 +5,8 @@ import gc
 import mmap
 import os
 import resource
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -191,20 +193,20 @@ def test_values_that_do_not_follow_each_other_share_no_memory(ends):
     assert len({id(memory) for memory in places}) == 3
 
 
-def test_a_forked_process_writes_to_none_of_it(ends):
-    kept = EncodedOnce(value_of(1))
-    pass_on(*ends, kept)
-    memory = memory_of(kept)
-    assert memory.is_free()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(writer, b"free" if memory.is_free() else b"not free")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 16) == b"not free"
-    os.close(reader)
-    os.close(writer)
+FORK = """
+import os
+from replicator.rpc.transports.same_host.outgoing_segments import CommonMemory
+memory = CommonMemory(1 << 20)
+assert memory.is_free()
+child = os.fork()
+if child:
+    os._exit(os.waitpid(child, 0)[1])
+os._exit(memory.is_free())
+"""
+
+
+def test_a_forked_process_writes_to_none_of_it():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=LONG_S)
 
 
 def test_senders_in_many_threads_never_write_what_is_seen(many):
