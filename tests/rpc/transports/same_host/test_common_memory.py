@@ -12,9 +12,11 @@ import threading
 import numpy as np
 import pytest
 
+from replicator.errors import ConnectionLostError
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Kind
+from replicator.rpc.transports.connect import listen
 from replicator.rpc.transports.frames import lay_out
 from replicator.rpc.transports.same_host.common_body import CommonBody
 from replicator.rpc.transports.same_host.outgoing_segments import CommonMemory
@@ -232,6 +234,44 @@ def test_senders_in_many_threads_never_write_what_is_seen(many):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+CHILD = """
+import sys
+from replicator.rpc.transports.connect import connect
+connection = connect(sys.argv[1])
+kept = connection.receive(timeout_s=60).payload.take()
+print(int(kept["f"][0]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_receiver_leaves_nothing_and_others_go_on(tmp_path, many):
+    tmp_path.chmod(0o700)
+    before = len(memory_files())
+    listener = listen(f"unix:{tmp_path}/socket")
+    command = [sys.executable, "-c", CHILD, listener.address]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as child:
+        connection = listener.accept()()
+        kept = EncodedOnce(value_of(1))
+        connection.send(Kind.REPLY, 1, kept, timeout_s=LONG_S)
+        assert child.stdout.readline() == "1\n"
+        child.kill()
+    with pytest.raises(ConnectionLostError):
+        connection.receive(timeout_s=LONG_S)
+    assert memory_of(kept).is_spoilt
+    for number in range(2, 12):
+        kept = EncodedOnce(value_of(number), after=kept)
+        for ends in many:
+            assert pass_on(*ends, kept)["f"][0] == number
+    listener.close()
+    for ends in many:
+        for end in ends:
+            end.close()
+    del kept, connection, ends, end
+    wait_until(lambda: len(memory_files()) <= before)
 
 
 # Bounds.
