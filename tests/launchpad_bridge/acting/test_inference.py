@@ -9,6 +9,7 @@ import pytest
 
 import replicator.launchpad_bridge as lp
 from replicator import rpc
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import Actor, InferenceServer, LocalInference
 from replicator.launchpad_bridge.acting.inference import RemoteInference
 from replicator.launchpad_bridge.acting.local_inference import run_mapped
@@ -173,6 +174,12 @@ def test_actors_wait_for_an_inference_node_that_starts_again(caplog, tmp_path):
     assert equal(table.inserted, undisturbed.inserted)
     assert actor.statistics()["waits"] == 1
     assert "actor/3 waits for inference: " in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ArgumentError, match=f"`{next(iter(wrong))}` must be"):
+        InferenceServer(policy, Versions(), **wrong)
 
 
 class Killed(InferenceServer):
