@@ -88,6 +88,8 @@ from replicator.launchpad_bridge.running.stopping import (
     unregister_stop_handler,
     wait_for_stop,
 )
+from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
+from replicator.launchpad_bridge.trajectories.trajectory_turns import TrajectoryTurns
 from replicator.rpc.client.client import Client as CourierClient
 from replicator.rpc.client.client import list_methods
 

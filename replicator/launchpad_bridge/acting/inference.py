@@ -20,14 +20,18 @@ import jax
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.errors import ServerStoppedError, check_count
+from replicator.errors import ArgumentError, ServerStoppedError, check_count
 from replicator.launchpad_bridge.acting.local_inference import (
     Policy,
     actor_key,
     fold_steps,
     run_mapped,
 )
-from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
+from replicator.launchpad_bridge.acting.waiting import (
+    HANDLER_WAIT_S,
+    ProgramStoppedError,
+    Waiting,
+)
 from replicator.launchpad_bridge.batched_handler import batched_handler
 from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.running import node_context
@@ -39,15 +43,14 @@ _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 class InferenceServer:
     """Runs the policy for actors; the object of a `CourierNode`.
 
-    Actors get its handle as `inference=`. Give it a thread for each call of a batch:
+        node = lp.CourierNode(InferenceServer, policy, learner, batch_size=32)
+        inference = program.add_node(node, label="inference")
 
-    lp.CourierNode(
-        InferenceServer,
-        *(policy, learner),
-        batch_size=32,
-        courier_kwargs={"thread_pool_size": 32},
-    )
+    Actors get the handle as `inference=`.
     """
+
+    # Of its server: each call of a batch waits in a thread.
+    thread_pool_size = 1024
 
     def __init__(
         self,
@@ -73,6 +76,10 @@ class InferenceServer:
           ArgumentError: A number is out of range.
         """
         check_count("batch_size", batch_size)
+        if not refresh_s > 0:
+            raise ArgumentError(
+                f"`refresh_s` must be more than 0 seconds, got {refresh_s}. Use 0.02."
+            )
         context = node_context.current()
         stop = context.stop_event if context else threading.Event()
         name = context.worker if context else "inference"
@@ -132,7 +139,10 @@ class InferenceServer:
         """Ask the learner for newer variables; return whether there were any."""
         version = None if self._held is None else self._held.version
         found = self._waiting.call(
-            "variables", lambda: self._learner.get_variables(newer_than=version)
+            "variables",
+            lambda: self._learner.get_variables(
+                newer_than=version, timeout_s=HANDLER_WAIT_S
+            ),
         )
         if found is None:
             return False

@@ -9,12 +9,15 @@ import numpy as np
 from replicator.base.types import PyTree
 from replicator.errors import ReplicatorError
 from replicator.launchpad_bridge.acting.local_inference import LocalInference, Policy
-from replicator.launchpad_bridge.acting.waiting import UNANSWERED, Waiting
+from replicator.launchpad_bridge.acting.waiting import (
+    HANDLER_WAIT_S,
+    UNANSWERED,
+    Waiting,
+)
 from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.trajectories.table import Turn
 
 _LOG = logging.getLogger(__name__)
-_VERSION_WAIT_S = 1.0  # then the table is asked whether the turn is still the same
 _TRIES_UNTIL_SAID = 10
 _PAUSE_S = 0.1
 
@@ -89,7 +92,9 @@ class PulledInference:
             self._use(
                 self._waiting.call(
                     "variables",
-                    lambda: self._learner.get_variables(newer_than=self.version),
+                    lambda: self._learner.get_variables(
+                        newer_than=self.version, timeout_s=HANDLER_WAIT_S
+                    ),
                 )
             )
             if self.version is not None:
@@ -100,7 +105,7 @@ class PulledInference:
         """Pull a version if it comes soon; return why it never will."""
         try:
             found = self._learner.get_variables(
-                version=version, timeout_s=_VERSION_WAIT_S
+                version=version, timeout_s=HANDLER_WAIT_S
             )
         except UNANSWERED as error:
             self._waiting.lost(f"variables {version}", error)

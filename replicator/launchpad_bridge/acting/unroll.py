@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from replicator.base.types import PyTree
+from replicator.errors import check_count
 from replicator.launchpad_bridge.acting.environments import (
     EnvironmentFailedError,
     Step,
@@ -145,8 +146,10 @@ def unroll(
       Trajectories, in memory of their own; None if it was stopped.
 
     Raises:
+      ArgumentError: `length` is less than 1.
       EnvironmentFailedError: The environment raised; says at which step.
     """
+    check_count("length", length)
     step, core = acting.step, acting.core
     seen = _Rows(length + 1, (step.observation, step.first, step.last))
     gained = _Rows(length, (step.reward, step.discount))
@@ -166,7 +169,7 @@ def unroll(
             raise _failed("step", steps, error) from error
         gained.write(t, (step.reward, step.discount))
     seen.write(length, (step.observation, step.first, step.last))
-    assert done is not None, "`length` is at least 1"
+    assert done is not None, "there was a step"
     observation, first, last = seen.tree()
     (reward, discount), (actions, extras) = gained.tree(), done.tree()
     returns, episodes = _episodes(acting.returns, reward, last)

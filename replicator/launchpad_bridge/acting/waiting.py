@@ -18,6 +18,9 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _Result = TypeVar("_Result")
 
+HANDLER_WAIT_S = 1.0
+"""How long the learner may keep a call for variables: who stops waits as long."""
+
 UNANSWERED = (ConnectionLostError, ServerStoppedError, TimeoutError)
 """What a call raises whose server is gone, or has no answer yet."""
 

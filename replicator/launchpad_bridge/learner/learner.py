@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.checkpoint.commit import list_steps
-from replicator.errors import ArgumentError, CallTimeoutError
+from replicator.errors import ArgumentError, BatchError, CallTimeoutError
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import Variables, lifted
@@ -99,6 +99,7 @@ class ReplicatedLearner:
         self._has_published = threading.Condition()
         self._saves = _Saves(options.session.get("checkpoint_every", 1000))
         self._shares: Shares | None = None
+        self._has_batches = False
         self._started = threading.Event()
 
     def insert(
@@ -175,9 +176,9 @@ class ReplicatedLearner:
         target = self._published_version + 1
         until_s = time.monotonic() + timeout_s
         while True:
-            saved = [step for step in list_steps(Path(directory)) if step >= target]
-            if saved:
-                return saved[0]
+            known = list_steps(Path(directory)) if Path(directory).is_dir() else []
+            if known and known[-1] >= target:
+                return known[-1]
             self._saves.ask()
             if time.monotonic() >= until_s:
                 raise CallTimeoutError(
@@ -202,7 +203,8 @@ class ReplicatedLearner:
         """Learn until the steps are done or the program stops.
 
         Returns:
-          `step`, updates done; `metrics` of the last; `variables`, NumPy.
+          `step`, updates done; `metrics` of the last; `variables`, NumPy. Where the
+          program stopped before there was a batch: 0, None, None.
         """
         options = self._options
         said: dict[str, Any] = {
@@ -214,11 +216,14 @@ class ReplicatedLearner:
             "node": node_context.get_context(),
         }
         rep = Replicator(options.replicas)
-        with rep.session(self._lifted.step_fn, self._input_fn, **said) as session:
-            self._publish_all(session)
-            for batch in session.batches():
-                session.step(batch)
-                self._publish(session)
+        session = rep.session(self._lifted.step_fn, self._input_fn, **said)
+        try:
+            self._learn(session)
+        except BatchError:
+            # An input without any batch is an error, but of a program that stops.
+            if self._has_batches or not said["node"].stop_event.is_set():
+                raise
+            return {"step": 0, "metrics": None, "variables": None}
         result = session.result
         final = self._local(result.state)
         newest = self._lifted.versions(final, result.step)[result.step]
@@ -227,6 +232,14 @@ class ReplicatedLearner:
             "metrics": result.metrics,
             "variables": jax.device_get(newest),
         }
+
+    def _learn(self, session: Session) -> None:
+        with session:
+            self._publish_all(session)
+            for batch in session.batches():
+                self._has_batches = True
+                session.step(batch)
+                self._publish(session)
 
     def _own_table(self) -> Table:
         if self._table is None:

@@ -81,6 +81,8 @@ class PublishedVariables:
         # Guards `_kept` and its `replies`; notified when a version is published.
         self._changed = threading.Condition()
         self._kept: dict[int, _Version] = {}  # oldest first
+        # All versions go to the same callers, and use the memory of former ones again.
+        self._first = rpc.EncodedOnce(None)
 
     @property
     def version(self) -> int | None:
@@ -158,7 +160,7 @@ class PublishedVariables:
             found = self._found(version)
             if newer_than is not None and found.version == newer_than:
                 return None
-            reply = _reply(found, names)
+            reply = _reply(found, names, after=self._first)
         # Who calls this as an object, and not by a server, has no use for the wrapper.
         # Encoded when it is sent, by the thread of the first call that asks for it.
         return reply.value if rpc.current_call() is None else cast("Variables", reply)
@@ -197,7 +199,9 @@ class PublishedVariables:
         return self._kept[version]
 
 
-def _reply(found: _Version, names: Sequence[str] | None) -> rpc.EncodedOnce[Variables]:
+def _reply(
+    found: _Version, names: Sequence[str] | None, *, after: rpc.EncodedOnce
+) -> rpc.EncodedOnce[Variables]:
     """Return what callers of these names share; made here by the first of them."""
     asked = found.values if names is None else names
     unknown = [name for name in asked if name not in found.values]
@@ -211,7 +215,7 @@ def _reply(found: _Version, names: Sequence[str] | None) -> rpc.EncodedOnce[Vari
     if key not in found.replies:
         values = {name: found.values[name] for name in key}
         variables = Variables(version=found.version, values=values)
-        found.replies[key] = rpc.EncodedOnce(variables)
+        found.replies[key] = rpc.EncodedOnce(variables, after=after)
     return found.replies[key]
 
 

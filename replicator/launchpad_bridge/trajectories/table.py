@@ -19,22 +19,22 @@ from replicator.base.types import PyTree
 from replicator.errors import ReplicatorError
 
 
-@rpc.register
+@rpc.register(name="replicator.TrajectoryError")
 class TrajectoryError(ReplicatorError, ValueError):
     """Trajectories of an actor are not of the form of the others."""
 
 
-@rpc.register
+@rpc.register(name="replicator.TableRestartedError")
 class TableRestartedError(ReplicatorError, RuntimeError):
     """The table was started again, and must be told where the learner stands."""
 
 
-@rpc.register
+@rpc.register(name="replicator.TableTimeoutError")
 class TableTimeoutError(ReplicatorError, TimeoutError):
     """The table could not do what was asked while somebody waited; ask again."""
 
 
-@rpc.register
+@rpc.register(name="replicator.Turn")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
     """What an actor is to do next.
@@ -51,7 +51,7 @@ class Turn:
     snapshot: bytes | None = None
 
 
-@rpc.register
+@rpc.register(name="replicator.Cut")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cut:
     """Where all actors stand if all batches before one are consumed, and no more.
@@ -82,7 +82,7 @@ class Cut:
         return cls(batch=said["batch"], snapshots=snapshots)
 
 
-@rpc.register
+@rpc.register(name="replicator.Taken")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Taken:
     """Trajectories for a batch.

@@ -40,6 +40,8 @@ MOST_EPISODES = 65_536
 class TrajectoryQueue:
     """A `Table` that gives each trajectory out once, the oldest first.
 
+    A node of a program: `lp.CourierNode(lp.TrajectoryQueue, capacity=64)`.
+
     >>> queue = TrajectoryQueue(capacity=64, when_full="drop_oldest")
     >>> reward = np.zeros((2, 20), np.float32)  # two trajectories of 20 steps
     >>> queue.insert({"reward": reward}, actor="actor/0", version=3)

@@ -40,6 +40,9 @@ _BATCHES_BEYOND_LAG = 2  # the one that is taken next, and the one after it
 class TrajectoryTurns:
     """A `Table` whose batches are those of turns in order.
 
+    A node of a program: `lp.CourierNode(lp.TrajectoryTurns, actors, batch_size=32,
+    rows_per_turn=4, lag=1)`.
+
     >>> table = TrajectoryTurns(["a", "b"], batch_size=2, rows_per_turn=1, lag=0)
     >>> table.begin(None)
     >>> table.turn("b")

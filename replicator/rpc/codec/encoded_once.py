@@ -13,9 +13,9 @@ class EncodedOnce(Generic[_Value]):
 
     A handler returns it in place of the value; callers receive the value. What the
     first one cost is kept as long as this object: the bytes, and, for callers on the
-    same host, one copy of the arrays in memory that nobody can write any more, which
-    all of them read in place. The value must not be changed afterwards. It is the whole
-    result of a method, not a part of one.
+    same host, one copy of the arrays, which all of them read in place and none of them
+    can write. The value must not be changed afterwards. It is the whole result of a
+    method, not a part of one.
 
     >>> from replicator import rpc
     >>> class Weights:
@@ -29,17 +29,24 @@ class EncodedOnce(Generic[_Value]):
 
     Attributes:
       value: What is sent.
+      spare: Memory of former values, for transports.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_lock", "value")
+    __slots__ = ("__weakref__", "_kept", "_lock", "spare", "value")
 
-    def __init__(self, value: _Value) -> None:
+    def __init__(
+        self, value: _Value, *, after: "EncodedOnce[Any] | None" = None
+    ) -> None:
         """Hold a value; nothing is encoded before it is sent.
 
         Args:
           value: Anything that a method may return.
+          after: A former value for the same callers. Memory of it, and of others after
+            it, is used again when nobody sees it any more: new memory costs more than
+            the copy.
         """
         self.value = value
+        self.spare: list[Any] = [] if after is None else after.spare
         self._kept: dict[Hashable, Any] = {}
         # Held while `make` runs, so that callers who come at once wait for one of them.
         # May be entered again: what `make` calls may be interrupted by a `__del__`.
@@ -50,8 +57,11 @@ class EncodedOnce(Generic[_Value]):
 
         For the codec and the transports. What `make` raises is raised, and not kept.
         """
-        if key not in self._kept:
-            with self._lock:
-                if key not in self._kept:
-                    self._kept[key] = make()
-        return self._kept[key]
+        try:
+            return self._kept[key]
+        except KeyError:
+            pass
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]

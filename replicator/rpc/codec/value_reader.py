@@ -30,7 +30,7 @@ _FEW_KEYS = 64  # cannot be slow, whatever they are
 
 Body: TypeAlias = bytes | memoryview | np.ndarray
 """What holds the buffers where `lay_out` puts them; an array is of bytes, read-only, in
-shared memory that its sender may write to."""
+shared memory: its sender may write to it."""
 
 _ndarray = np.ndarray
 _frombuffer = np.frombuffer

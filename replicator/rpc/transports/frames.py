@@ -50,7 +50,7 @@ _ZEROS = bytes(wire_format.ALIGNMENT)
 
 Buffer = memoryview | bytes
 Body = memoryview | bytes | np.ndarray
-"""Bytes; an array of them in shared memory, if their sender may still write to it."""
+"""Bytes; an array of them where they lie in shared memory."""
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 _unpack_start = struct.Struct("<8sQIQ").unpack_from  # what says what it is, in one

@@ -35,7 +35,7 @@ class FreeTable:
             self.inserted.append((actor, version, copied, list(episodes)))
         return Turn()
 
-    def get_variables(self, *, newer_than=None):
+    def get_variables(self, *, newer_than=None, timeout_s):
         version = len(self.inserted)
         return None if version == newer_than else published(version)
 

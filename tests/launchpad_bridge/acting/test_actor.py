@@ -302,11 +302,11 @@ class Hanging(FreeTable):
         super().__init__()
         self.hangs, self.over = threading.Event(), threading.Event()
 
-    def get_variables(self, *, newer_than=None):
+    def get_variables(self, *, newer_than=None, timeout_s):
         if len(self.inserted) == 6:
             self.hangs.set()
             self.over.wait()
-        return super().get_variables(newer_than=newer_than)
+        return super().get_variables(newer_than=newer_than, timeout_s=timeout_s)
 
 
 def test_an_actor_waits_for_a_learner_that_starts_again(caplog, tmp_path):
@@ -407,3 +407,20 @@ def test_actors_of_a_program_bear_their_workers_names():
     assert names == {"actors/0", "actors/1"}
     assert max(versions) > 0
     assert run.results["actors/0"]["refused"] == 0
+
+
+class Unpublished(FreeTable):
+    """Has no variables; stops its program when it is asked for them."""
+
+    def get_variables(self, *, newer_than=None, timeout_s):
+        lp.stop()
+
+
+def test_an_actor_stops_while_it_waits_for_the_first_variables():
+    program = lp.Program("waiting")
+    learner = program.add_node(lp.CourierNode(Unpublished), label="learner")
+    actor = lp.PyNode(lambda learner: make_actor(learner).run(), learner)
+    program.add_node(actor, label="actor")
+    with lp.launch(program, "threads") as run:
+        run.wait(30)
+    assert run.results["actor"]["steps"] == 0

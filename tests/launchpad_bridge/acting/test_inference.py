@@ -1,5 +1,7 @@
 """A central node acts for many actors: in few shapes, and through its restarts."""
 
+import os
+import signal
 import threading
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import replicator.launchpad_bridge as lp
 from replicator import rpc
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import Actor, InferenceServer, LocalInference
 from replicator.launchpad_bridge.acting.inference import RemoteInference
 from replicator.launchpad_bridge.acting.local_inference import run_mapped
@@ -31,7 +34,7 @@ class Versions:
     def __init__(self):
         self.version = 0
 
-    def get_variables(self, *, newer_than=None):
+    def get_variables(self, *, newer_than=None, timeout_s):
         return None if newer_than == self.version else published(self.version)
 
 
@@ -173,24 +176,35 @@ def test_actors_wait_for_an_inference_node_that_starts_again(caplog, tmp_path):
     assert "actor/3 waits for inference: " in caplog.text
 
 
-@pytest.mark.parametrize(
-    "launch_type", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
-)
-def test_a_program_acts_by_one_node_and_its_variables_follow(launch_type):
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ArgumentError, match=f"`{next(iter(wrong))}` must be"):
+        InferenceServer(policy, Versions(), **wrong)
+
+
+class Killed(InferenceServer):
+    """Is killed when it has run twenty batches, once."""
+
+    def act(self, *args):
+        is_first = lp.context.get_context().attempt == 0
+        if is_first and self.statistics()["batches"] == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().act(*args)
+
+
+def acted(launch_type, *, inserts=40, server=InferenceServer):
+    """Run a program of two actors and one inference node; return its run."""
     program = lp.Program("acting")
-    learner = program.add_node(lp.CourierNode(LearnerNode, 40), label="learner")
-    inference = program.add_node(
-        lp.CourierNode(InferenceServer, policy, learner, batch_size=2, refresh_s=1e-3),
-        label="inference",
-    )
+    learner = program.add_node(lp.CourierNode(LearnerNode, inserts), label="learner")
+    with program.group("inference", restart=lp.Restart(attempts=1, backoff_s=0.01)):
+        inference = program.add_node(
+            lp.CourierNode(server, policy, learner, batch_size=2, refresh_s=1e-3)
+        )
     with program.group("actors"):
         for index in range(2):
             node = lp.PyClassNode(
                 Actor,
-                make,
-                policy,
-                initial_core,
-                learner,
+                *(make, policy, initial_core, learner),
                 inference=inference,
                 index=index,
                 unroll_length=LENGTH,
@@ -198,7 +212,22 @@ def test_a_program_acts_by_one_node_and_its_variables_follow(launch_type):
             program.add_node(node)
     with lp.launch(program, launch_type) as run:
         run.wait(SOON_S)
+    return run
+
+
+@pytest.mark.parametrize(
+    "launch_type", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
+def test_a_program_acts_by_one_node_and_its_variables_follow(launch_type):
+    run = acted(launch_type)
     names, versions = run.results["learner"]
     assert names == {"actors/0", "actors/1"}
     assert max(versions) > 0
     assert [count["refused"] for count in run.results_of("actors")] == [0, 0]
+
+
+@pytest.mark.slow
+def test_actors_go_on_when_their_inference_node_is_killed():
+    run = acted("processes", server=Killed)
+    assert all(count["waits"] for count in run.results_of("actors"))
+    assert [count["lost"] for count in run.results_of("actors")] == [0, 0]

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import replicator
@@ -64,3 +65,12 @@ def turns(count, batch_size, lag=1):
         rows_per_turn=ENVS,
         lag=lag,
     )
+
+
+def rows(count):
+    """Return trajectories as an actor would insert them."""
+    return {
+        "observation": {"place": np.ones((count, UNROLL + 1, WIDTH), np.float32)},
+        "action": np.zeros((count, UNROLL), np.int32),
+        "reward": np.ones((count, UNROLL), np.float32),
+    }

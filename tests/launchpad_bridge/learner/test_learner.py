@@ -1,8 +1,13 @@
 """A learner learns from what actors insert, and they act with what it publishes."""
 
+import functools
+
+import jax
 import numpy as np
+import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.checkpoint.commit import list_steps
 from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
 
@@ -48,3 +53,63 @@ def test_actors_that_take_turns_give_the_same_bits_each_time():
     one, other = learnt(replicas=2), learnt(replicas=2)
     assert_equal_bits(one["variables"], other["variables"])
     assert one["metrics"]["policy_lag"] == 1.0
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_any_number_of_replicas_learns_the_same_from_the_same_trajectories(replicas):
+    one, other = learnt(replicas=2), learnt(replicas=replicas)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, one["variables"], other["variables"])
+
+
+def test_a_learner_that_goes_on_ends_with_the_bits_of_one_that_did_not_stop(tmp_path):
+    whole = learnt(replicas=2, steps=7)
+    saved = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "replicas": 2}
+    learnt(steps=4, **saved)
+    assert_equal_bits(whole["variables"], learnt(steps=7, **saved)["variables"])
+
+
+def test_a_stopped_program_leaves_its_learner_saved(tmp_path):
+    program = program_of(turns=False, steps=None, checkpoint_dir=tmp_path)
+    with lp.launch(program, "threads") as run:
+        client = program.groups["learner"][0].create_handle().dereference()
+        while client.get_variables().version < 3:
+            pass
+    assert list_steps(tmp_path)[-1] == run.results["learner"]["step"] >= 3
+
+
+def test_somebody_may_ask_for_a_checkpoint(tmp_path):
+    program = program_of(turns=False, steps=None, checkpoint_dir=tmp_path)
+    with lp.launch(program, "threads"):
+        client = program.groups["learner"][0].create_handle().dereference()
+        assert client.save() in list_steps(tmp_path)
+
+
+def test_save_without_a_directory_is_refused():
+    program = program_of(turns=False, steps=None)
+    with lp.launch(program, "threads"):
+        client = program.groups["learner"][0].create_handle().dereference()
+        with pytest.raises(ValueError, match="checkpoint_dir"):
+            client.save()
+
+
+def test_trajectories_of_too_old_a_policy_are_dropped_and_counted():
+    program = lp.Program("lagging")
+    node = lp.ReplicatedLearnerNode(
+        learning.step_fn,
+        learning.init_fn,
+        steps=3,
+        batch_size=2,
+        max_policy_lag=1,
+        replicas=1,
+        display=False,
+    )
+    learner = program.add_node(node, label="learner")
+    rows = learning.rows(2)
+    with lp.launch(program, "threads") as run:
+        client = learner.dereference()
+        for version in (0, 0, 0, 2):
+            client.insert(rows, actor="by hand", version=version)
+            client.get_variables(version=min(version + 1, 2))
+        run.wait(TIMEOUT_S, labels=["learner"])
+    assert run.results["learner"]["metrics"]["policy_lag_max"] == 0

@@ -4,8 +4,10 @@ One thread steps all of them in an order that the seed decides, so each wait of 
 table has to be seen before: `is_open` and `has_room` say when a call would not wait.
 """
 
+import concurrent.futures
 import hashlib
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -150,3 +152,42 @@ def test_a_run_with_kills_has_the_batches_of_one_without(seed):
     assert run(seed, kills=True) == (calm, lag)
     for batch, (_, versions, _) in enumerate(calm):
         assert set(versions) == {max(0, batch - lag)}
+
+
+def act(table, actor, is_over):
+    """Do the turns that the table asks for, in a thread."""
+    turn = table.turn(actor)
+    while not is_over.is_set():
+        value = 100 * turn.number + int(actor)
+        turn = table.insert(
+            {"reward": np.full((1, 1), value, np.float64)},
+            actor=actor,
+            version=turn.version,
+            number=turn.number,
+            snapshot=str(value).encode(),
+        )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_learner_may_go_back_at_any_moment_while_threads_insert(seed):
+    random_, names, is_over = random.Random(seed), ["0", "1", "2"], threading.Event()
+    table = TrajectoryTurns(names, batch_size=2, rows_per_turn=1, lag=100)
+    cuts, found = [None], []
+    table.begin(None)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        acting = [pool.submit(act, table, name, is_over) for name in names]
+        while len(found) < 90:
+            taken = table.take(2, timeout_s=20)
+            found += taken.trajectories["reward"][:, 0].tolist()
+            cuts.append(taken.cut)
+            if random_.random() < 0.3:
+                batch = random_.randrange(max(0, len(cuts) - 5), len(cuts))
+                del cuts[batch + 1 :], found[2 * batch :]
+                table.begin(cuts[-1])
+        is_over.set()
+        table.begin(None)  # lets those go that wait for room
+        for each in acting:
+            each.result(20)
+    assert found == [100 * (turn // 3) + turn % 3 for turn in range(90)]
+    for batch, cut in enumerate(cuts[1:], start=1):
+        assert cut.batch == batch

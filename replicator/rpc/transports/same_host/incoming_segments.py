@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from replicator.errors import DecodeError
-from replicator.rpc.transports.frames import Body, Where
-from replicator.rpc.transports.same_host.sealed_memory import is_constant, map_sealed
+from replicator.rpc.transports.frames import Where
+from replicator.rpc.transports.same_host.sealed_memory import map_sealed
 
 _NO_BOARD = memoryview(b"").cast("I")
 _frombuffer = np.frombuffer
@@ -54,9 +54,7 @@ class IncomingSegments:
                 f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
             )
         try:
-            memory = map_sealed(descriptor, size)
-            is_written = not is_constant(descriptor)
-            self._segments[number] = _Mapped(memory, {}, is_written)
+            self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
         except OSError as error:
             raise DecodeError(f"Shared memory cannot be mapped: {error}.") from error
 
@@ -72,10 +70,9 @@ class IncomingSegments:
                 f"Shared memory {number} was taken away that is in use, or never came."
             )
 
-    def open(self, where: Where, num_bytes: int) -> Body:
+    def open(self, where: Where, num_bytes: int) -> np.ndarray:
         """Return read-only bytes of a segment; their death releases the slot.
 
-        An array where the sender may still write to them, else no array; see `Body`.
         Only the thread that receives may call this.
 
         Raises:
@@ -89,7 +86,7 @@ class IncomingSegments:
             segment = self._segments.get(number)
         if segment is None:
             raise DecodeError(f"Shared memory {number} was named, but never came.")
-        memory, loans, is_written = segment
+        memory, loans = segment
         # Checked by subtraction: both numbers are the other end's.
         if offset % mmap.PAGESIZE or num_bytes > len(memory) - offset:
             raise DecodeError(
@@ -102,7 +99,7 @@ class IncomingSegments:
         owner = _frombuffer(memory, _uint8, num_bytes, offset)
         # Bound to what it needs, as it may run when the interpreter is ending.
         loans[slot] = _ref(owner, _partial(_release, loans, board, slot, uses))
-        return owner if is_written else owner.data
+        return owner
 
     def let_go(self) -> None:
         """Release nothing from a forked child: its parent may still see what dies."""
@@ -123,14 +120,10 @@ def _fetch_nothing() -> None:
 
 
 class _Mapped(NamedTuple):
-    """A segment of the other end, and the owners of what is in use of it, by slot.
-
-    The other end may still write to it, unless the kernel says that nobody can.
-    """
+    """A segment of the other end, and the owners of what is in use of it, by slot."""
 
     memory: mmap.mmap
     loans: dict[int, weakref.ref[np.ndarray]]
-    is_written: bool
 
 
 def _release(

@@ -9,35 +9,34 @@ import functools
 import mmap
 import os
 import weakref
+from typing import final
 
 import numpy as np
 
 from replicator.rpc.transports.frames import Where
-from replicator.rpc.transports.same_host.sealed_memory import (
-    ConstantMemory,
-    make_sealed,
-)
+from replicator.rpc.transports.same_host.sealed_memory import make_sealed
 
 _NO_BOARD = memoryview(b"").cast("I")
 _NO_MEMORY = memoryview(b"")
-_CONSTANT_SLOTS = 0  # the size class of slots of constant memory, which all are alike
+_COMMON_SLOTS = 0  # the size class of slots of common memory, which all are alike
+_FEW_LENT = 16
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
 _ref = weakref.ref
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Segment:
-    """Memory of this process: cut into slots of one size, or constant, and lent whole.
+    """Memory of this process: cut into slots of one size, or common, and lent whole.
 
     Attributes:
       number: Its name for the receiver; never used again.
       descriptor: Of the memory file.
       num_bytes: Its size.
-      memory: All of it, to write to; none if it is constant.
-      slot_bytes: How large a slot is; `_CONSTANT_SLOTS` if it is constant.
+      memory: All of it, to write to; none if it is common.
+      slot_bytes: How large a slot is; `_COMMON_SLOTS` if it is common.
       made: How many slots the system was asked for so far.
       lent: How many messages that the receiver has not released lie in it.
-      constant: What it is, if it is constant, as long as somebody may send that.
+      common: What it is, if it is common, as long as anything may be sent in it.
     """
 
     number: int
@@ -47,7 +46,7 @@ class Segment:
     slot_bytes: int
     made: int = 0
     lent: int = 0
-    constant: weakref.ref[ConstantMemory] | None = None
+    common: "weakref.ref[CommonMemory] | None" = None
 
     @classmethod
     def make(cls, number: int, *, slot_bytes: int, num_slots: int) -> "Segment":
@@ -74,12 +73,12 @@ class Segment:
         return offset
 
     def is_over(self) -> bool:
-        """Tell whether it is constant memory that nobody will send again."""
-        return self.constant is not None and self.constant() is None
+        """Tell whether it is common memory in which nothing will be sent again."""
+        return self.common is not None and self.common() is None
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with its last user."""
-        if self.constant is None:  # else it is not this connection's
+        if self.common is None:  # else it is not this connection's
             os.close(self.descriptor)
 
 
@@ -170,14 +169,12 @@ class OutgoingSegments:
                     return self._lend(Slot(segment, offset, memory, number, uses), size)
         return None
 
-    def take_constant(self, constant: ConstantMemory) -> Slot | None:
-        """Lend constant memory once more; None: the receiver has not been given it."""
-        for segment in self._segments.values():
-            if segment.constant is not None and segment.constant() is constant:
-                break
-        else:
+    def take_common(self, common: "CommonMemory") -> Slot | None:
+        """Lend common memory once more; None: the receiver has not been given it."""
+        segment = common.segments.get(self)
+        if segment is None:
             return None
-        free = self._free.setdefault(_CONSTANT_SLOTS, [])
+        free = self._free.setdefault(_COMMON_SLOTS, [])
         if not free:
             self._find_released()
         if free:  # a place on the board, wherever it was last
@@ -188,7 +185,7 @@ class OutgoingSegments:
             slot = Slot(segment, 0, _NO_MEMORY, number, self._uses[number])
         else:
             return None
-        return self._lend(slot, _CONSTANT_SLOTS)
+        return self._lend(slot, _COMMON_SLOTS)
 
     def take_back(self, where: Where) -> None:
         """Free a slot whose message was not sent."""
@@ -197,7 +194,7 @@ class OutgoingSegments:
             self._set_free(slot)
 
     def drop_idle(self, num_bytes: int) -> list[int]:
-        """Drop constant ones that are over, and free ones until a new one fits.
+        """Drop common ones that are over, and free ones until a new one fits.
 
         Returns:
           Their numbers.
@@ -229,24 +226,40 @@ class OutgoingSegments:
         self._segments[number] = segment
         return segment
 
-    def add_constant(self, constant: ConstantMemory) -> Segment | None:
-        """Make a segment of constant memory; None: it is past the bound."""
-        if not self._fits(constant.num_bytes) or not self._has_number():
+    def add_common(self, common: "CommonMemory") -> Segment | None:
+        """Make a segment of common memory; None: it is past the bound, or there."""
+        has_room = self._fits(common.num_bytes) and self._has_number()
+        if not has_room or self in common.segments:
             return None
         number, self._next_number = self._next_number, self._next_number + 1
         segment = self._segments[number] = Segment(
             number=number,
-            descriptor=constant.descriptor,
-            num_bytes=constant.num_bytes,
+            descriptor=common.descriptor,
+            num_bytes=common.num_bytes,
             memory=_NO_MEMORY,
-            slot_bytes=_CONSTANT_SLOTS,
-            constant=_ref(constant),
+            slot_bytes=_COMMON_SLOTS,
+            common=_ref(common),
         )
+        common.segments[self] = segment
         return segment
+
+    def has_released(self, segment: Segment) -> bool:
+        """Tell whether the receiver sees nothing of common memory; for any thread.
+
+        Nothing of it is being lent meanwhile. Of slots that are lent, the receiver
+        writes to the board; one that was taken out of the list had been released.
+        """
+        board = self._board
+        lent = [slot for slot in [*self._lent.values()] if slot.segment is segment]
+        return not lent or (
+            bool(board) and all(board[slot.number] == slot.uses for slot in lent)
+        )
 
     def drop(self, segment: Segment) -> None:
         """Give up a segment none of whose slots is lent."""
         del self._segments[segment.number]
+        if segment.common is not None and (common := segment.common()) is not None:
+            del common.segments[self]
         free = self._free.get(segment.slot_bytes, [])
         gone = [slot for slot in free if slot.segment is segment]
         free[:] = [slot for slot in free if slot.segment is not segment]
@@ -256,6 +269,13 @@ class OutgoingSegments:
     def close(self) -> None:
         """Give all descriptors back."""
         for segment in self._segments.values():
+            common = None if segment.common is None else segment.common()
+            if common is not None:
+                # Nobody will tell when the receiver sees no more of it. In this order:
+                # who asks at the same time looks at these the other way round.
+                if not self.has_released(segment):
+                    common.is_spoilt = True
+                common.segments.pop(self, None)
             segment.close()
         for table in (self._segments, self._free, self._last, self._lent):
             table.clear()
@@ -286,6 +306,11 @@ class OutgoingSegments:
         return slot
 
     def _find_released(self) -> None:
+        if len(self._lent) <= _FEW_LENT:
+            for number, slot in [*self._lent.items()]:
+                if self._board[number] == slot.uses:
+                    self._set_free(slot)
+            return
         # Of thousands that somebody keeps, a loop would take longer than the copy.
         uses = np.frombuffer(self._uses, np.uint32)
         is_released = self._board_array[: len(uses)] == uses
@@ -312,3 +337,44 @@ def size_class(num_bytes: int) -> int:
     bits = max(num_bytes - 1, 1).bit_length()
     step = 1 << (bits if bits <= 20 else bits - 3)
     return -(-num_bytes // step) * step
+
+
+@final
+class CommonMemory:
+    """Memory in which connections lend one body to any number of receivers.
+
+    Attributes:
+      descriptor: Of the memory file; closed when this object dies. The memory goes with
+        the last process that has mapped it.
+      num_bytes: Its size.
+      memory: Its bytes, to write to.
+      process: Which made it: a forked one may not write to it.
+      segments: What it is to the connections whose receivers have been given it.
+      is_spoilt: Whether a connection ended whose receiver may still see it.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        """Make it, with all its pages.
+
+        Raises:
+          OSError: The system has no memory, or no descriptor, for it; or it cannot keep
+            receivers from writing to it.
+        """
+        self.descriptor, mapped = make_sealed(num_bytes, is_common=True)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        # Without asking, writing would kill us where memory is short.
+        os.posix_fallocate(self.descriptor, 0, num_bytes)
+        self.num_bytes = num_bytes
+        self.memory = memoryview(mapped)
+        self.process = os.getpid()
+        self.segments: dict[OutgoingSegments, Segment] = {}
+        self.is_spoilt = False
+
+    def is_free(self) -> bool:
+        """Tell whether no receiver sees anything of it; for any thread.
+
+        Nothing of it is being lent meanwhile: nobody has the body that it held.
+        """
+        lenders = [*self.segments.items()]
+        is_released = all(lender.has_released(segment) for lender, segment in lenders)
+        return is_released and not self.is_spoilt and self.process == os.getpid()

@@ -18,9 +18,10 @@ nobody's time, and is seen when a slot is looked for. (Between the last look at 
 and the writing of the number lie some thousand instructions: more than a processor may
 hold back a load for. And the sender writes to the slot only after it has read it.)
 
-What many are sent is in memory of its own (`ConstantMemory`), which nobody can write
-any more: a segment that all its receivers share, and that is lent whole, any number of
-times. It is copied once. A receiver that finds the kernel's seal on it copies nothing.
+What many are sent is in memory of its own (`CommonBody`): a segment that its receivers
+share, and that is lent whole, any number of times. It is written once, before anybody
+is told of it, and again when all of its receivers have released it. None of them can
+write to it.
 
 Boards change hands in the handshake. Segments travel beside the messages, over a socket
 pair of their own, so that the messages' socket never has to look for descriptors:
@@ -42,24 +43,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from replicator.errors import DecodeError
+from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.transports.frames import Layout, Where
+from replicator.rpc.transports.same_host.common_body import copy_body, kept_body
 from replicator.rpc.transports.same_host.incoming_segments import IncomingSegments
 from replicator.rpc.transports.same_host.outgoing_segments import (
+    CommonMemory,
     OutgoingSegments,
     Segment,
     Slot,
 )
-from replicator.rpc.transports.same_host.sealed_memory import ConstantMemory
 
 SHARED_FROM_BYTES = 1 << 15
 """Bodies of this size and more go by shared memory: from here on it is quicker."""
 BOARD_BYTES = 1 << 16
 """4 for each slot."""
 _LOCK_TIMEOUT_S = 1.0
-_LONG_COPY_BYTES = 4 << 20
 _ATTACH = struct.Struct("<cIQ")
 _DETACH = struct.Struct("<cI")
 _log = logging.getLogger(__name__)
@@ -118,36 +118,23 @@ class SharedMemory:
             return None
         # No lock from here on: the slot is this thread's until its frame is sent. If
         # the process dies meanwhile, no frame has named the slot.
-        memory, where = slot.memory, slot.where
-        for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
-            part = slice(offset, offset + len(buffer))
-            if len(buffer) < _LONG_COPY_BYTES:
-                memory[part] = buffer
-            else:  # NumPy, which is slower to start, lets other threads run meanwhile
-                np.copyto(
-                    np.frombuffer(memory[part], np.uint8),
-                    np.frombuffer(buffer, np.uint8),
-                )
-        return where
+        copy_body(layout, slot.memory)
+        return slot.where
 
-    def lend(self, make: Callable[[], ConstantMemory], num_bytes: int) -> Where | None:
-        """Lend constant memory, without a copy.
-
-        Args:
-          make: Returns it, or makes it, which may raise OSError.
-          num_bytes: Its size.
+    def lend(self, kept: EncodedOnce, layout: Layout) -> Where | None:
+        """Lend a body in common memory; the first to do so, anywhere, copies it there.
 
         Returns:
           Where it is; None: there is no room, and the socket must take it.
         """
         try:
-            constant = make()  # not under the lock: this may copy, or wait for who does
+            body = kept_body(kept, layout)  # not under the lock: others may make it
         except OSError as error:
-            self._warn(num_bytes, f"the system has none ({error})")
+            self._warn(layout.num_bytes, f"the system has none ({error})")
             return None
-        take = self._outgoing.take_constant
+        common, take = body.memory, self._outgoing.take_common
         slot = self._slot(
-            num_bytes, lambda: take(constant) or self._new_constant(constant)
+            common.num_bytes, lambda: take(common) or self._new_common(common)
         )
         return None if slot is None else slot.where
 
@@ -222,11 +209,13 @@ class SharedMemory:
             return None
         return outgoing.take_new(num_bytes)
 
-    def _new_constant(self, constant: ConstantMemory) -> Slot | None:
-        self._make_room(constant.num_bytes)
-        if not self._is_attached(self._outgoing.add_constant(constant)):
+    def _new_common(self, common: CommonMemory) -> Slot | None:
+        self._make_room(common.num_bytes)
+        if slot := self._outgoing.take_common(common):  # it was a number that it wanted
+            return slot
+        if not self._is_attached(self._outgoing.add_common(common)):
             return None
-        return self._outgoing.take_constant(constant)
+        return self._outgoing.take_common(common)
 
     def _make_room(self, num_bytes: int) -> None:
         self._untold.extend(self._outgoing.drop_idle(num_bytes))

@@ -37,8 +37,6 @@ from replicator.rpc.transports.frames import (
     Buffer,
     Frame,
     FrameReader,
-    Layout,
-    Where,
     check_fits,
     frame_with_buffers,
     frame_with_shared_body,
@@ -47,7 +45,7 @@ from replicator.rpc.transports.frames import (
     refuse_shared,
 )
 from replicator.rpc.transports.payloads import EncodedPayload
-from replicator.rpc.transports.same_host.sealed_memory import ConstantMemory
+from replicator.rpc.transports.same_host.common_body import kept_layout
 from replicator.rpc.transports.same_host.shared_memory import (
     SHARED_FROM_BYTES,
     SharedMemory,
@@ -280,14 +278,14 @@ class UnixConnection:
         timeout_s: float | None,
         kept: EncodedOnce | None,
     ) -> None:
-        layout = lay_out(buffers)
+        layout = lay_out(buffers) if kept is None else kept_layout(kept, buffers)
         if len(buffers) > 1:
             check_fits(head, layout, self._limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
             # Before a slot is taken: who waits here holds none.
             self._unread.add(num_bytes, timeout_s=timeout_s)
-            where = self._placed(shared, layout, kept)
+            where = shared.place(layout) if kept is None else shared.lend(kept, layout)
             if where is not None:
                 frame = frame_with_shared_body(
                     kind, call_id, head, num_bytes=num_bytes, where=where
@@ -303,17 +301,6 @@ class UnixConnection:
             self._send_bytes(parts[0], timeout_s)
         else:
             self._send_parts(parts, timeout_s)
-
-    def _placed(
-        self, shared: SharedMemory, layout: Layout, kept: EncodedOnce | None
-    ) -> Where | None:
-        """Put a body into shared memory: into its own if it is sent again."""
-        if kept is None:
-            return shared.place(layout)
-        key = ConstantMemory, self._registry, self._limits  # as the bytes depend on it
-        return shared.lend(
-            lambda: kept.kept(key, lambda: ConstantMemory(layout)), layout.num_bytes
-        )
 
     def _send_bytes(self, frame: Buffer, timeout_s: float | None) -> None:
         """Send a frame: nearly always with one call that does not wait."""

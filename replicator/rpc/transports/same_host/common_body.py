@@ -1,0 +1,111 @@
+"""The body of a message that is sent to many: written once, and read by all in place.
+
+    memory, new or spare ──▶ written ──▶ lent, by any number of connections
+          ▲                                          │ nobody will send it again
+          └── when all receivers have released it ◀── spare
+
+Memory is used again because new memory costs more than the copy, at both ends: the
+system has to clear its pages, and each receiver to map them. Who has been given memory
+can read all that is ever written to it. So spare memory is not the process's, but
+passes from a value to those that come `after` it, for the same callers.
+
+Two threads may look for spare memory at once, and a value may die in any thread, at any
+line: so no lock guards the list of what is spare, and who takes something out of it is
+its only owner.
+"""
+
+import contextlib
+import os
+import weakref
+from typing import final
+
+import numpy as np
+
+from replicator.rpc.codec.encoded_once import EncodedOnce
+from replicator.rpc.transports.frames import Layout, lay_out
+from replicator.rpc.transports.same_host.outgoing_segments import (
+    CommonMemory,
+    size_class,
+)
+
+_MOST_SPARE = 4
+_MOST_SPARE_BYTES = 256 << 20
+_LONG_COPY_BYTES = 4 << 20
+
+
+@final
+class CommonBody:
+    """The body of a message in common memory.
+
+    Attributes:
+      memory: Where it is, from the start on.
+      num_bytes: Its length.
+    """
+
+    __slots__ = ("__weakref__", "memory", "num_bytes")
+
+    def __init__(self, layout: Layout, spare: list[CommonMemory]) -> None:
+        """Copy a body into memory.
+
+        Args:
+          layout: Of its buffers.
+          spare: What may be used again, and where this goes when nobody needs it.
+
+        Raises:
+          OSError: The system has no memory for it.
+        """
+        size = size_class(layout.num_bytes)
+        self.memory = _used_again(spare, size) or CommonMemory(size)
+        self.num_bytes = layout.num_bytes
+        copy_body(layout, self.memory.memory)
+        weakref.finalize(self, _put_aside, spare, self.memory).atexit = False
+
+
+def kept_layout(kept: EncodedOnce, buffers: list[memoryview]) -> Layout:
+    """Return the layout of the buffers of an encoding that `kept` keeps."""
+    # One encoding has one list, which lives as long.
+    return kept.kept((Layout, id(buffers)), lambda: lay_out(buffers))
+
+
+def kept_body(kept: EncodedOnce, layout: Layout) -> CommonBody:
+    """Return the body that all connections send of an encoding.
+
+    Raises:
+      OSError: The system has no memory for it.
+    """
+    # Not one of the process that this was forked from, which may write to it again.
+    key = CommonBody, id(layout), os.getpid()
+    return kept.kept(key, lambda: CommonBody(layout, kept.spare))
+
+
+def copy_body(layout: Layout, memory: memoryview) -> None:
+    """Write a body to memory."""
+    for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
+        part = slice(offset, offset + len(buffer))
+        if len(buffer) < _LONG_COPY_BYTES:
+            memory[part] = buffer
+        else:  # NumPy, which is slower to start, lets other threads run meanwhile
+            np.copyto(
+                np.frombuffer(memory[part], np.uint8), np.frombuffer(buffer, np.uint8)
+            )
+
+
+def _used_again(spare: list[CommonMemory], size: int) -> CommonMemory | None:
+    """Return memory of that size that no receiver sees any more."""
+    for memory in [*spare]:
+        if memory.num_bytes == size and memory.is_free():
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                spare.remove(memory)
+                return memory
+    return None
+
+
+def _put_aside(spare: list[CommonMemory], memory: CommonMemory) -> None:
+    """Keep memory whose body nobody will send again; let go of the oldest."""
+    spare.append(memory)
+    while (
+        len(spare) > _MOST_SPARE
+        or sum(each.num_bytes for each in [*spare]) > _MOST_SPARE_BYTES
+    ):
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            del spare[0]

@@ -1,0 +1,88 @@
+"""A learner of several processes: one handle, one answer, one restart."""
+
+import functools
+import os
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import replicator.launchpad_bridge as lp
+from replicator.checkpoint.commit import list_steps
+from replicator.hooks import Hook
+from tests.launchpad_bridge.learner import learning
+from tests.multiprocess import group_nodes
+from tests.steps import assert_equal_bits
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 180.0
+
+
+def program_of(*, steps=6, turns=True, processes=2, **options):
+    program = lp.Program("impala")
+    if turns:
+        options |= {"table": learning.turns(2, 8), "fixed_lag": 1}
+    node = lp.ReplicatedLearnerNode(
+        learning.step_fn,
+        learning.init_fn,
+        steps=steps,
+        batch_size=8,
+        processes=processes,
+        display=False,
+        **options,
+    )
+    restart = lp.Restart(attempts=3, backoff_s=0.1)
+    with program.group("learner", resources=group_nodes.CPU, restart=restart):
+        learner = program.add_node(node)
+    learning.actors(program, learner, count=2, turns=turns)
+    return program
+
+
+def test_two_processes_learn_what_one_does(running):
+    found = []
+    for processes in (1, 2):
+        with running(program_of(processes=processes)) as run:
+            run.wait(TIMEOUT_S, labels=["learner"])
+            found.append(run.results["learner"])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, *[each["variables"] for each in found])
+    assert found[1]["metrics"]["policy_lag"] == 1.0
+
+
+class DieOnce(Hook):
+    """Kills one process of a learner, in its first start."""
+
+    def __init__(self, rank):
+        self._rank = rank
+
+    def on_state(self, event):
+        is_first = lp.context.get_context().attempt == 0
+        if event.step == 5 and is_first and jax.process_index() == self._rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_learner_that_lost_a_process_ends_with_the_same_bits(rank, tmp_path):
+    ended = []
+    for hooks in ([DieOnce(rank)], []):
+        saved = {"checkpoint_dir": tmp_path / str(len(hooks)), "checkpoint_every": 2}
+        program = program_of(steps=12, hooks=hooks, **saved)
+        with lp.launch(program, "processes") as run:
+            run.wait(TIMEOUT_S, labels=["learner"])
+            assert run.workers["learner/0"].attempt == len(hooks)
+            ended.append(run.results["learner"]["variables"])
+    assert_equal_bits(*ended)
+
+
+def test_a_group_stops_with_its_program_saved(tmp_path):
+    program = program_of(steps=None, turns=False, checkpoint_dir=tmp_path)
+    with lp.launch(program, "processes", stop_grace_s=60.0) as run:
+        client = program.groups["learner"][0].create_handle().dereference()
+        while client.get_variables().version < 3:
+            time.sleep(0.01)
+        assert client.save() in list_steps(tmp_path)
+    one, other = run.results_of("learner")
+    assert one["step"] == other["step"] == list_steps(tmp_path)[-1]
