@@ -118,6 +118,8 @@ class AtariGame(gymnasium.Env):
         gained = 0.0
         for frame in range(FRAMES_PER_STEP):
             gained += self._ale.act(self._actions[action])
+            if self._ale.game_over():
+                break  # nothing is bootstrapped from what is seen then
             if frame >= FRAMES_PER_STEP - 2:
                 self._ale.getScreenGrayscale(self._screens[frame % 2])
         self._pictures[:-1] = self._pictures[1:]
