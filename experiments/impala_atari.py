@@ -2,9 +2,12 @@
 
     python -m experiments.impala_atari --game=pong --minutes=90
 
-Acting and learning in turn, in one process. It goes on from its checkpoint: a second
-sitting may finish what a first began. Then 30 episodes of the policy are compared with
-30 of a player that presses buttons at random. The last line is one JSON object:
+    python -m experiments.impala_atari --scale=program --launch_type=processes
+
+Acting and learning in turn, in one process, or as a program of actors, queue, learner
+and evaluator. It goes on from its checkpoint: a second sitting may finish what a first
+began. Then 30 episodes of the policy are compared with 30 of a player that presses
+buttons at random. The last line is one JSON object:
 
 - `p_value`: of a rank test (Mann and Whitney 1947) that the policy is not better;
 - `steps_per_s`: of the environments while training, this sitting, and `steps` in all;

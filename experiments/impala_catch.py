@@ -2,13 +2,15 @@
 
     python -m experiments.impala_catch --seeds=5
     python -m experiments.impala_catch --scale=anakin
+    python -m experiments.impala_catch --scale=program --launch_type=processes
 
 Scales:
 
 - `process`: acting and learning in turn, in one process and no program.
 - `anakin`: environments are JAX functions, and one replicated, compiled step acts and
   learns (Hessel et al. 2021, "Podracer architectures for scalable reinforcement
-  learning", §2).
+  learning", §2);
+- `program`: actors, a queue and a learner are nodes, in threads, processes or Ray.
 
 The last line is one JSON object: `average_return` over the last 100 episodes, of the
 worst seed, and `seconds`, of the slowest. The best is 1, a random player gets −0.6.
@@ -16,6 +18,7 @@ worst seed, and `seconds`, of the slowest. The best is 1, a random player gets �
 
 import collections
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -29,7 +32,7 @@ import optax
 from absl import app, logging
 
 import replicator
-from experiments import config_flags
+from experiments import config_flags, impala_program
 from experiments.drawing import draw_curves, draw_frames
 from experiments.environments import catch
 from experiments.impala import Impala
@@ -45,6 +48,8 @@ class Config:
 
     Attributes:
       scale: Where it runs.
+      launch_type: Where the nodes of a program run.
+      actors: How many nodes of a program share the boards.
       seeds: How many runs, one after the other.
       first_seed: Of the first of them.
       steps: Updates of each.
@@ -58,7 +63,9 @@ class Config:
       directory: Where the learning curve and an episode are drawn; none if empty.
     """
 
-    scale: Literal["process", "anakin"] = "process"
+    scale: Literal["process", "anakin", "program"] = "process"
+    launch_type: Literal["threads", "processes", "ray"] = "threads"
+    actors: int = 2
     seeds: int = 1
     first_seed: int = 0
     steps: int = 1000
@@ -112,7 +119,7 @@ def make_agent(config: Config) -> Impala:
 def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
     """Act, then learn from it, and so on."""
     began, agent = time.perf_counter(), make_agent(config)
-    environment = acting.from_dm_env([catch.CatchEnvironment] * config.environments)
+    environment = make_boards(config.environments)
     act = acting.LocalInference(agent.policy, seed=seed, index=0)
     state = acting.start(
         environment, agent.initial_core, seed=acting.environment_seed(seed, 0)
@@ -238,7 +245,30 @@ def _play(
     return rows | {"core": core}, (after, next_core)
 
 
-SCALES = {"process": run_process, "anakin": run_anakin}
+def run_program(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
+    """Act in some nodes, learn in another; all at once."""
+    del rep  # the learner's node has its own
+    found = impala_program.learn(
+        make_agent(config),
+        functools.partial(make_boards, config.environments // config.actors),
+        config.launch_type,
+        actors=config.actors,
+        batch_size=config.environments,
+        unroll_length=config.unroll_length,
+        steps=config.steps,
+        seed=seed,
+        name="impala_catch",
+    )
+    return Outcome(returns=found.returns, seconds=found.seconds, params=found.params)
+
+
+def make_boards(size: int, index: int = 0) -> acting.VectorEnvironment:
+    """Make so many boards, for the actor of an index."""
+    del index  # seeds come with `reset`
+    return acting.from_dm_env([catch.CatchEnvironment] * size)
+
+
+SCALES = {"process": run_process, "anakin": run_anakin, "program": run_program}
 
 
 def watch(config: Config, params: Any, seed: int) -> Iterator[tuple[np.ndarray, float]]:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 import replicator
-from experiments.impala_catch import Config, anakin, make_agent, run_process, watch
+from experiments.impala_catch import (
+    Config,
+    anakin,
+    make_agent,
+    run_process,
+    run_program,
+    watch,
+)
 from replicator.testing import assert_replica_invariant
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +81,14 @@ def test_what_is_learned_from_trajectories_does_not_depend_on_replicas():
     )
 
 
+def test_a_program_finishes_episodes_and_learns():
+    found = run_program(replicator.Replicator(1), SMALL, seed=0)
+    assert {gained for _, gained in found.returns} <= {-1.0, 1.0}
+    assert len(found.returns) >= 16
+    new = make_agent(SMALL).init_fn(jax.random.key(0))["params"]
+    assert jax.tree.structure(found.params) == jax.tree.structure(new)
+
+
 def test_an_episode_is_shown_from_its_first_picture_to_its_last():
     params = make_agent(SMALL).init_fn(jax.random.key(0))["params"]
     frames, gained = zip(*watch(SMALL, params, 0), strict=True)
@@ -82,12 +97,21 @@ def test_an_episode_is_shown_from_its_first_picture_to_its_last():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", ["process", "anakin"])
-def test_catch_is_learned_in_two_minutes(scale, tmp_path):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--scale=process"],
+        ["--scale=anakin"],
+        ["--scale=program"],
+        ["--scale=program", "--launch_type=processes"],
+        pytest.param(["--scale=program", "--launch_type=ray"], id="ray"),
+    ],
+)
+def test_catch_is_learned_in_two_minutes(flags, tmp_path):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "experiments.impala_catch"),
-            *("--seeds=2", f"--scale={scale}", f"--directory={tmp_path}"),
+            *("--seeds=2", *flags, f"--directory={tmp_path}"),
         ],
         cwd=ROOT,
         capture_output=True,
