@@ -10,12 +10,12 @@ import dataclasses
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from replicator.base.host.paths import checked_path
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ArgumentError, BatchError, CallTimeoutError
@@ -167,7 +167,8 @@ class ReplicatedLearner:
           ArgumentError: The learner has no `checkpoint_dir`.
           CallTimeoutError: No update was made and saved in time.
         """
-        directory = self._options.session.get("checkpoint_dir")
+        given = self._options.session.get("checkpoint_dir")
+        directory = checked_path("checkpoint_dir", given)
         if directory is None:
             raise ArgumentError(
                 "`checkpoint_dir` must be given for `save`, got None. Pass it to the "
@@ -176,7 +177,7 @@ class ReplicatedLearner:
         target = self._published_version + 1
         until_s = time.monotonic() + timeout_s
         while True:
-            known = list_steps(Path(directory)) if Path(directory).is_dir() else []
+            known = list_steps(directory) if directory.is_dir() else []
             if known and known[-1] >= target:
                 return known[-1]
             self._saves.ask()
@@ -235,7 +236,8 @@ class ReplicatedLearner:
 
     def _learn(self, session: Session) -> None:
         with session:
-            self._publish_all(session)
+            if self._process == 0:
+                self._publish_all(session)
             for batch in session.batches():
                 self._has_batches = True
                 session.step(batch)

@@ -229,5 +229,6 @@ def test_a_program_acts_by_one_node_and_its_variables_follow(launch_type):
 @pytest.mark.slow
 def test_actors_go_on_when_their_inference_node_is_killed():
     run = acted("processes", server=Killed)
-    assert all(count["waits"] for count in run.results_of("actors"))
+    # Those whose call was lost; another waits inside of its client.
+    assert any(count["waits"] for count in run.results_of("actors"))
     assert [count["lost"] for count in run.results_of("actors")] == [0, 0]
