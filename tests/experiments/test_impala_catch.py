@@ -25,8 +25,10 @@ SMALL = Config(environments=16, unroll_length=12, hidden=8, steps=3)
 
 @pytest.fixture(autouse=True)
 def _promotion():
-    with jax.numpy_dtype_promotion("standard"):  # of optax's Adam
-        yield
+    # Of optax's Adam; in all threads, as nodes may be threads.
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 def test_acting_and_learning_in_turn_finishes_episodes():
