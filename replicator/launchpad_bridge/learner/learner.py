@@ -7,6 +7,7 @@ server; all of them have a session, which read in step and end as one.
 """
 
 import dataclasses
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -98,6 +99,7 @@ class ReplicatedLearner:
         self._published_version = -1
         self._has_published = threading.Condition()
         self._saves = _Saves(options.session.get("checkpoint_every", 1000))
+        self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
         self._started = threading.Event()
@@ -151,11 +153,22 @@ class ReplicatedLearner:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """Return the version, and the counts of the table."""
-        found: dict[str, Any] = {"version": self._published_version}
-        if self._table is not None:
-            found["table"] = self._table.statistics()
-        return found
+        """Return what is known of the run so far.
+
+        Returns:
+          `version`, the updates done; `episodes`, how many ended in what was taken, and
+          `episode_return`, the mean over the last hundred of them, None before the
+          first; `table`, the counts of the table.
+        """
+        assert self._table is not None, "others call the first process alone"
+        taken = self._taken
+        returns = [] if taken is None else list(taken.last_returns)
+        return {
+            "version": self._published_version,
+            "episodes": 0 if taken is None else taken.num_episodes,
+            "episode_return": statistics.fmean(returns) if returns else None,
+            "table": self._table.statistics(),
+        }
 
     def save(self, timeout_s: float = 60.0) -> int:
         """Save a checkpoint behind the next update; return which, once it is safe.
@@ -262,14 +275,15 @@ class ReplicatedLearner:
             )
         assert self._table is not None
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
+        self._taken = TrajectoryBatches(
+            self._table,
+            self._options.batch_size,
+            is_stopping=stop.is_set,
+            reached=self._reached,
+            max_policy_lag=self._options.max_policy_lag,
+        )
         self._shares = Shares(
-            TrajectoryBatches(
-                self._table,
-                self._options.batch_size,
-                is_stopping=stop.is_set,
-                reached=self._reached,
-                max_policy_lag=self._options.max_policy_lag,
-            ),
+            self._taken,
             self._processes,
             is_save_asked=self._saves.take_request,
             save_behind=self._saves.behind,

@@ -5,6 +5,7 @@ with each where the input is after it. That is also what a checkpoint holds: whe
 actors take turns, the cut behind the last batch that was learnt from.
 """
 
+import collections
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,10 @@ class TrajectoryBatches(Iterator[PyTree]):
 
     It is for one thread, but for `is_stopping` and `reached`.
 
+    Attributes:
+      num_episodes: How many episodes ended in what was taken.
+      last_returns: Of the last hundred of them.
+
     Args:
       table: Where trajectories are, or a client of it.
       batch_size: B.
@@ -67,6 +72,8 @@ class TrajectoryBatches(Iterator[PyTree]):
         self._number = 0  # of the next batch: what its update is called
         self._cut: Cut | None = None
         self._has_begun = False
+        self.num_episodes = 0
+        self.last_returns: collections.deque[float] = collections.deque(maxlen=100)
 
     def __iter__(self) -> Self:
         return self
@@ -129,6 +136,8 @@ class TrajectoryBatches(Iterator[PyTree]):
             )
         self._number += 1
         self._cut = taken.cut
+        self.num_episodes += len(taken.episodes)
+        self.last_returns.extend(taken.episodes)
         version = np.asarray(taken.versions, np.int32)
         return {"trajectories": taken.trajectories, "version": version}
 
