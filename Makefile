@@ -19,8 +19,9 @@ demo: $(VENV)/.ready
 # compiles its tests share.
 WORKERS ?= 2
 # Half of their time is XLA's, for programs that run once. Slow tests, benchmarks and
-# `make test-newest` compile as users do. (The newest jax does not know the second flag.)
-QUICK_COMPILE = --xla_backend_optimization_level=0 $$($(BIN)/python -c 'import sys; \
+# `make test-newest` compile as users do. (The newest jax does not know the last flag.)
+QUICK_COMPILE = --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
+  $$($(BIN)/python -c 'import sys; \
   print("--xla_cpu_use_fusion_emitters=false" * (sys.version_info < (3, 12)))')
 test: $(VENV)/.ready
 	XLA_FLAGS="$(QUICK_COMPILE) $$XLA_FLAGS" \

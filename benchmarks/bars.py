@@ -94,6 +94,7 @@ BARS = (
     _bar("launch_time", "seconds_8", "<=", 2.5),
     _bar("launch_time", "seconds_32", "<=", 8),
     _bar("program_overhead", "ratio", "<=", 1.1),
+    _bar("variable_service", "speedup", ">=", 3),
     _bar("gradient_coding", "speedup", ">=", 1.3),
     _bar("orphans", "left", "==", 0),
 )

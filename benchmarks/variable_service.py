@@ -19,8 +19,8 @@ from benchmarks.timing import ratio, time_rounds
 from benchmarks.variable_peers import ACTORS, BYTES
 from replicator.rpc.client.client import Client
 
-_ROUNDS = flags.DEFINE_integer("variable_rounds", 15, "Interleaved blocks of each.")
-_PULLS = flags.DEFINE_integer("variable_pulls", 8, "Of each actor in one block.")
+_ROUNDS = flags.DEFINE_integer("variable_rounds", 9, "Interleaved blocks of each.")
+_PULLS = flags.DEFINE_integer("variable_pulls", 32, "Of each actor in one block.")
 
 _PEERS = "benchmarks.variable_peers"
 _WAYS = ("plain", "encoded")

@@ -52,6 +52,15 @@ def test_two_processes_learn_what_one_does(running):
     assert found[1]["metrics"]["policy_lag"] == 1.0
 
 
+def test_threads_processes_and_a_cluster_learn_the_same_bits(running):
+    with lp.launch(program_of(processes=1, replicas=1), "threads") as run:
+        run.wait(TIMEOUT_S, labels=["learner"])
+        here = run.results["learner"]["variables"]
+    with running(program_of(processes=1, replicas=1)) as run:
+        run.wait(TIMEOUT_S, labels=["learner"])
+        assert_equal_bits(here, run.results["learner"]["variables"])
+
+
 class DieOnce(Hook):
     """Kills one process of a learner, in its first start."""
 

@@ -1,14 +1,17 @@
 """Environments, and who acts in them.
 
-environments         what an actor steps: `VectorEnvironment`, next-step autoreset
-vector_env           a vectorised environment of gymnasium
-serial_environments  plain environments of gymnasium or dm_env
-environment_state    how one is gone back to; snapshots: as bytes
-unroll               steps into trajectories: the same in a program and without one
-actor                unrolls, inserts, and outlives learner and table
-local_inference      the policy on the actor's own processor
-inference            a node that runs it for many actors
-waiting              calls of nodes that may start again
+    environments         what an actor steps: `VectorEnvironment`, next-step autoreset
+    vector_env           a vectorised environment of gymnasium
+    serial_environments  plain environments of gymnasium or dm_env
+    environment_state    how one is gone back to; snapshots: as bytes
+    unroll               steps into trajectories
+    actor                unrolls, inserts, and outlives learner and table
+    local_inference      the policy on the actor's own processor
+    pulled_inference     that, with variables pulled from a learner
+    inference            a node that runs it for many actors
+    waiting              calls of nodes that may start again
+
+A loop in one process and the actors of a program act by the same `unroll`.
 """
 
 from replicator.launchpad_bridge.acting.actor import Actor

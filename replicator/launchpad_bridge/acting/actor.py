@@ -58,15 +58,17 @@ _LOG = logging.getLogger(__name__)
 class Actor:
     """Acts with a policy and inserts trajectories; the object of a `PyClassNode`.
 
-    with program.group("actors", restart=lp.Restart(attempts=3)):
-        for index in range(4):
-            node = lp.PyClassNode(
-                Actor,
-                *(make_environment, policy, initial_core, learner),
-                index=index,
-                unroll_length=20,
-            )
-            program.add_node(node)
+        with program.group("actors", restart=lp.Restart(attempts=3)):
+            for index in range(4):
+                node = lp.PyClassNode(
+                    Actor,
+                    *(make_environment, policy, initial_core, learner),
+                    index=index,
+                    unroll_length=20,
+                )
+                program.add_node(node)
+
+    One that is killed starts again, and goes on where the table says.
     """
 
     def __init__(

@@ -43,15 +43,14 @@ _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 class InferenceServer:
     """Runs the policy for actors; the object of a `CourierNode`.
 
-    Actors get its handle as `inference=`. Give it a thread for each call of a batch:
+        node = lp.CourierNode(InferenceServer, policy, learner, batch_size=32)
+        inference = program.add_node(node, label="inference")
 
-    lp.CourierNode(
-        InferenceServer,
-        *(policy, learner),
-        batch_size=32,
-        courier_kwargs={"thread_pool_size": 32},
-    )
+    Actors get the handle as `inference=`.
     """
+
+    # Of its server: each call of a batch waits in a thread.
+    thread_pool_size = 1024
 
     def __init__(
         self,

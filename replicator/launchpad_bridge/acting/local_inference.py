@@ -50,6 +50,10 @@ class LocalInference:
         self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return actions, extras and the next core; see `Act`."""
+        # The first core is of the host, those after it of the device: XLA would compile
+        # once for each.
+        if not all(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(core)):
+            core = jax.device_put(core, self._device)
         return _act(
             self._policy,
             self._variables,

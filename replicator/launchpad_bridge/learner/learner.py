@@ -7,15 +7,16 @@ server; all of them have a session, which read in step and end as one.
 """
 
 import dataclasses
+import statistics
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from replicator.base.host.paths import checked_path
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ArgumentError, BatchError, CallTimeoutError
@@ -98,6 +99,7 @@ class ReplicatedLearner:
         self._published_version = -1
         self._has_published = threading.Condition()
         self._saves = _Saves(options.session.get("checkpoint_every", 1000))
+        self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
         self._started = threading.Event()
@@ -151,11 +153,22 @@ class ReplicatedLearner:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """Return the version, and the counts of the table."""
-        found: dict[str, Any] = {"version": self._published_version}
-        if self._table is not None:
-            found["table"] = self._table.statistics()
-        return found
+        """Return what is known of the run so far.
+
+        Returns:
+          `version`, the updates done; `episodes`, how many ended in what was taken, and
+          `episode_return`, the mean over the last hundred of them, None before the
+          first; `table`, the counts of the table.
+        """
+        assert self._table is not None, "others call the first process alone"
+        taken = self._taken
+        returns = [] if taken is None else list(taken.last_returns)
+        return {
+            "version": self._published_version,
+            "episodes": 0 if taken is None else taken.num_episodes,
+            "episode_return": statistics.fmean(returns) if returns else None,
+            "table": self._table.statistics(),
+        }
 
     def save(self, timeout_s: float = 60.0) -> int:
         """Save a checkpoint behind the next update; return which, once it is safe.
@@ -167,7 +180,8 @@ class ReplicatedLearner:
           ArgumentError: The learner has no `checkpoint_dir`.
           CallTimeoutError: No update was made and saved in time.
         """
-        directory = self._options.session.get("checkpoint_dir")
+        given = self._options.session.get("checkpoint_dir")
+        directory = checked_path("checkpoint_dir", given)
         if directory is None:
             raise ArgumentError(
                 "`checkpoint_dir` must be given for `save`, got None. Pass it to the "
@@ -176,7 +190,7 @@ class ReplicatedLearner:
         target = self._published_version + 1
         until_s = time.monotonic() + timeout_s
         while True:
-            known = list_steps(Path(directory)) if Path(directory).is_dir() else []
+            known = list_steps(directory) if directory.is_dir() else []
             if known and known[-1] >= target:
                 return known[-1]
             self._saves.ask()
@@ -235,7 +249,8 @@ class ReplicatedLearner:
 
     def _learn(self, session: Session) -> None:
         with session:
-            self._publish_all(session)
+            if self._process == 0:
+                self._publish_all(session)
             for batch in session.batches():
                 self._has_batches = True
                 session.step(batch)
@@ -260,14 +275,15 @@ class ReplicatedLearner:
             )
         assert self._table is not None
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
+        self._taken = TrajectoryBatches(
+            self._table,
+            self._options.batch_size,
+            is_stopping=stop.is_set,
+            reached=self._reached,
+            max_policy_lag=self._options.max_policy_lag,
+        )
         self._shares = Shares(
-            TrajectoryBatches(
-                self._table,
-                self._options.batch_size,
-                is_stopping=stop.is_set,
-                reached=self._reached,
-                max_policy_lag=self._options.max_policy_lag,
-            ),
+            self._taken,
             self._processes,
             is_save_asked=self._saves.take_request,
             save_behind=self._saves.behind,

@@ -5,24 +5,35 @@ with each where the input is after it. That is also what a checkpoint holds: whe
 actors take turns, the cut behind the last batch that was learnt from.
 """
 
+import collections
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.errors import CallTimeoutError, ConnectionLostError, ServerStoppedError
+from replicator.errors import (
+    ArgumentError,
+    CallTimeoutError,
+    ConnectionLostError,
+    ServerStoppedError,
+)
 from replicator.launchpad_bridge.trajectories.table import (
     Cut,
     Table,
     TableRestartedError,
+    Taken,
 )
+from replicator.rpc.client.client import Client
 
 GONE = (ConnectionLostError, CallTimeoutError, ServerStoppedError)
 """What a call raises whose server is being started again."""
 LOOK_S = 0.5
 """How often a wait for trajectories looks whether the program stops."""
+_CALL_S = 5.0
+_WARN_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +41,10 @@ class TrajectoryBatches(Iterator[PyTree]):
     """Yields {"trajectories": leaves [B, ...], "version": int32 [B]} until a stop.
 
     It is for one thread, but for `is_stopping` and `reached`.
+
+    Attributes:
+      num_episodes: How many episodes ended in what was taken.
+      last_returns: Of the last hundred of them.
 
     Args:
       table: Where trajectories are, or a client of it.
@@ -57,6 +72,8 @@ class TrajectoryBatches(Iterator[PyTree]):
         self._number = 0  # of the next batch: what its update is called
         self._cut: Cut | None = None
         self._has_begun = False
+        self.num_episodes = 0
+        self.last_returns: collections.deque[float] = collections.deque(maxlen=100)
 
     def __iter__(self) -> Self:
         return self
@@ -65,36 +82,70 @@ class TrajectoryBatches(Iterator[PyTree]):
         """Return the next batch; waits for trajectories while the program runs.
 
         What bounds the wait is the session's: `InputOptions.timeout_s`.
+
+        Raises:
+          ArgumentError: The table is at another batch.
         """
-        told = False
+        started_s = warned_s = time.monotonic()
         while not self._is_stopping():
             oldest = None
             if self._max_policy_lag is not None:
                 oldest = max(self._number - self._max_policy_lag, 0)
                 if not self._reached(oldest, LOOK_S):
                     continue  # whatever is there now would be too old by then
-            try:
-                if not self._has_begun:
-                    self._table.begin(self._cut)
-                    self._has_begun = True
-                taken = self._table.take(
-                    self._batch_size, oldest=oldest, timeout_s=LOOK_S
-                )
-            except TableRestartedError:
-                # It holds nothing: actors go back to behind the last batch taken here.
-                self._has_begun = False
-                continue
-            except GONE as lost:
-                if not told:
-                    _log.warning("The learner waits for its trajectories: %s", lost)
-                told = True
-                continue
+            taken, lost = self._try_to_take(oldest)
             if taken is not None:
-                self._number += 1
-                self._cut = taken.cut
-                version = np.asarray(taken.versions, np.int32)
-                return {"trajectories": taken.trajectories, "version": version}
+                return self._batch(taken)
+            now_s = time.monotonic()
+            if now_s - warned_s >= _WARN_S:
+                warned_s = now_s
+                _log.warning(
+                    "Waited %.0f s for the trajectories of batch %d: %s",
+                    *(now_s - started_s, self._number, lost or self._state_of_table()),
+                )
         raise StopIteration
+
+    def _try_to_take(self, oldest: int | None) -> tuple[Taken | None, Exception | None]:
+        """Take once; return also why the table is not there, where it is not."""
+        try:
+            if not self._has_begun:
+                self._ask("begin", cut=self._cut)
+                self._has_begun = True
+            said = {"count": self._batch_size, "oldest": oldest, "timeout_s": LOOK_S}
+            return self._ask("take", **said), None
+        except TableRestartedError as error:
+            # It holds nothing: actors go back to behind the last batch taken here.
+            self._has_begun = False
+            return None, error
+        except GONE as error:
+            # What it was to give us may have been given, to nobody.
+            self._has_begun = False
+            return None, error
+
+    def _ask(self, method: str, **said: Any) -> Any:
+        if isinstance(self._table, Client):  # which waits for a server that is gone
+            return self._table.call(method, (), said, timeout_s=_CALL_S)
+        return getattr(self._table, method)(**said)
+
+    def _batch(self, taken: Taken) -> PyTree:
+        if taken.cut is not None and taken.cut.batch != self._number + 1:
+            raise ArgumentError(
+                f"The table must be at batch {self._number}, got batch "
+                f"{taken.cut.batch - 1}: another learner takes from it. Give each "
+                "learner a table of its own."
+            )
+        self._number += 1
+        self._cut = taken.cut
+        self.num_episodes += len(taken.episodes)
+        self.last_returns.extend(taken.episodes)
+        version = np.asarray(taken.versions, np.int32)
+        return {"trajectories": taken.trajectories, "version": version}
+
+    def _state_of_table(self) -> Any:
+        try:
+            return self._ask("statistics")
+        except GONE as lost:
+            return lost
 
     def get_state(self) -> dict[str, Any]:
         """Return where it is, as plain JSON, for a checkpoint."""

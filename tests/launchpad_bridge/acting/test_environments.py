@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from ale_py.env import AtariEnv
+from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from replicator.errors import ArgumentError, DecodeError
@@ -162,6 +163,15 @@ def test_the_emulator_of_atari_goes_on_with_its_sticky_actions():
     other.restore(environment.snapshot())
     for actions in drawn[30:]:
         assert equal(environment.step(actions), other.step(actions))
+
+
+def test_the_vector_environment_of_atari_is_one():
+    environment = from_gymnasium(AtariVectorEnv("pong", 2, num_threads=1))
+    step = environment.reset(3)
+    assert step.observation.shape == (2, 4, 84, 84)
+    assert not environment.can_snapshot
+    assert equal(step, environment.reset(3))
+    assert not environment.step(np.zeros(2, np.int32)).first.any()
 
 
 def test_a_snapshot_that_is_cut_off_is_refused():

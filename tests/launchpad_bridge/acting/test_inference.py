@@ -9,6 +9,7 @@ import pytest
 
 import replicator.launchpad_bridge as lp
 from replicator import rpc
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import Actor, InferenceServer, LocalInference
 from replicator.launchpad_bridge.acting.inference import RemoteInference
 from replicator.launchpad_bridge.acting.local_inference import run_mapped
@@ -175,6 +176,12 @@ def test_actors_wait_for_an_inference_node_that_starts_again(caplog, tmp_path):
     assert "actor/3 waits for inference: " in caplog.text
 
 
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ArgumentError, match=f"`{next(iter(wrong))}` must be"):
+        InferenceServer(policy, Versions(), **wrong)
+
+
 class Killed(InferenceServer):
     """Is killed when it has run twenty batches, once."""
 
@@ -222,5 +229,6 @@ def test_a_program_acts_by_one_node_and_its_variables_follow(launch_type):
 @pytest.mark.slow
 def test_actors_go_on_when_their_inference_node_is_killed():
     run = acted("processes", server=Killed)
-    assert all(count["waits"] for count in run.results_of("actors"))
+    # Those whose call was lost; another waits inside of its client.
+    assert any(count["waits"] for count in run.results_of("actors"))
     assert [count["lost"] for count in run.results_of("actors")] == [0, 0]

@@ -1,6 +1,7 @@
 """Steps become trajectories: what is in them, and what follows what."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from replicator.launchpad_bridge.acting import (
     start,
     unroll,
 )
+from replicator.launchpad_bridge.acting.unroll import pack_acting, unpack_acting
 from tests.launchpad_bridge.acting.counter import (
     WIDTH,
     GoesBack,
@@ -171,3 +173,18 @@ def test_seeds_of_environments_follow_from_the_numbers():
     assert len(seeds) == 100
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert environment_seed(1, 2) == environment_seed(1, 2)
+
+
+@pytest.mark.parametrize("make_core", [initial_core, lambda n: jnp.zeros((n, WIDTH))])
+def test_a_policy_is_compiled_once(make_core, caplog):
+    act, environment = LocalInference(lambda *a: policy(*a), seed=1, index=0), make()
+    act.use(variables_of(0))
+    with jax.log_compiles():
+        acting = start(environment, make_core, seed=5)
+        acting = unroll(environment, act, acting, LENGTH).acting
+        packed = pack_acting(environment, acting)
+        act.use(variables_of(1))
+        acting = unpack_acting(environment, make_core, packed)
+        unroll(environment, act, acting, LENGTH)
+    compiled = [r.message for r in caplog.records if "Compiling jit(_act)" in r.message]
+    assert len(compiled) == 1

@@ -113,3 +113,13 @@ def test_trajectories_of_too_old_a_policy_are_dropped_and_counted():
             client.get_variables(version=min(version + 1, 2))
         run.wait(TIMEOUT_S, labels=["learner"])
     assert run.results["learner"]["metrics"]["policy_lag_max"] == 0
+
+
+def test_it_tells_how_episodes_ended():
+    program = program_of(turns=False, steps=None)
+    with lp.launch(program, "threads"):
+        client = program.groups["learner"][0].create_handle().dereference()
+        while not (told := client.statistics())["episodes"]:
+            pass
+    assert told["episode_return"] >= 0
+    assert told["table"]["taken"] > 0

@@ -5,14 +5,18 @@ import gc
 import mmap
 import os
 import resource
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
+from replicator.errors import ConnectionLostError
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Kind
+from replicator.rpc.transports.connect import listen
 from replicator.rpc.transports.frames import lay_out
 from replicator.rpc.transports.same_host.common_body import CommonBody
 from replicator.rpc.transports.same_host.outgoing_segments import CommonMemory
@@ -191,20 +195,20 @@ def test_values_that_do_not_follow_each_other_share_no_memory(ends):
     assert len({id(memory) for memory in places}) == 3
 
 
-def test_a_forked_process_writes_to_none_of_it(ends):
-    kept = EncodedOnce(value_of(1))
-    pass_on(*ends, kept)
-    memory = memory_of(kept)
-    assert memory.is_free()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(writer, b"free" if memory.is_free() else b"not free")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 16) == b"not free"
-    os.close(reader)
-    os.close(writer)
+FORK = """
+import os
+from replicator.rpc.transports.same_host.outgoing_segments import CommonMemory
+memory = CommonMemory(1 << 20)
+assert memory.is_free()
+child = os.fork()
+if child:
+    os._exit(os.waitpid(child, 0)[1])
+os._exit(memory.is_free())
+"""
+
+
+def test_a_forked_process_writes_to_none_of_it():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=LONG_S)
 
 
 def test_senders_in_many_threads_never_write_what_is_seen(many):
@@ -230,6 +234,44 @@ def test_senders_in_many_threads_never_write_what_is_seen(many):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+CHILD = """
+import sys
+from replicator.rpc.transports.connect import connect
+connection = connect(sys.argv[1])
+kept = connection.receive(timeout_s=60).payload.take()
+print(int(kept["f"][0]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_receiver_leaves_nothing_and_others_go_on(tmp_path, many):
+    tmp_path.chmod(0o700)
+    before = len(memory_files())
+    listener = listen(f"unix:{tmp_path}/socket")
+    command = [sys.executable, "-c", CHILD, listener.address]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as child:
+        connection = listener.accept()()
+        kept = EncodedOnce(value_of(1))
+        connection.send(Kind.REPLY, 1, kept, timeout_s=LONG_S)
+        assert child.stdout.readline() == "1\n"
+        child.kill()
+    with pytest.raises(ConnectionLostError):
+        connection.receive(timeout_s=LONG_S)
+    assert memory_of(kept).is_spoilt
+    for number in range(2, 12):
+        kept = EncodedOnce(value_of(number), after=kept)
+        for ends in many:
+            assert pass_on(*ends, kept)["f"][0] == number
+    listener.close()
+    for ends in many:
+        for end in ends:
+            end.close()
+    del kept, connection, ends, end
+    wait_until(lambda: len(memory_files()) <= before)
 
 
 # Bounds.

@@ -1,0 +1,297 @@
+"""Learn to play an Atari game with IMPALA.
+
+    python -m experiments.impala_atari --game=pong --minutes=90
+
+    python -m experiments.impala_atari --scale=program --launch_type=processes
+
+Acting and learning in turn, in one process, or as a program of actors, queue, learner
+and evaluator. It goes on from its checkpoint: a second sitting may finish what a first
+began. Then 30 episodes of the policy are compared with 30 of a player that presses
+buttons at random. The last line is one JSON object:
+
+- `p_value`: of a rank test (Mann and Whitney 1947) that the policy is not better;
+- `steps_per_s`: of the environments while training, this sitting, and `steps` in all;
+- `average_return` and `random_return`.
+
+Network, loss and frames are those of Espeholt et al. 2018; the rest is chosen for 2
+cores and the first million steps.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from absl import app, logging
+from scipy import stats
+
+import replicator
+from experiments import config_flags
+from experiments.drawing import draw_curves, draw_frames
+from experiments.environments import atari
+from experiments.impala import Impala
+from models.impala import ActorCritic
+from replicator.hooks import every
+from replicator.launchpad_bridge import acting
+
+_SMOOTH = 30  # episodes, of the learning curve
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What the experiment is made of; each field is a flag.
+
+    Attributes:
+      game: As ale_py writes it.
+      torso: Of the network: shallow or deep.
+      lstm: Units of its memory; 0 for none.
+      minutes: Of training in this sitting, at most.
+      steps: Updates in all, at most.
+      environments: Games that are played at once.
+      unroll_length: Steps of a trajectory.
+      threads: That run the games.
+      chunk: Images that convolutions take at once; 0 for all, on accelerators.
+      learning_rate: Of Adam.
+      entropy_cost: Weight of the entropy.
+      discount: Of rewards, per step.
+      episodes: That are played to compare the policy with chance.
+      seed: Of everything.
+      directory: Where checkpoints, metrics and pictures go.
+    """
+
+    game: str = "pong"
+    torso: str = "shallow"
+    lstm: int = 0
+    minutes: float = 60.0
+    steps: int = 200_000
+    environments: int = 16
+    unroll_length: int = 20
+    threads: int = 2
+    chunk: int = 56
+    learning_rate: float = 6e-4
+    entropy_cost: float = 0.01
+    discount: float = 0.99
+    episodes: int = 30
+    seed: int = 0
+    directory: str = "runs/impala_atari"
+
+    @property
+    def steps_per_update(self) -> int:
+        """Steps of environments that an update learns from."""
+        return self.environments * self.unroll_length
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a sitting led to.
+
+    Attributes:
+      params: At its end.
+      updates: Of all sittings.
+      steps_per_s: Of the environments, in this sitting, without compilation.
+    """
+
+    params: Any
+    updates: int
+    steps_per_s: float
+
+
+def make_agent(config: Config) -> Impala:
+    """Return the agent."""
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adam(config.learning_rate, eps=1e-5)
+    )
+    return Impala(
+        net=ActorCritic(
+            num_actions=atari.num_actions(config.game),
+            torso=config.torso,
+            lstm=config.lstm,
+            chunk=config.chunk,
+            channels_first=True,
+        ),
+        observation_shape=atari.OBSERVATION,
+        optimizer=optimizer,
+        discount=config.discount,
+        entropy_cost=config.entropy_cost,
+        clip_rewards=True,
+    )
+
+
+def train(rep: replicator.Replicator, config: Config) -> Trained:
+    """Act, then learn from it, and so on, from the last checkpoint on."""
+    agent, directory = make_agent(config), Path(config.directory)
+    games = atari.make_games(config.game, config.environments, threads=config.threads)
+    act = acting.LocalInference(agent.policy, seed=config.seed, index=0)
+    with rep.session(
+        init_fn=agent.init_fn,
+        steps=config.steps,
+        seed=config.seed,
+        directory=directory,
+        checkpoint_dir=directory / "checkpoints",
+        checkpoint_every=every(seconds=300),
+        display=False,
+    ) as session:
+        step = session.compile(agent.step_fn)
+        returns = Returns(directory / "returns.jsonl", session.steps_done)
+        # Another beginning at each sitting: games are not in the checkpoint.
+        begun = session.steps_done
+        state = acting.start(
+            games,
+            agent.initial_core,
+            seed=acting.environment_seed(config.seed, begun),
+            steps=begun * config.unroll_length,
+        )
+        clock = began = time.monotonic()
+        for update in session.steps():
+            act.use({"params": session.state["params"]})
+            unrolled = acting.unroll(games, act, state, config.unroll_length)
+            assert unrolled is not None  # nothing stops it
+            state = unrolled.acting
+            returns.add(update * config.steps_per_update, unrolled.episodes)
+            metrics = step(unrolled.trajectories)
+            session.after(metrics | returns.metrics(), examples=config.steps_per_update)
+            if update == begun + 2:
+                clock = time.monotonic()  # all is compiled
+            if time.monotonic() - began > 60 * config.minutes:
+                break
+        seconds, updates = time.monotonic() - clock, session.steps_done
+        params = jax.device_get(session.state["params"])
+    measured = max(updates - begun - 2, 0) * config.steps_per_update
+    return Trained(params=params, updates=updates, steps_per_s=measured / seconds)
+
+
+class Returns:
+    """Returns of episodes along the way, in a file that later sittings add to.
+
+    Attributes:
+      episodes: (steps of environments so far, return) of each, in order.
+    """
+
+    def __init__(self, path: Path, updates: int) -> None:
+        """Read what earlier sittings wrote; a run that begins anew begins anew."""
+        self.path = path
+        self.episodes: list[tuple[int, float]] = []
+        if updates and path.exists():
+            self.episodes = [tuple(json.loads(line)) for line in path.open()]
+        elif path.exists():
+            path.unlink()
+
+    def add(self, steps: int, episodes: list[float]) -> None:
+        """Take in the episodes that ended in an unroll."""
+        new = [(steps, gained) for gained in episodes]
+        self.episodes += new
+        if new:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(each) + "\n" for each in new)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the mean of the last episodes, once there are any."""
+        if not self.episodes:
+            return {}
+        last = [gained for _, gained in self.episodes[-_SMOOTH:]]
+        return {"average_return": float(np.mean(last))}
+
+
+def play(
+    config: Config, choose: Callable[..., np.ndarray], episodes: int, *, seed: int
+) -> list[float]:
+    """Return the returns of the first episode of each of so many games.
+
+    Args:
+      config: Of the experiment.
+      choose: `choose(observation, first, t)` returns actions [n].
+      episodes: How many games are played, all at once.
+      seed: Of the games.
+    """
+    games = atari.make_games(config.game, episodes, threads=config.threads)
+    step, t = games.reset(seed), 0
+    returns, goes_on = np.zeros(episodes), np.ones(episodes, bool)
+    while goes_on.any():
+        step = games.step(choose(step.observation, step.first, t))
+        returns += step.reward * goes_on
+        goes_on &= ~step.last
+        t += 1
+    return returns.tolist()
+
+
+def trained_player(config: Config, params: Any, *, size: int) -> Callable[..., Any]:
+    """Return a `choose` that draws from a policy, for so many games."""
+    agent = make_agent(config)
+    act = acting.LocalInference(agent.policy, seed=config.seed, index=1)
+    act.use({"params": params})
+    core = agent.initial_core(size)
+
+    def choose(observation: np.ndarray, first: np.ndarray, t: int) -> np.ndarray:
+        nonlocal core
+        action, _, core = act(observation, first, core, t)
+        return np.asarray(action)
+
+    return choose
+
+
+def random_player(config: Config, *, size: int) -> Callable[..., Any]:
+    """Return a `choose` that presses buttons at random."""
+    rng, buttons = (
+        np.random.default_rng(config.seed),
+        atari.num_actions(config.game),
+    )
+    return lambda observation, first, t: rng.integers(buttons, size=size)
+
+
+def watch(config: Config, params: Any) -> tuple[list[np.ndarray], float]:
+    """Return the screens of an episode of the policy, and its return."""
+    game = atari.AtariGame(config.game)
+    choose = trained_player(config, params, size=1)
+    observation, _ = game.reset(seed=config.seed)
+    screens, total, has_ended, t = [game.render()], 0.0, False, 0
+    while not has_ended:
+        action = choose(observation[None], np.array([t == 0]), t)[0]
+        observation, gained, terminated, truncated, _ = game.step(int(action))
+        screens.append(game.render())
+        total, has_ended, t = total + gained, terminated or truncated, t + 1
+    return screens, total
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    config = config_flags.read(Config)
+    directory = Path(config.directory)
+    trained = train(replicator.Replicator(), config)
+    size = config.episodes
+    chance = play(config, random_player(config, size=size), size, seed=1_000_000)
+    policy = trained_player(config, trained.params, size=size)
+    gained = play(config, policy, size, seed=2_000_000)
+    screens, total = watch(config, trained.params)
+    draw_frames(screens, directory / "episode.png", title=f"return {total:.0f}")
+    returns = Returns(directory / "returns.jsonl", trained.updates)
+    draw_curves(
+        {config.game: returns.episodes},
+        directory / "learning_curve.png",
+        title=f"{config.game}, IMPALA, {config.torso}",
+        window=_SMOOTH,
+        xlabel="environment steps",
+    )
+    test = stats.mannwhitneyu(gained, chance, alternative="greater")
+    print(
+        json.dumps(
+            {
+                "p_value": float(test.pvalue),
+                "average_return": float(np.mean(gained)),
+                "random_return": float(np.mean(chance)),
+                "steps_per_s": trained.steps_per_s,
+                "steps": trained.updates * config.steps_per_update,
+                "game": config.game,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    config_flags.define(Config)
+    app.run(main)

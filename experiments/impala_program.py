@@ -1,0 +1,145 @@
+"""IMPALA as a program: actors, a queue, a replicated learner.
+
+    actors ── trajectories ──▶ queue ── batches ──▶ learner
+       ▲                                               │
+       └──────────────── newest variables ─────────────┘
+
+The agent is that of the other scales; here it is only said which node runs which of its
+functions.
+"""
+
+import collections
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import replicator.launchpad_bridge as lp
+from experiments.impala import Impala
+from replicator.launchpad_bridge.acting import VectorEnvironment
+from replicator.launchpad_bridge.trajectories.table import Turn
+
+
+class Learned(NamedTuple):
+    """What a run of the program led to.
+
+    Attributes:
+      params: At its end.
+      returns: (version that acted, return) of each episode, as they came in.
+      seconds: From launching to the last update.
+      queue: What the queue counted.
+    """
+
+    params: Any
+    returns: list[tuple[int, float]]
+    seconds: float
+    queue: dict[str, Any]
+
+
+class EpisodeQueue(lp.TrajectoryQueue):
+    """A queue that also keeps the returns of the episodes that came by."""
+
+    def __init__(self, capacity: int, **options: Any) -> None:
+        """Make an empty queue; see `TrajectoryQueue`."""
+        super().__init__(capacity, **options)
+        # Appended to by many threads, which a deque allows.
+        self._returns: collections.deque[tuple[int, float]] = collections.deque()
+
+    def insert(
+        self,
+        trajectories: Any,
+        *,
+        actor: str,
+        version: int,
+        number: int | None = None,
+        snapshot: bytes | None = None,
+        episodes: Sequence[float] = (),
+    ) -> Turn:
+        """Take in trajectories; see `TrajectoryQueue`."""
+        self._returns.extend((version, float(gained)) for gained in episodes)
+        return super().insert(
+            trajectories,
+            actor=actor,
+            version=version,
+            number=number,
+            snapshot=snapshot,
+            episodes=episodes,
+        )
+
+    def returns(self) -> np.ndarray:
+        """Return all (version, return) so far, float64 [episodes, 2]."""
+        return np.array(list(self._returns), np.float64).reshape(-1, 2)
+
+
+def learn(
+    agent: Impala,
+    make_environment: Callable[[int], VectorEnvironment],
+    launch_type: str | lp.Launcher,
+    *,
+    actors: int,
+    batch_size: int,
+    unroll_length: int,
+    steps: int,
+    seed: int = 0,
+    max_policy_lag: int | None = 20,
+    name: str = "impala",
+    **session: Any,
+) -> Learned:
+    """Run the program until the learner has made its updates.
+
+    Args:
+      agent: What acts and learns.
+      make_environment: Makes the environments of an actor, of its index.
+      launch_type: Where nodes run.
+      actors: How many; each that fails starts again, ten times.
+      batch_size: Trajectories that an update learns from.
+      unroll_length: Steps of a trajectory.
+      steps: Updates in all.
+      seed: Of the run.
+      max_policy_lag: Updates that a trajectory may have missed.
+      name: Of the program.
+      **session: Of the learner's session: `checkpoint_dir`, `directory`, and others.
+    """
+    began = time.perf_counter()
+    program = lp.Program(name)
+    queue = program.add_node(
+        lp.CourierNode(EpisodeQueue, capacity=3 * batch_size), label="queue"
+    )
+    learner = program.add_node(
+        lp.ReplicatedLearnerNode(
+            agent.step_fn,
+            agent.init_fn,
+            steps=steps,
+            batch_size=batch_size,
+            table=queue,
+            max_policy_lag=max_policy_lag,
+            seed=seed,
+            display=False,
+            **session,
+        ),
+        label="learner",
+    )
+    with program.group("actor", restart=lp.Restart(attempts=10)):
+        for index in range(actors):
+            node = lp.PyClassNode(
+                lp.Actor,
+                *(make_environment, agent.policy, agent.initial_core, learner),
+                table=queue,
+                index=index,
+                unroll_length=unroll_length,
+                seed=seed,
+            )
+            program.add_node(node)
+    with lp.launch(program, launch_type) as run:
+        run.wait(labels=["learner"])
+        seconds = time.perf_counter() - began
+        client = queue.dereference()  # also the script may call nodes
+        returns, counted = client.returns(), client.statistics()
+        (found,) = run.results_of("learner")
+    return Learned(
+        params=found["variables"]["params"],
+        returns=[(int(version), gained) for version, gained in returns.tolist()],
+        seconds=seconds,
+        queue=counted,
+    )
