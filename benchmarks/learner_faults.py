@@ -2,7 +2,8 @@
 
 In each round a program of actors, a table and a learner, of one process or of two, runs
 on real processes; one of them gets SIGKILL: while all start, or a while after an update
-that is drawn. The run must make all its updates, each once, and the learner go on from
+that is drawn; in a quarter of the rounds soon after that another one, or the same. The
+run must make all its updates, each once, and the learner go on from
 its newest durable checkpoint or later. Where actors take turns the final variables are
 those of a run that nobody killed, bit for bit, wherever the table is; such a run is
 made once for each number of processes.
@@ -28,7 +29,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from benchmarks.runs.killed_learner import Moment, Outcome, problems, run
+from benchmarks.runs.killed_learner import Kill, Outcome, problems, run
 from benchmarks.runs.learner_program import INTERVAL, STEPS, Shape
 
 _ROUNDS = flags.DEFINE_integer("rounds", 40, "Runs that lose a worker.")
@@ -37,6 +38,8 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the moments, and of the order of cas
 _ONLY = flags.DEFINE_string("only", "", "Cases whose names hold this; all by default.")
 _STARTS = 0.25  # of the rounds that kill while the program starts
 _WHILE_S = 0.1  # between an update and the kill
+_TWICE = 0.25  # of the rounds that kill again,
+_AGAIN_S = 4.0  # within this time: somebody starts again, or looks for who does
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +64,7 @@ class Found:
     """What all rounds together came to."""
 
     rounds: int = 0
+    kills: int = 0
     failures: int = 0
     restarts: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
@@ -88,40 +92,42 @@ def cases() -> list[Case]:
     return found
 
 
-def draw_moment(whole: Outcome, rng: random.Random) -> Moment:
+def draw_kills(case: Case, whole: Outcome, rng: random.Random) -> list[Kill]:
     """Draw when to kill, from what a run took that nobody killed."""
     if rng.random() < _STARTS:
-        return Moment(update=None, after_s=rng.uniform(0.0, whole.first_update_s))
-    update = rng.randrange(STEPS - INTERVAL)
-    return Moment(update=update, after_s=rng.uniform(0.0, _WHILE_S))
+        update, after_s = None, rng.uniform(0.0, whole.first_update_s)
+    else:
+        update, after_s = rng.randrange(STEPS - INTERVAL), rng.uniform(0.0, _WHILE_S)
+    kills = [Kill(victim=case.victim, update=update, after_s=after_s)]
+    if rng.random() < _TWICE:
+        others = [each.victim for each in cases() if each.shape == case.shape]
+        after_s = rng.uniform(0.0, _AGAIN_S)
+        kills.append(Kill(victim=rng.choice(others), update=None, after_s=after_s))
+    return kills
 
 
 def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
     """Make a round; count what happened, and say it."""
-    moment = draw_moment(whole, rng)
+    kills = draw_kills(case, whole, rng)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="learner-faults-") as folder:
-        outcome = run(
-            case.shape,
-            Path(folder),
-            limit_s=_LIMIT_S.value,
-            victim=case.victim,
-            moment=moment,
-        )
+        outcome = run(case.shape, Path(folder), limit_s=_LIMIT_S.value, kills=kills)
     wrong = problems(outcome, case.victim)
     if not wrong and case.shape.turns and not _same_end(outcome, whole):
         wrong.append("other bits than the run that nobody killed")
     found.rounds += 1
+    found.kills += len(kills)
     found.failures += bool(wrong)
     lost = lost_in(outcome)
     found.lost.update(lost)
     # Of each worker's group: a learner of two processes starts again as one.
     found.restarts.update({name.split("/")[0] for name in outcome.restarts})
     resumed_s = outcome.resumed_s
-    if resumed_s is not None and case.victim.startswith("learner"):
+    if resumed_s is not None and case.victim.startswith("learner") and not kills[1:]:
         times_s = found.restart_one_s if case.victim == "learner" else found.restart_s
         times_s.append(resumed_s)
-    when = "starting" if moment.update is None else f"after update {moment.update}"
+    when = "starting" if kills[0].update is None else f"after {kills[0].update}"
+    when += "".join(f", {kill.victim} {kill.after_s:.1f} s later" for kill in kills[1:])
     print(
         f"{found.rounds:3} {case.name}, {when}: {time.monotonic() - began_s:.0f} s"
         + (f", resumed in {resumed_s:.1f} s" if resumed_s is not None else "")
@@ -183,6 +189,7 @@ def main(argv: list[str]) -> None:
     result = {
         "failures": found.failures,
         "rounds": found.rounds,
+        "kills": found.kills,
         "restart_s": round(max(both_s), 2) if both_s else None,
         "restart_median_s": round(statistics.median(both_s), 2) if both_s else None,
         "restart_one_s": round(statistics.median(one_s), 2) if one_s else None,

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ _POLL_S = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """When a worker is killed.
+class Kill:
+    """Who is killed, and when.
 
     Attributes:
-      update: A while after this update was done; None: after the launch began.
+      victim: The worker.
+      update: A while after this update was done; None: after the kill before, or the
+        launch, began.
       after_s: The while.
     """
 
+    victim: str
     update: int | None
     after_s: float
 
@@ -43,9 +46,9 @@ class Outcome:
       result: What the learner returned; None if it did not end well.
       restarts: By worker, those that were started again.
       actors: What the actors counted.
-      killed_s: When the victim was killed; None if nobody was.
-      durable: The newest checkpoint when the victim was killed.
-      held: Trajectories that were in the queue then, if it was the victim.
+      killed_s: When the first victim was killed; None if nobody was.
+      durable: The newest checkpoint then.
+      held: Trajectories that were in the queue when it was killed.
       table: What its table counted, if that was a node.
       problem: Why it did not end.
     """
@@ -123,17 +126,15 @@ def run(
     folder: Path,
     *,
     limit_s: float,
-    victim: str | None = None,
-    moment: Moment | None = None,
+    kills: Sequence[Kill] = (),
 ) -> Outcome:
-    """Run a program to its end; kill a worker on the way.
+    """Run a program to its end; kill workers on the way.
 
     Args:
       shape: Which program.
       folder: Of its own, empty.
       limit_s: How long it may take.
-      victim: The worker; None for none.
-      moment: When; None for never.
+      kills: Who is killed and when, in order.
     """
     outcome, launcher = Outcome(), KnownProcesses()
     program, table = build(shape, folder)
@@ -142,9 +143,11 @@ def run(
     logs = folder / "logs"
     try:
         with lp.launch(program, launcher, log_dir=logs, stop_grace_s=5.0) as running:
-            if victim is not None and moment is not None:
-                _wait_moment(moment, folder, outcome.started_s, running, until_s)
-                _kill(victim, launcher, folder, table, outcome, until_s)
+            for kill in kills:
+                _wait_moment(kill, folder, outcome, running, until_s)
+                pid = _wait_pid(kill.victim, launcher, running, until_s)
+                if pid is not None:
+                    _kill(pid, kill.victim, folder, table, outcome)
             running.wait(max(0.1, until_s - time.monotonic()), labels=["learner"])
             with contextlib.suppress(ReplicatorError):
                 outcome.table = table.dereference().statistics() if table else {}
@@ -165,44 +168,47 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _wait_moment(
-    moment: Moment, folder: Path, started_s: float, running: lp.Run, until_s: float
+    kill: Kill, folder: Path, outcome: Outcome, running: lp.Run, until_s: float
 ) -> None:
-    """Wait for it; a run that ends before it has no such moment."""
-    if moment.update is None:
-        time.sleep(max(0.0, started_s + moment.after_s - time.monotonic()))
+    """Wait until somebody is to be killed, or the run is over."""
+    if kill.update is None:
+        begun_s = outcome.killed_s or outcome.started_s
+        time.sleep(max(0.0, begun_s + kill.after_s - time.monotonic()))
         return
     while not running.is_over and time.monotonic() < until_s:
         steps = [line["step"] for line in read_lines(folder)]
-        if max(steps, default=0) >= moment.update:
-            time.sleep(moment.after_s)
+        if max(steps, default=0) >= kill.update:
+            time.sleep(kill.after_s)
             return
         time.sleep(_POLL_S)
 
 
-def _kill(
-    victim: str,
-    launcher: KnownProcesses,
-    folder: Path,
-    table: Any,
-    outcome: Outcome,
-    until_s: float,
-) -> None:
-    """Kill a worker's process, once there is one."""
-    while (pid := _pid(launcher, victim)) is None:
-        if time.monotonic() > until_s:
-            raise RunTimeoutError(f"`{victim}` did not start.")
+def _kill(pid: int, victim: str, folder: Path, table: Any, outcome: Outcome) -> None:
+    """Kill a worker's process; before the first kill, look what there is to lose."""
+    if outcome.killed_s is None:
+        if victim == "queue" and read_lines(folder):
+            outcome.held = table.dereference().statistics()["waiting"]
+        saved = folder / "checkpoints"
+        outcome.durable = max(list_steps(saved) if saved.is_dir() else [], default=0)
+        outcome.killed_s = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):  # its group may just be killed
+        os.kill(pid, signal.SIGKILL)
+
+
+def _wait_pid(
+    victim: str, launcher: KnownProcesses, running: lp.Run, until_s: float
+) -> int | None:
+    """Return the process of a worker once it runs; None if it has ended."""
+    while time.monotonic() < until_s:
+        state = running.workers.get(victim)
+        worker = launcher.started.get(victim)
+        if state is not None and state.phase == "ended":
+            return None
+        is_running = state is not None and state.phase == "running"
+        if is_running and worker is not None and worker.pid is not None:
+            return worker.pid
         time.sleep(_POLL_S)
-    if victim == "queue" and read_lines(folder):
-        outcome.held = table.dereference().statistics()["waiting"]
-    saved = folder / "checkpoints"
-    outcome.durable = max(list_steps(saved) if saved.is_dir() else [], default=0)
-    outcome.killed_s = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-
-
-def _pid(launcher: KnownProcesses, victim: str) -> int | None:
-    worker = launcher.started.get(victim)
-    return None if worker is None else worker.pid
+    raise RunTimeoutError(f"`{victim}` did not start.")
 
 
 def _keep(running: lp.Run, outcome: Outcome) -> None:
