@@ -97,6 +97,8 @@ BARS = (
     _bar("variable_service", "speedup", ">=", 3),
     _bar("gradient_coding", "speedup", ">=", 1.3),
     _bar("orphans", "left", "==", 0),
+    _bar("learner_faults", "failures", "==", 0),
+    _bar("learner_faults", "restart_s", "<=", 20),
 )
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))

@@ -39,6 +39,7 @@ TINY = {
     "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
     "gradient_coding": ["--rounds=2", "--steps=3"],
     "orphans": ["--rounds=2"],
+    "learner_faults": ["--rounds=5"],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -68,6 +69,7 @@ EXACT = {
     "program_overhead": {},
     "gradient_coding": {"parts_per_worker": 3},
     "orphans": {"left": 0, "rounds": 4},
+    "learner_faults": {"failures": 0, "rounds": 5},
 }
 NIGHTLY = {"launch_time", "orphans", "program_overhead", "rpc_soak"}
 TIMEOUT_S = 1200  # for killing a run twenty times

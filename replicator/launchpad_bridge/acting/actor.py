@@ -50,7 +50,11 @@ from replicator.launchpad_bridge.acting.waiting import (
     Waiting,
 )
 from replicator.launchpad_bridge.running import node_context
-from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
+from replicator.launchpad_bridge.trajectories.table import (
+    TableTimeoutError,
+    TrajectoryError,
+    Turn,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -302,8 +306,9 @@ class Actor:
             )
 
         # A turn has a number, so the table knows it again; other trajectories might get
-        # there twice, but for those that found no room in time.
-        again_after = UNANSWERED if self._is_deterministic else (TimeoutError,)
+        # there twice, but for those that found no room in time: as the table says. A
+        # call that is late only, `CallTimeoutError`, may have been run.
+        again_after = UNANSWERED if self._is_deterministic else (TableTimeoutError,)
         return self._waiting.call("its table", insert, again_after=again_after)
 
     def _refused(self, size: int, error: TrajectoryError) -> None:

@@ -40,6 +40,11 @@ _log = logging.getLogger(__name__)
 class TrajectoryBatches(Iterator[PyTree]):
     """Yields {"trajectories": leaves [B, ...], "version": int32 [B]} until a stop.
 
+    Where a learner went back to a checkpoint, trajectories of versions that it has yet
+    to reach again are dropped, and counted by the table: no policy lag is below 0, nor
+    do variables that it had and lost pass for younger than they are. (What an actor
+    brings once the learner has reached that number again cannot be told apart.)
+
     It is for one thread, but for `is_stopping` and `reached`.
 
     Attributes:
@@ -112,7 +117,9 @@ class TrajectoryBatches(Iterator[PyTree]):
                 self._ask("begin", cut=self._cut)
                 self._has_begun = True
             said = {"count": self._batch_size, "oldest": oldest, "timeout_s": LOOK_S}
-            return self._ask("take", **said), None
+            # A batch is for the update after so many: a later version is none of ours,
+            # but of a learner that was killed, and went back to its checkpoint.
+            return self._ask("take", newest=self._number, **said), None
         except TableRestartedError as error:
             # It holds nothing: actors go back to behind the last batch taken here.
             self._has_begun = False

@@ -138,13 +138,21 @@ class Table(Protocol):
         ...
 
     def take(
-        self, count: int, *, oldest: int | None = None, timeout_s: float
+        self,
+        count: int,
+        *,
+        oldest: int | None = None,
+        newest: int | None = None,
+        timeout_s: float,
     ) -> Taken | None:
         """Take out trajectories for a batch; None if they are not there in time.
 
         Args:
           count: How many.
           oldest: Those of a version below it are dropped; None drops none.
+          newest: Those of a version above it are dropped. A learner that went back to
+            its checkpoint says so how far it is: what was acted with variables that it
+            had and lost would pass for younger than it is.
           timeout_s: How long to wait.
 
         Raises:

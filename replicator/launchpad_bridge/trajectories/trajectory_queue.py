@@ -12,7 +12,7 @@ back when `insert` returns; and out of it once, into a batch.
 import collections
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -155,13 +155,19 @@ class TrajectoryQueue:
         return Turn()
 
     def take(
-        self, count: int, *, oldest: int | None = None, timeout_s: float
+        self,
+        count: int,
+        *,
+        oldest: int | None = None,
+        newest: int | None = None,
+        timeout_s: float,
     ) -> Taken | None:
         """Take out the trajectories that wait longest; None if there are too few.
 
         Args:
           count: How many.
           oldest: Those of a version below it are dropped; None drops none.
+          newest: Those of a version above it are dropped; None drops none.
           timeout_s: How long to wait for them.
 
         Raises:
@@ -172,7 +178,7 @@ class TrajectoryQueue:
             self._check_capacity(take=count)
             if not wait_for(
                 self._has_rows,
-                lambda: self._has_enough(count, oldest),
+                lambda: self._has_enough(count, oldest, newest),
                 timeout_s=timeout_s,
             ):
                 return None
@@ -199,9 +205,10 @@ class TrajectoryQueue:
         """Return counts of trajectories, and of what happened to inserts.
 
         `inserted` = `taken` + `waiting` + `dropped["full_oldest"]` +
-        `dropped["too_old"]`. What was dropped as `"full_newest"` or `"nonfinite"` was
-        not inserted. `nonfinite` counts trajectories whether they were kept or not,
-        `refused` inserts, by actor; `blocked_s` is the time inserts waited for room.
+        `dropped["too_old"]` + `dropped["too_new"]`. What was dropped as `"full_newest"`
+        or `"nonfinite"` was not inserted. `nonfinite` counts trajectories whether they
+        were kept or not, `refused` inserts, by actor; `blocked_s` is the time inserts
+        waited for room.
         """
         checks = self._checks.statistics()
         with self._has_rows:
@@ -258,19 +265,24 @@ class TrajectoryQueue:
             return len(self._free)
         return len(self._free) + len(self._waiting)  # all but those being copied
 
-    def _has_enough(self, count: int, oldest: int | None) -> bool:
+    def _has_enough(self, count: int, oldest: int | None, newest: int | None) -> bool:
         if len(self._waiting) < count:
             return False
         if oldest is not None:
-            kept = [row for row in self._waiting if row.version >= oldest]
-            if len(kept) < len(self._waiting):
-                self._counts.dropped["too_old"] += len(self._waiting) - len(kept)
-                self._free += [
-                    row.slot for row in self._waiting if row.version < oldest
-                ]
-                self._waiting = collections.deque(kept)
-                self._has_room.notify_all()
+            self._drop("too_old", lambda version: version < oldest)
+        if newest is not None:
+            self._drop("too_new", lambda version: version > newest)
         return len(self._waiting) >= count
+
+    def _drop(self, reason: str, is_dropped: Callable[[int], bool]) -> None:
+        gone = [row.slot for row in self._waiting if is_dropped(row.version)]
+        if gone:
+            self._waiting = collections.deque(
+                row for row in self._waiting if not is_dropped(row.version)
+            )
+            self._counts.dropped[reason] += len(gone)
+            self._free += gone
+            self._has_room.notify_all()
 
     def _check_capacity(self, *, insert: int = 1, take: int = 1) -> None:
         """Refuse what could make an insert and a take wait for each other for ever."""
@@ -297,4 +309,4 @@ class _Counts:
         self.taken = 0
         self.episodes = 0
         self.blocked_s = 0.0
-        self.dropped = {"full_oldest": 0, "full_newest": 0, "too_old": 0}
+        self.dropped = {"full_oldest": 0, "full_newest": 0, "too_old": 0, "too_new": 0}

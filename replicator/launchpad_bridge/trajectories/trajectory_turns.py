@@ -166,13 +166,19 @@ class TrajectoryTurns:
             return self._turn_of(self._progress, actor, with_snapshot=True)
 
     def take(
-        self, count: int, *, oldest: int | None = None, timeout_s: float
+        self,
+        count: int,
+        *,
+        oldest: int | None = None,
+        newest: int | None = None,
+        timeout_s: float,
     ) -> Taken | None:
         """Take out the next batch; None if it is not there in time.
 
         Args:
           count: `batch_size`.
           oldest: At most the version of this batch: none is dropped.
+          newest: Not used: versions follow from numbers.
           timeout_s: How long to wait for it.
 
         Raises:

@@ -22,7 +22,11 @@ from replicator.launchpad_bridge.acting import (
     start,
     unroll,
 )
-from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
+from replicator.launchpad_bridge.trajectories.table import (
+    TableTimeoutError,
+    TrajectoryError,
+    Turn,
+)
 from tests.launchpad_bridge.acting.counter import (
     Counter,
     GoesBack,
@@ -350,12 +354,29 @@ def test_an_insert_that_found_no_room_in_time_is_made_again():
         def insert(self, *args, **kwargs):
             if self.is_full:
                 self.is_full = False
-                raise CallTimeoutError("no room")
+                raise TableTimeoutError("no room")
             return super().insert(*args, **kwargs)
 
     counts = make_actor(Full(), episodes=12).run()
     assert counts["lost"] == 0
     assert counts["waits"] == 1
+
+
+def test_an_insert_that_was_late_only_is_not_made_again():
+    class Late(FreeTable):
+        is_late = True
+
+        def insert(self, *args, **kwargs):
+            turn = super().insert(*args, **kwargs)
+            if self.is_late:
+                self.is_late = False
+                raise CallTimeoutError("it had run by then")
+            return turn
+
+    table = Late()
+    counts = make_actor(table, episodes=12).run()
+    assert counts["lost"] == SIZE
+    assert SIZE * len(table.inserted) == counts["trajectories"] + SIZE
 
 
 class Stopping(GoesBack):

@@ -34,11 +34,22 @@ def queue_of(*versions):
 
 
 def test_what_is_too_old_is_dropped_by_the_update_that_would_learn_from_it():
-    queue = queue_of(3, 4, 5, 4, 5, 6)
+    queue = queue_of(3, 4, 5, 4, 5, 5)
     batches = batches_of(queue, 2, max_policy_lag=1)
     batches.set_state({"batch": 5, "cut": None})
-    assert next_ids(batches, 2) == [[4, 5], [5, 6]]
+    assert next_ids(batches, 2) == [[4, 5], [5, 5]]
     assert queue.statistics()["dropped"]["too_old"] == 2
+
+
+def test_versions_that_a_learner_lost_are_dropped_until_it_has_reached_them_again():
+    queue = queue_of(9, 4, 7, 6, 5, 5)
+    batches = batches_of(queue, 1)
+    batches.set_state({"batch": 5, "cut": None})
+    assert next_ids(batches, 1) == [[4]]
+    assert queue.statistics()["dropped"]["too_new"] == 3
+    queue.insert(rows(6), actor="actor/0", version=6)
+    assert next_ids(batches, 3) == [[5], [5], [6]]
+    assert queue.statistics()["dropped"]["too_new"] == 3
 
 
 def test_nothing_is_taken_before_it_could_be_new_enough():
@@ -55,8 +66,9 @@ def test_nothing_is_taken_before_it_could_be_new_enough():
 
 
 def test_a_batch_says_by_which_versions_it_was_acted():
-    batch = next(batches_of(queue_of(3, 4), 2))
-    assert batch["version"].tolist() == [3, 4]
+    batches = batches_of(queue_of(3, 4), 2)
+    batches.set_state({"batch": 4, "cut": None})
+    assert next(batches)["version"].tolist() == [3, 4]
 
 
 def test_a_stop_ends_the_wait():

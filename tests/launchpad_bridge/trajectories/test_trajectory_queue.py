@@ -65,6 +65,16 @@ def test_what_is_too_old_is_dropped_where_it_would_be_taken():
     assert dropped(queue) == {"too_old": 1}
 
 
+def test_room_of_what_is_too_new_is_free_again():
+    queue = TrajectoryQueue(4)
+    insert(queue, 1, 2, version=7)
+    insert(queue, 3, version=5)
+    assert queue.take(2, newest=6, timeout_s=0) is None
+    assert dropped(queue) == {"too_new": 2}
+    insert(queue, 4, 5, version=6)
+    assert ids_of(queue.take(3, newest=6, timeout_s=0)) == [3, 4, 5]
+
+
 def test_a_take_waits_for_trajectories_that_are_new_enough():
     queue = TrajectoryQueue(8)
     insert(queue, 1, 2, 3, 4)
