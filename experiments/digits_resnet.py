@@ -7,21 +7,19 @@ read.
 
 import dataclasses
 import functools
-import inspect
-import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags, logging
+from absl import app, logging
 from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
 import replicator
-from experiments import digits
+from experiments import config_flags, digits
 from models.resnet import ResNet
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import params_of, value_and_grad, with_params
@@ -179,23 +177,10 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
     return table
 
 
-_FIELDS = dataclasses.fields(Config)
-_FLAGS = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, str: flags.DEFINE_string}
-
-
-def _define_flags() -> None:
-    words = dict(re.findall(r"(\w+): (.+)", inspect.getdoc(Config) or ""))
-    for field in _FIELDS:
-        define = _FLAGS.get(type(field.default), flags.DEFINE_float)
-        define(field.name, field.default, words[field.name])
-
-
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
-    config = Config(
-        **{field.name: flags.FLAGS[field.name].value for field in _FIELDS}  # type: ignore
-    )
+    config = config_flags.read(Config)
     rep = replicator.Replicator()
     outcome = train(rep, config)
     _draw(outcome.curve, Path(config.directory) / "learning_curve.png")
@@ -203,5 +188,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
+    config_flags.define(Config)
     app.run(main)

@@ -1,0 +1,69 @@
+"""Learning curves, and strips of what was seen in an episode, as PNG files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+def draw_curves(
+    returns: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    *,
+    title: str,
+    window: int,
+    xlabel: str = "update",
+) -> None:
+    """Draw the mean return of the last episodes along the way.
+
+    Args:
+      returns: (where, return) of each episode in order, by the name of the run.
+      path: The file; its folder is made.
+      title: Over the picture.
+      window: Episodes that a point is the mean of, at most.
+      xlabel: What `where` counts.
+    """
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, episodes in returns.items():
+        where, gained = np.array(episodes, float).reshape(-1, 2).T
+        sums = np.concatenate([[0.0], np.cumsum(gained)])
+        ends = np.arange(1, len(sums))
+        starts = np.maximum(ends - window, 0)
+        axes.plot(where, (sums[ends] - sums[starts]) / (ends - starts), label=name)
+    axes.set(xlabel=xlabel, ylabel=f"return, mean of {window} episodes", title=title)
+    axes.grid(alpha=0.3)
+    if len(returns) > 1:
+        axes.legend()
+    _save(figure, path)
+
+
+def draw_frames(
+    frames: Sequence[np.ndarray], path: Path, *, title: str, most: int = 12
+) -> None:
+    """Draw pictures of an episode beside each other, evenly spaced in time.
+
+    Args:
+      frames: Pictures of [height, width] or [height, width, 3], in order.
+      path: The file; its folder is made.
+      title: Over the picture.
+      most: How many to draw; the first and the last are among them.
+    """
+    chosen = np.unique(np.linspace(0, len(frames) - 1, most).round().astype(int))
+    height, width = frames[0].shape[:2]
+    figure = Figure(
+        figsize=(1.2 * len(chosen), 1.2 * height / width + 0.6), layout="constrained"
+    )
+    rows = np.atleast_1d(figure.subplots(1, len(chosen)))
+    for axes, index in zip(rows, chosen, strict=True):
+        axes.imshow(frames[index], cmap="gray")
+        axes.set(xticks=[], yticks=[])
+        axes.set_xlabel(str(index), fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,1 @@
+"""Environments that experiments learn in."""

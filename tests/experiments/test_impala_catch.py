@@ -1,0 +1,101 @@
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import replicator
+from experiments.impala_catch import Config, anakin, make_agent, run_process, watch
+from replicator.testing import assert_replica_invariant
+
+ROOT = Path(__file__).parents[2]
+SMALL = Config(environments=16, unroll_length=12, hidden=8, lstm=4, steps=3)
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    with jax.numpy_dtype_promotion("standard"):  # of optax's Adam
+        yield
+
+
+def test_acting_and_learning_in_turn_finishes_episodes():
+    found = run_process(replicator.Replicator(2), SMALL, seed=0)
+    # The first reset, then ten steps an episode: nine, and one that begins anew.
+    assert len(found.returns) == 3 * 16
+    assert {gained for _, gained in found.returns} == {-1.0, 1.0}
+
+
+def test_the_same_seed_plays_and_learns_the_same():
+    first, second = (run_process(replicator.Replicator(1), SMALL, 3) for _ in range(2))
+    assert first.returns == second.returns
+    assert jax.tree.all(jax.tree.map(np.array_equal, first.params, second.params))
+
+
+def test_anakin_is_the_same_on_eight_replicas():
+    def ran(replicas):
+        rep = replicator.Replicator(replicas)
+        init_fn, step_fn = anakin(make_agent(SMALL), SMALL, replicas)
+        boards = {"board": np.arange(16, dtype=np.int32)}
+        with rep.session(step_fn, init_fn=init_fn, steps=3, display=False) as session:
+            metrics = [session.step(boards) for _ in session.steps()]
+        gained = [np.asarray(each["gained"]).reshape(16, -1) for each in metrics]
+        return gained, session.result.state["params"]
+
+    (one, params), (eight, other) = ran(1), ran(8)
+    np.testing.assert_array_equal(one, eight)  # the same boards, the same actions
+    for found, expected in zip(
+        jax.tree.leaves(other), jax.tree.leaves(params), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-3)  # Adam, of gradients ~0
+
+
+def test_what_is_learned_from_trajectories_does_not_depend_on_replicas():
+    agent = make_agent(dataclasses.replace(SMALL, steps=100))
+    rng = np.random.default_rng(0)
+    last = rng.random((16, 7)) < 0.2
+    trajectories = {
+        "observation": rng.random((16, 7, 10, 5), np.float32),
+        "first": np.roll(last, 1, axis=1),
+        "last": last,
+        "action": rng.integers(3, size=(16, 6), dtype=np.int32),
+        "reward": rng.normal(size=(16, 6)).astype(np.float32),
+        "discount": np.float32(1 - last[:, 1:]),
+        "extras": {"logits": rng.normal(size=(16, 6, 3)).astype(np.float32)},
+        "core": agent.initial_core(16),
+    }
+    assert_replica_invariant(
+        agent.step_fn, agent.init_fn, trajectories, accumulate=(1,), at_steps=(0, 1)
+    )
+
+
+def test_an_episode_is_shown_from_its_first_picture_to_its_last():
+    params = make_agent(SMALL).init_fn(jax.random.key(0))["params"]
+    frames, gained = zip(*watch(SMALL, params, 0), strict=True)
+    assert [int(frame[:9].sum()) for frame in frames] == [1] * 9 + [0]
+    assert abs(gained[-1]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["process", "anakin"])
+def test_catch_is_learned_in_two_minutes(scale, tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "experiments.impala_catch"),
+            *("--seeds=2", f"--scale={scale}", f"--directory={tmp_path}"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["average_return"] >= 0.95
+    assert found["seconds"] <= 120
+    pictures = {path.name for path in tmp_path.iterdir()}
+    assert pictures == {"learning_curve.png", "episode.png"}
