@@ -31,7 +31,9 @@ def draw_curves(
         sums = np.concatenate([[0.0], np.cumsum(gained)])
         ends = np.arange(1, len(sums))
         starts = np.maximum(ends - window, 0)
-        axes.plot(where, (sums[ends] - sums[starts]) / (ends - starts), label=name)
+        means = (sums[ends] - sums[starts]) / (ends - starts)
+        full = min(window, len(ends)) - 1  # the mean of a few would be a spike
+        axes.plot(where[full:], means[full:], label=name)
     axes.set(xlabel=xlabel, ylabel=f"return, mean of {window} episodes", title=title)
     axes.grid(alpha=0.3)
     if len(returns) > 1:

@@ -18,11 +18,12 @@ cores and the first million steps.
 """
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -31,15 +32,18 @@ from absl import app, logging
 from scipy import stats
 
 import replicator
-from experiments import config_flags
+import replicator.launchpad_bridge as lp
+from experiments import config_flags, impala_program
 from experiments.drawing import draw_curves, draw_frames
 from experiments.environments import atari
 from experiments.impala import Impala
 from models.impala import ActorCritic
+from replicator.checkpoint.commit import list_steps
 from replicator.hooks import every
 from replicator.launchpad_bridge import acting
 
 _SMOOTH = 30  # episodes, of the learning curve
+_COMPILED = 8  # updates, after which nothing is left to compile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,15 +52,20 @@ class Config:
 
     Attributes:
       game: As ale_py writes it.
+      scale: Where it runs.
+      launch_type: Where the nodes of a program run.
+      actors: How many nodes of a program share the games.
       torso: Of the network: shallow or deep.
       lstm: Units of its memory; 0 for none.
       minutes: Of training in this sitting, at most.
       steps: Updates in all, at most.
       environments: Games that are played at once.
+      batch_size: Trajectories that an update learns from; fewer than games, so the last
+        of them come from a policy some updates older.
       unroll_length: Steps of a trajectory.
       threads: That run the games.
       chunk: Images that convolutions take at once; 0 for all, on accelerators.
-      learning_rate: Of Adam.
+      learning_rate: Of RMSProp.
       entropy_cost: Weight of the entropy.
       discount: Of rewards, per step.
       episodes: That are played to compare the policy with chance.
@@ -65,15 +74,19 @@ class Config:
     """
 
     game: str = "pong"
+    scale: Literal["process", "program"] = "process"
+    launch_type: Literal["threads", "processes", "ray"] = "processes"
+    actors: int = 2
     torso: str = "shallow"
     lstm: int = 0
     minutes: float = 60.0
-    steps: int = 200_000
+    steps: int = 1_000_000
     environments: int = 16
+    batch_size: int = 4
     unroll_length: int = 20
     threads: int = 2
-    chunk: int = 56
-    learning_rate: float = 6e-4
+    chunk: int = 42
+    learning_rate: float = 7e-4
     entropy_cost: float = 0.01
     discount: float = 0.99
     episodes: int = 30
@@ -83,7 +96,7 @@ class Config:
     @property
     def steps_per_update(self) -> int:
         """Steps of environments that an update learns from."""
-        return self.environments * self.unroll_length
+        return self.batch_size * self.unroll_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +117,8 @@ class Trained:
 def make_agent(config: Config) -> Impala:
     """Return the agent."""
     optimizer = optax.chain(
-        optax.clip_by_global_norm(0.5), optax.adam(config.learning_rate, eps=1e-5)
+        optax.clip_by_global_norm(0.5),
+        optax.rmsprop(config.learning_rate, decay=0.99, eps=1e-5),
     )
     return Impala(
         net=ActorCritic(
@@ -122,9 +136,10 @@ def make_agent(config: Config) -> Impala:
     )
 
 
-def train(rep: replicator.Replicator, config: Config) -> Trained:
+def train_process(config: Config) -> Trained:
     """Act, then learn from it, and so on, from the last checkpoint on."""
     agent, directory = make_agent(config), Path(config.directory)
+    rep = replicator.Replicator()
     games = atari.make_games(config.game, config.environments, threads=config.threads)
     act = acting.LocalInference(agent.policy, seed=config.seed, index=0)
     with rep.session(
@@ -147,22 +162,101 @@ def train(rep: replicator.Replicator, config: Config) -> Trained:
             steps=begun * config.unroll_length,
         )
         clock = began = time.monotonic()
+        batches: list[Any] = []
         for update in session.steps():
-            act.use({"params": session.state["params"]})
-            unrolled = acting.unroll(games, act, state, config.unroll_length)
-            assert unrolled is not None  # nothing stops it
-            state = unrolled.acting
-            returns.add(update * config.steps_per_update, unrolled.episodes)
-            metrics = step(unrolled.trajectories)
+            if not batches:
+                act.use({"params": session.state["params"]})
+                unrolled = acting.unroll(games, act, state, config.unroll_length)
+                assert unrolled is not None  # nothing stops it
+                state = unrolled.acting
+                returns.add(update * config.steps_per_update, unrolled.episodes)
+                batches = cut(unrolled.trajectories, config.batch_size)
+            metrics = step(batches.pop(0))
             session.after(metrics | returns.metrics(), examples=config.steps_per_update)
-            if update == begun + 2:
+            if update == begun + _COMPILED:
                 clock = time.monotonic()  # all is compiled
             if time.monotonic() - began > 60 * config.minutes:
                 break
         seconds, updates = time.monotonic() - clock, session.steps_done
         params = jax.device_get(session.state["params"])
-    measured = max(updates - begun - 2, 0) * config.steps_per_update
+    measured = max(updates - begun - _COMPILED, 0) * config.steps_per_update
     return Trained(params=params, updates=updates, steps_per_s=measured / seconds)
+
+
+def cut(trajectories: Any, size: int) -> list[Any]:
+    """Return batches of so many trajectories each."""
+    rows = len(trajectories["action"])
+    return [
+        jax.tree.map(lambda leaf, i=i: leaf[i : i + size], trajectories)
+        for i in range(0, rows, size)
+    ]
+
+
+def train_program(config: Config) -> Trained:
+    """Act in some nodes, learn in another; all at once."""
+    directory = Path(config.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    before = last_saved(directory)
+    found = impala_program.learn(
+        make_agent(config),
+        functools.partial(actor_games, config),
+        config.launch_type,
+        actors=config.actors,
+        batch_size=config.batch_size,
+        unroll_length=config.unroll_length,
+        steps=config.steps,
+        minutes=config.minutes,
+        seed=config.seed,
+        name="impala_atari",
+        evaluator=functools.partial(Evaluator, config),
+        directory=str(directory),
+        checkpoint_dir=str(directory / "checkpoints"),
+        checkpoint_every=every(seconds=300),
+    )
+    returns = Returns(directory / "returns.jsonl", before)
+    for version, gained in found.returns:
+        returns.add(version * config.steps_per_update, [gained])
+    measured = (found.updates - before) * config.steps_per_update
+    return Trained(
+        params=found.params,
+        updates=found.updates,
+        steps_per_s=measured / found.seconds,
+    )
+
+
+def last_saved(directory: Path) -> int:
+    """Return how many updates the newest checkpoint has behind it."""
+    saved = directory / "checkpoints"
+    return max(list_steps(saved), default=0) if saved.is_dir() else 0
+
+
+def actor_games(config: Config, index: int) -> acting.VectorEnvironment:
+    """Make an actor's share of the games."""
+    del index  # seeds come with `reset`
+    return atari.make_games(config.game, config.environments // config.actors)
+
+
+class Evaluator:
+    """Plays an episode of the newest policy, again and again, and logs its return."""
+
+    def __init__(self, config: Config, learner: Any) -> None:
+        """Remember whose policy to play."""
+        self._config, self._learner = config, learner
+
+    def run(self) -> None:
+        """Play until the program stops."""
+        stop, seed = lp.stop_event(), 0
+        path = Path(self._config.directory) / "evaluations.jsonl"
+        while not stop.is_set():
+            found = self._learner.get_variables()
+            choose = trained_player(self._config, found.values["params"], size=1)
+            gained = play(self._config, choose, 1, seed=seed, is_stopped=stop.is_set)
+            steps, seed = found.version * self._config.steps_per_update, seed + 1
+            with path.open("a") as file:
+                file.writelines(json.dumps([steps, each]) + "\n" for each in gained)
+
+
+SCALES = {"process": train_process, "program": train_program}
 
 
 class Returns:
@@ -177,7 +271,9 @@ class Returns:
         self.path = path
         self.episodes: list[tuple[int, float]] = []
         if updates and path.exists():
-            self.episodes = [tuple(json.loads(line)) for line in path.open()]
+            self.episodes = [
+                tuple(json.loads(line)) for line in path.read_text().splitlines()
+            ]
         elif path.exists():
             path.unlink()
 
@@ -198,7 +294,12 @@ class Returns:
 
 
 def play(
-    config: Config, choose: Callable[..., np.ndarray], episodes: int, *, seed: int
+    config: Config,
+    choose: Callable[..., np.ndarray],
+    episodes: int,
+    *,
+    seed: int,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> list[float]:
     """Return the returns of the first episode of each of so many games.
 
@@ -207,11 +308,14 @@ def play(
       choose: `choose(observation, first, t)` returns actions [n].
       episodes: How many games are played, all at once.
       seed: Of the games.
+      is_stopped: Asked at each step; returns are left out then.
     """
     games = atari.make_games(config.game, episodes, threads=config.threads)
     step, t = games.reset(seed), 0
     returns, goes_on = np.zeros(episodes), np.ones(episodes, bool)
     while goes_on.any():
+        if is_stopped():
+            return []
         step = games.step(choose(step.observation, step.first, t))
         returns += step.reward * goes_on
         goes_on &= ~step.last
@@ -262,7 +366,7 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     config = config_flags.read(Config)
     directory = Path(config.directory)
-    trained = train(replicator.Replicator(), config)
+    trained = SCALES[config.scale](config)
     size = config.episodes
     chance = play(config, random_player(config, size=size), size, seed=1_000_000)
     policy = trained_player(config, trained.params, size=size)

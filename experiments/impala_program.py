@@ -9,6 +9,7 @@ functions.
 """
 
 import collections
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,12 +27,14 @@ class Learned(NamedTuple):
 
     Attributes:
       params: At its end.
+      updates: Behind them.
       returns: (version that acted, return) of each episode, as they came in.
       seconds: From launching to the last update.
       queue: What the queue counted.
     """
 
     params: Any
+    updates: int
     returns: list[tuple[int, float]]
     seconds: float
     queue: dict[str, Any]
@@ -81,9 +84,11 @@ def learn(
     batch_size: int,
     unroll_length: int,
     steps: int,
+    minutes: float | None = None,
     seed: int = 0,
     max_policy_lag: int | None = 20,
     name: str = "impala",
+    evaluator: Callable[[Any], Any] | None = None,
     **session: Any,
 ) -> Learned:
     """Run the program until the learner has made its updates.
@@ -96,9 +101,12 @@ def learn(
       batch_size: Trajectories that an update learns from.
       unroll_length: Steps of a trajectory.
       steps: Updates in all.
+      minutes: After which the program is stopped, its learner saved; None for never.
       seed: Of the run.
       max_policy_lag: Updates that a trajectory may have missed.
       name: Of the program.
+      evaluator: Makes, of a client of the learner, an object whose `run` watches the
+        policy until the program stops; None for none.
       **session: Of the learner's session: `checkpoint_dir`, `directory`, and others.
     """
     began = time.perf_counter()
@@ -131,14 +139,20 @@ def learn(
                 seed=seed,
             )
             program.add_node(node)
+    if evaluator is not None:
+        program.add_node(lp.PyClassNode(evaluator, learner), label="evaluator")
     with lp.launch(program, launch_type) as run:
-        run.wait(labels=["learner"])
+        with contextlib.suppress(lp.RunTimeoutError):
+            timeout_s = None if minutes is None else 60 * minutes
+            run.wait(timeout_s, labels=["learner"])
         seconds = time.perf_counter() - began
         client = queue.dereference()  # also the script may call nodes
         returns, counted = client.returns(), client.statistics()
+        run.stop_and_wait()
         (found,) = run.results_of("learner")
     return Learned(
         params=found["variables"]["params"],
+        updates=found["step"],
         returns=[(int(version), gained) for version, gained in returns.tolist()],
         seconds=seconds,
         queue=counted,

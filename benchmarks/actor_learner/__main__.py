@@ -1,0 +1,185 @@
+"""Compare an IMPALA program with what it is made of, and with RLlib's.
+
+Two actors play 16 games of Pong each and learn by the shallow network, from 32
+trajectories of 20 steps at once, 84 × 84 × 4 bytes an observation. Processes of all
+ways of working are there from the beginning, and take turns to run.
+
+- `bridge_ratio`: environment steps a second of actors whose learner takes batches and
+  drops them / of as many bare loops of the same environments and policy. `aa_ratio` is
+  that of these loops against themselves.
+- `cpu_ratio`: processor time of bare acting and bare learning, for the steps that the
+  real program took and learnt from, each alone / what the program took.
+- `async_over_sync`: steps learnt from a second, of the program / of one process that
+  acts with all games, then learns; each step waits 5 ms besides.
+- `rllib_speedup`: steps learnt from a second, of the program / of RLlib's IMPALA with
+  the same games, network, batch and processes. Null where it cannot be installed.
+
+`us_per_step` says where the processor time of a step goes: environment and inference
+are of a bare loop, learning of bare updates; inserting and taking is what the actors
+and the learner of the data plane take besides; the rest is what is left.
+"""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from benchmarks.actor_learner import runs
+from benchmarks.actor_learner.rllib import environment, rllib_peer
+from benchmarks.actor_learner.runs import Way, Window
+from benchmarks.actor_learner.setup import Setup
+from benchmarks.timing import Estimate, estimate
+
+_ROUNDS = flags.DEFINE_integer("rounds", 9, "Interleaved windows of each.")
+_WINDOW_S = flags.DEFINE_float("window_s", 4.0, "Length of a window.")
+_ACTORS = flags.DEFINE_integer("actors", 2, "Processes that act.")
+_GAMES = flags.DEFINE_integer("games", 16, "Of each actor.")
+_BATCH = flags.DEFINE_integer("batch", 32, "Trajectories in an update.")
+_UNROLL = flags.DEFINE_integer("unroll", 20, "Steps of a trajectory.")
+_WAIT_S = flags.DEFINE_float("wait_s", 0.005, "Of a step, for `async_over_sync`.")
+_RLLIB = flags.DEFINE_bool("rllib", True, "Measure RLlib, if it can be installed.")
+_RLLIB_ROUNDS = flags.DEFINE_integer("rllib_rounds", 3, "Windows beside RLlib's.")
+_RLLIB_VENV = flags.DEFINE_string(
+    "rllib_venv", "runs/rllib_venv", "Where RLlib is, or is installed."
+)
+
+_RLLIB_WINDOW = 3  # times as long: it learns in bursts
+
+
+def ways_of(setup: Setup, folder: Path) -> dict[str, Way]:
+    """Return what takes turns, by name."""
+    waiting = dataclasses.replace(setup, wait_s=_WAIT_S.value)
+    return {
+        "acting": Way(runs.acting_alone, setup, folder / "acting", learns=False),
+        "taking": Way(runs.taking, setup, folder / "taking"),
+        "updates": Way(runs.learning_alone, setup, folder / "updates", acts=False),
+        "program": Way(runs.learning, setup, folder / "program"),
+        "in_turn": Way(runs.in_turn, waiting, folder / "in_turn"),
+        "waiting": Way(runs.learning, waiting, folder / "waiting"),
+    }
+
+
+def measure(
+    rounds: int, seconds: float, python: Path | None, setup: Setup
+) -> tuple[dict[str, list[Window]], list[float]]:
+    """Return the windows of each way, and how many times as fast as RLlib it was."""
+    with tempfile.TemporaryDirectory(prefix="actor-learner-") as folder:
+        ways = ways_of(setup, Path(folder))
+        windows: dict[str, list[Window]] = {name: [] for name in (*ways, "again")}
+        speedups: list[float] = []
+        with runs.launched([*ways.values()]) as run:
+            for way in ways.values():
+                way.measure(run, 0.0)
+            for _ in range(rounds):
+                for name in windows:
+                    way = ways["acting" if name == "again" else name]
+                    windows[name].append(way.measure(run, seconds))
+            if python is not None:
+                with rllib_peer(python, setup) as peer:
+                    for _ in range(_RLLIB_ROUNDS.value):
+                        own = ways["program"].measure(run, _RLLIB_WINDOW * seconds)
+                        theirs = peer.trained_per_s(_RLLIB_WINDOW * seconds)
+                        speedups.append(own.trained_per_s / theirs)
+                        print(
+                            f"steps learnt from a second: {own.trained_per_s:.0f}; "
+                            f"RLlib {theirs:.0f}",
+                            flush=True,
+                        )
+        return windows, speedups
+
+
+def budget_us(windows: Mapping[str, Sequence[Window]]) -> dict[str, float]:
+    """Return the processor time of an environment step, by what it is spent on."""
+
+    def median(values: Sequence[float]) -> float:
+        return 1e6 * float(np.median(values))
+
+    acting, taking = windows["acting"], windows["taking"]
+    parts = {
+        "environment": median([each.stepping_s / each.acted for each in acting]),
+        "inference": median(
+            [(each.actors_s - each.stepping_s) / each.acted for each in acting]
+        ),
+        "insert": median(
+            [
+                each.actors_s / each.acted - bare.actors_s / bare.acted
+                for each, bare in zip(taking, acting, strict=True)
+            ]
+        ),
+        "take": median([each.learner_s / each.trained for each in taking]),
+        "learn": median([each.learner_s / each.trained for each in windows["updates"]]),
+    }
+    whole = median(
+        [
+            each.actors_s / each.acted + each.learner_s / each.trained
+            for each in windows["program"]
+        ]
+    )
+    parts["rest"] = whole - sum(parts.values())
+    return parts
+
+
+def cpu_ratios(windows: Mapping[str, Sequence[Window]]) -> list[float]:
+    """Return, of each round, bare processor time over the program's."""
+    return [
+        (
+            program.acted * acting.actors_s / acting.acted
+            + program.trained * updates.learner_s / updates.trained
+        )
+        / (program.actors_s + program.learner_s)
+        for acting, updates, program in zip(
+            windows["acting"], windows["updates"], windows["program"], strict=True
+        )
+    ]
+
+
+def ratios(windows: Mapping[str, Sequence[Window]]) -> dict[str, Estimate]:
+    """Return the numbers that have bars, but for RLlib's."""
+
+    def rates(name: str, what: str) -> np.ndarray:
+        return np.array([getattr(each, what) for each in windows[name]])
+
+    acting = rates("acting", "acted_per_s")
+    return {
+        "bridge_ratio": estimate(rates("taking", "acted_per_s") / acting),
+        "aa_ratio": estimate(rates("again", "acted_per_s") / acting),
+        "cpu_ratio": estimate(cpu_ratios(windows)),
+        "async_over_sync": estimate(
+            rates("waiting", "trained_per_s") / rates("in_turn", "trained_per_s")
+        ),
+    }
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    setup = Setup(
+        actors=_ACTORS.value,
+        environments=_GAMES.value,
+        unroll_length=_UNROLL.value,
+        batch_size=_BATCH.value,
+    )
+    python = environment(Path(_RLLIB_VENV.value).absolute()) if _RLLIB.value else None
+    windows, speedups = measure(_ROUNDS.value, _WINDOW_S.value, python, setup)
+    found = ratios(windows)
+    result: dict[str, object] = {}
+    for name, each in found.items():
+        print(f"{name}: {each}")
+        result |= {name: round(each.median, 3), f"{name}_low": round(each.low, 3)}
+    result["rllib_speedup"] = round(float(np.median(speedups)), 2) if speedups else None
+    for name, each in windows.items():
+        what = "acted_per_s" if name in ("acting", "again") else "trained_per_s"
+        result[f"{name}_per_s"] = round(
+            float(np.median([getattr(window, what) for window in each]))
+        )
+    result["us_per_step"] = {
+        name: round(used, 1) for name, used in budget_us(windows).items()
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)
