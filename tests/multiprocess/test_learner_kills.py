@@ -4,6 +4,7 @@ import jax
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator import InputOptions
 from replicator.hooks import Hook
 from tests.launchpad_bridge.learner import learning
 from tests.multiprocess import group_nodes
@@ -24,14 +25,16 @@ class NoNegativeLag(Hook):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_was_acted_with_variables_that_were_lost_is_not_learnt_from(processes):
     program = lp.Program("goes-back")
-    queue = program.add_node(lp.CourierNode(lp.TrajectoryQueue, 32), label="queue")
+    queue = program.add_node(lp.CourierNode(lp.TrajectoryQueue, 10), label="queue")
     node = lp.ReplicatedLearnerNode(
         *(learning.step_fn, learning.init_fn),
         steps=12,
         batch_size=8,
         processes=processes,
         table=queue,
-        # No checkpoint: it begins anew, while the queue has versions from 1 to 4.
+        # Small, and read late: so at the kill the queue has versions from 1 to 4. And
+        # there is no checkpoint, so the learner begins anew.
+        inputs=InputOptions(remainder="refuse", prefetch=1),
         hooks=[DieOnce(processes - 1), NoNegativeLag()],
         display=False,
     )

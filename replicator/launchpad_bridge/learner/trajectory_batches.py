@@ -43,7 +43,7 @@ class TrajectoryBatches(Iterator[PyTree]):
     Where a learner went back to a checkpoint, trajectories of versions that it has yet
     to reach again are dropped, and counted by the table: no policy lag is below 0, nor
     do variables that it had and lost pass for younger than they are. (What an actor
-    brings once the learner has reached that number again cannot be told apart.)
+    brings once as many batches are taken again cannot be told apart.)
 
     It is for one thread, but for `is_stopping` and `reached`.
 
@@ -118,7 +118,8 @@ class TrajectoryBatches(Iterator[PyTree]):
                 self._has_begun = True
             said = {"count": self._batch_size, "oldest": oldest, "timeout_s": LOOK_S}
             # A batch is for the update after so many: a later version is none of ours,
-            # but of a learner that was killed, and went back to its checkpoint.
+            # but of a learner that was killed, and went back to its checkpoint. (What
+            # is published now would be too strict: more is while this waits.)
             return self._ask("take", newest=self._number, **said), None
         except TableRestartedError as error:
             # It holds nothing: actors go back to behind the last batch taken here.
