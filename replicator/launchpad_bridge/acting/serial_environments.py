@@ -136,9 +136,9 @@ class SerialEnvironments:
         states = [snapshot(one.environment) for one in self._ones]
         return pack((states, tuple(self._step)))
 
-    def restore(self, packed: bytes) -> Step:
+    def restore(self, snapshot: bytes) -> Step:
         """Go back to a snapshot; see `VectorEnvironment`."""
-        states, step = unpack(packed)
+        states, step = unpack(snapshot)
         for one, state in zip(self._ones, states, strict=True):
             restore(one.environment, state)
         self._step = Step(*step)

@@ -92,9 +92,9 @@ class GymnasiumVector:
         assert self._step is not None, "reset it first"
         return pack((snapshot(self._env), tuple(self._step)))
 
-    def restore(self, packed: bytes) -> Step:
+    def restore(self, snapshot: bytes) -> Step:
         """Go back to a snapshot; see `VectorEnvironment`."""
-        state, step = unpack(packed)
+        state, step = unpack(snapshot)
         restore(self._env, state)
         self._step = Step(*step)
         return self._step
