@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from benchmarks.runs.killed_learner import Kill, Outcome, problems, run
+from benchmarks.runs.killed_learner import Case, Kill, Outcome, cases, problems, run
 from benchmarks.runs.learner_program import INTERVAL, STEPS, Shape
 
 _ROUNDS = flags.DEFINE_integer("rounds", 40, "Runs that lose a worker.")
@@ -40,23 +40,6 @@ _STARTS = 0.25  # of the rounds that kill while the program starts
 _WHILE_S = 0.1  # between an update and the kill
 _TWICE = 0.25  # of the rounds that kill again,
 _AGAIN_S = 4.0  # within this time: somebody starts again, or looks for who does
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """Who is killed, of which program."""
-
-    shape: Shape
-    victim: str
-
-    @property
-    def name(self) -> str:
-        """Return it in words."""
-        order = "turns" if self.shape.turns else "free"
-        table = "node" if self.shape.own_table else "inside"
-        return (
-            f"{order}, {self.shape.processes} processes, table {table}, {self.victim}"
-        )
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -74,22 +57,6 @@ class Found:
     )
     restart_s: list[float] = dataclasses.field(default_factory=list)
     restart_one_s: list[float] = dataclasses.field(default_factory=list)
-
-
-def cases() -> list[Case]:
-    """Return all cases, programs whose bits are compared among them."""
-    found = []
-    for turns in (False, True):
-        for processes in (1, 2):
-            for own_table in (True, False):
-                shape = Shape(turns=turns, processes=processes, own_table=own_table)
-                learners = ["learner"] if processes == 1 else ["learner/0", "learner/1"]
-                others = ["actor/0"] + ["queue"] * own_table
-                others += ["inference"] * (own_table and not turns)
-                if not turns and not own_table:
-                    others = []  # the actor's death is that of the case before
-                found += [Case(shape=shape, victim=v) for v in learners + others]
-    return found
 
 
 def draw_kills(case: Case, whole: Outcome, rng: random.Random) -> list[Kill]:

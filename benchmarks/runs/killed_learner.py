@@ -21,6 +21,23 @@ _POLL_S = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Who is killed, of which program."""
+
+    shape: Shape
+    victim: str
+
+    @property
+    def name(self) -> str:
+        """Return it in words."""
+        order = "turns" if self.shape.turns else "free"
+        table = "node" if self.shape.own_table else "inside"
+        return (
+            f"{order}, {self.shape.processes} processes, table {table}, {self.victim}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
     """Who is killed, and when.
 
@@ -119,6 +136,22 @@ class _KnownWorkers:
 
     def close(self) -> None:
         self._workers.close()
+
+
+def cases() -> list[Case]:
+    """Return all cases, programs whose bits are compared among them."""
+    found = []
+    for turns in (False, True):
+        for processes in (1, 2):
+            for own_table in (True, False):
+                shape = Shape(turns=turns, processes=processes, own_table=own_table)
+                learners = ["learner"] if processes == 1 else ["learner/0", "learner/1"]
+                others = ["actor/0"] + ["queue"] * own_table
+                others += ["inference"] * (own_table and not turns)
+                if not turns and not own_table:
+                    others = []  # the actor's death is that of the case before
+                found += [Case(shape=shape, victim=v) for v in learners + others]
+    return found
 
 
 def run(

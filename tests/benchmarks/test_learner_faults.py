@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.learner_faults import cases
-from benchmarks.runs.killed_learner import Outcome, problems
+from benchmarks.runs.killed_learner import Outcome, cases, problems
 from benchmarks.runs.learner_program import STEPS
 
 
