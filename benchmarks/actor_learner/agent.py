@@ -83,7 +83,7 @@ class CountedEnvironments:
         """Refuse: nobody asks for it."""
         raise NotImplementedError
 
-    def restore(self, packed: bytes) -> acting.Step:
+    def restore(self, snapshot: bytes) -> acting.Step:
         """Refuse: nobody asks for it."""
         raise NotImplementedError
 
