@@ -96,6 +96,10 @@ BARS = (
     _bar("program_overhead", "ratio", "<=", 1.1),
     _bar("gradient_coding", "speedup", ">=", 1.3),
     _bar("orphans", "left", "==", 0),
+    _bar("actor_learner", "bridge_ratio", ">=", 0.85),
+    _bar("actor_learner", "cpu_ratio", ">=", 0.85),
+    _bar("actor_learner", "async_over_sync", ">=", 1.3),
+    _bar("actor_learner", "rllib_speedup", ">=", 1.5),
 )
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
