@@ -60,8 +60,7 @@ class EpisodeQueue(lp.TrajectoryQueue):
         episodes: Sequence[float] = (),
     ) -> Turn:
         """Take in trajectories; see `TrajectoryQueue`."""
-        self._returns.extend((version, float(gained)) for gained in episodes)
-        return super().insert(
+        turn = super().insert(
             trajectories,
             actor=actor,
             version=version,
@@ -69,6 +68,9 @@ class EpisodeQueue(lp.TrajectoryQueue):
             snapshot=snapshot,
             episodes=episodes,
         )
+        # Behind it: an insert that is refused, or tried again, was none.
+        self._returns.extend((version, float(gained)) for gained in episodes)
+        return turn
 
     def returns(self) -> np.ndarray:
         """Return all (version, return) so far, float64 [episodes, 2]."""

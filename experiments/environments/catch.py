@@ -150,7 +150,7 @@ class Boards(NamedTuple):
 def reset(keys: jax.Array) -> Boards:
     """Begin an episode on each of n boards, whose columns the keys [n] choose."""
     board = begin(_columns(keys))
-    none, yes = jnp.zeros(board.row.shape), jnp.ones(board.row.shape, bool)
+    none, yes = jnp.zeros_like(board.row, jnp.float32), jnp.ones(board.row.shape, bool)
     return Boards(board, _pictures(board), none, none, yes, ~yes)
 
 

@@ -39,6 +39,7 @@ TINY = {
     "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
     "gradient_coding": ["--rounds=2", "--steps=3"],
     "orphans": ["--rounds=2"],
+    "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
     "learner_faults": ["--rounds=5"],
     "actor_learner": [
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
@@ -73,6 +74,7 @@ EXACT = {
     "program_overhead": {},
     "gradient_coding": {"parts_per_worker": 3},
     "orphans": {"left": 0, "rounds": 4},
+    "variable_service": {},
     "learner_faults": {"failures": 0, "rounds": 5},
     "actor_learner": {"rllib_speedup": None},
 }

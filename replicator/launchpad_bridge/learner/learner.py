@@ -6,7 +6,7 @@ In a learner of several processes the first one has the table, the variables and
 server; all of them have a session, which read in step and end as one.
 """
 
-import dataclasses
+import collections
 import statistics
 import threading
 import time
@@ -17,17 +17,16 @@ import jax
 import jax.numpy as jnp
 
 from replicator.base.host.paths import checked_path
-from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.base.types import Device, PyTree
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ArgumentError, BatchError, CallTimeoutError
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
-from replicator.launchpad_bridge.learner.lifted_step import Variables, lifted
+from replicator.launchpad_bridge.learner.lifted_step import lifted
+from replicator.launchpad_bridge.learner.options import LearnerOptions
 from replicator.launchpad_bridge.learner.published import (
     PublishedVariables,
-)
-from replicator.launchpad_bridge.learner.published import (
-    Variables as SentVariables,
+    Variables,
 )
 from replicator.launchpad_bridge.learner.shares import Share, SharedBatches, Shares
 from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
@@ -41,26 +40,6 @@ from replicator.training.session import Session
 _LOOK_S = 0.02
 
 
-def params_of(state: PyTree) -> dict[str, PyTree]:
-    """Return what actors get by default: `state["params"]`, under the name `params`."""
-    return {"params": state["params"]}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LearnerOptions:
-    """What a learner is made of; see `ReplicatedLearnerNode`, which takes it apart."""
-
-    step_fn: StepFn
-    init_fn: InitFn
-    steps: int | None
-    batch_size: int
-    replicas: int | None
-    variables: Variables
-    max_policy_lag: int | None
-    fixed_lag: int | None
-    session: dict[str, Any]
-
-
 class ReplicatedLearner:
     """What a `ReplicatedLearnerNode` runs in each of its processes.
 
@@ -69,7 +48,6 @@ class ReplicatedLearner:
       table: Where trajectories are; None in all processes but the first.
       first: A client of the first process, in all others.
       process: Which one this is.
-      processes: How many there are.
     """
 
     # Of its server: many actors wait in calls; at its end for what does not come.
@@ -83,25 +61,24 @@ class ReplicatedLearner:
         table: Table | None = None,
         first: Any = None,
         process: int = 0,
-        processes: int = 1,
     ) -> None:
         self._options = options
         self._table = table
         self._first = first
         self._process = process
-        self._processes = processes
         earlier = options.fixed_lag or 0
         self._lifted = lifted(
             options.init_fn, options.step_fn, options.variables, earlier=earlier
         )
         self._copied = jax.jit(self._copy)
+        # What threads of the server share with the session's: each guards itself, or is
+        # set once (`_taken` and `_shares`, before `_started` is).
         self._published = PublishedVariables(keep=earlier + 1)
-        self._published_version = -1
-        self._has_published = threading.Condition()
         self._saves = _Saves(options.session.get("checkpoint_every", 1000))
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
+        self._runs = threading.Lock()  # held for good by the one `run`
         self._started = threading.Event()
 
     def insert(
@@ -135,7 +112,7 @@ class ReplicatedLearner:
         newer_than: int | None = None,
         version: int | None = None,
         timeout_s: float = 60.0,
-    ) -> SentVariables | None:
+    ) -> Variables | None:
         """Return variables: the newest, or those of a version.
 
         Args:
@@ -156,15 +133,15 @@ class ReplicatedLearner:
         """Return what is known of the run so far.
 
         Returns:
-          `version`, the updates done; `episodes`, how many ended in what was taken, and
-          `episode_return`, the mean over the last hundred of them, None before the
-          first; `table`, the counts of the table.
+          `version`, the updates done, None at first; `episodes`, how many ended in what
+          was taken, and `episode_return`, the mean over the last hundred of them, None
+          before the first; `table`, the counts of the table.
         """
         assert self._table is not None, "others call the first process alone"
         taken = self._taken
         returns = [] if taken is None else list(taken.last_returns)
         return {
-            "version": self._published_version,
+            "version": self._published.version,
             "episodes": 0 if taken is None else taken.num_episodes,
             "episode_return": statistics.fmean(returns) if returns else None,
             "table": self._table.statistics(),
@@ -187,8 +164,9 @@ class ReplicatedLearner:
                 "`checkpoint_dir` must be given for `save`, got None. Pass it to the "
                 "learner's node."
             )
-        target = self._published_version + 1
         until_s = time.monotonic() + timeout_s
+        self._published.wait_for(0, timeout_s)  # until it has gone on from the last one
+        target = (self._published.version or 0) + 1
         while True:
             known = list_steps(directory) if directory.is_dir() else []
             if known and known[-1] >= target:
@@ -220,6 +198,10 @@ class ReplicatedLearner:
           `step`, updates done; `metrics` of the last; `variables`, NumPy. Where the
           program stopped before there was a batch: 0, None, None.
         """
+        if not self._runs.acquire(blocking=False):
+            raise ArgumentError(
+                "`run` must be left to the learner's node, got another call of it."
+            )
         options = self._options
         said: dict[str, Any] = {
             "inputs": InputOptions(remainder="refuse"),
@@ -229,7 +211,12 @@ class ReplicatedLearner:
             "checkpoint_every": self._saves,
             "node": node_context.get_context(),
         }
-        rep = Replicator(options.replicas)
+        if (eval_fn := said.get("eval_fn")) is not None:
+            said["eval_fn"] = lambda state, batch: eval_fn(
+                self._lifted.user_state(state), batch
+            )
+        devices = _devices(options.replicas, options.processes)
+        rep = Replicator(options.replicas, devices=devices)
         session = rep.session(self._lifted.step_fn, self._input_fn, **said)
         try:
             self._learn(session)
@@ -279,34 +266,28 @@ class ReplicatedLearner:
             self._table,
             self._options.batch_size,
             is_stopping=stop.is_set,
-            reached=self._reached,
+            reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
         )
         self._shares = Shares(
             self._taken,
-            self._processes,
+            self._options.processes,
             is_save_asked=self._saves.take_request,
             save_behind=self._saves.behind,
         )
         self._started.set()
         return self._shares
 
-    def _reached(self, version: int, timeout_s: float) -> bool:
-        with self._has_published:
-            return self._has_published.wait_for(
-                lambda: self._published_version >= version, timeout_s
-            )
-
     def _publish_all(self, session: Session) -> None:
         """Publish what the run begins with: earlier versions, too, where they count."""
         versions = self._lifted.versions(self._local(session.state), session.steps_done)
         for version in sorted(versions):
-            self._tell(version, jax.tree.map(jnp.copy, versions[version]))
+            self._published.publish(version, jax.tree.map(jnp.copy, versions[version]))
 
     def _publish(self, session: Session) -> None:
         if self._process == 0:
             state = self._local(session.state)
-            self._tell(session.steps_done, self._copied(state))
+            self._published.publish(session.steps_done, self._copied(state))
 
     def _copy(self, state: PyTree) -> dict[str, PyTree]:
         # Copies: the next step takes the state over. Nobody waits for them here.
@@ -317,11 +298,16 @@ class ReplicatedLearner:
         """Return a state as one device has it: all have the same."""
         return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
 
-    def _tell(self, version: int, values: dict[str, PyTree]) -> None:
-        self._published.publish(version, values)
-        with self._has_published:
-            self._published_version = version
-            self._has_published.notify_all()
+
+def _devices(replicas: int | None, processes: int) -> list[Device] | None:
+    """Return as many devices of each process; None for all."""
+    if replicas is None or processes == 1:
+        return None
+    of_process = collections.defaultdict(list)
+    for device in jax.devices():
+        of_process[device.process_index].append(device)
+    each = replicas // processes
+    return [device for own in of_process.values() for device in own[:each]]
 
 
 class _Saves(Every):

@@ -7,7 +7,7 @@ had before, so the state holds them.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from replicator import Max, Mean, Sum, step_number
 from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.errors import ArgumentError
 
 Variables = Callable[[PyTree], dict[str, PyTree]]
 """What actors get of a state, by name; it may be traced."""
@@ -103,9 +104,19 @@ def _of_trajectories(step_fn: StepFn) -> StepFn:
     @functools.wraps(step_fn)
     def step(state: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         state, metrics = step_fn(state, batch["trajectories"], *key)
-        return state, {**metrics, **_lag_metrics(batch["version"])}
+        return state, _joined(metrics, _lag_metrics(batch["version"]))
 
     return step
+
+
+def _joined(metrics: Any, lags: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(metrics, Mapping) or lags.keys() & metrics.keys():
+        found = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics)
+        raise ArgumentError(
+            "`step_fn` must return a dict of metrics, none of them called "
+            f"{', '.join(lags)}, got {found}. Name each metric."
+        )
+    return {**metrics, **lags}
 
 
 def _lag_metrics(version: jax.Array) -> dict[str, Any]:

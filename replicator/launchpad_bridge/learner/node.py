@@ -3,22 +3,17 @@
 from typing import Any
 
 from replicator.base.types import InitFn, StepFn
-from replicator.errors import ArgumentError, ProgramError, check_count, check_function
-from replicator.launchpad_bridge.learner.learner import (
-    LearnerOptions,
-    ReplicatedLearner,
-    params_of,
-)
+from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.handles import Dereferenceable
+from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.lifted_step import Variables
+from replicator.launchpad_bridge.learner.options import LearnerOptions, params_of
 from replicator.launchpad_bridge.nodes.courier_node import CourierHandle, CourierNode
 from replicator.launchpad_bridge.nodes.jax_processes import GroupMember
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.running.deferred import Deferred
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
-from replicator.replicator import Replicator
-
-_OWN = {"step_fn", "dataset", "init_fn", "steps", "node"}
 
 
 class ReplicatedLearnerNode(Node[CourierHandle]):
@@ -62,7 +57,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
           init_fn: Makes the state of a key.
           steps: Updates in all; None: until the program stops.
           batch_size: B, trajectories in a global batch.
-          replicas: Devices to use, of all processes; all by default.
+          replicas: Devices to use, as many of each process; all by default.
           processes: How many processes there are.
           variables: `variables(state)` returns what actors get, by name;
             `{"params": state["params"]}` by default.
@@ -70,38 +65,24 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             makes a table in the learner; a queue of 4 B in the learner by default.
           max_policy_lag: Updates that a trajectory may have missed when it is learnt
             from; older ones are dropped, and counted. None for any number.
-          fixed_lag: Of actors that take turns: that of the `TrajectoryTurns`.
+          fixed_lag: Of actors that take turns: the `lag` of the `TrajectoryTurns`.
+            Hooks then see {"state": the user's, "earlier": variables of before}.
           **session: As in `Replicator.session`: `directory`, `checkpoint_dir`, `seed`,
-            `accumulate`, `hooks`, `step_timeout`, and all others.
+            `accumulate`, `hooks`, `step_timeout`, and all others but those that read a
+            batch again or before the run (`auto_microbatch`, going back).
 
         Raises:
-          ArgumentError: One is out of range, or the session knows none of this name.
-          ProgramError: Two do not go together.
+          ArgumentError: One is out of range, two do not go together, or the session
+            knows none of this name.
         """
         super().__init__()
-        check_function("step_fn", step_fn, "state, trajectories")
-        check_function("init_fn", init_fn, "key")
-        check_function("variables", variables, "state")
-        check_count("batch_size", batch_size)
-        check_count("processes", processes)
-        _check_lags(max_policy_lag, fixed_lag)
-        _check_known(session)
-        if replicas is not None and batch_size % replicas:
-            raise ArgumentError(
-                f"`batch_size` must divide evenly over {replicas} replicas, got "
-                f"{batch_size}. Use {batch_size - batch_size % replicas or replicas}."
-            )
-        if batch_size % processes:
-            raise ArgumentError(
-                f"`batch_size` must divide evenly over {processes} processes, got "
-                f"{batch_size}. Use {batch_size - batch_size % processes or processes}."
-            )
         options = LearnerOptions(
             step_fn=step_fn,
             init_fn=init_fn,
             steps=steps,
             batch_size=batch_size,
             replicas=replicas,
+            processes=processes,
             variables=variables,
             max_policy_lag=max_policy_lag,
             fixed_lag=fixed_lag,
@@ -109,9 +90,12 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         )
         if table is None:
             table = Deferred(TrajectoryQueue, capacity=4 * batch_size)
-        self._first = CourierNode(
-            ReplicatedLearner, options, table=table, processes=processes
-        )
+        if not isinstance(table, Dereferenceable):
+            raise ArgumentError(
+                f"`table` must be a handle of a node, or a `Deferred`, got {table!r}. "
+                "Write `lp.Deferred(lp.TrajectoryQueue, capacity=...)`."
+            )
+        self._first = CourierNode(ReplicatedLearner, options, table=table)
         self._nodes: list[Node[Any]] = [self._first]
         if processes > 1:
             self._nodes = _members(self._first, options, processes)
@@ -160,7 +144,6 @@ def _members(
             options,
             first=first.create_handle(),
             process=process,
-            processes=processes,
         )
         for process in range(1, processes)
     ]
@@ -168,25 +151,3 @@ def _members(
         LearnerProcess(node, process=process, processes=processes)
         for process, node in enumerate([first, *others])
     ]
-
-
-def _check_lags(max_policy_lag: int | None, fixed_lag: int | None) -> None:
-    for name, lag in (("max_policy_lag", max_policy_lag), ("fixed_lag", fixed_lag)):
-        if lag is not None and (not isinstance(lag, int) or lag < 0):
-            raise ArgumentError(
-                f"`{name}` must be a whole number from 0 on, got {lag!r}. Use 1."
-            )
-    if max_policy_lag is not None and fixed_lag is not None:
-        raise ProgramError(
-            "`max_policy_lag` must be left out where actors take turns, got both it "
-            "and `fixed_lag`. Leave one out."
-        )
-
-
-def _check_known(session: dict[str, Any]) -> None:
-    known = set(Replicator.run.__annotations__) - _OWN - {"return"}
-    if unknown := sorted(set(session) - known):
-        raise ArgumentError(
-            f"`ReplicatedLearnerNode` must be given options of a session, got "
-            f"`{unknown[0]}`. It takes {', '.join(sorted(known))}."
-        )

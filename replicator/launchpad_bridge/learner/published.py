@@ -90,6 +90,11 @@ class PublishedVariables:
         with self._changed:
             return next(reversed(self._kept), None)
 
+    def wait_for(self, version: int, timeout_s: float) -> bool:
+        """Wait until a version, or a later one, is published; tell whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_reached(version), timeout_s)
+
     def publish(self, version: int, values: Mapping[str, PyTree]) -> None:
         """Give a version to whoever asks from now on; the oldest one may go.
 

@@ -93,12 +93,12 @@ class TrajectoryBatches(Iterator[PyTree]):
         """
         started_s = warned_s = time.monotonic()
         while not self._is_stopping():
-            oldest = None
-            if self._max_policy_lag is not None:
-                oldest = max(self._number - self._max_policy_lag, 0)
-                if not self._reached(oldest, LOOK_S):
-                    continue  # whatever is there now would be too old by then
-            taken, lost = self._try_to_take(oldest)
+            lag = self._max_policy_lag
+            oldest = None if lag is None else max(self._number - lag, 0)
+            if oldest is None or self._reached(oldest, LOOK_S):
+                taken, lost = self._try_to_take(oldest)
+            else:  # whatever is there now would be too old by then
+                taken, lost = None, f"the learner has not published version {oldest}"
             if taken is not None:
                 return self._batch(taken)
             now_s = time.monotonic()

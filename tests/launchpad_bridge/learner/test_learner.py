@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,3 +124,43 @@ def test_it_tells_how_episodes_ended():
             pass
     assert told["episode_return"] >= 0
     assert told["table"]["taken"] > 0
+
+
+def test_nobody_runs_a_learner_again():
+    program = program_of(turns=False, steps=None)
+    with lp.launch(program, "threads"):
+        client = program.groups["learner"][0].create_handle().dereference()
+        client.get_variables()
+        with pytest.raises(ValueError, match="left to the learner's node"):
+            client.run()
+
+
+def test_an_evaluation_sees_the_user_s_state_where_actors_take_turns():
+    def eval_fn(state, rows):
+        return {"size": rows["x"] * jnp.square(state["params"]["w"]).sum()}
+
+    found = learnt(
+        replicas=1,
+        steps=2,
+        eval_fn=eval_fn,
+        eval_dataset=[{"x": np.ones(4, np.float32)}],
+        eval_every=1,
+    )
+    assert found["step"] == 2
+
+
+@pytest.mark.parametrize("name", ["policy_lag", None])
+def test_metrics_that_are_none_are_refused(name):
+    def step_fn(state, rows):
+        state, metrics = learning.step_fn(state, rows)
+        return state, {name: metrics["loss"]} if name else metrics["loss"]
+
+    program = lp.Program("unnamed")
+    node = lp.ReplicatedLearnerNode(
+        step_fn, learning.init_fn, steps=1, batch_size=2, replicas=1, display=False
+    )
+    learner = program.add_node(node, label="learner")
+    with lp.launch(program, "threads") as run:
+        learner.dereference().insert(learning.rows(2), actor="me", version=0)
+        with pytest.raises(lp.NodeFailedError, match="must return a dict of metrics"):
+            run.wait(TIMEOUT_S)

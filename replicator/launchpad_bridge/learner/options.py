@@ -1,0 +1,150 @@
+"""What is said of a learner; refused where it is written, if it does not fit."""
+
+import dataclasses
+from typing import Any
+
+from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_function,
+    check_kind,
+    check_whole,
+)
+from replicator.inputs.options import InputOptions
+from replicator.launchpad_bridge.learner.lifted_step import Variables
+from replicator.replicator import Replicator
+
+_OWN = {"step_fn", "dataset", "init_fn", "steps", "node", "return"}
+_AS_THEY_ARE = ("mode", "epochs", "steps")  # of inputs: a learner has one of its own
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerOptions:
+    """What a learner is made of; `ReplicatedLearnerNode` says what each is.
+
+    Raises:
+      ArgumentError: One is out of range, two do not go together, or the session knows
+        none of this name.
+    """
+
+    step_fn: StepFn
+    init_fn: InitFn
+    steps: int | None
+    batch_size: int
+    replicas: int | None
+    processes: int
+    variables: Variables
+    max_policy_lag: int | None
+    fixed_lag: int | None
+    session: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_function("step_fn", self.step_fn, "state, trajectories")
+        check_function("init_fn", self.init_fn, "key")
+        check_function("variables", self.variables, "state")
+        for name in ("steps", "batch_size", "replicas", "processes"):
+            value = getattr(self, name)
+            if value is not None or name in ("batch_size", "processes"):
+                check_count(name, value)
+        self._check_lags()
+        self._check_cut()
+        self._check_session()
+
+    @property
+    def steps_per_call(self) -> int:
+        """Updates that one call of the compiled step makes."""
+        return self.session.get("steps_per_call", 1)
+
+    def _check_lags(self) -> None:
+        for name in ("max_policy_lag", "fixed_lag"):
+            lag = getattr(self, name)
+            if lag is not None:
+                check_whole(name, lag)
+                if lag < 0:
+                    raise ArgumentError(
+                        f"`{name}` must be 0 or more, got {lag}. Use 1."
+                    )
+        if self.max_policy_lag is not None and self.fixed_lag is not None:
+            raise ArgumentError(
+                "`max_policy_lag` must be left out where actors take turns, got both "
+                "it and `fixed_lag`. Leave one out."
+            )
+
+    def _check_cut(self) -> None:
+        """Refuse a batch that cannot be cut over processes, replicas, microbatches."""
+        replicas = self.replicas or 1
+        if self.replicas is not None and replicas % self.processes:
+            raise ArgumentError(
+                f"`replicas` must divide evenly over {self.processes} processes, got "
+                f"{replicas}. Use {-(-replicas // self.processes) * self.processes}."
+            )
+        accumulate = self.session.get("accumulate", 1)
+        check_count("accumulate", accumulate)
+        cuts = {
+            "replicas": replicas,
+            "processes": self.processes,
+            "microbatches of all replicas": accumulate * replicas,
+        }
+        for name, parts in cuts.items():
+            if self.batch_size % parts:
+                fits = max(self.batch_size // parts, 1) * parts
+                raise ArgumentError(
+                    f"`batch_size` must divide evenly over {parts} {name}, got "
+                    f"{self.batch_size}. Use {fits}."
+                )
+
+    def _check_session(self) -> None:
+        said = self.session
+        known = set(Replicator.run.__annotations__) - _OWN
+        if unknown := sorted(set(said) - known):
+            raise ArgumentError(
+                f"`ReplicatedLearnerNode` must be given options of a session, got "
+                f"`{unknown[0]}`. It takes {', '.join(sorted(known))}."
+            )
+        for name in ("auto_microbatch", "memory_limit_bytes"):
+            if said.get(name):
+                # It would wait for a batch before actors have anything to act with.
+                raise _left_out(name, said[name], "Pass `accumulate`.")
+        self._check_inputs(said.get("inputs"))
+        self._check_calls()
+        action = getattr(said.get("spikes"), "action", None)
+        if "rollback" in (said.get("on_nonfinite"), action):
+            # Trajectories cannot be read again.
+            raise _left_out("on_nonfinite", "rollback", 'Use "skip", or "raise".')
+        if said.get("on_nonfinite") == "skip" and self.fixed_lag:
+            # A version would have no update behind it.
+            raise _left_out("on_nonfinite", "skip", 'Use "raise" with `fixed_lag`.')
+
+    def _check_inputs(self, inputs: Any) -> None:
+        check_kind("inputs", inputs, InputOptions)
+        default = InputOptions()
+        for name in _AS_THEY_ARE if inputs is not None else ():
+            if getattr(inputs, name) != getattr(default, name):
+                raise _left_out(
+                    f"inputs.{name}", getattr(inputs, name), "Leave it out."
+                )
+
+    def _check_calls(self) -> None:
+        check_count("steps_per_call", self.steps_per_call)
+        least = self.steps_per_call - 1
+        lag = self.max_policy_lag if self.fixed_lag is None else self.fixed_lag
+        is_enough = lag is None or (self.fixed_lag is None and lag >= least)
+        if least and not is_enough:
+            # Variables are published behind each call only.
+            raise _left_out(
+                "steps_per_call",
+                self.steps_per_call,
+                f"Use 1, or a `max_policy_lag` of {least} or more.",
+            )
+
+
+def params_of(state: PyTree) -> dict[str, PyTree]:
+    """Return what actors get by default: `state["params"]`, under the name `params`."""
+    return {"params": state["params"]}
+
+
+def _left_out(name: str, value: Any, remedy: str) -> ArgumentError:
+    return ArgumentError(
+        f"`{name}` must be left out of a learner like this, got {value!r}. {remedy}"
+    )
