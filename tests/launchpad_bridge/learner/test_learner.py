@@ -160,7 +160,7 @@ def test_metrics_that_are_none_are_refused(name):
         step_fn, learning.init_fn, steps=1, batch_size=2, replicas=1, display=False
     )
     learner = program.add_node(node, label="learner")
-    with lp.launch(program, "threads") as run:
-        learner.dereference().insert(learning.rows(2), actor="me", version=0)
-        with pytest.raises(lp.NodeFailedError, match="must return a dict of metrics"):
-            run.wait(TIMEOUT_S)
+    run = lp.launch(program, "threads")
+    learner.dereference().insert(learning.rows(2), actor="me", version=0)
+    with pytest.raises(lp.NodeFailedError, match="must return a dict of metrics"):
+        run.wait(TIMEOUT_S)
