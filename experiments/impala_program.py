@@ -112,6 +112,52 @@ def learn(
       **session: Of the learner's session: `checkpoint_dir`, `directory`, and others.
     """
     began = time.perf_counter()
+    program, queue = make_program(
+        agent,
+        make_environment,
+        actors=actors,
+        batch_size=batch_size,
+        unroll_length=unroll_length,
+        steps=steps,
+        seed=seed,
+        max_policy_lag=max_policy_lag,
+        name=name,
+        evaluator=evaluator,
+        **session,
+    )
+    with lp.launch(program, launch_type) as run:
+        with contextlib.suppress(lp.RunTimeoutError):
+            timeout_s = None if minutes is None else 60 * minutes
+            run.wait(timeout_s, labels=["learner"])
+        seconds = time.perf_counter() - began
+        client = queue.dereference()  # also the script may call nodes
+        returns, counted = client.returns(), client.statistics()
+        run.stop_and_wait()
+        (found,) = run.results_of("learner")
+    return Learned(
+        params=found["variables"]["params"],
+        updates=found["step"],
+        returns=[(int(version), gained) for version, gained in returns.tolist()],
+        seconds=seconds,
+        queue=counted,
+    )
+
+
+def make_program(
+    agent: Impala,
+    make_environment: Callable[[int], VectorEnvironment],
+    *,
+    actors: int,
+    batch_size: int,
+    unroll_length: int,
+    steps: int | None,
+    seed: int = 0,
+    max_policy_lag: int | None = 20,
+    name: str = "impala",
+    evaluator: Callable[[Any], Any] | None = None,
+    **session: Any,
+) -> tuple[lp.Program, lp.CourierHandle]:
+    """Return the program, and the handle of its queue; arguments as of `learn`."""
     program = lp.Program(name)
     queue = program.add_node(
         lp.CourierNode(EpisodeQueue, capacity=3 * batch_size), label="queue"
@@ -143,19 +189,4 @@ def learn(
             program.add_node(node)
     if evaluator is not None:
         program.add_node(lp.PyClassNode(evaluator, learner), label="evaluator")
-    with lp.launch(program, launch_type) as run:
-        with contextlib.suppress(lp.RunTimeoutError):
-            timeout_s = None if minutes is None else 60 * minutes
-            run.wait(timeout_s, labels=["learner"])
-        seconds = time.perf_counter() - began
-        client = queue.dereference()  # also the script may call nodes
-        returns, counted = client.returns(), client.statistics()
-        run.stop_and_wait()
-        (found,) = run.results_of("learner")
-    return Learned(
-        params=found["variables"]["params"],
-        updates=found["step"],
-        returns=[(int(version), gained) for version, gained in returns.tolist()],
-        seconds=seconds,
-        queue=counted,
-    )
+    return program, queue

@@ -1,6 +1,8 @@
 """What README and the pages of `docs` say is so: their code runs, their links lead."""
 
+import contextlib
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 from flax import nnx
 
 import replicator
+from experiments import impala_catch
 from replicator.base.host import exit_codes
 from replicator.training.watchdog import Limits
 from tests.steps import assert_equal_bits
@@ -58,11 +61,30 @@ def shortened(code):
     return re.sub(r"steps=\d000\b", "steps=10", code)
 
 
+@contextlib.contextmanager
+def as_jax_comes():
+    """Promote as for a reader, in all threads: optax schedules promote int32 counts."""
+    usual = {
+        "jax_numpy_dtype_promotion": "standard",
+        "jax_numpy_rank_promotion": "allow",
+    }
+    before = {name: getattr(jax.config, name) for name in usual}
+    for name, value in usual.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     moved = blocks_of(MIGRATING.split("## Running code")[0])
     names = {
+        "agent": impala_catch.make_agent(impala_catch.Config()),
+        "make_environment": functools.partial(impala_catch.make_boards, 8),
         "folder": tmp_path,
         "init_params": init_params,
         "loss_fn": loss_fn,
@@ -70,12 +92,12 @@ def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monke
         "dataset": [line_of(32)] * 3,
         "loader": [line_of(32), line_of(32), line_of(19)],
     }
-    # A reader has JAX as it comes; optax schedules promote int32 counts.
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with as_jax_comes():
         for block in BLOCKS + moved:
             exec(compile(shortened(block), "README.md", "exec"), names)
     assert names["result"].step == 12
     assert names["session"].result.step == 10
+    assert names["run"].results["learner"]["step"] == 10
 
 
 def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
@@ -86,7 +108,7 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
         **{"init_params": init_params, "loss_fn": loss_fn},
         "dataset": [line_of(32)] * 3,
     }
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with as_jax_comes():
         exec(compile(shortened(block), "migrating.md", "exec"), names)
     assert names["result"].evaluation["examples"] == 96
 
@@ -116,7 +138,7 @@ def test_the_ten_lines_are_those_of_the_design():
 def test_the_script_that_readme_kills_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = (ROOT / "docs" / "train.py").read_text()
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with as_jax_comes():
         exec(compile(shortened(code), "train.py", "exec"), {"__name__": "__main__"})
     assert "'examples': 389" in capsys.readouterr().out
 
@@ -125,7 +147,7 @@ def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     code = shortened((ROOT / "docs" / "train_own_loop.py").read_text())
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with as_jax_comes():
         exec(compile(code, "train_own_loop.py", "exec"), names)
         run = names["rep"].run(
             *(names[name] for name in ("step_fn", "batches")),

@@ -1,11 +1,15 @@
-"""Make the picture of the dashboard that README shows, of a program that really runs.
+"""Make the pictures that READMEs show, of programs that really run.
 
     python -m tests.launchpad_bridge.view.dashboard.picture docs/dashboard.png
+    python -m tests.launchpad_bridge.view.dashboard.picture docs/impala.png impala
 
-A parameter server learns from six workers, each a process, and an evaluator looks on.
-It needs Chromium: `tests/install_chromium.sh`.
+A parameter server learns from six workers, each a process, and an evaluator looks on;
+or IMPALA learns catch from three actors. It needs Chromium:
+`tests/install_chromium.sh`.
 """
 
+import dataclasses
+import functools
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import replicator.launchpad_bridge as lp
+from experiments import impala_catch, impala_program
 from experiments.programs.parameter_server import (
     ParameterServer,
     Worker,
@@ -36,8 +41,8 @@ def evaluate(server):
     return distances
 
 
-def make_program():
-    """Return the program of the picture."""
+def parameter_server():
+    """Return the program of the bridge's README."""
     program = lp.Program("parameter_server")
     node = lp.CourierNode(ParameterServer, FEATURES, 1e-4, 64)
     server = program.add_node(node, label="server")
@@ -50,14 +55,32 @@ def make_program():
     return program
 
 
-def main(target):
+def impala():
+    """Return that of the learner's."""
+    config = dataclasses.replace(impala_catch.Config(), actors=3, environments=24)
+    program, _ = impala_program.make_program(
+        impala_catch.make_agent(config),
+        functools.partial(impala_catch.make_boards, 8),
+        actors=3,
+        batch_size=24,
+        unroll_length=config.unroll_length,
+        steps=None,
+        name="impala",
+    )
+    return program
+
+
+PROGRAMS = {"parameter_server": parameter_server, "impala": impala}
+
+
+def main(target, name="parameter_server"):
     """Run the program, look at its page for some seconds, and write the picture."""
     if BROWSER is None:
         raise SystemExit(MISSING)
     with (
         tempfile.TemporaryDirectory() as profile,
         lp.launch(
-            make_program(), launch_type="processes", dashboard=True, stop_grace_s=2.0
+            PROGRAMS[name](), launch_type="processes", dashboard=True, stop_grace_s=2.0
         ) as run,
     ):
         link = (run.plan.folder / "dashboard.url").read_text()
