@@ -99,6 +99,10 @@ BARS = (
     _bar("orphans", "left", "==", 0),
     _bar("learner_faults", "failures", "==", 0),
     _bar("learner_faults", "restart_s", "<=", 20),
+    _bar("actor_learner", "bridge_ratio", ">=", 0.85),
+    _bar("actor_learner", "cpu_ratio", ">=", 0.85),
+    _bar("actor_learner", "async_over_sync", ">=", 1.3),
+    _bar("actor_learner", "rllib_speedup", ">=", 1.5),
 )
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))

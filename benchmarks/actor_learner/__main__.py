@@ -14,25 +14,26 @@ ways of working are there from the beginning, and take turns to run.
 - `rllib_speedup`: steps learnt from a second, of the program / of RLlib's IMPALA with
   the same games, network, batch and processes. Null where it cannot be installed.
 
-`us_per_step` says where the processor time of a step goes: environment and inference
-are of a bare loop, learning of bare updates; inserting and taking is what the actors
-and the learner of the data plane take besides; the rest is what is left.
+Keys that end with `_us` say where the processor time of an environment step goes:
+`environment` and `inference` of the bare loops, `learn` of bare updates; `insert` is
+what actors of the data plane need besides, `take` what its learner needs; `rest` is
+what the program needs besides all these.
 """
 
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from absl import app, flags
 
 from benchmarks.actor_learner import runs
+from benchmarks.actor_learner.ratios import budget_us, ratios
 from benchmarks.actor_learner.rllib import environment, rllib_peer
-from benchmarks.actor_learner.runs import Way, Window
+from benchmarks.actor_learner.runs import Way
 from benchmarks.actor_learner.setup import Setup
-from benchmarks.timing import Estimate, estimate
+from benchmarks.actor_learner.window import Window
 
 _ROUNDS = flags.DEFINE_integer("rounds", 9, "Interleaved windows of each.")
 _WINDOW_S = flags.DEFINE_float("window_s", 4.0, "Length of a window.")
@@ -92,68 +93,6 @@ def measure(
         return windows, speedups
 
 
-def budget_us(windows: Mapping[str, Sequence[Window]]) -> dict[str, float]:
-    """Return the processor time of an environment step, by what it is spent on."""
-
-    def median(values: Sequence[float]) -> float:
-        return 1e6 * float(np.median(values))
-
-    acting, taking = windows["acting"], windows["taking"]
-    parts = {
-        "environment": median([each.stepping_s / each.acted for each in acting]),
-        "inference": median(
-            [(each.actors_s - each.stepping_s) / each.acted for each in acting]
-        ),
-        "insert": median(
-            [
-                each.actors_s / each.acted - bare.actors_s / bare.acted
-                for each, bare in zip(taking, acting, strict=True)
-            ]
-        ),
-        "take": median([each.learner_s / each.trained for each in taking]),
-        "learn": median([each.learner_s / each.trained for each in windows["updates"]]),
-    }
-    whole = median(
-        [
-            each.actors_s / each.acted + each.learner_s / each.trained
-            for each in windows["program"]
-        ]
-    )
-    parts["rest"] = whole - sum(parts.values())
-    return parts
-
-
-def cpu_ratios(windows: Mapping[str, Sequence[Window]]) -> list[float]:
-    """Return, of each round, bare processor time over the program's."""
-    return [
-        (
-            program.acted * acting.actors_s / acting.acted
-            + program.trained * updates.learner_s / updates.trained
-        )
-        / (program.actors_s + program.learner_s)
-        for acting, updates, program in zip(
-            windows["acting"], windows["updates"], windows["program"], strict=True
-        )
-    ]
-
-
-def ratios(windows: Mapping[str, Sequence[Window]]) -> dict[str, Estimate]:
-    """Return the numbers that have bars, but for RLlib's."""
-
-    def rates(name: str, what: str) -> np.ndarray:
-        return np.array([getattr(each, what) for each in windows[name]])
-
-    acting = rates("acting", "acted_per_s")
-    return {
-        "bridge_ratio": estimate(rates("taking", "acted_per_s") / acting),
-        "aa_ratio": estimate(rates("again", "acted_per_s") / acting),
-        "cpu_ratio": estimate(cpu_ratios(windows)),
-        "async_over_sync": estimate(
-            rates("waiting", "trained_per_s") / rates("in_turn", "trained_per_s")
-        ),
-    }
-
-
 def main(argv: list[str]) -> None:
     del argv
     setup = Setup(
@@ -175,8 +114,8 @@ def main(argv: list[str]) -> None:
         result[f"{name}_per_s"] = round(
             float(np.median([getattr(window, what) for window in each]))
         )
-    result["us_per_step"] = {
-        name: round(used, 1) for name, used in budget_us(windows).items()
+    result |= {
+        f"{part}_us": round(used, 1) for part, used in budget_us(windows).items()
     }
     print(json.dumps(result))
 

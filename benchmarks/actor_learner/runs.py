@@ -17,41 +17,11 @@ import replicator.launchpad_bridge as lp
 from benchmarks.actor_learner import agent
 from benchmarks.actor_learner.counters import Counters, Reading
 from benchmarks.actor_learner.setup import Setup
+from benchmarks.actor_learner.window import Window
 
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 _LOOK_S = 0.01
 _LONGEST_S = 300.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """What happened within a window.
-
-    Attributes:
-      seconds: How long it was.
-      acted: Environment steps that were taken.
-      trained: Environment steps that were learnt from.
-      stepping_s: Processor time within environments.
-      actors_s: User and system time of the processes that act.
-      learner_s: That of the one that learns, or takes.
-    """
-
-    seconds: float
-    acted: int
-    trained: int
-    stepping_s: float
-    actors_s: float
-    learner_s: float
-
-    @property
-    def acted_per_s(self) -> float:
-        """Return environment steps a second."""
-        return self.acted / self.seconds
-
-    @property
-    def trained_per_s(self) -> float:
-        """Return environment steps a second that were learnt from."""
-        return self.trained / self.seconds
 
 
 class Way:

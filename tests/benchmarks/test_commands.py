@@ -40,6 +40,10 @@ TINY = {
     "gradient_coding": ["--rounds=2", "--steps=3"],
     "orphans": ["--rounds=2"],
     "learner_faults": ["--rounds=5"],
+    "actor_learner": [
+        *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
+        *("--unroll=4", "--norllib"),
+    ],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -70,8 +74,11 @@ EXACT = {
     "gradient_coding": {"parts_per_worker": 3},
     "orphans": {"left": 0, "rounds": 4},
     "learner_faults": {"failures": 0, "rounds": 5},
+    "actor_learner": {"rllib_speedup": None},
 }
-NIGHTLY = {"launch_time", "orphans", "program_overhead", "rpc_soak"}
+NIGHTLY = {
+    *("actor_learner", "launch_time", "orphans", "program_overhead", "rpc_soak"),
+}
 TIMEOUT_S = 1200  # for killing a run twenty times
 
 
