@@ -109,9 +109,9 @@ def test_trajectories_of_too_old_a_policy_are_dropped_and_counted():
     rows = learning.rows(2)
     with lp.launch(program, "threads") as run:
         client = learner.dereference()
-        for version, next_version in ((0, 1), (0, 2), (0, 2), (2, 2)):
+        for version, newest in ((0, 0), (0, 1), (0, 2), (2, 2)):
+            client.get_variables(version=newest)
             client.insert(rows, actor="by hand", version=version)
-            client.get_variables(version=next_version)
         run.wait(TIMEOUT_S, labels=["learner"])
     assert run.results["learner"]["metrics"]["policy_lag_max"] == 0
 
