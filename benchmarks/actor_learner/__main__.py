@@ -5,8 +5,9 @@ trajectories of 20 steps at once, 84 × 84 × 4 bytes an observation. Processes 
 ways of working are there from the beginning, and take turns to run.
 
 - `bridge_ratio`: environment steps a second of actors whose learner takes batches and
-  drops them / of as many bare loops of the same environments and policy. `aa_ratio` is
-  that of these loops against themselves.
+  drops them / of as many bare loops of the same environments and policy, before and
+  after. `aa_ratio` is that of these loops against themselves, `bridge_cpu_ratio` that
+  of steps per second of processor time, which other programs disturb less.
 - `cpu_ratio`: processor time of bare acting and bare learning, for the steps that the
   real program took and learnt from, each alone / what the program took.
 - `async_over_sync`: steps learnt from a second, of the program / of one process that
@@ -70,7 +71,10 @@ def measure(
     """Return the windows of each way, and how many times as fast as RLlib it was."""
     with tempfile.TemporaryDirectory(prefix="actor-learner-") as folder:
         ways = ways_of(setup, Path(folder))
-        windows: dict[str, list[Window]] = {name: [] for name in (*ways, "again")}
+        # The bare loops on both sides of what is compared with them: others on this
+        # machine come and go.
+        order = ["acting", "taking", "again", *ways]
+        windows: dict[str, list[Window]] = {name: [] for name in order}
         speedups: list[float] = []
         with runs.launched([*ways.values()]) as run:
             for way in ways.values():

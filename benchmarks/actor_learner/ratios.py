@@ -53,16 +53,29 @@ def cpu_ratios(windows: Mapping[str, Sequence[Window]]) -> list[float]:
     ]
 
 
+def bridge_cpu_ratios(windows: Mapping[str, Sequence[Window]]) -> list[float]:
+    """Return, of each round, bare acting's processor time over the data plane's."""
+    return [
+        taking.acted
+        * ((acting.actors_s + again.actors_s) / (acting.acted + again.acted))
+        / (taking.actors_s + taking.learner_s)
+        for acting, taking, again in zip(
+            windows["acting"], windows["taking"], windows["again"], strict=True
+        )
+    ]
+
+
 def ratios(windows: Mapping[str, Sequence[Window]]) -> dict[str, Estimate]:
     """Return the numbers that have bars, but for RLlib's."""
 
     def rates(name: str, what: str) -> np.ndarray:
         return np.array([getattr(each, what) for each in windows[name]])
 
-    acting = rates("acting", "acted_per_s")
+    acting, again = rates("acting", "acted_per_s"), rates("again", "acted_per_s")
     return {
-        "bridge_ratio": estimate(rates("taking", "acted_per_s") / acting),
-        "aa_ratio": estimate(rates("again", "acted_per_s") / acting),
+        "bridge_ratio": estimate(2 * rates("taking", "acted_per_s") / (acting + again)),
+        "bridge_cpu_ratio": estimate(bridge_cpu_ratios(windows)),
+        "aa_ratio": estimate(again / acting),
         "cpu_ratio": estimate(cpu_ratios(windows)),
         "async_over_sync": estimate(
             rates("waiting", "trained_per_s") / rates("in_turn", "trained_per_s")
