@@ -1,14 +1,14 @@
 """What is looked at before trajectories get into a table, and what is counted."""
 
-import collections
+import numbers
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_text
 from replicator.launchpad_bridge.trajectories.rows import (
     RowForm,
     finite_rows,
@@ -17,6 +17,10 @@ from replicator.launchpad_bridge.trajectories.rows import (
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 
 OnNonfinite = Literal["skip", "keep", "raise"]
+OTHER_ACTORS = "others"
+"""Under which inserts are counted that were refused of too many actors."""
+_MOST_ACTORS = 1024
+_END_OF_VERSIONS = 1 << 31  # a learner's batches have them as int32
 
 
 class Checked(NamedTuple):
@@ -29,6 +33,21 @@ class Checked(NamedTuple):
     def num_rows(self) -> int:
         """Return how many they are."""
         return len(self.leaves[0])
+
+
+class Said(NamedTuple):
+    """What was said of trajectories, in types that a learner can go on with."""
+
+    version: int
+    episodes: list[float]
+    snapshot: bytes | None
+
+
+class _Expected(NamedTuple):
+    """What trajectories must be like; one object, so both are of the same insert."""
+
+    form: RowForm
+    looked_at: Sequence[int]
 
 
 class RowChecks:
@@ -51,51 +70,128 @@ class RowChecks:
         self._on_nonfinite = on_nonfinite
         # Of all below. Nothing is waited for, and no other lock taken, under it.
         self._lock = threading.Lock()
-        self._looked_at: list[int] = []
-        self._refused: collections.Counter[str] = collections.Counter()
+        self._refused: dict[str, int] = {}
         self._nonfinite = 0
-        self._form: RowForm | None = None
+        # Set once, by the first insert that nothing refused.
+        self._expected: _Expected | None = None
         if like is not None:
-            self._form = self._with_finite(RowForm(like))
+            form = RowForm(like)
+            places, missing = self._find_finite(form)
+            if missing is not None:
+                raise ArgumentError(
+                    f"`finite` must name leaves of trajectories, got {missing!r}; they "
+                    f"have {', '.join(form.names)}. Pass some of these, or `()`."
+                )
+            self._expected = _Expected(form, places)
 
-    def check(self, trajectories: PyTree, actor: str) -> Checked:
+    def said(
+        self,
+        actor: str,
+        version: Any,
+        episodes: Sequence[Any],
+        snapshot: Any = None,
+    ) -> Said:
+        """Return what an actor said of its trajectories, as a learner can use it.
+
+        Raises:
+          TrajectoryError: `version` is no number of updates, `episodes` are no numbers,
+            or `snapshot` no bytes.
+          ArgumentError: `actor` is no name.
+        """
+        check_text("actor", actor)
+        is_whole = isinstance(version, numbers.Integral)
+        if not is_whole or not 0 <= int(version) < _END_OF_VERSIONS:
+            raise self._not_as_said(
+                f"`version` of {actor} must be a whole number from 0 to 2**31 - 1, got "
+                f"{version!r}. Pass that of the variables it acted with.",
+                actor,
+            )
+        try:
+            returns = [float(each) for each in episodes]
+        except (TypeError, ValueError, OverflowError):
+            raise self._not_as_said(
+                f"`episodes` of {actor} must be a list of numbers, got {episodes!r}. "
+                "Pass the returns of those that ended.",
+                actor,
+            ) from None
+        if snapshot is not None and not isinstance(snapshot, bytes):
+            raise self._not_as_said(
+                f"`snapshot` of {actor} must be bytes, got "
+                f"{type(snapshot).__name__}. Pass None for none.",
+                actor,
+            )
+        return Said(int(version), returns, snapshot)
+
+    def check(
+        self,
+        trajectories: PyTree,
+        actor: str,
+        *,
+        fits: Callable[[int], None] = lambda count: None,
+    ) -> Checked:
         """Return what of these may be inserted.
+
+        The first ones that nothing refuses are the form of all others.
 
         Args:
           trajectories: Leaves [n, ...].
           actor: Whose they are.
+          fits: Given how many are left; raises where the table cannot take them.
 
         Raises:
           TrajectoryError: They have another form than the first, or are not finite.
-          ArgumentError: `finite` has a name that the first ones do not have.
         """
         try:
-            with self._lock:
-                form = self._form or self._with_finite(form_of(trajectories, actor))
-            checked = Checked(form, form.check(trajectories, actor))
-            checked = self._finite_of(checked, actor)
-            with self._lock:
-                if self._form is None:
-                    self._form = form
-        except TrajectoryError:
-            self.count_refused(actor)
+            while True:
+                expected = self._expected or self._first(trajectories, actor)
+                leaves = expected.form.check(trajectories, actor)
+                looked_at = [leaves[place] for place in expected.looked_at]
+                is_finite = finite_rows(looked_at, len(leaves[0]))
+                if self._on_nonfinite == "skip" and not is_finite.all():
+                    leaves = [leaf[is_finite] for leaf in leaves]
+                fits(len(leaves[0]))
+                if self._on_nonfinite != "raise" or is_finite.all():
+                    with self._lock:
+                        self._expected = self._expected or expected
+                        # Two may be the first at once: the later one looks again.
+                        if self._expected is not expected:
+                            continue
+                self._count_nonfinite(is_finite, actor)
+                return Checked(expected.form, leaves)
+        except (TrajectoryError, ArgumentError):
+            self._count_refused(actor)
             raise
-        # Two may have been the first at once: then the later one is checked again.
-        return checked if self._form is form else self.check(trajectories, actor)
-
-    def count_refused(self, actor: str) -> None:
-        """Count an insert that was refused."""
-        with self._lock:
-            self._refused[actor] += 1
 
     def statistics(self) -> dict[str, Any]:
         """Return how many inserts were refused, by actor, and rows not finite."""
         with self._lock:
             return {"refused": dict(self._refused), "nonfinite": self._nonfinite}
 
-    def _with_finite(self, form: RowForm) -> RowForm:
-        """Find the leaves that are looked at."""
-        places = []
+    def _count_refused(self, actor: str) -> None:
+        with self._lock:
+            # Names are the callers': what they make the table remember is bounded.
+            is_known = actor in self._refused or len(self._refused) < _MOST_ACTORS
+            name = actor if is_known else OTHER_ACTORS
+            self._refused[name] = self._refused.get(name, 0) + 1
+
+    def _not_as_said(self, message: str, actor: str) -> TrajectoryError:
+        self._count_refused(actor)
+        return TrajectoryError(message)
+
+    def _first(self, trajectories: PyTree, actor: str) -> _Expected:
+        form = form_of(trajectories, actor)
+        places, missing = self._find_finite(form)
+        if missing is not None:
+            raise TrajectoryError(
+                f"`trajectories` of {actor} must have the leaves of `finite`, got none "
+                f"called {missing!r}; they have {', '.join(form.names)}. Change what "
+                "this actor inserts, or `finite` of the table."
+            )
+        return _Expected(form, places)
+
+    def _find_finite(self, form: RowForm) -> tuple[list[int], str | None]:
+        """Return the leaves that are looked at, and a name that is of none."""
+        places: list[int] = []
         for wanted in self._finite:
             found = [
                 place
@@ -103,27 +199,21 @@ class RowChecks:
                 if name == wanted or name.startswith(f"{wanted}/")
             ]
             if not found:
-                raise ArgumentError(
-                    f"`finite` must name leaves of trajectories, got {wanted!r}; they "
-                    f"have {', '.join(form.names)}. Pass some of these, or `()`."
-                )
+                return places, wanted
             places += found
-        self._looked_at = places
-        return form
+        return places, None
 
-    def _finite_of(self, checked: Checked, actor: str) -> Checked:
-        looked_at = [checked.leaves[place] for place in self._looked_at]
-        is_finite = finite_rows(looked_at, checked.num_rows)
+    def _count_nonfinite(self, is_finite: np.ndarray, actor: str) -> None:
+        """Count rows that are not finite; raise if that is to be done."""
         if is_finite.all():
-            return checked
+            return
+        number = int((~is_finite).sum())
         with self._lock:
-            self._nonfinite += int((~is_finite).sum())
-        if self._on_nonfinite == "keep":
-            return checked
-        if self._on_nonfinite == "skip":
-            return Checked(checked.form, [leaf[is_finite] for leaf in checked.leaves])
-        raise TrajectoryError(
-            f"`trajectories` of {actor} must be finite in {', '.join(self._finite)}, "
-            f"got NaN or infinity in {(~is_finite).sum()} of {checked.num_rows}. Look "
-            'at its environment, or pass `on_nonfinite="skip"`.'
-        )
+            self._nonfinite += number
+        if self._on_nonfinite == "raise":
+            raise TrajectoryError(
+                f"`trajectories` of {actor} must be finite in "
+                f"{', '.join(self._finite)}, got NaN or infinity in {number} of "
+                f"{len(is_finite)}. Look at its environment, or pass "
+                '`on_nonfinite="skip"`.'
+            )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicator.base.trees import named_leaves
@@ -107,10 +108,10 @@ def form_of(trajectories: PyTree, actor: str) -> RowForm:
     named = [(name, np.asarray(leaf)) for name, leaf in named_leaves(trajectories)]
     wrong = None if named else "there is no array in them"
     for name, leaf in named:
-        if leaf.ndim == 0 or leaf.dtype.hasobject:
+        if leaf.ndim == 0:
             wrong = f"`{name}` must have a first axis, of trajectories"
-            if leaf.dtype.hasobject:
-                wrong = f"`{name}` must hold numbers, got objects"
+        elif not _holds_numbers(leaf.dtype):
+            wrong = f"`{name}` must hold numbers, got {leaf.dtype}"
     wrong = wrong or _first_other_count(*zip(*named, strict=True))
     if wrong:
         raise TrajectoryError(
@@ -157,6 +158,11 @@ def finite_rows(leaves: Sequence[np.ndarray], count: int) -> np.ndarray:
 
 def _dtype_of(leaf: Any) -> np.dtype:
     return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype)
+
+
+def _holds_numbers(dtype: np.dtype) -> bool:
+    # Of JAX: it knows the kinds of `ml_dtypes`, too. A learner can place no others.
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
 
 
 def _sizes(shape: Sequence[Any]) -> str:

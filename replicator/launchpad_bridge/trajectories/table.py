@@ -59,27 +59,31 @@ class Cut:
     Attributes:
       batch: The number of the next one.
       snapshots: What each actor was after its last turn before it; None at its start.
+      order: What says which turn is whose, plain JSON: numbers and snapshots mean
+        nothing in another one. None: it is not known, and not compared.
     """
 
     batch: int
     snapshots: Mapping[str, bytes | None]
+    order: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON."""
         coded = {
-            actor: held and base64.b64encode(held).decode()
+            actor: None if held is None else base64.b64encode(held).decode()
             for actor, held in self.snapshots.items()
         }
-        return {"batch": self.batch, "snapshots": coded}
+        order = None if self.order is None else dict(self.order)
+        return {"batch": self.batch, "snapshots": coded, "order": order}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
         """Return what `to_json` wrote."""
         snapshots = {
-            actor: held and base64.b64decode(held)
+            actor: None if held is None else base64.b64decode(held)
             for actor, held in said["snapshots"].items()
         }
-        return cls(batch=said["batch"], snapshots=snapshots)
+        return cls(batch=said["batch"], snapshots=snapshots, order=said.get("order"))
 
 
 @rpc.register(name="replicator.Taken")

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError, check_count, check_whole, check_word
+from replicator.errors import ArgumentError, check_count, check_word
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
 from replicator.launchpad_bridge.trajectories.row_checks import (
     OnNonfinite,
@@ -100,8 +100,7 @@ class TrajectoryQueue:
             maxlen=MOST_EPISODES
         )
         self._counts = _Counts()
-        self._largest_insert = 1
-        self._largest_take = 1
+        self._largest_take = 1  # what a batch is, as far as is known
 
     def insert(
         self,
@@ -124,17 +123,18 @@ class TrajectoryQueue:
           episodes: Returns of episodes that ended in these trajectories.
 
         Raises:
-          TrajectoryError: They have another form than the first, or are not finite.
+          TrajectoryError: They have another form than the first, or are not finite; or
+            `version` or `episodes` are no numbers.
           TableTimeoutError: There was no room within the call's deadline.
-          ArgumentError: They are too many for `capacity`.
+          ArgumentError: They are too many for `capacity`, beside a batch of what was
+            taken so far. What waits for room is told so, too, by the first take.
         """
-        check_whole("version", version)
-        checked = self._checks.check(trajectories, actor)
-        given = checked.num_rows
+        said = self._checks.said(actor, version, episodes)
+        checked = self._checks.check(trajectories, actor, fits=self._check_insert)
+        given, returns = checked.num_rows, said.episodes
         if self._drops_nonfinite:
-            episodes = [each for each in episodes if np.isfinite(each)]
+            returns = [each for each in returns if np.isfinite(each)]
         with self._has_room:
-            self._check_capacity(insert=given)
             self._memory = self._memory or RowMemory(checked.form, self._capacity)
             slots = self._reserve(given, actor)
             self._counts.dropped["full_newest"] += given - len(slots)
@@ -143,10 +143,10 @@ class TrajectoryQueue:
                 np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
             )
         with self._has_rows:
-            self._waiting.extend(_Row(slot, int(version)) for slot in slots)
+            self._waiting.extend(_Row(slot, said.version) for slot in slots)
             self._counts.inserted += len(slots)
-            self._counts.episodes += len(episodes)
-            self._episodes.extend(episodes)
+            self._counts.episodes += len(returns)
+            self._episodes.extend(returns)
             self._has_rows.notify_all()
         return Turn()
 
@@ -174,8 +174,15 @@ class TrajectoryQueue:
           ArgumentError: They are too many for `capacity`.
         """
         check_count("count", count)
+        if count > self._capacity:
+            raise ArgumentError(
+                f"`capacity` must be at least {count}, for batches of {count}, got "
+                f"{self._capacity}. Use {4 * count}."
+            )
         with self._has_rows:
-            self._check_capacity(take=count)
+            if count > self._largest_take:
+                self._largest_take = count
+                self._has_room.notify_all()  # who waits for too much waits for ever
             if not wait_for(
                 self._has_rows,
                 lambda: self._has_enough(count, oldest, newest),
@@ -245,13 +252,17 @@ class TrajectoryQueue:
         try:
             has_room = wait_for(
                 self._has_room,
-                lambda: self._line[0] is ticket and self._room() >= count,
+                lambda: (
+                    count > self._most_inserted()
+                    or (self._line[0] is ticket and self._room() >= count)
+                ),
             )
         finally:
             self._line.remove(ticket)
             self._has_room.notify_all()  # another one is the first now
             waited_s = time.monotonic() - started_s
             self._counts.blocked_s += waited_s
+        self._check_room_for(count)
         if not has_room:
             raise TableTimeoutError(
                 f"`insert` of {actor} waited {waited_s:.3g} s for room for {count} "
@@ -284,18 +295,27 @@ class TrajectoryQueue:
             self._free += gone
             self._has_room.notify_all()
 
-    def _check_capacity(self, *, insert: int = 1, take: int = 1) -> None:
-        """Refuse what could make an insert and a take wait for each other for ever."""
-        insert = max(insert, self._largest_insert)
-        take = max(take, self._largest_take)
-        # A blocked insert leaves up to `insert` - 1 rows free.
-        needed = take + insert - 1 if self._when_full == "block" else max(take, insert)
-        if needed > self._capacity:
+    def _most_inserted(self) -> int:
+        """Return how many trajectories an insert may have.
+
+        A blocked insert of n leaves up to n - 1 rows free. If what is in the others is
+        less than a batch, it and the learner wait for each other for ever.
+        """
+        beside = self._largest_take - 1 if self._when_full == "block" else 0
+        return self._capacity - beside
+
+    def _check_insert(self, count: int) -> None:
+        with self._has_room:
+            self._check_room_for(count)
+
+    def _check_room_for(self, count: int) -> None:
+        if count > self._most_inserted():
+            needed = count + self._capacity - self._most_inserted()
             raise ArgumentError(
-                f"`capacity` must be at least {needed}, for batches of {take} and "
-                f"inserts of {insert}, got {self._capacity}. Use {take + insert}."
+                f"`capacity` must be at least {needed}, for batches of "
+                f"{self._largest_take} and inserts of {count}, got {self._capacity}. "
+                f"Use {self._largest_take + count}, or insert fewer at once."
             )
-        self._largest_insert, self._largest_take = insert, take
 
 
 class _Row(NamedTuple):

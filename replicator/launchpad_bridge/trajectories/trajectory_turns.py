@@ -125,15 +125,21 @@ class TrajectoryTurns:
 
         Raises:
           TrajectoryError: They have another form than the first, are not the rows of a
-            turn, or were acted with other variables than the turn's.
+            turn, or were acted with other variables than the turn's; or `version`,
+            `episodes` or `snapshot` are not what they are said to be.
           TableTimeoutError: There was no room, or no learner, within the deadline.
           ArgumentError: The actor is not one of those given, or has no `number`.
         """
         self._check_actor(actor)
         check_whole("number", number)
         assert number is not None, "it is a whole number"
-        checked = self._checks.check(trajectories, actor)
-        self._check_turn(checked.num_rows, actor, version, number)
+        number = int(number)
+        said = self._checks.said(actor, version, episodes, snapshot)
+        checked = self._checks.check(
+            trajectories,
+            actor,
+            fits=lambda count: self._check_turn(count, actor, said.version, number),
+        )
         turn = self._order.turn_of(actor, number)
         with self._changed:
             self._wait_until(
@@ -146,7 +152,7 @@ class TrajectoryTurns:
                 self._counts["ignored" if number < now.next_of[actor] else "ahead"] += 1
                 return self._turn_of(now, actor, with_snapshot=True)
             self._write(turn, checked)
-            now.held[turn] = _Held(snapshot, list(episodes))
+            now.held[turn] = _Held(said.snapshot, said.episodes)
             now.next_of[actor] += 1
             self._counts["inserted"] += checked.num_rows
             self._changed.notify_all()
@@ -218,15 +224,10 @@ class TrajectoryTurns:
           cut: Of the last batch that the learner has; None for the first one.
 
         Raises:
-          ArgumentError: It is of other actors.
+          ArgumentError: It is of other actors, or of another order of turns.
         """
         snapshots = dict.fromkeys(self._order.actors) if cut is None else cut.snapshots
-        if set(snapshots) != set(self._order.actors):
-            raise ArgumentError(
-                "`cut` must be of the actors of this table, got "
-                f"{', '.join(sorted(snapshots))} for "
-                f"{', '.join(sorted(self._order.actors))}. Start as many as before."
-            )
+        self._order.check_cut(snapshots, None if cut is None else cut.order)
         batch = 0 if cut is None else cut.batch
         with self._changed:
             self._progress = _Progress(self._order, batch, snapshots, self._most_turns)
@@ -269,7 +270,11 @@ class TrajectoryTurns:
             trajectories=trajectories,
             versions=np.full(self._order.batch_size, version, np.int64),
             episodes=episodes,
-            cut=Cut(batch=now.batch, snapshots=dict(now.at_batch)),
+            cut=Cut(
+                batch=now.batch,
+                snapshots=dict(now.at_batch),
+                order=self._order.to_json(),
+            ),
         )
 
     def _write(self, turn: int, checked: Checked) -> None:
@@ -313,7 +318,6 @@ class TrajectoryTurns:
         due = self._order.version_of(actor, number)
         if number >= 0 and count == self._order.rows_per_turn and version == due:
             return
-        self._checks.count_refused(actor)
         raise TrajectoryError(
             f"Turn {number} of {actor} must be {self._order.rows_per_turn} "
             f"trajectories, acted with version {due} of the variables, got {count} "

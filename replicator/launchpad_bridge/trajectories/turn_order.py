@@ -7,7 +7,8 @@ which is learnt from after so many updates, and is acted with the variables that
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from replicator.errors import ArgumentError, check_count, check_whole
 
@@ -51,6 +52,34 @@ class TurnOrder:
                 "`batch_size` must be a multiple of `rows_per_turn`, got "
                 f"{self.batch_size} and {self.rows_per_turn}. Use "
                 f"{-(-self.batch_size // self.rows_per_turn) * self.rows_per_turn}."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON; equal for equal orders."""
+        return dataclasses.asdict(self) | {"actors": list(self.actors)}
+
+    def check_cut(
+        self, snapshots: Mapping[str, Any], order: Mapping[str, Any] | None
+    ) -> None:
+        """Refuse a cut of other turns.
+
+        Args:
+          snapshots: By actor.
+          order: What `to_json` returned where it was made; None: not known.
+
+        Raises:
+          ArgumentError: It is of other actors, or of another order.
+        """
+        if order is not None and dict(order) != self.to_json():
+            raise ArgumentError(
+                f"`cut` must be of this table's order, {self.to_json()}, got one of "
+                f"{dict(order)}. Go on as the run was begun, or begin it anew."
+            )
+        if set(snapshots) != set(self.actors):
+            raise ArgumentError(
+                "`cut` must be of the actors of this table, got "
+                f"{', '.join(sorted(snapshots))} for "
+                f"{', '.join(sorted(self.actors))}. Start as many as before."
             )
 
     @property

@@ -4,11 +4,13 @@ import concurrent.futures
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from replicator import rpc
 from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.trajectories import row_checks
 from replicator.launchpad_bridge.trajectories.table import (
     TableTimeoutError,
     TrajectoryError,
@@ -184,10 +186,60 @@ def test_objects_are_refused(make):
         make().insert("actor/0", trajectories=bad)
 
 
+def test_strings_are_refused(make):
+    bad = {**rows(1, 2), "names": np.array(["a", "b"])}
+    with pytest.raises(TrajectoryError, match="`names` must hold numbers, got <U1"):
+        make().insert("actor/0", trajectories=bad)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.complex64, jnp.bfloat16, jnp.float8_e4m3fn])
+def test_numbers_of_all_kinds_are_taken(make, dtype):
+    make().insert("actor/0", trajectories={**rows(1, 2), "more": np.zeros(2, dtype)})
+
+
+def test_trajectories_without_a_finite_leaf_are_refused_by_actor_and_counted(make):
+    driver, bad = make(), rows(0, 1)
+    del bad["reward"]
+    with pytest.raises(
+        TrajectoryError, match=r"of actor/0 .* got none called 'reward'"
+    ):
+        driver.insert("actor/0", trajectories=bad)
+    assert driver.table.statistics()["refused"] == {"actor/0": 1}
+    driver.insert("actor/0")
+
+
 def test_a_name_of_a_finite_leaf_that_is_not_there_is_an_error(make):
-    driver = make(finite=("rewards",))
     with pytest.raises(ArgumentError, match="got 'rewards'; they have observation/id"):
-        driver.insert("actor/0")
+        make(finite=("rewards",), like=jax.tree.map(lambda leaf: leaf[0], rows(0)))
+
+
+SAID = {
+    "version": [2**70, 2**31, -5, 0.5, None],
+    "episodes": [[None], ["many"], 3, [10**400]],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in SAID for value in SAID[name]]
+)
+def test_what_a_learner_cannot_go_on_with_is_refused_by_actor(make, name, value):
+    driver = make(on_nonfinite="keep")
+    with pytest.raises(TrajectoryError, match=f"`{name}` of actor/0 must be"):
+        driver.insert("actor/0", **{name: value})
+    assert driver.table.statistics()["refused"] == {"actor/0": 1}
+    for actor in ACTORS:
+        driver.insert(actor, episodes=[np.float32(1.5)] if actor == "actor/0" else [])
+    assert driver.table.take(6, timeout_s=SOON_S).episodes == [1.5]
+
+
+def test_actors_whose_refused_inserts_are_counted_are_bounded(monkeypatch):
+    monkeypatch.setattr(row_checks, "_MOST_ACTORS", 3)
+    driver = FreeDriver()
+    for k in [*range(10), 0]:
+        with pytest.raises(TrajectoryError):
+            driver.table.insert(rows(k), actor=f"made up {k}", version=-1)
+    counts = driver.table.statistics()["refused"]
+    assert counts == {"made up 0": 2, "made up 1": 1, "made up 2": 1, "others": 7}
 
 
 def test_a_name_stands_for_all_leaves_below_it(make):

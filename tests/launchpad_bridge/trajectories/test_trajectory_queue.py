@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from replicator.errors import ArgumentError
-from replicator.launchpad_bridge.trajectories.table import Turn
+from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
 from tests.launchpad_bridge.trajectories.tables import SOON_S, ids_of, rows
 
@@ -155,12 +155,39 @@ def test_who_waits_for_room_is_served_in_order():
     assert queue.statistics()["blocked_s"] > 0
 
 
-def test_a_capacity_that_would_let_both_ends_wait_for_ever_is_refused():
+def test_an_insert_that_could_wait_for_ever_is_refused_and_not_the_take():
     queue = TrajectoryQueue(8)
     insert(queue, 1, 2, 3)
+    assert queue.take(8, timeout_s=0) is None
     with pytest.raises(ArgumentError, match="must be at least 10, for batches of 8 "):
-        queue.take(8, timeout_s=0)
+        insert(queue, 4, 5, 6)
+    assert queue.statistics()["refused"] == {"actor/0": 1}
     assert ids_of(queue.take(3, timeout_s=0)) == [1, 2, 3]
+
+
+def test_a_large_insert_before_the_first_take_does_not_end_the_learner():
+    queue = TrajectoryQueue(32)
+    insert(queue, *range(30))
+    assert ids_of(queue.take(8, timeout_s=0)) == [*range(8)]
+
+
+def test_an_insert_that_waits_is_refused_when_a_batch_turns_out_too_large_for_it():
+    queue = TrajectoryQueue(8)
+    insert(queue, 1, 2, 3)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(insert, queue, 10, 11, 12, 13, 14, 15)
+        while queue.statistics()["blocked"] == 0:
+            pass
+        assert queue.take(4, timeout_s=0) is None
+        with pytest.raises(ArgumentError, match="batches of 4 and inserts of 6"):
+            waiting.result(SOON_S)
+    insert(queue, 4)
+    assert ids_of(queue.take(4, timeout_s=0)) == [1, 2, 3, 4]
+
+
+def test_a_batch_above_the_capacity_is_refused():
+    with pytest.raises(ArgumentError, match="must be at least 9, for batches of 9"):
+        TrajectoryQueue(8).take(9, timeout_s=0)
 
 
 def test_more_trajectories_than_there_is_room_for_are_refused():
@@ -190,6 +217,34 @@ def test_bad_arguments_are_refused_by_name(name):
         TrajectoryQueue(**BAD[name])
 
 
-def test_a_version_that_is_no_number_is_refused():
-    with pytest.raises(ArgumentError, match="`version` must be a whole number"):
-        insert(TrajectoryQueue(4), 1, version=None)
+def test_too_many_trajectories_do_not_fix_the_form():
+    queue = TrajectoryQueue(2)
+    with pytest.raises(ArgumentError, match="inserts of 3"):
+        queue.insert({"reward": np.zeros((3, 5))}, actor="actor/1", version=0)
+    insert(queue, 1, 2)
+
+
+def test_a_form_that_came_second_does_not_change_where_nan_is_looked_for():
+    queue = TrajectoryQueue(16)
+    first = {"reward": np.zeros((1, 2)), "z": np.zeros((1, 2))}
+    barrier = threading.Barrier(2)
+    other = {"a": np.zeros((1, 2)), "reward": np.zeros((1, 2))}
+    plain = queue._checks._first
+
+    def both_first(trajectories, actor):
+        found = plain(trajectories, actor)
+        barrier.wait(SOON_S)  # nobody has inserted yet
+        return found
+
+    queue._checks._first = both_first
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        both = [
+            pool.submit(queue.insert, rows, actor=actor, version=0)
+            for actor, rows in (("a", first), ("b", other))
+        ]
+        errors = [each.exception(SOON_S) for each in both]
+    assert sum(isinstance(error, TrajectoryError) for error in errors) == 1
+    winner = first if errors[0] is None else other
+    bad = {**winner, "reward": np.full((1, 2), np.nan)}
+    queue.insert(bad, actor="a", version=0)
+    assert queue.statistics()["nonfinite"] == 1

@@ -1,5 +1,6 @@
 import concurrent.futures
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -63,9 +64,35 @@ def test_a_batch_says_where_all_actors_stand_behind_it(table):
         for actor in ACTORS:
             insert(table, actor, number)
     cut = take(table).cut
-    assert cut == Cut(batch=1, snapshots=dict.fromkeys(ACTORS, b"after 0"))
+    order = {"actors": ACTORS, "batch_size": 6, "rows_per_turn": 2, "lag": 1}
+    snapshots = dict.fromkeys(ACTORS, b"after 0")
+    assert cut == Cut(batch=1, snapshots=snapshots, order=order)
     assert take(table).cut.snapshots == dict.fromkeys(ACTORS, b"after 1")
-    assert Cut.from_json(cut.to_json()) == cut
+    assert Cut.from_json(json.loads(json.dumps(cut.to_json()))) == cut
+
+
+def test_a_cut_keeps_an_empty_snapshot_apart_from_none():
+    cut = Cut(batch=1, snapshots={"a": b"", "b": None})
+    assert Cut.from_json(json.loads(json.dumps(cut.to_json()))) == cut
+
+
+ORDER = {"actors": ACTORS, "batch_size": 6, "rows_per_turn": 2, "lag": 1}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"actors": ACTORS[::-1]}, {"batch_size": 4}, {"rows_per_turn": 3}, {"lag": 0}],
+)
+def test_a_cut_of_another_order_is_refused_by_both(table, other):
+    for actor in ACTORS:
+        insert(table, actor, 0)
+    cut = Cut.from_json(json.loads(json.dumps(take(table).cut.to_json())))
+    TrajectoryTurns(**ORDER).begin(cut)
+    with pytest.raises(ArgumentError, match="`cut` must be of this table's") as caught:
+        TrajectoryTurns(**ORDER | other).begin(cut)
+    (name, value), said = next(iter(other.items())), str(caught.value)
+    assert f"{name!r}: {value!r}" in said
+    assert f"{name!r}: {ORDER[name]!r}" in said
 
 
 def test_a_turn_that_was_there_is_ignored_and_answered_with_where_to_go(table):
@@ -162,6 +189,7 @@ def test_who_is_waited_for_is_named(table):
 REFUSED = {
     "version": ({"version": 9}, "acted with version 0 of the .*, got 2 with version 9"),
     "rows": ({"trajectories": rows(1)}, "must be 2 trajectories, .* got 1 with"),
+    "form": ({"trajectories": {"reward": np.zeros((1, 9))}}, "must be 2 trajectories"),
 }
 
 
@@ -172,6 +200,11 @@ def test_a_turn_that_is_not_what_was_asked_for_is_refused(table, name):
         insert(table, "actor/0", 0, **change)
     assert table.statistics()["refused"] == {"actor/0": 1}
     insert(table, "actor/0", 0)
+
+
+def test_a_snapshot_that_is_no_bytes_is_refused(table):
+    with pytest.raises(TrajectoryError, match="`snapshot` of actor/0 must be bytes"):
+        insert(table, "actor/0", 0, snapshot="after 0")
 
 
 WRONG = {
