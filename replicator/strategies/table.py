@@ -1,7 +1,7 @@
 """Print a strategy for the variables of a state: what lies where, and what it costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replicator.strategies.strategy import Cut, Strategy
 from replicator.strategies.variables import Variable
@@ -93,7 +93,9 @@ def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
     scattered = part - part // cut
     summed = 2 * (part // cut) * (over // cut - 1) // max(over // cut, 1)
     # Parameters that are stored whole, and updated in pieces, are gathered afterwards.
-    kept = part - part // cut if placed.stored == placed.computed and cut > 1 else 0
+    moments = strategy.place(replace(variable, is_optimizer=True), sizes)
+    updated = max(_pieces(moments.stored, sizes) // stored, 1)
+    kept = variable.nbytes // stored * (updated - 1) // updated
     return gathered + scattered + summed + kept
 
 

@@ -110,12 +110,13 @@ def share(strategy, part):
 
 
 def test_a_device_holds_its_share_of_what_is_cut():
-    assert share(strategies.zero1(), "opt") == pytest.approx(1 / 8, rel=0.1)
-    assert share(strategies.zero1(), "params") == 1
-    for part in ("params", "opt"):
-        assert share(strategies.fsdp(whole_below_bytes=0), part) == pytest.approx(
-            1 / 8, rel=0.02
-        )
+    cut = {"whole_below_bytes": 0}
+    eighth = pytest.approx(1 / 8, rel=0.02)
+
+    assert share(strategies.zero1(**cut), "opt") == eighth
+    assert share(strategies.zero1(**cut), "params") == 1
+    assert share(strategies.fsdp(**cut), "params") == eighth
+    assert share(strategies.fsdp(**cut), "opt") == eighth
 
 
 DOORS = {

@@ -92,6 +92,17 @@ def test_the_first_rule_that_matches_decides():
     assert stored(kept, "params/dense/bias") == ("shard",)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [(strategies.zero1(), 3), (strategies.zero2(), 2), (strategies.fsdp(), 3)],
+)
+def test_a_row_says_how_often_a_variable_is_sent(strategy, times):
+    [row] = [
+        row for row in rows(strategy, VARIABLES, 8) if row.path == "params/dense/kernel"
+    ]
+    assert row.wire_bytes == times * 256 * 64 * 4 * 7 // 8
+
+
 def test_a_row_says_what_a_variable_takes_on_a_device_and_on_the_wire():
     found = {row.path: row for row in rows(strategies.fsdp(), VARIABLES, 8)}
     kernel = found["params/dense/kernel"]
