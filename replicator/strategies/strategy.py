@@ -204,7 +204,7 @@ class Strategy:
                 f"{self.name} saved for others: `{differing[0]}` is {side}. "
                 "Build it anew."
             )
-        for rule in self.rules:
+        for rule in self.rules if variables else ():
             if not any(fnmatchcase(v.follows, rule.pattern) for v in variables):
                 named = ", ".join(v.path for v in variables if not v.is_optimizer)
                 raise ArgumentError(

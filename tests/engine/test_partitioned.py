@@ -152,7 +152,7 @@ def assert_same_as_on_one_device(which, strategy):
     assert apart(state["params"], expected["params"]) <= 1e-4
 
 
-@pytest.mark.parametrize("which", MODELS)
+@pytest.mark.parametrize("which", ["layers", "embedding"])
 def test_an_unmodified_step_gives_the_gradient_of_one_device(which):
     assert_same_as_on_one_device(which, STRATEGIES["fsdp"])
 

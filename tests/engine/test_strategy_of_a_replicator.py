@@ -49,6 +49,7 @@ def test_a_run_gives_the_state_of_one_device_and_records_its_strategy(tmp_path):
     assert strategies.from_json(json.dumps(read)) == FSDP
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_another_strategy(tmp_path):
     later = strategies.zero1(whole_below_bytes=0)
     run(FSDP, 2, checkpoint_dir=tmp_path, checkpoint_every=2)
@@ -58,6 +59,7 @@ def test_a_run_goes_on_under_another_strategy(tmp_path):
     assert_close(result.state["params"], alone(4)["params"])
 
 
+@pytest.mark.slow
 def test_a_state_evaluates_and_predicts_as_on_one_device():
     rep = over(FSDP)
     state = rep.put(init_fn(None))
@@ -88,6 +90,7 @@ def test_a_wrapped_optimizer_accumulates_to_the_same_update():
     assert_close(state["params"], expected["params"])
 
 
+@pytest.mark.slow
 def test_two_steps_of_a_call_are_two_steps():
     rep = over(FSDP)
     step = rep.compile(step_fn, steps_per_call=2)

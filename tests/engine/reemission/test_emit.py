@@ -134,7 +134,7 @@ def first_moment(state):
     return state["opt"][1][0].mu
 
 
-FAST = {"custom_vjp", "cond", "while", "recurrent", "slices"}
+FAST = {"custom_vjp", "cond", "while"}
 
 
 @pytest.mark.parametrize(
