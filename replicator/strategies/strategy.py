@@ -2,7 +2,7 @@
 
 A partition says along which mesh axes the dimensions of an array are cut: `()` whole;
 `(None, "model")` the second dimension over `model`; `"shard"` the largest dimension
-that divides over `shard`, the last of equals.
+that divides over `shard`, the first of equals: its pieces are contiguous.
 """
 
 import difflib
@@ -172,9 +172,9 @@ class Strategy:
         if isinstance(partition, str):
             if variable.nbytes < self.whole_below_bytes or sizes[partition] == 1:
                 return whole
-            ways = [(n, d) for d, n in enumerate(shape) if n % sizes[partition] == 0]
+            ways = [(n, -d) for d, n in enumerate(shape) if n % sizes[partition] == 0]
             if ways:
-                _, dimension = max(ways)
+                dimension = -max(ways)[1]
                 return tuple(
                     partition if d == dimension else None for d in range(len(shape))
                 )
