@@ -145,3 +145,9 @@ def test_a_rule_that_matches_nothing_is_refused_before_the_step_runs():
 def test_data_parallel_is_the_engine_of_always():
     assert over(strategies.data_parallel()).num_replicas == 8
     assert over(FSDP).num_replicas == 1
+
+
+def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
+    rep = over(FSDP)
+    with pytest.raises(ArgumentError, match="wrap_optimizer"):
+        rep.compile(step_fn, accumulate=2)(rep.init(init_fn), batch)
