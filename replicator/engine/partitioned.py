@@ -53,14 +53,8 @@ class PartitionedLayout:
         self.batch_owners = [device.process_index for device in owners.flat]
 
     def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
-        """Return one sharding for all leaves; whole where one of them does not divide.
-
-        Training refuses such batches; an evaluation has blocks of any size.
-        """
-        parts = len(self.batch_owners)
-        leaves = jax.tree.leaves(shapes)
-        if any(np.shape(leaf)[axis] % parts for leaf in leaves):
-            return replicated(self.mesh)
+        """Return one sharding for all leaves, over the strategy's axes of batches."""
+        del shapes
         spec = PartitionSpec(*[None] * axis, self.strategy.batch_axes or None)
         return NamedSharding(self.mesh, spec)
 

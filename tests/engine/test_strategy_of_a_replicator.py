@@ -151,3 +151,8 @@ def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
     rep = over(FSDP)
     with pytest.raises(ArgumentError, match="wrap_optimizer"):
         rep.compile(step_fn, accumulate=2)(rep.init(init_fn), batch)
+
+
+def test_a_block_that_devices_cannot_share_is_refused():
+    with pytest.raises(ArgumentError, match="`block` must be a multiple of 2"):
+        over(FSDP).compile_evaluation(lambda state, rows: {}, block=3)
