@@ -6,6 +6,7 @@ from . import (
     distributed,
     errors,
     hooks,
+    strategies,
     testing,
 )
 from .base.host import exit_codes
@@ -88,6 +89,7 @@ __all__ = [
     "run",
     "scale_loss",
     "step_number",
+    "strategies",
     "testing",
     "value_and_grad",
     "wrap_optimizer",

@@ -27,8 +27,7 @@ from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
 from replicator.engine.layout import Layout
-from replicator.engine.make_step import compiled_step, debug_step
-from replicator.engine.replicated import ReplicatedLayout
+from replicator.engine.make_step import compiled_step, debug_step, make_layout
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step import optimizer as optimizers
@@ -40,6 +39,7 @@ from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
+from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.schedule import Every
@@ -61,6 +61,8 @@ class Replicator:
     Args:
       num_replicas: How many devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
+      strategy: How a step and its state are spread: from `replicator.strategies`. By
+        default each device has a replica; one that partitions makes all of them one.
       reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; another product of the two adds otherwise. One replica
@@ -81,6 +83,7 @@ class Replicator:
         num_replicas: int | None = None,
         *,
         devices: Sequence[Device] | None = None,
+        strategy: Strategy | None = None,
         reduction: Reduction = "fast",
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,
@@ -92,7 +95,7 @@ class Replicator:
         if compilation_cache:
             enable_compilation_cache()
         mesh = replica_mesh(num_replicas, devices=devices)
-        self._layout: Layout = ReplicatedLayout(mesh)
+        self._layout: Layout = make_layout(mesh, strategy, reduction=reduction)
         self._defaults = CompileOptions(
             max_in_flight=max_in_flight, reduction=reduction
         )
@@ -105,7 +108,7 @@ class Replicator:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh; its only axis is `replica`."""
+        """The mesh; its only axis is `replica` unless the strategy partitions."""
         return self._layout.mesh
 
     @property

@@ -7,12 +7,18 @@ import jax.numpy as jnp
 
 from replicator.base.mesh import replica_mesh, replica_spec
 from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.partitioned import PartitionedLayout
 from replicator.engine.replicated import ReplicatedLayout
 
 
 def replicated_layout(n=8):
     """Return the layout of n replicas."""
     return ReplicatedLayout(replica_mesh(n))
+
+
+def partitioned_layout(strategy):
+    """Return the layout of a strategy that partitions, over all devices."""
+    return PartitionedLayout(strategy, jax.devices())
 
 
 def replicated_program(fn, n=8):

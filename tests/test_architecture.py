@@ -21,7 +21,7 @@ FLOORS = [
     "version errors",
     "base",
     "collectives rpc distributed monitoring",
-    "inputs",
+    "inputs strategies",
     "engine nnx",
     "checkpoint",
     "training",
@@ -70,6 +70,7 @@ HEAVY = {
     "shtab": {"replicator/cli/completion.py"},
     "tensorboardX": {"replicator/monitoring/writers/tensorboard.py"},
     "wandb": {"replicator/monitoring/writers/weights_and_biases.py"},
+    "yaml": {"replicator/strategies/text.py"},
 }
 SOURCES = sorted(
     path

@@ -22,6 +22,7 @@ from jax import lax
 
 import replicator
 import replicator.launchpad_bridge as lp
+from replicator import strategies
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.snapshot import start_copy
@@ -468,6 +469,17 @@ def waited_for(*args, **options):
     with lp.launch(program_of(lp.wait_for_stop)) as run:
         run.wait(*args, **options)
 
+
+def partitioned(strategy, step_fn=None, *, init_fn=None):
+    """Make one update under a strategy that partitions."""
+    rep = replicas(8, strategy=strategy)
+    plain_init, plain_step = trainer(optax.sgd(0.1))
+    state = rep.init(init_fn or plain_init)
+    return rep.compile(step_fn or plain_step)(state, regression_batch())
+
+
+FSDP = strategies.fsdp(whole_below_bytes=0)
+OTHER_MODEL = strategies.variables_of({"params": {"kernel": np.zeros(8, np.float32)}})
 
 ROWS = [
     Row(
@@ -1744,6 +1756,68 @@ ROWS = [
         NodeFailedError,
         "`learner` raised ArgumentError: `batch_size` must be at least 1, got 0. Use "
         "1.\nOne of the workers exited. It is a node of the program 'training'.",
+    ),
+    Row(
+        "A strategy's rule that matches no parameter",
+        lambda: partitioned(strategies.tensor_parallel({"*/kernel": ("model",)})),
+        ArgumentError,
+        "`rules` must each match a parameter, got '*/kernel', which matches none "
+        'of: params/b1, params/w1, params/w2. Write for example "params/*/kernel".',
+    ),
+    Row(
+        "A partition that does not divide, and may not stay whole",
+        lambda: partitioned(strategies.tensor_parallel({"params/w1": ("model",)})),
+        ArgumentError,
+        "`params/w1` must divide over {'model': 8}, got the shape [4, 8] for the "
+        "partition ('model',). Change its rule, or let it stay whole: "
+        '`uneven="whole"`.',
+    ),
+    Row(
+        "A strategy that was saved for other variables",
+        lambda: partitioned(FSDP.made_for(OTHER_MODEL)),
+        ArgumentError,
+        "`strategy` must be one for the variables of this state, got fsdp saved for"
+        " others: `params/b1 float32[1, 8]` is new. Build it anew.",
+    ),
+    Row(
+        "More shards than devices",
+        lambda: replicas(8, strategy=strategies.fsdp(shards=16)),
+        ArgumentError,
+        "`strategy` must fit 8 devices, got fsdp with replica=1, shard=16, model=1."
+        " Choose sizes whose product is 8.",
+    ),
+    Row(
+        "An unknown key in a strategy's YAML",
+        lambda: strategies.from_yaml("name: mine\nshards: 8\n"),
+        ArgumentError,
+        "`text` must hold known keys only, got 'shards' in line 2. Use one of name,"
+        " kind, replica, shard, model, batch_axes, rules, whole_below_bytes, "
+        "variables.",
+    ),
+    Row(
+        "A replica's number where a strategy makes all devices one replica",
+        lambda: partitioned(FSDP, lambda s, b: (s, {"n": replicator.replica_id()})),
+        ArgumentError,
+        "`replica_id` must be left to strategies that replicate, got one that "
+        "partitions: the step is one replica on all devices. Use `example_keys`, or"
+        " `strategies.data_parallel()`.",
+    ),
+    Row(
+        "A leaf of each replica where there is one",
+        lambda: partitioned(
+            FSDP, init_fn=lambda key: {"n": replicator.PerReplica(jnp.zeros(()))}
+        ),
+        ArgumentError,
+        "`state` must hold no `PerReplica` leaf under a strategy that partitions, "
+        "got one at `n`: there is one replica. Keep a plain array, or use "
+        "`strategies.data_parallel()`.",
+    ),
+    Row(
+        "An order of replicas where there is one",
+        lambda: replicas(8, strategy=FSDP, reduction="ordered"),
+        ArgumentError,
+        "`reduction` must be 'fast' under a strategy that partitions, got 'ordered'"
+        " and fsdp. Leave it out: no replicas stand in order.",
     ),
 ]
 

@@ -4,12 +4,13 @@ Nothing else builds meshes, and nothing else knows how a value that each process
 gets to devices of which each process has some.
 
 A replicating strategy has one axis, `replica`, of Auto type: `jax.make_mesh` would
-build an Explicit one, over which `shard_map` refuses plain NumPy arguments.
-Partitioning strategies will add the axes `shard` and `model` here, under an engine of
-their own.
+build an Explicit one, over which `shard_map` refuses plain NumPy arguments. A
+partitioning one has the axes of its strategy, all of them automatic: a mesh that is
+manual and automatic at once breaks compilers.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +61,18 @@ def replica_mesh(
             "devices, or start fewer processes."
         )
     return mesh
+
+
+def partition_mesh(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
+    """Arrange devices under several axes, the last one over devices side by side.
+
+    Args:
+      sizes: The size of each axis; the first so many devices are used.
+      devices: At least as many as the product of sizes.
+    """
+    found = list(devices)[: math.prod(sizes.values())]
+    grid = np.asarray(found, dtype=object).reshape(tuple(sizes.values()))
+    return Mesh(grid, tuple(sizes))
 
 
 def listed_devices(devices: Any) -> list[Device]:

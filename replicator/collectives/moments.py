@@ -32,7 +32,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
-from replicator.collectives.context.axes import num_replicas, resolve_axis
+from replicator.collectives.context.axes import (
+    num_replicas,
+    refuse_if_partitioned,
+    resolve_axis,
+)
 from replicator.errors import ArgumentError, check_whole
 
 Groups: TypeAlias = Sequence[Sequence[int]]
@@ -103,6 +107,10 @@ def make_windows(
       ArgumentError: The arguments exclude each other or do not fit the replicas.
     """
     check_stats(stats, stats_batch)
+    if stats != "all":
+        refuse_if_partitioned(
+            f"`stats={stats!r}`", "Use 'all', or `stats_batch` for fixed windows."
+        )
     replicas = num_replicas()
     if stats_batch is not None:
         return _example_windows(stats_batch, replica_batch, replicas)

@@ -1,10 +1,15 @@
-"""Lift a user's step onto a layout: compiled, or in debug mode as one replica."""
+"""Choose the engine of a strategy, and lift a step onto its layout."""
+
+from jax.sharding import Mesh
 
 from replicator.base.types import StepFn
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.layout import Layout
+from replicator.engine.partitioned import PartitionedLayout
+from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.optimizer_state import Reduction
 from replicator.engine.step.skipping import skip_bad_updates
 from replicator.engine.step.transforms import (
     count_steps,
@@ -12,8 +17,34 @@ from replicator.engine.step.transforms import (
     repeat_steps,
     report_norms,
 )
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_kind
 from replicator.monitoring.phases import Phases
+from replicator.strategies.strategy import Strategy
+
+
+def make_layout(
+    mesh: Mesh, strategy: Strategy | None, *, reduction: Reduction
+) -> Layout:
+    """Return the layout of a strategy over the devices of `mesh`.
+
+    Args:
+      mesh: The devices, as replicas.
+      strategy: None for a replica on each of them.
+      reduction: How gradients add up.
+
+    Raises:
+      ArgumentError: It is no strategy, does not fit the devices, or partitions where an
+        order of replicas is asked for.
+    """
+    check_kind("strategy", strategy, Strategy)
+    if strategy is None or strategy.kind == "replicates":
+        return ReplicatedLayout(mesh)
+    if reduction == "ordered":
+        raise ArgumentError(
+            "`reduction` must be 'fast' under a strategy that partitions, got "
+            f"'ordered' and {strategy.name}. Leave it out: no replicas stand in order."
+        )
+    return PartitionedLayout(strategy, list(mesh.devices.flat))
 
 
 def compiled_step(

@@ -11,18 +11,27 @@ import optax
 import pytest
 from jax.sharding import Sharding
 
-from replicator import Concat, PerReplica, all_reduce, wrap_optimizer
+from replicator import (
+    Concat,
+    PerReplica,
+    all_reduce,
+    replica_id,
+    replica_key,
+    strategies,
+    wrap_optimizer,
+)
 from replicator.base.mesh import put
+from replicator.collectives.moments import make_windows
 from replicator.engine.evaluation.evaluate import Evaluation
 from replicator.engine.evaluation.predict import Prediction
 from replicator.engine.layout import EQUAL, STATE, examples, per_replica
 from replicator.engine.make_step import compiled_step
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import first_state
-from replicator.errors import ReplicationError
+from replicator.errors import ArgumentError, ReplicationError
 from replicator.inputs.placement import batch_axis, place
 from replicator.testing.invariance import GRADIENT_TOLERANCE
-from tests.helpers import replicated_layout
+from tests.helpers import partitioned_layout, replicated_layout
 from tests.steps import assert_equal_bits
 
 optimizer = wrap_optimizer(optax.sgd(0.1, momentum=0.9))
@@ -68,7 +77,55 @@ CASES = {
     f"replicated on {n}": Case(lambda n=n: replicated_layout(n), REPLICATED)
     for n in (1, 2, 4, 8)
 }
-REFUSALS = [(name, what) for name, case in CASES.items() for what in case.refused]
+CUT = {"whole_below_bytes": 0}
+PARTITIONED = {
+    "a replica's number": Refusal(
+        lambda state, batch: (state, {"id": replica_id()}),
+        ArgumentError,
+        "`replica_id` must be left to strategies that replicate",
+    ),
+    "a key of each replica": Refusal(
+        lambda state, batch: (state, {"n": drawn(replica_key(jax.random.key(0)))}),
+        ArgumentError,
+        "`replica_key` must be left to strategies that replicate",
+    ),
+    "groups of replicas": Refusal(
+        lambda state, batch: (state, {"n": all_reduce(batch["x"].sum(), groups=[[0]])}),
+        ArgumentError,
+        "`groups` must be left to strategies that replicate",
+    ),
+    "statistics of each replica": Refusal(
+        lambda state, batch: (state, {"n": own_windows(batch["x"])}),
+        ArgumentError,
+        "`stats='replica'` must be left to strategies that replicate",
+    ),
+}
+CASES |= {
+    strategy.name: Case(lambda s=strategy: partitioned_layout(s), PARTITIONED)
+    for strategy in (
+        strategies.zero1(**CUT),
+        strategies.zero2(replicas=2, **CUT),
+        strategies.fsdp(**CUT),
+        strategies.hybrid(shard=4, **CUT),
+        strategies.tensor_parallel({"params/w": (None, "model")}, model=2, replicas=4),
+    )
+}
+REFUSALS = [
+    (name, what)
+    for name, case in CASES.items()
+    for what in case.refused
+    if case.refused is not PARTITIONED or name == "fsdp"
+]
+# The same machinery as others, with other axes.
+SLOW = {"zero1", "zero2", "hybrid"}
+
+
+def named(names):
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in names
+    ]
+
+
 zeros = np.zeros(2, np.float32)
 batch = {
     "x": np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32),
@@ -77,8 +134,28 @@ batch = {
 }
 
 
-@pytest.fixture(params=CASES)
+def own_windows(x):
+    make_windows(len(x), stats="replica")
+
+
+def drawn(key):
+    return jax.random.normal(key)
+
+
+@pytest.fixture(params=named(CASES))
 def layout(request):
+    return CASES[request.param].make()
+
+
+@pytest.fixture(params=[name for name in CASES if name.startswith("replicated")])
+def replicating(request):
+    return CASES[request.param].make()
+
+
+@pytest.fixture(
+    params=named(name for name in CASES if not name.startswith("replicated"))
+)
+def partitioning(request):
     return CASES[request.param].make()
 
 
@@ -175,16 +252,33 @@ def test_a_state_is_born_in_its_place(layout):
 
 
 def test_a_state_that_was_put_is_read_back_as_it_was(layout):
-    count = layout.num_replicas
-    own = PerReplica(np.arange(3.0 * count, dtype=np.float32).reshape(count, 3))
-    state = {"own": own, "key": jax.random.key(3), "w": batch["x"], "n": np.int32(7)}
+    state = {"key": jax.random.key(3), "w": batch["x"], "n": np.int32(7)}
     placed = put(state, layout.state_shardings(state))
 
     assert_lies(placed, layout.state_shardings(state))
     assert_equal_bits(without_keys(placed), without_keys(state))
 
 
-def test_each_replica_sees_its_own_of_a_declared_leaf(layout):
+def test_a_declared_leaf_that_was_put_has_a_row_on_each_replica(replicating):
+    count = replicating.num_replicas
+    own = np.arange(3.0 * count, dtype=np.float32).reshape(count, 3)
+    state = {"own": PerReplica(own)}
+    placed = put(state, replicating.state_shardings(state))
+
+    assert_lies(placed, replicating.state_shardings(state))
+    assert_equal_bits(placed, state)
+
+
+def test_a_declared_leaf_is_refused_where_there_is_one_replica(partitioning):
+    message = "`state` must hold no `PerReplica` leaf .* got one at `own`"
+
+    with pytest.raises(ArgumentError, match=message):
+        born(partitioning, lambda key: {"own": PerReplica(jnp.zeros(3))})
+
+
+def test_each_replica_sees_its_own_of_a_declared_leaf(replicating):
+    layout = replicating
+
     def step(state):
         assert state["own"].value.shape == (3,)
         return state

@@ -8,6 +8,7 @@ axis that was named but is not there, and a `shard_map` over axes called otherwi
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,27 @@ class Axis:
     def group_size(self) -> int:
         """How many replicas speak to each other; groups must be equally large."""
         return len(self.groups[0]) if self.groups else self.size
+
+
+_partitioned = jax.make_user_context(None)
+
+
+def one_replica_on_many_devices() -> AbstractContextManager[None]:
+    """Refuse, inside a `with` block, what only means something with many replicas."""
+    return _partitioned(True)
+
+
+def refuse_if_partitioned(what: str, remedy: str) -> None:
+    """Refuse `what` while a step is traced whose strategy partitions.
+
+    Raises:
+      ArgumentError: One is.
+    """
+    if _partitioned.value:
+        raise ArgumentError(
+            f"{what} must be left to strategies that replicate, got one that "
+            f"partitions: the step is one replica on all devices. {remedy}"
+        )
 
 
 def num_replicas(*, axis_name: str = REPLICA_AXIS) -> int:
@@ -64,11 +86,14 @@ def replica_id(*, axis_name: str = REPLICA_AXIS) -> Int[Array, ""]:
       A scalar int32 that differs between replicas.
 
     Raises:
-      ArgumentError: `axis_name` is a dead axis.
+      ArgumentError: `axis_name` is a dead axis, or the strategy partitions.
 
     >>> jax.vmap(lambda x: x + replica_id(), axis_name="replica")(jnp.zeros(3, int))
     Array([0, 1, 2], dtype=int32)
     """
+    refuse_if_partitioned(
+        "`replica_id`", "Use `example_keys`, or `strategies.data_parallel()`."
+    )
     return position(resolve_axis(axis_name))
 
 
@@ -92,6 +117,9 @@ def resolve_axis(axis_name: str, groups: Sequence[Sequence[int]] | None = None) 
         axis = Axis(name=None, size=1)
     if groups is None:
         return axis
+    refuse_if_partitioned(
+        "`groups`", "Leave them out, or use `strategies.data_parallel()`."
+    )
     return dataclasses.replace(axis, groups=_checked_groups(groups, axis.size))
 
 

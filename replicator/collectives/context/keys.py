@@ -14,7 +14,13 @@ from jaxtyping import Array, Shaped
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Key, PyTree
-from replicator.collectives.context.axes import num_replicas, replica_id
+from replicator.collectives.context.axes import (
+    num_replicas,
+    position,
+    refuse_if_partitioned,
+    replica_id,
+    resolve_axis,
+)
 from replicator.collectives.context.microbatch import microbatch
 from replicator.errors import ArgumentError, check_whole
 
@@ -33,7 +39,8 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
       `key`, folded with the microbatch's index and then with `replica_id()`.
 
     Raises:
-      ArgumentError: `key` is no key, or `axis_name` is a dead axis.
+      ArgumentError: `key` is no key, `axis_name` is a dead axis, or the strategy
+        partitions.
 
     >>> def noise(x, key):                # other numbers on each replica
     ...     return x + jax.random.normal(replica_key(key), x.shape)
@@ -42,6 +49,9 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
     False
     """
     check_key(key)
+    refuse_if_partitioned(
+        "`replica_key`", "Use `example_keys`, or `strategies.data_parallel()`."
+    )
     own = jax.random.fold_in(key, microbatch().index)
     return jax.random.fold_in(own, replica_id(axis_name=axis_name))
 
@@ -102,6 +112,6 @@ def example_keys(
     check_key(key)
     check_whole("n", n)
     replicas = num_replicas(axis_name=axis_name)
-    block = microbatch().index * replicas + replica_id(axis_name=axis_name)
+    block = microbatch().index * replicas + position(resolve_axis(axis_name))
     positions = block * n + jnp.arange(n, dtype=jnp.int32)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, positions)

@@ -209,7 +209,7 @@ def _unknown(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]
 
 
 def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
-    num_consts, num_carry = _scan_sizes(eqn)
+    num_consts, num_carry = scan_sizes(eqn)
     start = num_consts + num_carry
     body, xs = _open(eqn.params["jaxpr"]), marks[start:]
 
@@ -230,7 +230,7 @@ def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
     return [*after[num_consts:], *outs[num_carry:]], [*after, *xs]
 
 
-def _scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
+def scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
     """Return how many of the inputs of a `scan` are constants, and how many carried."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]

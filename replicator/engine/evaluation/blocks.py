@@ -6,6 +6,7 @@ how many replicas there are nor on how the dataset is batched; the host gets blo
 example order. The last ones are filled up with examples that are there already.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -75,7 +76,7 @@ class BlockRunner:
       check: Refuses outputs that will not do, once for each signature.
 
     Raises:
-      ArgumentError: `block` is no whole number, or below 1.
+      ArgumentError: `block` is no whole number, or below 1, or too small to share.
     """
 
     def __init__(
@@ -91,6 +92,14 @@ class BlockRunner:
         check_whole("block", block)
         if block < 1:
             raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
+        # One replica on many devices: each gets its part of the blocks of a call.
+        parts = len(layout.batch_owners) // layout.num_replicas
+        unit = parts // math.gcd(parts, BLOCKS_PER_CALL)
+        if block % unit:
+            raise ArgumentError(
+                f"`block` must be a multiple of {unit} where a replica has {parts} "
+                f"devices, got {block}. Use {block + -block % unit}."
+            )
         self._layout = layout
         self._name = name
         self._block = block

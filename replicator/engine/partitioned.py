@@ -1,0 +1,205 @@
+"""One replica on all devices: automatic `jit` over `replica`, `shard` and `model`.
+
+The step sees the global batch, and XLA partitions it. What a strategy says of a
+variable holds where it is stored, where it is multiplied, and for its gradient;
+`reemission` says so inside the step's program. No constraint changes a value: a bad
+strategy costs time and memory, never the answer.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicator.base.mesh import partition_mesh, replicated
+from replicator.base.per_replica import is_per_replica
+from replicator.base.trees import named_leaves
+from replicator.base.types import Device, PyTree
+from replicator.collectives.context.axes import one_replica_on_many_devices
+from replicator.engine.layout import STATE, Kind
+from replicator.engine.reemission.emit import Mark, reemit
+from replicator.engine.step.state import RunState
+from replicator.errors import ArgumentError
+from replicator.strategies.strategy import Cut, Placement, Strategy
+from replicator.strategies.variables import variables_of
+
+
+class PartitionedLayout:
+    """One replica over all devices; see `Layout` for attributes and methods.
+
+    Args:
+      strategy: One that partitions.
+      devices: To choose from, those of one process side by side.
+
+    Raises:
+      ArgumentError: The strategy does not fit the devices.
+    """
+
+    num_replicas = 1
+
+    def __init__(self, strategy: Strategy, devices: Sequence[Device]) -> None:
+        self.strategy = strategy
+        self.mesh = partition_mesh(strategy.sizes(len(devices)), devices)
+        owners = self.mesh.devices[
+            tuple(
+                slice(None) if axis in strategy.batch_axes else 0
+                for axis in self.mesh.axis_names
+            )
+        ]
+        self.batch_owners = [device.process_index for device in owners.flat]
+
+    def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
+        """Return one sharding for all leaves, over the strategy's axes of batches."""
+        del shapes
+        spec = PartitionSpec(*[None] * axis, self.strategy.batch_axes or None)
+        return NamedSharding(self.mesh, spec)
+
+    def state_shardings(self, shapes: PyTree) -> PyTree:
+        """Return a sharding for each leaf of a state.
+
+        Raises:
+          ArgumentError: A leaf is declared `PerReplica`, or does not divide.
+        """
+        places = [self._sharding(each.stored) for each in self._placements(shapes)]
+        return jax.tree.structure(shapes).unflatten(places)
+
+    def spread(
+        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+    ) -> Callable[..., Any]:
+        """Return the one replica's program, with its constraints in it."""
+
+        def program(*values: PyTree) -> PyTree:
+            given = [
+                self._lie(kind, value)
+                for kind, value in zip(inputs, values, strict=True)
+            ]
+            with one_replica_on_many_devices():
+                traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*given)
+            state = dict(zip(inputs, given, strict=True)).get(STATE)
+            placed = self._placements(state)
+
+            def wanted(kind: Kind, result: PyTree) -> list[Cut | None]:
+                if kind == STATE and len(jax.tree.leaves(result)) == len(placed):
+                    return [_gradient(each) for each in placed]
+                return [None] * len(jax.tree.leaves(result))
+
+            marks = [
+                mark
+                for kind, value in zip(inputs, given, strict=True)
+                for mark in (
+                    map(_mark, placed)
+                    if kind == STATE
+                    else [None] * len(jax.tree.leaves(value))
+                )
+            ]
+            targets = jax.tree.leaves(
+                jax.tree.map(
+                    lambda kind, result: _Leaves(wanted(kind, result)), outputs, shapes
+                ),
+                is_leaf=lambda node: isinstance(node, _Leaves),
+            )
+            found = reemit(
+                traced,
+                jax.tree.leaves(given),
+                marks=marks,
+                targets=[cut for each in targets for cut in each],
+                constrain=self._constrain,
+            )
+            results = jax.tree.structure(shapes).unflatten(found)
+            return jax.tree.map(self._give_back, outputs, results)
+
+        return program
+
+    def check(
+        self, traced: core.Jaxpr, state: PyTree, batch: PyTree, *, batch_axis: int
+    ) -> None:
+        """Refuse a strategy that was not written for this state.
+
+        One replica cannot differ from itself, so nothing is to be proven; what only
+        many have is refused where the step asks for it.
+
+        Raises:
+          ArgumentError: A rule matches nothing, or it was saved for other variables.
+        """
+        del traced, batch, batch_axis
+        self.strategy.check_variables(variables_of(_user(state)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return engine, mesh and strategy in plain JSON, for records."""
+        return {
+            "engine": "partitions",
+            "mesh": dict(self.mesh.shape),
+            **self.strategy.as_json(),
+        }
+
+    def _placements(self, state: PyTree) -> list[Placement]:
+        """Return how each leaf of a state, or of a `RunState`, lies."""
+        for path, node in named_leaves(state, is_leaf=is_per_replica):
+            if is_per_replica(node):
+                raise ArgumentError(
+                    "`state` must hold no `PerReplica` leaf under a strategy that "
+                    f"partitions, got one at `{path}`: there is one replica. Keep a "
+                    "plain array, or use `strategies.data_parallel()`."
+                )
+        sizes = dict(self.mesh.shape)
+        placed = [
+            self.strategy.place(each, sizes) for each in variables_of(_user(state))
+        ]
+        if not isinstance(state, RunState):
+            return placed
+        # In the order of its fields: step and key, the user's, skipped.
+        before = _whole((state.step, state.key))
+        return [*before, *placed, *_whole(state.skipped)]
+
+    def _sharding(self, cut: Cut) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*cut))
+
+    def _constrain(self, leaf: jax.Array, cut: Cut) -> jax.Array:
+        return jax.lax.with_sharding_constraint(leaf, self._sharding(cut))
+
+    def _lie(self, kind: Kind, value: PyTree) -> PyTree:
+        """Say in the program where a value lies that comes from outside, or goes."""
+        if not jax.tree.leaves(value):
+            return value
+        if kind == STATE:
+            where = self.state_shardings(value)
+        elif kind.name == "examples":
+            where = self.batch_shardings(value, axis=kind.axis)
+        else:
+            where = replicated(self.mesh)
+        return jax.lax.with_sharding_constraint(value, where)
+
+    def _give_back(self, kind: Kind, result: PyTree) -> PyTree:
+        if kind.name == "per_replica":
+            result = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, kind.axis), result)
+        if kind.name == "examples":  # every process can read all
+            kind = Kind("equal")
+        return self._lie(kind, result)
+
+
+class _Leaves(list):
+    """What is wanted of each leaf of a result: a leaf itself to `jax.tree`."""
+
+
+def _user(state: PyTree) -> PyTree:
+    return state.user if isinstance(state, RunState) else state
+
+
+def _whole(tree: PyTree) -> list[Placement]:
+    cuts = [(None,) * np.ndim(leaf) for leaf in jax.tree.leaves(tree)]
+    return [Placement(stored=cut, computed=cut, gradient=cut) for cut in cuts]
+
+
+def _mark(placed: Placement) -> Mark | None:
+    if not any(placed.stored):
+        return None
+    return Mark(stored=placed.stored, computed=placed.computed)
+
+
+def _gradient(placed: Placement) -> Cut | None:
+    is_cut = any(placed.stored) or any(placed.gradient)
+    return placed.gradient if is_cut else None

@@ -1,0 +1,1 @@
+"""Emit a program again, with where its values lie written into it."""

@@ -1,0 +1,361 @@
+"""Emit a step's program again, with each variable whole only where it is multiplied.
+
+A mark follows a variable that is stored in pieces through casts, transposes, reshapes,
+slices and elementwise arithmetic to its uses: a product, a convolution, a gather, and
+whatever is not known. There, and inside loops and rematerialised bodies, it is
+constrained to the partition in which it is computed. A target goes the other way, from
+what becomes new state back to the products that make gradients: those, and those
+alone, are constrained to the gradient's partition. (With partitions of arguments alone
+the partitioner also gathers activations.)
+
+All of this says where values lie, and never what they are: what is not understood
+enters whole, and the program stays right.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core, source_info_util
+
+from replicator.engine.analysis.dataflow import scan_sizes, sub_jaxprs
+from replicator.engine.analysis.source_lines import user_line
+from replicator.engine.reemission.moves import (
+    backward,
+    forward,
+    is_elementwise,
+    is_reduction,
+)
+from replicator.strategies.strategy import Cut
+
+_log = logging.getLogger(__name__)
+
+# They run the one jaxpr that they hold once; nothing differentiates them any more.
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    }
+)
+_REMAT = frozenset({"checkpoint", "remat", "remat2"})
+_BARRIER = "optimization_barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A value that lies in pieces.
+
+    Attributes:
+      stored: The mesh axis of each of its dimensions.
+      computed: The same where it is multiplied.
+    """
+
+    stored: Cut
+    computed: Cut
+
+
+Constrain = Callable[[jax.Array, Cut], jax.Array]
+Marks = Sequence[Mark | None]
+Targets = Sequence[Cut | None]
+
+
+def reemit(
+    traced: core.ClosedJaxpr,
+    args: Sequence[jax.Array],
+    *,
+    marks: Marks,
+    targets: Targets,
+    constrain: Constrain,
+) -> list[jax.Array]:
+    """Run a traced program with its constraints in it; call it while tracing.
+
+    Args:
+      traced: The program.
+      args: Its arguments, flat.
+      marks: Of each argument that lies in pieces.
+      targets: Of each result that is new state: the partition of its gradient.
+      constrain: Constrains an array to a partition.
+
+    Returns:
+      Its results, flat; those computed from pieces lie in pieces.
+    """
+    outs, found = _Emitter(constrain).run(traced, args, marks, targets)
+    # What moves in pieces is put together once, at the end.
+    return [
+        out if mark is None else constrain(out, mark.stored)
+        for out, mark in zip(outs, found, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Emitter:
+    constrain: Constrain
+
+    def run(
+        self, closed: core.ClosedJaxpr, args: Sequence, marks: Marks, targets: Targets
+    ) -> tuple[list[Any], list[Mark | None]]:
+        """Bind the equations of a jaxpr one by one; return results and their marks."""
+        jaxpr = closed.jaxpr
+        wanted = _wanted(jaxpr, targets)
+        values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+        found: dict[core.Var, Mark | None] = dict(zip(jaxpr.invars, marks, strict=True))
+
+        def read(atom: core.Var | core.Literal) -> tuple[Any, Mark | None]:
+            if isinstance(atom, core.Literal):
+                return atom.val, None
+            return values[atom], found.get(atom)
+
+        for eqn in jaxpr.eqns:
+            operands = [read(atom) for atom in eqn.invars]
+            cuts = [wanted.get(var) for var in eqn.outvars]
+            source = eqn.source_info
+            stack = source_info_util.current_name_stack() + source.name_stack
+            with (
+                source_info_util.user_context(source.traceback, name_stack=stack),
+                eqn.ctx.manager,
+            ):
+                outs, after = self._emit(
+                    eqn, [x for x, _ in operands], [mark for _, mark in operands], cuts
+                )
+            values.update(zip(eqn.outvars, outs, strict=True))
+            found.update(zip(eqn.outvars, after, strict=True))
+        results = [read(atom) for atom in jaxpr.outvars]
+        return [value for value, _ in results], [mark for _, mark in results]
+
+    def _emit(
+        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+    ) -> tuple[list, Marks]:
+        none = [None] * len(eqn.outvars)
+        if not any(marks) and all(cut is None for cut in cuts):
+            return _bind(eqn, values), none
+        name = eqn.primitive.name
+        if name in _CALLS and (held := _held(eqn)) is not None:
+            return self.run(held, values, marks, cuts)
+        if name in _LOOPS and not any(_is_mutable(atom) for atom in eqn.invars):
+            return _LOOPS[name](self, eqn, values, marks, cuts)
+        if name == _BARRIER:
+            return _bind(eqn, values), marks
+        if len(eqn.outvars) == 1:
+            if is_elementwise(eqn):
+                return _bind(eqn, values), [next(filter(None, marks), None)]
+            if marks[0] is not None and (moved := _moved(eqn, marks[0])) is not None:
+                return _bind(eqn, values), [moved]
+            if is_reduction(eqn):
+                return _bind(eqn, values), none
+        return self._use(eqn, values, marks, cuts)
+
+    def _use(
+        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+    ) -> tuple[list, Marks]:
+        """Bind an equation with its operands whole, and what is wanted in pieces."""
+        if any(marks) and sub_jaxprs(eqn):
+            _log.warning(
+                "`%s` at %s gets variables whole that are stored in pieces: what it "
+                "does inside is not known.",
+                *(eqn.primitive.name, user_line(eqn)),
+            )
+        whole = [
+            value if mark is None else self.constrain(value, mark.computed)
+            for value, mark in zip(values, marks, strict=True)
+        ]
+        outs = _bind(eqn, whole)
+        after = [_target_mark(cut) for cut in cuts]
+        return [
+            out if cut is None else self.constrain(out, cut)
+            for out, cut in zip(outs, cuts, strict=True)
+        ], after
+
+    def _body(
+        self, closed: core.ClosedJaxpr, marks: Marks, cuts: Targets, pinned: int = 0
+    ) -> core.ClosedJaxpr:
+        """Trace the body of a loop again; its first `pinned` results stay in pieces."""
+
+        def again(*args: Any) -> list:
+            outs, _ = self.run(closed, args, marks, cuts)
+            return [
+                self.constrain(out, cut) if number < pinned and cut is not None else out
+                for number, (out, cut) in enumerate(zip(outs, cuts, strict=True))
+            ]
+
+        shapes = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in closed.in_avals
+        ]
+        return jax.make_jaxpr(again)(*shapes)
+
+    def _scan(
+        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+    ) -> tuple[list, Marks]:
+        num_consts, num_carry = scan_sizes(eqn)
+        start = num_consts + num_carry
+        values, marks = list(values), list(marks)
+        for number in range(start, len(marks)):
+            mark = marks[number]
+            if mark is not None and mark.stored[0] is not None:
+                # Pieces of the axis that the loop turns over: no slice is whole.
+                values[number] = self.constrain(values[number], mark.computed)
+                marks[number] = None
+        carry = _carried(marks[num_consts:start], cuts[:num_carry])
+        rows = [cut[1:] if cut and cut[0] is None else None for cut in cuts[num_carry:]]
+        slices = [m and Mark(m.stored[1:], m.computed[1:]) for m in marks[start:]]
+        body = self._body(
+            eqn.params["jaxpr"],
+            [*marks[:num_consts], *carry, *slices],
+            [*_pieces(carry, cuts), *rows],
+            pinned=num_carry,
+        )
+        outs = _bind(eqn, values, jaxpr=body)
+        stacked = [None if row is None else _target_mark((None, *row)) for row in rows]
+        return outs, [*carry, *stacked]
+
+    def _while(
+        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+    ) -> tuple[list, Marks]:
+        split = eqn.params["cond_nconsts"]
+        start = split + eqn.params["body_nconsts"]
+        carry = _carried(marks[start:], cuts)
+        asked = self._body(eqn.params["cond_jaxpr"], [*marks[:split], *carry], [None])
+        body = self._body(
+            eqn.params["body_jaxpr"],
+            [*marks[split:start], *carry],
+            _pieces(carry, cuts),
+            pinned=len(carry),
+        )
+        return _bind(eqn, values, cond_jaxpr=asked, body_jaxpr=body), carry
+
+    def _cond(
+        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+    ) -> tuple[list, Marks]:
+        ways = tuple(
+            self._body(way, marks[1:], cuts, pinned=len(cuts))
+            for way in eqn.params["branches"]
+        )
+        after = [_target_mark(cut) for cut in cuts]
+        return _bind(eqn, values, branches=ways), after
+
+    def _remat(
+        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+    ) -> tuple[list, Marks]:
+        body = self._body(core.ClosedJaxpr(eqn.params["jaxpr"], ()), marks, cuts)
+        after = [_target_mark(cut) for cut in cuts]
+        return _bind(eqn, values, jaxpr=body.jaxpr), after
+
+
+_LOOPS: dict[str, Callable] = {
+    "scan": _Emitter._scan,
+    "while": _Emitter._while,
+    "cond": _Emitter._cond,
+    **dict.fromkeys(_REMAT, _Emitter._remat),
+}
+
+
+def _bind(eqn: core.JaxprEqn, values: Sequence, **replaced: Any) -> list:
+    params = eqn.primitive.get_bind_params(eqn.params | replaced)
+    outs = eqn.primitive.bind(*values, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _target_mark(cut: Cut | None) -> Mark | None:
+    if cut is None or not any(cut):
+        return None
+    return Mark(stored=cut, computed=(None,) * len(cut))
+
+
+def _carried(marks: Marks, cuts: Targets) -> list[Mark | None]:
+    """Return how what a loop carries lies, all along: as it came, or as is wanted."""
+    return [
+        mark if mark is not None or cut is None else _target_mark(cut)
+        for mark, cut in zip(marks, cuts, strict=True)
+    ]
+
+
+def _pieces(carry: Marks, cuts: Targets) -> list[Cut | None]:
+    return [
+        cut if mark is None else mark.stored
+        for mark, cut in zip(carry, cuts, strict=False)
+    ]
+
+
+def _moved(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
+    stored, computed = forward(eqn, mark.stored), forward(eqn, mark.computed)
+    if stored is None or computed is None:
+        return None
+    return Mark(stored, computed)
+
+
+def _held(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    """Return the one jaxpr that a call runs on its operands."""
+    held = [
+        value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
+        for value in eqn.params.values()
+        if isinstance(value, (core.ClosedJaxpr, core.Jaxpr))
+    ]
+    fits = len(held) == 1 and len(held[0].jaxpr.invars) == len(eqn.invars)
+    return (
+        held[0] if fits and not held[0].jaxpr.constvars[len(held[0].consts) :] else None
+    )
+
+
+def _is_mutable(atom: Any) -> bool:
+    return hasattr(atom.aval, "inner_aval")
+
+
+def _wanted(jaxpr: core.Jaxpr, targets: Targets) -> dict[core.Var, Cut]:
+    """Follow targets back from results, as far as values only move or add up."""
+    wanted: dict[core.Var, Cut] = {}
+
+    def want(atom: core.Var | core.Literal, cut: Cut | None) -> None:
+        # An array: numbers lie nowhere in particular.
+        if cut and not isinstance(atom, core.Literal):
+            wanted.setdefault(atom, cut)
+
+    for atom, cut in zip(jaxpr.outvars, targets, strict=True):
+        want(atom, cut)
+    for eqn in reversed(jaxpr.eqns):
+        cuts = [wanted.get(var) for var in eqn.outvars]
+        if any(cut is not None for cut in cuts):
+            for atom, cut in zip(eqn.invars, _before(eqn, cuts), strict=True):
+                want(atom, cut)
+    return wanted
+
+
+def _before(eqn: core.JaxprEqn, cuts: Targets) -> list[Cut | None]:
+    """Return the targets of an equation's operands, of those of its results."""
+    name = eqn.primitive.name
+    none: list[Cut | None] = [None] * len(eqn.invars)
+    if name == _BARRIER:
+        return list(cuts)
+    if name in _CALLS or name in _REMAT:
+        held = _held(eqn)
+        return none if held is None else _inside(held, cuts)
+    if name == "scan":
+        num_consts, num_carry = scan_sizes(eqn)
+        rows = [cut[1:] if cut and cut[0] is None else None for cut in cuts[num_carry:]]
+        found = _inside(eqn.params["jaxpr"], [*cuts[:num_carry], *rows])
+        start = num_consts + num_carry
+        carried = [a or b for a, b in zip(cuts, found[num_consts:start], strict=False)]
+        return [
+            *found[:num_consts],
+            *carried,
+            *(None if cut is None else (None, *cut) for cut in found[start:]),
+        ]
+    if name == "while":
+        start = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return [*none[:start], *cuts]
+    if name == "cond":
+        ways = [_inside(way, cuts) for way in eqn.params["branches"]]
+        return [
+            None,
+            *(next(filter(None, way), None) for way in zip(*ways, strict=True)),
+        ]
+    if len(cuts) == 1 and cuts[0] is not None:
+        return [backward(eqn, atom, cuts[0]) for atom in eqn.invars]
+    return none
+
+
+def _inside(closed: core.ClosedJaxpr, cuts: Targets) -> list[Cut | None]:
+    wanted = _wanted(closed.jaxpr, cuts)
+    return [wanted.get(var) for var in closed.jaxpr.invars]

@@ -1,0 +1,119 @@
+"""Where the dimensions of an array go in operations that only move or add up."""
+
+from typing import Any
+
+from jax.extend import core
+
+from replicator.collectives.markers import REDUCED_GRADIENT, WEIGHTED_GRADIENT
+from replicator.strategies.strategy import Cut
+
+_ELEMENTWISE = frozenset(
+    {
+        *("add", "add_any", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max"),
+        *(
+            "min",
+            "pow",
+            "integer_pow",
+            "square",
+            "sqrt",
+            "rsqrt",
+            "cbrt",
+            "exp",
+            "exp2",
+        ),
+        *("log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "floor"),
+        *("ceil", "round", "nextafter", "clamp", "select_n", "and", "or", "not", "xor"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "is_finite", "stop_gradient", "copy"),
+        *("convert_element_type", "reduce_precision", "copy_p", "atan2"),
+        *(REDUCED_GRADIENT, WEIGHTED_GRADIENT),
+    }
+)
+_REDUCTIONS = frozenset(
+    {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
+)
+
+
+def is_elementwise(eqn: core.JaxprEqn) -> bool:
+    """Tell whether each element of the result follows from those in its place."""
+    if eqn.primitive.name not in _ELEMENTWISE:
+        return False
+    shape = _shape(eqn.outvars[0])
+    return all(_shape(atom) in (shape, ()) for atom in eqn.invars)
+
+
+def is_reduction(eqn: core.JaxprEqn) -> bool:
+    """Tell whether pieces are reduced where they are: a norm needs no whole array."""
+    return eqn.primitive.name in _REDUCTIONS
+
+
+def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
+    """Return how the result lies if the first operand lies as `cut` says.
+
+    Returns:
+      None where the operation is not known to move dimensions only.
+    """
+    name = eqn.primitive.name
+    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    if name == "transpose":
+        return tuple(cut[dimension] for dimension in eqn.params["permutation"])
+    if name in ("reshape", "squeeze", "expand_dims"):
+        return _reshaped(before, after, cut)
+    if name in ("slice", "dynamic_slice"):
+        return _if_uncut(before, after, cut)
+    return None
+
+
+def backward(eqn: core.JaxprEqn, atom: Any, cut: Cut) -> Cut | None:
+    """Return how the operand `atom` is to lie for a result as `cut` says."""
+    if is_elementwise(eqn):
+        return cut if _shape(atom) == _shape(eqn.outvars[0]) else None
+    name = eqn.primitive.name
+    before, after = _shape(atom), _shape(eqn.outvars[0])
+    if name == "transpose":
+        places = eqn.params["permutation"]
+        return tuple(cut[places.index(dimension)] for dimension in range(len(places)))
+    if name in ("reshape", "squeeze", "expand_dims"):
+        return _reshaped(after, before, cut)
+    if name == "pad" and atom is eqn.invars[0]:
+        return _if_uncut(before, after, cut)
+    return None
+
+
+def _if_uncut(before: tuple, after: tuple, cut: Cut) -> Cut | None:
+    triples = zip(before, after, cut, strict=True)
+    return cut if all(a == b or axis is None for a, b, axis in triples) else None
+
+
+def _reshaped(before: tuple, after: tuple, cut: Cut) -> Cut | None:
+    """Follow dimensions through a reshape that merges or splits them.
+
+    Dimensions are taken in blocks of equal products. In a block whose first dimension
+    is cut, the pieces are those of the first dimension of the other block.
+    """
+    found: list[str | None] = [None] * len(after)
+    i = j = 0
+    while i < len(before) and j < len(after):
+        first, other = i, j
+        left, right = before[i], after[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right and i < len(before):
+                left, i = left * before[i], i + 1
+            elif right < left and j < len(after):
+                right, j = right * after[j], j + 1
+            else:
+                return None
+        # Dimensions of one element belong to no block, and may come before it.
+        own = [d for d in range(first, i) if before[d] != 1]
+        others = [d for d in range(other, j) if after[d] != 1]
+        if any(cut[d] is not None for d in own[1:]):
+            return None
+        if own and cut[own[0]] is not None:
+            if not others:
+                return None
+            found[others[0]] = cut[own[0]]
+    return tuple(found)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return getattr(atom.aval, "shape", ())

@@ -1,0 +1,157 @@
+"""Strategies that have a name, each as a function that returns the data.
+
+A builder of your own is a function `(variables, devices) -> Strategy`; see README.md.
+Partitioning in three stages: Rajbhandari et al. 2020, "ZeRO", §5; whole copies over
+some devices and pieces over others: Zhao et al. 2023, "PyTorch FSDP", §3.2.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from replicator.errors import check_kind
+from replicator.strategies.strategy import (
+    WHOLE_BELOW_BYTES,
+    Partition,
+    Rule,
+    Strategy,
+)
+
+
+def data_parallel() -> Strategy:
+    """Give each device a replica: parameters whole, gradients reduced by the step."""
+    return Strategy(name="data_parallel", kind="replicates", replica=None)
+
+
+def zero1(
+    *,
+    replicas: int = 1,
+    shards: int | None = None,
+    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+) -> Strategy:
+    """Cut the optimizer's state; parameters and gradients are whole.
+
+    Args:
+      replicas: Whole copies, each on its part of the devices.
+      shards: Devices that share a copy; all that there are by default.
+      whole_below_bytes: Smaller variables stay whole.
+    """
+    rule = Rule(pattern="*", optimizer="shard", gradient=())
+    return _sharded("zero1", rule, replicas, shards, whole_below_bytes)
+
+
+def zero2(
+    *,
+    replicas: int = 1,
+    shards: int | None = None,
+    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+) -> Strategy:
+    """Cut the optimizer's state and gradients; arguments as for `zero1`."""
+    rule = Rule(pattern="*", optimizer="shard")
+    return _sharded("zero2", rule, replicas, shards, whole_below_bytes)
+
+
+def fsdp(
+    *,
+    replicas: int = 1,
+    shards: int | None = None,
+    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+) -> Strategy:
+    """Cut all state; each parameter is whole where it is multiplied, and only then.
+
+    Args: as for `zero1`.
+
+    >>> fsdp(replicas=2).sizes(8)
+    {'replica': 2, 'shard': 4, 'model': 1}
+    """
+    rule = Rule(pattern="*", stored="shard")
+    return _sharded("fsdp", rule, replicas, shards, whole_below_bytes)
+
+
+def hybrid(*, shard: int, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> Strategy:
+    """Cut all state over `shard` devices; all devices together hold whole copies.
+
+    Args:
+      shard: Devices that share a copy: those of a host, where links are fast.
+      whole_below_bytes: Smaller variables stay whole.
+    """
+    rules = (Rule(pattern="*", stored="shard"),)
+    return Strategy(
+        name="hybrid",
+        replica=None,
+        shard=shard,
+        rules=rules,
+        whole_below_bytes=whole_below_bytes,
+    )
+
+
+def tensor_parallel(
+    rules: Mapping[str, Partition], *, model: int | None = None, replicas: int = 1
+) -> Strategy:
+    """Cut parameters along dimensions that are named, also where they are multiplied.
+
+    Args:
+      rules: Partition for each pattern of paths; all others stay whole.
+      model: Devices that share a copy; all by default.
+      replicas: Copies, each of which gets its part of a batch.
+
+    >>> cut = {"params/up/*": (None, "model"), "params/down/*": ("model",)}
+    >>> tensor_parallel(cut, model=4, replicas=2).sizes(8)
+    {'replica': 2, 'shard': 1, 'model': 4}
+    """
+    return Strategy(
+        name="tensor_parallel",
+        replica=replicas,
+        model=model,
+        rules=tuple(
+            Rule(pattern=pattern, stored=cut, computed=cut, uneven="refuse")
+            for pattern, cut in rules.items()
+        ),
+    )
+
+
+def Rules(
+    rules: Sequence[Rule],
+    *,
+    replica: int | None = 1,
+    shard: int | None = 1,
+    model: int | None = 1,
+    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+) -> Strategy:
+    """Return the strategy of rules that are given, the first match first.
+
+    Args:
+      rules: Each with a pattern of paths.
+      replica: Size of the mesh axis; None for all devices that the others leave.
+      shard: Likewise.
+      model: Likewise.
+      whole_below_bytes: Smaller variables stay whole, but where a rule names
+        dimensions.
+
+    Raises:
+      ArgumentError: What is given is no list of rules, or sizes break their rule.
+
+    >>> kept = Rules([Rule(pattern="params/head/*"), Rule(pattern="*", stored="shard")])
+    >>> kept.rules[0].stored                             # whole
+    ()
+    """
+    for rule in rules:
+        check_kind("rules", rule, Rule)
+    return Strategy(
+        name="rules",
+        replica=replica,
+        shard=shard,
+        model=model,
+        rules=tuple(rules),
+        whole_below_bytes=whole_below_bytes,
+    )
+
+
+def _sharded(
+    name: str, rule: Rule, replicas: int, shards: int | None, whole_below_bytes: int
+) -> Strategy:
+    return Strategy(
+        name=name,
+        replica=replicas,
+        shard=shards,
+        rules=(rule,),
+        whole_below_bytes=whole_below_bytes,
+    )

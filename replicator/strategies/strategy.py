@@ -1,0 +1,268 @@
+"""A strategy: how each variable of a state lies on devices, as data.
+
+A partition says along which mesh axes the dimensions of an array are cut: `()` whole;
+`(None, "model")` the second dimension over `model`; `"shard"` the largest dimension
+that divides over `shard`, the first of equals: its pieces are contiguous.
+"""
+
+import difflib
+import json
+import math
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from replicator.errors import ArgumentError, check_count, check_word
+from replicator.strategies.variables import Variable
+
+Partition = str | tuple[str | None, ...]
+Cut = tuple[str | None, ...]
+"""The mesh axis of each dimension of one array."""
+
+AXES = ("replica", "shard", "model")
+WHOLE_BELOW_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """How variables are kept whose path matches.
+
+    Attributes:
+      pattern: Of the parameter's path, as `fnmatch`: `*` matches slashes too.
+      stored: Partition between uses.
+      computed: Partition where it is multiplied; whole by default.
+      gradient: Partition of its gradient; None for that of the optimizer's state.
+      optimizer: Partition of what an optimizer keeps for it; None for `stored`.
+      uneven: What becomes of a variable that does not divide: left `"whole"`, or
+        `"refuse"`d.
+    """
+
+    pattern: str
+    stored: Partition = ()
+    computed: Partition = ()
+    gradient: Partition | None = None
+    optimizer: Partition | None = None
+    uneven: Literal["whole", "refuse"] = "whole"
+
+    def __post_init__(self) -> None:
+        check_word("uneven", self.uneven, ("whole", "refuse"))
+        for name in ("stored", "computed", "gradient", "optimizer"):
+            partition = getattr(self, name)
+            if isinstance(partition, list):
+                object.__setattr__(self, name, tuple(partition))
+            for axis in _axes(getattr(self, name)):
+                check_word(name, axis, AXES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """How one variable lies: a mesh axis, or None, for each of its dimensions.
+
+    Attributes:
+      stored: Between steps.
+      computed: Where it is multiplied.
+      gradient: Its gradient, or its parameter's.
+    """
+
+    stored: Cut
+    computed: Cut
+    gradient: Cut
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """How a step and its state are spread over devices.
+
+    Attributes:
+      name: Of the builder.
+      kind: `"replicates"`: a replica on each device. `"partitions"`: one replica over
+        all of them.
+      replica: Size of the mesh axis `replica`, over which nothing is cut but batches;
+        None for all devices that the other axes leave.
+      shard: Size of the mesh axis `shard`.
+      model: Size of the mesh axis `model`.
+      batch_axes: Mesh axes that batches are cut over.
+      rules: The first one that matches a parameter's path decides.
+      whole_below_bytes: Smaller variables stay whole, but where a rule names
+        dimensions.
+      variables: `path shape` of the parameters that it was made for; empty for any.
+
+    Raises:
+      ArgumentError: A field breaks its rule.
+    """
+
+    name: str
+    kind: Literal["replicates", "partitions"] = "partitions"
+    replica: int | None = 1
+    shard: int | None = 1
+    model: int | None = 1
+    batch_axes: tuple[str, ...] = ("replica", "shard")
+    rules: tuple[Rule, ...] = ()
+    whole_below_bytes: int = WHOLE_BELOW_BYTES
+    variables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_word("kind", self.kind, ("replicates", "partitions"))
+        for axis in AXES:
+            if getattr(self, axis) is not None:
+                check_count(axis, getattr(self, axis))
+        if [getattr(self, axis) for axis in AXES].count(None) > 1:
+            raise ArgumentError(
+                "`strategy` must leave the size of one mesh axis open at most, got "
+                f"{self._mesh_words()}. Give the others a number."
+            )
+        if tuple(axis for axis in AXES if axis in self.batch_axes) != self.batch_axes:
+            raise ArgumentError(
+                f"`batch_axes` must be some of {AXES}, in this order, got "
+                f"{self.batch_axes!r}. Leave it out for ('replica', 'shard')."
+            )
+
+    def sizes(self, num_devices: int) -> dict[str, int]:
+        """Return the size of each mesh axis.
+
+        Raises:
+          ArgumentError: That many devices do not suffice, or do not divide.
+        """
+        given = {axis: getattr(self, axis) for axis in AXES}
+        fixed = math.prod(size for size in given.values() if size is not None)
+        is_open = None in given.values()
+        if fixed > num_devices or (is_open and num_devices % fixed):
+            raise ArgumentError(
+                f"`strategy` must fit {num_devices} devices, got {self.name} with "
+                f"{self._mesh_words()}. Choose sizes whose product is {num_devices}."
+            )
+        return {
+            axis: num_devices // fixed if size is None else size
+            for axis, size in given.items()
+        }
+
+    def _mesh_words(self) -> str:
+        sizes = ((axis, getattr(self, axis)) for axis in AXES)
+        return ", ".join(f"{axis}={'all' if n is None else n}" for axis, n in sizes)
+
+    def place(self, variable: Variable, sizes: dict[str, int]) -> Placement:
+        """Return how a variable lies on a mesh of such sizes.
+
+        Raises:
+          ArgumentError: It does not divide, and may not stay whole.
+        """
+        rule = self.rule_of(variable)
+        if rule is None or not variable.shape or variable.dtype.startswith("key<"):
+            whole = (None,) * len(variable.shape)
+            return Placement(stored=whole, computed=whole, gradient=whole)
+        kept = rule.stored if rule.optimizer is None else rule.optimizer
+        stored = kept if variable.is_optimizer else rule.stored
+        gradient = kept if rule.gradient is None else rule.gradient
+        return Placement(
+            stored=self._cut(stored, variable, rule, sizes),
+            computed=self._cut(rule.computed, variable, rule, sizes),
+            gradient=self._cut(gradient, variable, rule, sizes),
+        )
+
+    def rule_of(self, variable: Variable) -> Rule | None:
+        """Return the rule that decides; None where none matches."""
+        matching = (r for r in self.rules if fnmatchcase(variable.follows, r.pattern))
+        return next(matching, None)
+
+    def _cut(
+        self, partition: Partition, variable: Variable, rule: Rule, sizes: dict
+    ) -> Cut:
+        shape = variable.shape
+        whole = (None,) * len(shape)
+        if isinstance(partition, str):
+            if variable.nbytes < self.whole_below_bytes or sizes[partition] == 1:
+                return whole
+            ways = [(n, -d) for d, n in enumerate(shape) if n % sizes[partition] == 0]
+            if ways:
+                dimension = -max(ways)[1]
+                return tuple(
+                    partition if d == dimension else None for d in range(len(shape))
+                )
+        elif len(partition) <= len(shape):
+            cut = (*partition, *whole[len(partition) :])
+            if all(
+                n % sizes.get(a or "", 1) == 0 for n, a in zip(shape, cut, strict=True)
+            ):
+                return tuple(a if sizes.get(a or "", 1) > 1 else None for a in cut)
+        # What an optimizer keeps in another shape has no dimensions that a rule names.
+        if rule.uneven == "refuse" and not variable.is_optimizer:
+            raise _uneven(variable, partition, sizes)
+        return whole
+
+    def check_variables(self, variables: tuple[Variable, ...]) -> None:
+        """Refuse a state that the strategy was not written for.
+
+        Raises:
+          ArgumentError: A rule matches nothing, or it was saved for other variables.
+        """
+        if self.variables and (found := parameters_of(variables)) != self.variables:
+            want, have = set(self.variables), set(found)
+            differing = sorted(want ^ have) or ["their order"]
+            side = "missing" if differing[0] in want else "new"
+            raise ArgumentError(
+                f"`strategy` must be one for the variables of this state, got "
+                f"{self.name} saved for others: `{differing[0]}` is {side}. "
+                "Build it anew."
+            )
+        for rule in self.rules if variables else ():
+            if not any(fnmatchcase(v.follows, rule.pattern) for v in variables):
+                named = ", ".join(v.path for v in variables if not v.is_optimizer)
+                raise ArgumentError(
+                    f"`rules` must each match a parameter, got {rule.pattern!r}, which "
+                    f"matches none of: {named[:120]}. Write for example "
+                    '"params/*/kernel".'
+                )
+
+    def made_for(self, variables: tuple[Variable, ...]) -> "Strategy":
+        """Return the strategy, bound to these variables: others are refused."""
+        return replace(self, variables=parameters_of(variables))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the strategy in plain JSON."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        rules = [
+            {each.name: getattr(rule, each.name) for each in fields(rule)}
+            for rule in self.rules
+        ]
+        return json.loads(json.dumps(plain | {"rules": rules}))
+
+    def diff(self, other: "Strategy") -> str:
+        """Return in lines what `other` has instead; empty where they are equal.
+
+        >>> print(Strategy(name="a").diff(Strategy(name="a", shard=8)))
+        -"shard": 1,
+        +"shard": 8,
+        """
+        before, after = (
+            json.dumps(each.as_json(), indent=1).splitlines() for each in (self, other)
+        )
+        changed = difflib.unified_diff(before, after, lineterm="", n=0)
+        return "\n".join(
+            line[0] + line[1:].strip()
+            for line in changed
+            if line[0] in "+-" and line[:3] not in ("+++", "---")
+        )
+
+
+def parameters_of(variables: tuple[Variable, ...]) -> tuple[str, ...]:
+    """Return what `Strategy.variables` says of a state: `path shape` of parameters."""
+    return tuple(
+        f"{each.path} {each.dtype}{list(each.shape)}"
+        for each in variables
+        if not each.is_optimizer
+    )
+
+
+def _axes(partition: Partition | None) -> list[str]:
+    if isinstance(partition, str):
+        return [partition]
+    return [axis for axis in partition or () if axis is not None]
+
+
+def _uneven(variable: Variable, partition: Partition, sizes: dict) -> ArgumentError:
+    cut = {axis: sizes[axis] for axis in _axes(partition)}
+    return ArgumentError(
+        f"`{variable.path}` must divide over {cut}, got the shape "
+        f"{list(variable.shape)} for the partition {partition!r}. Change its rule, "
+        'or let it stay whole: `uneven="whole"`.'
+    )

@@ -1,0 +1,106 @@
+"""Print a strategy for the variables of a state: what lies where, and what it costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from replicator.strategies.strategy import Cut, Strategy
+from replicator.strategies.variables import Variable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One variable under a strategy.
+
+    Attributes:
+      path: Its path.
+      nbytes: Bytes of the whole array.
+      stored: The mesh axis of each dimension.
+      device_bytes: Bytes on each device between steps.
+      wire_bytes: Bytes that a device sends a step for it, if collectives are rings:
+        gathered where it is used, forward and backward; its gradient scattered, or
+        summed whole. Tensor-parallel activations are not in it.
+    """
+
+    path: str
+    nbytes: int
+    stored: Cut
+    device_bytes: int
+    wire_bytes: int
+
+
+def rows(
+    strategy: Strategy, variables: Sequence[Variable], num_devices: int
+) -> list[Row]:
+    """Return a row for each variable."""
+    sizes = strategy.sizes(num_devices)
+    return [_row(strategy, each, sizes) for each in variables]
+
+
+def table(strategy: Strategy, variables: Sequence[Variable], num_devices: int) -> str:
+    """Return the rows as text, with a line of sums.
+
+    Raises:
+      ArgumentError: The strategy does not fit the devices or a variable.
+    """
+    found = rows(strategy, variables, num_devices)
+    lines: list[tuple[str, ...]] = [
+        ("variable", "bytes", "partition", "bytes/device", "wire bytes/step")
+    ]
+    for row in found:
+        cut = (
+            ",".join(axis or "-" for axis in row.stored) if any(row.stored) else "whole"
+        )
+        numbers = [f"{n:,}" for n in (row.nbytes, row.device_bytes, row.wire_bytes)]
+        lines.append((row.path, numbers[0], cut, *numbers[1:]))
+    sums = [
+        f"{sum(getattr(row, name) for row in found):,}"
+        for name in ("nbytes", "device_bytes", "wire_bytes")
+    ]
+    lines.append(("all", sums[0], strategy.name, *sums[1:]))
+    widths = [max(len(line[n]) for line in lines) for n in range(5)]
+    left = (0, 2)  # words; numbers stand to the right
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if n in left else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Row:
+    placed = strategy.place(variable, sizes)
+    pieces = _pieces(placed.stored, sizes)
+    return Row(
+        path=variable.path,
+        nbytes=variable.nbytes,
+        stored=placed.stored,
+        device_bytes=variable.nbytes // pieces,
+        wire_bytes=0 if variable.is_optimizer else _wire(strategy, variable, sizes),
+    )
+
+
+def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
+    placed = strategy.place(variable, sizes)
+    stored, computed = (_pieces(c, sizes) for c in (placed.stored, placed.computed))
+    part = variable.nbytes // computed
+    # A ring moves (n-1)/n of the result to gather, and as much to scatter.
+    gathered = 2 * (part - variable.nbytes // stored)
+    over = 1
+    for axis in strategy.batch_axes:
+        over *= sizes[axis]
+    cut = max(_pieces(placed.gradient, sizes) // computed, 1)
+    scattered = part - part // cut
+    summed = 2 * (part // cut) * (over // cut - 1) // max(over // cut, 1)
+    # Parameters that are stored whole, and updated in pieces, are gathered afterwards.
+    moments = strategy.place(replace(variable, is_optimizer=True), sizes)
+    updated = max(_pieces(moments.stored, sizes) // stored, 1)
+    kept = variable.nbytes // stored * (updated - 1) // updated
+    return gathered + scattered + summed + kept
+
+
+def _pieces(cut: Cut, sizes: dict[str, int]) -> int:
+    pieces = 1
+    for axis in cut:
+        pieces *= sizes[axis] if axis else 1
+    return pieces

@@ -1,0 +1,108 @@
+"""List the variables of a state: which are an optimizer's, and what those follow."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicator.base.trees import leaf_path
+from replicator.base.types import InitFn, PyTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variable:
+    """One array of a state.
+
+    Attributes:
+      path: Its path in the user's state: `params/dense/kernel`.
+      shape: Its global shape.
+      dtype: As JAX writes it.
+      follows: Path of the variable whose rule decides. For moments of an optimizer that
+        is their parameter: the longest common end of paths among arrays of the same
+        shape. For all others it is `path`.
+      is_optimizer: Whether it lies in the state of an optimizer.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    follows: str
+    is_optimizer: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array; 0 for random keys, which are never cut."""
+        if self.dtype.startswith("key<"):
+            return 0
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+def variables_of(state: PyTree) -> tuple[Variable, ...]:
+    """List the variables of a state, in the order of its leaves.
+
+    What lies in a node of optax's own types, in the state of a wrapped optimizer, or
+    under a name that begins with `opt`, is an optimizer's.
+
+    Args:
+      state: Arrays or `jax.ShapeDtypeStruct`s, the user's part of a run's state.
+
+    >>> params = {"w": jnp.ones((4, 2))}
+    >>> state = {"params": params, "opt": optax.trace(0.9).init(params)}
+    >>> [(each.path, each.follows) for each in variables_of(state)]
+    [('opt/trace/w', 'params/w'), ('params/w', 'params/w')]
+    """
+    found: list[tuple[str, Any, bool]] = []
+    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_optimizer)
+    for above, node in nodes:
+        for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]:
+            parts = [leaf_path((entry,)) for entry in (*above, *below)]
+            by_name = any(part.startswith("opt") for part in parts)
+            found.append(("/".join(parts), leaf, by_name or _is_optimizer(node)))
+    parameters: dict[tuple[int, ...], list[str]] = {}
+    for path, leaf, is_optimizer in found:
+        if not is_optimizer:
+            parameters.setdefault(np.shape(leaf), []).append(path)
+    return tuple(
+        Variable(
+            path=path,
+            shape=np.shape(leaf),
+            dtype=str(getattr(leaf, "dtype", None) or jnp.result_type(leaf)),
+            follows=_parameter_of(path, parameters.get(np.shape(leaf), ()))
+            if is_optimizer
+            else path,
+            is_optimizer=is_optimizer,
+        )
+        for path, leaf, is_optimizer in found
+    )
+
+
+def variables_made_by(init_fn: InitFn) -> tuple[Variable, ...]:
+    """List the variables of the state that `init_fn(key)` returns; nothing runs."""
+    return variables_of(jax.eval_shape(init_fn, jax.random.key(0)))
+
+
+def _is_optimizer(node: Any) -> bool:
+    # By name: who wraps optimizers lives above strategies, and imports none of them.
+    kind = type(node)
+    return kind.__module__.partition(".")[0] == "optax" or (
+        kind.__name__ == "OptimizerState"
+    )
+
+
+def _parameter_of(path: str, candidates: Sequence[str]) -> str:
+    own = path.split("/")
+
+    def likeness(candidate: str) -> tuple[int, int]:
+        other = candidate.split("/")
+        return _common(own[::-1], other[::-1]), _common(own, other)
+
+    return max(candidates, key=likeness, default=path)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    return (*same, False).index(False)

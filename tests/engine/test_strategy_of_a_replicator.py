@@ -1,0 +1,158 @@
+"""`Replicator(strategy=...)`: runs, checkpoints, evaluations and doors."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from replicator import Replicator, strategies
+from replicator.errors import ArgumentError
+from tests.steps import adam, mlp, mlp_loss, regression_batch, trainer
+
+FSDP = strategies.fsdp(whole_below_bytes=0)
+init_fn, step_fn = trainer(adam())
+batch = regression_batch()
+
+
+def over(strategy, **options):
+    return Replicator(strategy=strategy, compilation_cache=False, **options)
+
+
+def run(strategy, steps, **options):
+    options |= {"steps": steps, "init_fn": init_fn, "display": False}
+    return over(strategy).run(step_fn, [batch] * 8, **options)
+
+
+def assert_close(found, expected):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def alone(steps):
+    state = init_fn(None)
+    for _ in range(steps):
+        state, _ = step_fn(state, batch)
+    return state
+
+
+def test_a_run_gives_the_state_of_one_device_and_records_its_strategy(tmp_path):
+    result = run(FSDP, 3, directory=tmp_path)
+    told = json.loads((tmp_path / "run.json").read_text())["arguments"]["strategy"]
+
+    assert_close(result.state["params"], alone(3)["params"])
+    assert told["name"] == "fsdp"
+    assert told["mesh"] == {"replica": 1, "shard": 8, "model": 1}
+    read = {name: value for name, value in told.items() if name in FSDP.as_json()}
+    assert strategies.from_json(json.dumps(read)) == FSDP
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_strategy(tmp_path):
+    later = strategies.zero1(whole_below_bytes=0)
+    run(FSDP, 2, checkpoint_dir=tmp_path, checkpoint_every=2)
+    result = run(later, 4, checkpoint_dir=tmp_path, checkpoint_every=2)
+
+    assert result.step == 4
+    assert_close(result.state["params"], alone(4)["params"])
+
+
+@pytest.mark.slow
+def test_a_state_evaluates_and_predicts_as_on_one_device():
+    rep = over(FSDP)
+    state = rep.put(init_fn(None))
+    found = rep.evaluate(
+        lambda state, rows: {
+            "loss": (mlp(state["params"], rows["x"]) - rows["y"]) ** 2
+        },
+        [batch],
+        state=state,
+    )
+    rows = rep.predict(
+        lambda state, rows: mlp(state["params"], rows["x"]), [batch], state
+    )
+
+    expected = init_fn(None)["params"]
+    np.testing.assert_allclose(found["loss"], mlp_loss(expected, batch), rtol=1e-5)
+    np.testing.assert_allclose(rows, mlp(expected, batch["x"]), rtol=1e-4, atol=1e-6)
+
+
+def test_a_wrapped_optimizer_accumulates_to_the_same_update():
+    rep = over(FSDP)
+    wrapped_init, wrapped_step = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    step = rep.compile(wrapped_step, accumulate=2)
+    state, _ = step(rep.init(wrapped_init), batch)
+    plain_init, plain_step = trainer(optax.sgd(0.1))
+
+    expected, _ = plain_step(plain_init(None), batch)
+    assert_close(state["params"], expected["params"])
+
+
+@pytest.mark.slow
+def test_two_steps_of_a_call_are_two_steps():
+    rep = over(FSDP)
+    step = rep.compile(step_fn, steps_per_call=2)
+    twice = jax.tree.map(lambda leaf: np.stack([leaf] * 2), batch)
+    state, _ = step(rep.init(init_fn), twice)
+
+    assert_close(state["params"], alone(2)["params"])
+
+
+def share(strategy, part):
+    """Return which share of a part of the state a device holds."""
+    big, wide = (
+        {"w": np.zeros((256, 128), np.float32), "b": np.zeros(256)},
+        optax.adam(1.0),
+    )
+    state = over(strategy).init(lambda key: {"params": big, "opt": wide.init(big)})
+    leaves = jax.tree.leaves(state[part])
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    return held / sum(leaf.nbytes for leaf in leaves)
+
+
+def test_a_device_holds_its_share_of_what_is_cut():
+    cut = {"whole_below_bytes": 0}
+    eighth = pytest.approx(1 / 8, rel=0.02)
+
+    assert share(strategies.zero1(**cut), "opt") == eighth
+    assert share(strategies.zero1(**cut), "params") == 1
+    assert share(strategies.fsdp(**cut), "params") == eighth
+    assert share(strategies.fsdp(**cut), "opt") == eighth
+
+
+DOORS = {
+    "ordered": (FSDP, {"reduction": "ordered"}, "`reduction` must be 'fast' under"),
+    "no strategy": ("fsdp", {}, "`strategy` must be a `Strategy`, got 'fsdp'"),
+    "too many": (strategies.fsdp(shards=16), {}, "must fit 8 devices, got fsdp"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_cannot_be_is_refused_at_the_door(door):
+    strategy, options, message = DOORS[door]
+    with pytest.raises(ArgumentError, match=message):
+        over(strategy, **options)
+
+
+def test_a_rule_that_matches_nothing_is_refused_before_the_step_runs():
+    rep = over(strategies.tensor_parallel({"weights/*": ("model",)}))
+    with pytest.raises(ArgumentError, match=r"'weights/\*', which matches none of"):
+        rep.compile(step_fn)(rep.init(init_fn), batch)
+
+
+def test_data_parallel_is_the_engine_of_always():
+    assert over(strategies.data_parallel()).num_replicas == 8
+    assert over(FSDP).num_replicas == 1
+
+
+def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
+    rep = over(FSDP)
+    with pytest.raises(ArgumentError, match="wrap_optimizer"):
+        rep.compile(step_fn, accumulate=2)(rep.init(init_fn), batch)
+
+
+def test_a_block_that_devices_cannot_share_is_refused():
+    with pytest.raises(ArgumentError, match="`block` must be a multiple of 2"):
+        over(FSDP).compile_evaluation(lambda state, rows: {}, block=3)

@@ -1,0 +1,172 @@
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from replicator import strategies, wrap_optimizer
+from replicator.errors import ArgumentError
+from replicator.strategies import Rule, Rules
+from replicator.strategies.table import rows
+
+SHAPES = {"dense": {"kernel": (256, 64), "bias": (64,)}, "odd": (7, 999)}
+is_shape = {"is_leaf": lambda node: isinstance(node, tuple)}
+
+
+def made(optimizer):
+    def init_fn(key):
+        params = jax.tree.map(jnp.zeros, SHAPES, **is_shape)
+        return {"params": params, "opt": optimizer.init(params), "n": 0}
+
+    return strategies.variables_made_by(init_fn)
+
+
+VARIABLES = made(optax.adam(0.1))
+BUILT = {
+    "data_parallel": strategies.data_parallel(),
+    "zero1": strategies.zero1(),
+    "zero2": strategies.zero2(replicas=2),
+    "fsdp": strategies.fsdp(whole_below_bytes=0),
+    "hybrid": strategies.hybrid(shard=4),
+    "tensor_parallel": strategies.tensor_parallel({"*/kernel": (None, "model")}),
+    "rules": Rules([Rule(pattern="*", stored="shard", uneven="whole")], shard=8),
+}
+
+
+@pytest.fixture(params=BUILT)
+def strategy(request):
+    return BUILT[request.param]
+
+
+def stored(strategy, path, variables=VARIABLES):
+    [variable] = [each for each in variables if each.path == path]
+    return strategy.place(variable, strategy.sizes(8)).stored
+
+
+def test_json_and_yaml_give_back_what_was_written(strategy):
+    assert strategies.from_json(strategies.to_json(strategy)) == strategy
+    assert strategies.from_yaml(strategies.to_yaml(strategy)) == strategy
+
+
+def test_moments_follow_their_parameter_under_any_optimizer():
+    for optimizer in (optax.adam(0.1), wrap_optimizer(optax.chain(optax.adam(0.1)))):
+        follows = {each.path: each.follows for each in made(optimizer)}
+        [moment] = [path for path in follows if path.endswith("mu/dense/kernel")]
+        assert follows[moment] == "params/dense/kernel"
+        assert follows["n"] == "n"
+
+
+def test_moments_of_two_models_follow_their_own():
+    def half():
+        return {
+            "params": jnp.zeros((8, 8)),
+            "opt": optax.adam(1.0).init(jnp.zeros((8, 8))),
+        }
+
+    found = strategies.variables_of({"critic": half(), "generator": half()})
+    follows = {each.path: each.follows for each in found}
+    assert follows["critic/opt/0/mu"] == "critic/params"
+    assert follows["generator/opt/0/nu"] == "generator/params"
+
+
+def test_the_largest_dimension_that_divides_is_cut():
+    assert stored(strategies.fsdp(), "params/dense/kernel") == ("shard", None)
+
+
+def test_small_variables_and_those_that_do_not_divide_stay_whole():
+    assert stored(strategies.fsdp(), "params/dense/bias") == (None,)
+    assert stored(strategies.fsdp(), "params/odd") == (None, None)
+
+
+def test_zero1_cuts_the_state_of_the_optimizer_alone():
+    zero1 = strategies.zero1()
+
+    assert stored(zero1, "params/dense/kernel") == (None, None)
+    assert stored(zero1, "opt/0/mu/dense/kernel") == ("shard", None)
+
+
+def test_the_first_rule_that_matches_decides():
+    kept = Rules(
+        [Rule(pattern="*/kernel"), Rule(pattern="*", stored=("shard",))], shard=8
+    )
+    assert stored(kept, "params/dense/kernel") == (None, None)
+    assert stored(kept, "params/dense/bias") == ("shard",)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [(strategies.zero1(), 3), (strategies.zero2(), 2), (strategies.fsdp(), 3)],
+)
+def test_a_row_says_how_often_a_variable_is_sent(strategy, times):
+    [row] = [
+        row for row in rows(strategy, VARIABLES, 8) if row.path == "params/dense/kernel"
+    ]
+    assert row.wire_bytes == times * 256 * 64 * 4 * 7 // 8
+
+
+def test_a_row_says_what_a_variable_takes_on_a_device_and_on_the_wire():
+    found = {row.path: row for row in rows(strategies.fsdp(), VARIABLES, 8)}
+    kernel = found["params/dense/kernel"]
+
+    assert kernel.device_bytes == 256 * 64 * 4 // 8
+    # Gathered twice, scattered once: 7/8 of it each.
+    assert kernel.wire_bytes == 3 * 256 * 64 * 4 * 7 // 8
+    assert found["params/dense/bias"].wire_bytes == 2 * 256 * 7 // 8
+
+
+def test_a_table_has_a_line_for_each_variable(strategy):
+    lines = strategies.table(strategy, VARIABLES, 8).splitlines()
+
+    assert len(lines) == len(VARIABLES) + 2
+    assert any("params/dense/kernel" in line for line in lines)
+
+
+def test_a_difference_names_what_changed():
+    changed = strategies.fsdp().diff(strategies.fsdp(whole_below_bytes=0))
+
+    assert changed.splitlines() == [
+        '-"whole_below_bytes": 16384,',
+        '+"whole_below_bytes": 0,',
+    ]
+    assert not strategies.fsdp().diff(strategies.fsdp())
+
+
+BAD = {
+    "name: a\nrules:\n- pattern: '*'\n  stord: shard\n": "'stord' in line 4",
+    "name: a\nshards: 8\n": "'shards' in line 2",
+    "shard: 8\n": "must hold the key 'name'",
+    "- 1\n": "something else in line 1",
+    "name: [\n": "must be YAML",
+    "name: a\nrules: [{pattern: '*', stored: sharp}]\n": "`stored` must be one of",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_text_is_refused_with_its_line(text):
+    with pytest.raises(ArgumentError, match=BAD[text]):
+        strategies.from_yaml(text)
+
+
+def test_more_shards_than_devices_are_refused():
+    with pytest.raises(ArgumentError, match=r"must fit 8 devices, got fsdp with .*16"):
+        strategies.fsdp(shards=16).sizes(8)
+
+
+def test_a_rule_that_matches_nothing_is_refused():
+    kept = strategies.tensor_parallel({"*/kernels": ("model",)})
+    with pytest.raises(ArgumentError, match=r"got '\*/kernels', which matches none of"):
+        kept.check_variables(VARIABLES)
+
+
+def test_a_partition_that_does_not_divide_and_may_not_stay_whole_is_refused():
+    kept = strategies.tensor_parallel({"*/odd": ("model",)})
+    with pytest.raises(ArgumentError, match="`params/odd` must divide over"):
+        stored(kept, "params/odd")
+
+
+def test_a_strategy_saved_for_other_variables_is_refused():
+    kept = strategies.fsdp().made_for(VARIABLES)
+    kept.check_variables(VARIABLES)
+    with pytest.raises(
+        ArgumentError, match=r"saved for others: `n int32.*` is missing"
+    ):
+        kept.check_variables(tuple(v for v in VARIABLES if v.path != "n"))
