@@ -22,12 +22,14 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from replicator.base.trees import describe, first_difference, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import check_count
 from replicator.launchpad_bridge.acting.environments import (
     EnvironmentFailedError,
     Step,
     VectorEnvironment,
+    first_step,
 )
 from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 
@@ -147,10 +149,12 @@ def unroll(
 
     Raises:
       ArgumentError: `length` is less than 1.
-      EnvironmentFailedError: The environment raised; says at which step.
+      EnvironmentFailedError: The environment raised, or returned a step of another form
+        than `Step` says, or than the one before; says after how many.
     """
     check_count("length", length)
     step, core = acting.step, acting.core
+    _check_step(step, environment.size, acting.steps)
     seen = _Rows(length + 1, (step.observation, step.first, step.last))
     gained = _Rows(length, (step.reward, step.discount))
     done: _Rows | None = None
@@ -167,6 +171,10 @@ def unroll(
             step = environment.step(action)
         except Exception as error:
             raise _failed("step", steps, error) from error
+        if seen.differs((step.observation, step.first, step.last)) or gained.differs(
+            (step.reward, step.discount)
+        ):
+            _check_same(acting.step, step, steps)
         gained.write(t, (step.reward, step.discount))
     seen.write(length, (step.observation, step.first, step.last))
     assert done is not None, "there was a step"
@@ -226,6 +234,17 @@ class _Rows:
             for leaf in map(np.asarray, leaves)
         ]
 
+        self._forms = [(row[:, 0].shape, row.dtype) for row in self._leaves]
+
+    def differs(self, tree: PyTree) -> bool:
+        """Return whether a tree is of another form, and would be changed to fit."""
+        leaves, structure = jax.tree.flatten(tree)
+        forms = [
+            (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+            for leaf in leaves
+        ]
+        return forms != self._forms or structure != self._structure
+
     def write(self, t: int, tree: PyTree) -> None:
         """Copy what was at one time."""
         for row, leaf in zip(self._leaves, jax.tree.leaves(tree), strict=True):
@@ -253,6 +272,30 @@ def _episodes(
             episodes += returns[ended].tolist()
             returns[ended] = 0.0
     return returns, episodes
+
+
+def _check_step(step: Step, size: int, steps: int) -> None:
+    """Refuse a first step that is not what `Step` says."""
+    _check_same(first_step(step.observation, size), step, steps)
+    for name, leaf in named_leaves({"observation": step.observation}):
+        if np.shape(leaf)[:1] != (size,):
+            wrong = f"`{name}` must be of {size} environments, got {describe(leaf)}"
+            raise _unlike(wrong, steps)
+
+
+def _check_same(expected: Step, step: Step, steps: int) -> None:
+    """Refuse a step of another form; says which leaf differs."""
+    wrong = first_difference(expected._asdict(), step._asdict())
+    if wrong is not None:
+        raise _unlike(wrong, steps)
+
+
+def _unlike(wrong: str, steps: int) -> EnvironmentFailedError:
+    return EnvironmentFailedError(
+        "`environment` must return steps of one form, bool and float32 of each "
+        f"environment, got another after {steps} steps: {wrong}. Mend the environment, "
+        "or convert what it returns."
+    )
 
 
 def _failed(doing: str, steps: int, error: Exception) -> EnvironmentFailedError:
