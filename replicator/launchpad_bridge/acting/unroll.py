@@ -1,7 +1,7 @@
 """Act for some steps, and make trajectories of them.
 
 The same function stands inside of an `Actor` of a program and of a loop in one process,
-and makes the same bits in both:
+and makes the same bits in both, where actors take turns:
 
     act = LocalInference(policy, seed=0, index=0)
     act.use(variables)
@@ -16,6 +16,7 @@ of what was done. Consecutive ones overlap by an observation: the last of one is
 first of the next.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -83,21 +84,39 @@ class Unrolled(NamedTuple):
     acting: Acting
 
 
-def environment_seed(
-    seed: int, index: int, *, number: int = 0, attempt: int = 0
-) -> int:
+def start_number(name: str, *, version: int, attempt: int) -> int:
+    """Return what tells one start of an actor from all others of its run.
+
+    Args:
+      name: Of the actor.
+      version: Of the first variables that it has: a learner that goes on from its
+        checkpoint begins with a later one.
+      attempt: Which start of its worker it is, in this sitting.
+
+    Returns:
+      1 to 2**31 - 1, the same for the same arguments.
+
+    >>> one = start_number("actor/0", version=0, attempt=0)
+    >>> one == start_number("actor/0", version=500, attempt=0)
+    False
+    """
+    digest = hashlib.sha256(repr((name, version, attempt)).encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1 or 1
+
+
+def environment_seed(seed: int, index: int, *, number: int = 0, start: int = 0) -> int:
     """Return the seed by which an actor resets its environments, 0 to 2**31 - 1.
 
     Args:
       seed: Of the run, 0 or more.
       index: Of the actor, 0 or more.
       number: Of the trajectory, where each begins with a reset.
-      attempt: Which start of the actor it is, where a second one is to see others.
+      start: `start_number`, where another start of the actor is to see others.
 
     >>> environment_seed(0, 0) == environment_seed(0, 1)
     False
     """
-    words = np.random.SeedSequence((seed, index, number, attempt)).generate_state(1)
+    words = np.random.SeedSequence((seed, index, number, start)).generate_state(1)
     return int(words[0]) >> 1
 
 
