@@ -41,6 +41,7 @@ from replicator.launchpad_bridge.acting.unroll import (
     environment_seed,
     pack_acting,
     start,
+    start_number,
     unpack_acting,
     unroll,
 )
@@ -101,12 +102,14 @@ class Actor:
           initial_core: Recurrent state of so many environments; `()` without.
           learner: Client of who publishes variables: `get_variables`.
           index: The actor's own: its random keys and its environments follow from it.
+            Without turns they follow from its name, too, and from where the learner was
+            when it started: no start lives through the episodes of another.
           unroll_length: Steps in each trajectory.
           table: Client of who holds trajectories; the learner by default.
           inference: Client of an `InferenceServer`, which then runs the policy.
           seed: Of the run.
-          name: By which the table knows it; the worker's name in a program, else
-            "actor/<index>".
+          name: Its own, by which the table knows it; the worker's name in a program,
+            else "actor/<index>".
           episodes: Stop after so many; None: with the program.
           is_deterministic: Whether the table says what to do next, so that a run that
             was killed anywhere ends with the same bits.
@@ -152,8 +155,8 @@ class Actor:
         self._most_episodes = episodes
         self._is_deterministic = is_deterministic
         self._begins_anew = one_episode_per_trajectory
-        # A second start in free mode shall not live through the first one's episodes.
-        self._attempt = context.attempt if context and not is_deterministic else 0
+        self._attempt = context.attempt if context else 0
+        self._start: int | None = 0 if is_deterministic else None  # once it is known
         # Nothing stops an actor outside of a program.
         stop = context.stop_event if context else threading.Event()
         self._waiting = Waiting(self.name, stop)
@@ -196,7 +199,8 @@ class Actor:
 
         Returns:
           `steps` of all environments together; `trajectories` inserted, `lost` on their
-          way, `refused` by the table; `episodes` ended; turns gone back, `restored`;
+          way, `refused` by the table; `episodes` ended; how often it went back to a
+          turn or started from a snapshot, `restored`;
           `waits`, `waited_s` for nodes that were gone; `version` acted with last.
         """
         return {
@@ -250,7 +254,9 @@ class Actor:
             number = max(self._number, 0)
         else:
             number = turn.number
-            self._counts["restored"] += self._number not in (-1, number)
+            has_snapshot = turn.snapshot is not None and not self._begins_anew
+            goes_back = self._number != -1 or has_snapshot
+            self._counts["restored"] += goes_back and self._number != number
         if turn.snapshot is not None and not self._begins_anew:
             self._acting = unpack_acting(
                 self._environment, self._initial_core, turn.snapshot
@@ -263,13 +269,25 @@ class Actor:
                     "was begun, or begin it anew."
                 )
             seed = environment_seed(
-                self._seed, self._index, number=number, attempt=self._attempt
+                self._seed, self._index, number=number, start=self._draw_apart()
             )
             steps = number * self._length if self._begins_anew else 0
             self._acting = start(
                 self._environment, self._initial_core, seed=seed, steps=steps
             )
         self._number = number
+
+    def _draw_apart(self) -> int:
+        """Return the number of this start, by which the policy draws, too."""
+        # Neither a second start, nor one after the learner went on from a checkpoint,
+        # nor another actor with the same index shall make the same trajectories again.
+        if self._start is None:
+            version = self._inference.first_version()
+            self._start = start_number(
+                self.name, version=version, attempt=self._attempt
+            )
+            self._inference.draw_apart(self._start)
+        return self._start
 
     def _insert(self, unrolled: Unrolled, turn: Turn) -> Turn:
         self._acting = unrolled.acting

@@ -151,6 +151,14 @@ class InferenceServer:
         self._is_ready.set()
         return True
 
+    def get_version(self) -> int:
+        """Return the version of its variables; waits for the first ones.
+
+        Raises:
+          ServerStoppedError: The program stops.
+        """
+        return self._wait_held().version
+
     def statistics(self) -> dict[str, Any]:
         """Return how many `batches`, `calls` and `rows` it ran, and its `version`."""
         return {
@@ -188,6 +196,7 @@ class RemoteInference:
         self.version: int | None = None
         self._client = client
         self._waiting = waiting
+        self._seed, self._index = seed, index
         self._key = actor_key(seed, index)
 
     def __call__(
@@ -206,6 +215,18 @@ class RemoteInference:
         oldest = version if self.version is None else min(self.version, version)
         self.version = int(oldest)
         return action, extras, core
+
+    def first_version(self) -> int:
+        """Return the version of the variables that the server has.
+
+        Raises:
+          ProgramStoppedError: The program stops.
+        """
+        return self._waiting.call("inference", lambda: self._client.get_version())
+
+    def draw_apart(self, start: int) -> None:
+        """Draw other numbers than other starts; see `LocalInference`."""
+        self._key = actor_key(self._seed, self._index, start)
 
     def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
         """Begin an unroll; the server has the variables."""

@@ -6,7 +6,8 @@ A policy is a pure function of a batch of n environments:
         -> (action [n, ...], extras, core)
 
 Its key is `fold_in(fold_in(key(seed), actor's index), steps taken)`, so the random bits
-do not depend on where inference runs, nor on what ran before.
+do not depend on where inference runs, nor on what ran before. Where actors take no
+turns, the number of the actor's start is folded in before the steps.
 """
 
 import functools
@@ -35,8 +36,17 @@ class LocalInference:
         """
         self._policy = policy
         self._device = jax.local_devices(backend="cpu")[0]
+        self._seed, self._index = seed, index
         self._key = actor_key(seed, index)
         self._variables: PyTree = None
+
+    def draw_apart(self, start: int) -> None:
+        """Draw other numbers than other starts of the same actor.
+
+        Args:
+          start: `start_number`; 0 for the key of seed and index alone.
+        """
+        self._key = actor_key(self._seed, self._index, start)
 
     def use(self, variables: PyTree) -> None:
         """Act with these from now on.
@@ -65,11 +75,12 @@ class LocalInference:
         )
 
 
-def actor_key(seed: int, index: int) -> Key:
+def actor_key(seed: int, index: int, start: int = 0) -> Key:
     """Return the random key of an actor, on the processor's device."""
     device = jax.local_devices(backend="cpu")[0]
     with jax.default_device(device):
         key = jax.random.fold_in(jax.random.key(seed), index)
+        key = jax.random.fold_in(key, start) if start else key
     return jax.device_put(key, device)  # and stays there
 
 

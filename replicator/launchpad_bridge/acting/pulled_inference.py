@@ -52,6 +52,15 @@ class PulledInference:
         """Return actions, extras and the next core; see `Act`."""
         return self._local(observation, first, core, steps)
 
+    def first_version(self) -> int:
+        """Return the version of the variables that it has."""
+        assert self.version is not None, "it is ready for a turn"
+        return self.version
+
+    def draw_apart(self, start: int) -> None:
+        """Draw other numbers than other starts; see `LocalInference`."""
+        self._local.draw_apart(start)
+
     def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
         """Have the variables for a turn.
 

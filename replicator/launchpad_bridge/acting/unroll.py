@@ -1,7 +1,7 @@
 """Act for some steps, and make trajectories of them.
 
 The same function stands inside of an `Actor` of a program and of a loop in one process,
-and makes the same bits in both:
+and makes the same bits in both, where actors take turns:
 
     act = LocalInference(policy, seed=0, index=0)
     act.use(variables)
@@ -16,18 +16,21 @@ of what was done. Consecutive ones overlap by an observation: the last of one is
 first of the next.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from replicator.base.trees import describe, first_difference, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import check_count
 from replicator.launchpad_bridge.acting.environments import (
     EnvironmentFailedError,
     Step,
     VectorEnvironment,
+    first_step,
 )
 from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 
@@ -81,21 +84,39 @@ class Unrolled(NamedTuple):
     acting: Acting
 
 
-def environment_seed(
-    seed: int, index: int, *, number: int = 0, attempt: int = 0
-) -> int:
+def start_number(name: str, *, version: int, attempt: int) -> int:
+    """Return what tells one start of an actor from all others of its run.
+
+    Args:
+      name: Of the actor.
+      version: Of the first variables that it has: a learner that goes on from its
+        checkpoint begins with a later one.
+      attempt: Which start of its worker it is, in this sitting.
+
+    Returns:
+      1 to 2**31 - 1, the same for the same arguments.
+
+    >>> one = start_number("actor/0", version=0, attempt=0)
+    >>> one == start_number("actor/0", version=500, attempt=0)
+    False
+    """
+    digest = hashlib.sha256(repr((name, version, attempt)).encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1 or 1
+
+
+def environment_seed(seed: int, index: int, *, number: int = 0, start: int = 0) -> int:
     """Return the seed by which an actor resets its environments, 0 to 2**31 - 1.
 
     Args:
       seed: Of the run, 0 or more.
       index: Of the actor, 0 or more.
       number: Of the trajectory, where each begins with a reset.
-      attempt: Which start of the actor it is, where a second one is to see others.
+      start: `start_number`, where another start of the actor is to see others.
 
     >>> environment_seed(0, 0) == environment_seed(0, 1)
     False
     """
-    words = np.random.SeedSequence((seed, index, number, attempt)).generate_state(1)
+    words = np.random.SeedSequence((seed, index, number, start)).generate_state(1)
     return int(words[0]) >> 1
 
 
@@ -147,10 +168,12 @@ def unroll(
 
     Raises:
       ArgumentError: `length` is less than 1.
-      EnvironmentFailedError: The environment raised; says at which step.
+      EnvironmentFailedError: The environment raised, or returned a step of another form
+        than `Step` says, or than the one before; says after how many.
     """
     check_count("length", length)
     step, core = acting.step, acting.core
+    _check_step(step, environment.size, acting.steps)
     seen = _Rows(length + 1, (step.observation, step.first, step.last))
     gained = _Rows(length, (step.reward, step.discount))
     done: _Rows | None = None
@@ -167,6 +190,10 @@ def unroll(
             step = environment.step(action)
         except Exception as error:
             raise _failed("step", steps, error) from error
+        if seen.differs((step.observation, step.first, step.last)) or gained.differs(
+            (step.reward, step.discount)
+        ):
+            _check_same(acting.step, step, steps)
         gained.write(t, (step.reward, step.discount))
     seen.write(length, (step.observation, step.first, step.last))
     assert done is not None, "there was a step"
@@ -226,6 +253,17 @@ class _Rows:
             for leaf in map(np.asarray, leaves)
         ]
 
+        self._forms = [(row[:, 0].shape, row.dtype) for row in self._leaves]
+
+    def differs(self, tree: PyTree) -> bool:
+        """Return whether a tree is of another form, and would be changed to fit."""
+        leaves, structure = jax.tree.flatten(tree)
+        forms = [
+            (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+            for leaf in leaves
+        ]
+        return forms != self._forms or structure != self._structure
+
     def write(self, t: int, tree: PyTree) -> None:
         """Copy what was at one time."""
         for row, leaf in zip(self._leaves, jax.tree.leaves(tree), strict=True):
@@ -253,6 +291,30 @@ def _episodes(
             episodes += returns[ended].tolist()
             returns[ended] = 0.0
     return returns, episodes
+
+
+def _check_step(step: Step, size: int, steps: int) -> None:
+    """Refuse a first step that is not what `Step` says."""
+    _check_same(first_step(step.observation, size), step, steps)
+    for name, leaf in named_leaves({"observation": step.observation}):
+        if np.shape(leaf)[:1] != (size,):
+            wrong = f"`{name}` must be of {size} environments, got {describe(leaf)}"
+            raise _unlike(wrong, steps)
+
+
+def _check_same(expected: Step, step: Step, steps: int) -> None:
+    """Refuse a step of another form; says which leaf differs."""
+    wrong = first_difference(expected._asdict(), step._asdict())
+    if wrong is not None:
+        raise _unlike(wrong, steps)
+
+
+def _unlike(wrong: str, steps: int) -> EnvironmentFailedError:
+    return EnvironmentFailedError(
+        "`environment` must return steps of one form, bool and float32 of each "
+        f"environment, got another after {steps} steps: {wrong}. Mend the environment, "
+        "or convert what it returns."
+    )
 
 
 def _failed(doing: str, steps: int, error: Exception) -> EnvironmentFailedError:

@@ -198,8 +198,8 @@ class PublishedVariables:
         if version not in self._kept:
             raise VariablesError(
                 f"`version` must be one that is kept, got {version}; kept are "
-                f"{', '.join(map(str, self._kept))}. Keep more of them, with a larger "
-                "`keep`."
+                f"{', '.join(map(str, self._kept))}. Give the learner's `fixed_lag` "
+                "the value of the table's `lag`."
             )
         return self._kept[version]
 
@@ -208,9 +208,10 @@ def _reply(
     found: _Version, names: Sequence[str] | None, *, after: rpc.EncodedOnce
 ) -> rpc.EncodedOnce[Variables]:
     """Return what callers of these names share; made here by the first of them."""
-    asked = found.values if names is None else names
-    unknown = [name for name in asked if name not in found.values]
-    if unknown or isinstance(names, str):
+    asked = [*found.values] if names is None else names
+    is_list = isinstance(asked, Sequence) and not isinstance(asked, str)
+    known = is_list and all(isinstance(n, str) and n in found.values for n in asked)
+    if not known:
         published = ", ".join(map(repr, found.values))
         raise VariablesError(
             "`names` must be a list of names of published variables, got "

@@ -96,6 +96,13 @@ def policy(variables, observation, first, core, key):
     return action, {"logits": logits}, core
 
 
+def keyed_policy(variables, observation, first, core, key):
+    """Tell which key each step is drawn by."""
+    n = first.shape[0]
+    data = jnp.broadcast_to(jax.random.key_data(key), (n, 2))
+    return jnp.zeros(n, jnp.int32), {"key": data}, core
+
+
 def initial_core(size):
     return np.zeros((size, WIDTH), np.float32)
 

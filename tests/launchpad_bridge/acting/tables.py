@@ -40,6 +40,17 @@ class FreeTable:
         return None if version == newer_than else published(version)
 
 
+class LaterTable(FreeTable):
+    """Of a learner that went on from its checkpoint: its first version is another."""
+
+    def __init__(self, version):
+        super().__init__()
+        self.version = version
+
+    def get_variables(self, *, newer_than=None, timeout_s):
+        return None if self.version == newer_than else published(self.version)
+
+
 class TurnTable:
     """Takes the turns of one actor in order; can lose its last ones, and kill."""
 

@@ -16,6 +16,7 @@ from replicator.errors import (
 from replicator.launchpad_bridge.acting import (
     Actor,
     EnvironmentFailedError,
+    InferenceServer,
     LocalInference,
     environment_seed,
     from_gymnasium_envs,
@@ -31,12 +32,14 @@ from tests.launchpad_bridge.acting.counter import (
     Counter,
     GoesBack,
     initial_core,
+    keyed_policy,
     policy,
     variables_of,
 )
 from tests.launchpad_bridge.acting.tables import (
     FreeTable,
     Killed,
+    LaterTable,
     LearnerNode,
     TurnTable,
 )
@@ -226,21 +229,66 @@ def test_arguments_are_checked_before_environments_are_made(options, said):
         make_actor(FreeTable(), make=None, **options)
 
 
-def test_a_second_start_in_free_mode_sees_other_episodes():
-    def act(table):
-        make_actor(table, episodes=6).run()
+def keyed(table, **options):
+    """Run an actor; return what it saw first, and by which keys it acted then."""
+    options = {"index": 3, "unroll_length": 20, "episodes": 1, **options}
+    Actor(make, keyed_policy, initial_core, table, **options).run()
+    first = table.inserted[0][2]
+    return first["observation"], first["extras"]["key"]
+
+
+def test_a_second_start_in_free_mode_sees_other_episodes_by_other_keys():
+    found = []
+
+    def act():
+        found.append(keyed(FreeTable()))
         if lp.context.get_context().attempt == 0:
             raise OSError("once")
 
-    program, tables = lp.Program("restarts"), []
+    program = lp.Program("restarts")
     with program.group("actors", restart=lp.Restart(attempts=1, backoff_s=0.01)):
-        program.add_node(
-            lp.PyNode(lambda: act(tables.append(FreeTable()) or tables[-1]))
-        )
+        program.add_node(lp.PyNode(act))
     with lp.launch(program, "threads") as run:
         run.wait(30)
-    one, other = (table.inserted[0][2]["reward"] for table in tables)
-    assert not equal(one, other)
+    assert_apart(*found)
+
+
+def assert_apart(one, other):
+    assert not equal(one[0], other[0])
+    assert not set(map(tuple, one[1][0])) & set(map(tuple, other[1][0]))
+
+
+def central(version):
+    server = InferenceServer(keyed_policy, LaterTable(version), timeout_s=0.0)
+    server.refresh()
+    return {"inference": server}
+
+
+@pytest.mark.parametrize("options", [lambda version: {}, central])
+def test_a_free_actor_of_a_learner_that_went_on_sees_other_episodes_by_other_keys(
+    options,
+):
+    one, again, later = (keyed(LaterTable(v), **options(v)) for v in (4, 4, 8))
+    assert equal(one, again)
+    assert_apart(one, later)
+
+
+def test_free_actors_with_one_index_see_other_episodes_by_other_keys():
+    assert_apart(*(keyed(FreeTable(), name=name) for name in ("actor/0", "actor/1")))
+
+
+def test_an_actor_that_starts_from_a_snapshot_counts_that():
+    table = TurnTable()
+    table.after = stop_after(3)
+    first = turning(table)
+    with pytest.raises(Enough):
+        first.run()
+    table.after = stop_after(5)
+    second = turning(table)
+    with pytest.raises(Enough):
+        second.run()
+    assert first.statistics()["restored"] == 0
+    assert second.statistics()["restored"] == 1
 
 
 def test_a_turn_that_is_refused_ends_the_actor():
@@ -276,7 +324,7 @@ def test_consecutive_trajectories_of_a_free_actor_overlap_by_an_observation():
 
 def test_a_refused_trajectory_is_counted_and_logged_and_the_actor_goes_on(caplog):
     table = FreeTable(refuse=[1, 2, 3])
-    counts = make_actor(table, episodes=12).run()
+    counts = make_actor(table, episodes=24).run()
     assert counts["refused"] == 3 * SIZE
     assert len(table.inserted) > 3
     assert [r.message for r in caplog.records if "were refused" in r.message] == [
@@ -284,6 +332,20 @@ def test_a_refused_trajectory_is_counted_and_logged_and_the_actor_goes_on(caplog
         "`actor/3` sent something else"
         for times in (1, 2)
     ]
+
+
+def test_an_environment_that_changes_its_observation_names_its_actor():
+    class Changing(GoesBack):
+        def _observation(self):
+            seen = super()._observation()
+            return {**seen, "count": float(seen["count"])} if self._count == 2 else seen
+
+    def make(index):
+        return from_gymnasium_envs([Changing])
+
+    expected = "`actor/3`: .* after 1 steps: `observation/count` is float64"
+    with pytest.raises(EnvironmentFailedError, match=expected):
+        make_actor(FreeTable(), make=make).run()
 
 
 def test_an_environment_that_fails_names_its_actor():

@@ -138,6 +138,7 @@ def test_a_trajectory_is_of_the_oldest_version_that_acted_in_it():
 
     learner, table = Versions(), FreeTable()
     made = NewAtEachStep(policy, learner, timeout_s=0.0)
+    made.refresh()
     counts = make_actor(table, inference=made, episodes=6).run()
     versions = [version for _, version, *_ in table.inserted]
     assert versions == [1 + LENGTH * number for number in range(len(versions))]

@@ -8,6 +8,7 @@ import pytest
 from replicator.launchpad_bridge.acting import (
     EnvironmentFailedError,
     LocalInference,
+    Step,
     environment_seed,
     from_gymnasium_envs,
     start,
@@ -166,6 +167,67 @@ def test_an_environment_that_fails_says_after_how_many_steps():
     acting = start(environment, initial_core, seed=5)
     with pytest.raises(EnvironmentFailedError, match="OSError after 2 steps: no more"):
         unroll(environment, local(), acting, LENGTH)
+
+
+class Changing:
+    """Returns steps of which one leaf is another from so many steps on."""
+
+    size, can_snapshot = SIZE, False
+
+    def __init__(self, begins, **leaves):
+        self._begins, self._leaves, self._steps = begins, leaves, 0
+
+    def reset(self, seed):
+        zeros, no = np.zeros(SIZE, np.float32), np.zeros(SIZE, bool)
+        seen = {"place": np.zeros((SIZE, WIDTH), np.int32)}
+        step = Step(seen, zeros, zeros, ~no, no)
+        return step._replace(**self._leaves) if self._steps == self._begins else step
+
+    def step(self, actions):
+        self._steps += 1
+        return self.reset(0)
+
+
+def stand_still(observation, first, core, steps):
+    return np.zeros(SIZE, np.int32), (), core
+
+
+@pytest.mark.parametrize("begins", [0, 3])
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [
+        ({"last": np.zeros(SIZE, np.uint8)}, "`last`"),
+        ({"first": np.zeros((SIZE, 1), bool)}, "`first`"),
+        ({"reward": np.float32(1)}, "`reward`"),
+        ({"discount": np.ones(SIZE)}, "`discount`"),
+        ({"observation": {"place": np.zeros((1, WIDTH), np.int32)}}, "`observation/p"),
+    ],
+)
+def test_a_step_that_is_not_one_of_so_many_environments_is_refused(
+    leaves, said, begins
+):
+    environment = Changing(begins, **leaves)
+    acting = start(environment, lambda n: (), seed=0)
+    after = max(begins - 1, 0)  # the step that made it is not counted
+    expected = f"got another after {after} steps: {said}"
+    with pytest.raises(EnvironmentFailedError, match=expected):
+        unroll(environment, stand_still, acting, 5)
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ({"place": np.full((SIZE, WIDTH), 0.75)}, "`observation/place`"),
+        ({"place": np.zeros((SIZE, 1), np.int32)}, "`observation/place`"),
+        ({"other": np.zeros((SIZE, WIDTH), np.int32)}, "`observation/place`"),
+        ({}, "`observation/place`"),
+    ],
+)
+def test_an_observation_that_changes_its_form_in_the_midst_is_refused(seen, said):
+    environment = Changing(3, observation=seen)
+    acting = start(environment, lambda n: (), seed=0)
+    with pytest.raises(EnvironmentFailedError, match=f"after 2 steps: {said}"):
+        unroll(environment, stand_still, acting, 5)
 
 
 def test_seeds_of_environments_follow_from_the_numbers():
