@@ -43,9 +43,10 @@ class LearnerOptions:
         check_function("step_fn", self.step_fn, "state, trajectories")
         check_function("init_fn", self.init_fn, "key")
         check_function("variables", self.variables, "state")
-        for name in ("steps", "batch_size", "replicas", "processes"):
-            value = getattr(self, name)
-            if value is not None or name in ("batch_size", "processes"):
+        check_count("batch_size", self.batch_size)
+        check_count("processes", self.processes)
+        for name, value in (("steps", self.steps), ("replicas", self.replicas)):
+            if value is not None:
                 check_count(name, value)
         self._check_lags()
         self._check_cut()
