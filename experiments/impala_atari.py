@@ -1,7 +1,6 @@
 """Learn to play an Atari game with IMPALA.
 
     python -m experiments.impala_atari --game=pong --minutes=90
-
     python -m experiments.impala_atari --scale=program --launch_type=processes
 
 Acting and learning in turn, in one process, or as a program of actors, queue, learner
