@@ -79,7 +79,8 @@ EXACT = {
     "actor_learner": {"rllib_speedup": None},
 }
 NIGHTLY = {
-    *("actor_learner", "launch_time", "orphans", "program_overhead", "rpc_soak"),
+    *("actor_learner", "launch_time", "learner_faults", "orphans", "program_overhead"),
+    "rpc_soak",
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
 
