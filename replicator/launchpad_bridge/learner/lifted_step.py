@@ -17,7 +17,7 @@ from replicator import Max, Mean, Sum, step_number
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.errors import ArgumentError
 
-Variables = Callable[[PyTree], dict[str, PyTree]]
+VariablesOf = Callable[[PyTree], dict[str, PyTree]]
 """What actors get of a state, by name; it may be traced."""
 
 LAG_BINS = 16
@@ -41,7 +41,7 @@ class Lifted(NamedTuple):
 
 
 def lifted(
-    init_fn: InitFn, step_fn: StepFn, variables: Variables, *, earlier: int
+    init_fn: InitFn, step_fn: StepFn, variables: VariablesOf, *, earlier: int
 ) -> Lifted:
     """Return what the learner's session runs.
 

@@ -6,7 +6,7 @@ from replicator.base.types import InitFn, StepFn
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.handles import Dereferenceable
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
-from replicator.launchpad_bridge.learner.lifted_step import Variables
+from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
 from replicator.launchpad_bridge.learner.options import LearnerOptions, params_of
 from replicator.launchpad_bridge.nodes.courier_node import CourierHandle, CourierNode
 from replicator.launchpad_bridge.nodes.jax_processes import GroupMember
@@ -42,7 +42,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         batch_size: int,
         replicas: int | None = None,
         processes: int = 1,
-        variables: Variables = params_of,
+        variables: VariablesOf = params_of,
         table: Any = None,
         max_policy_lag: int | None = None,
         fixed_lag: int | None = None,

@@ -12,7 +12,7 @@ from replicator.errors import (
     check_whole,
 )
 from replicator.inputs.options import InputOptions
-from replicator.launchpad_bridge.learner.lifted_step import Variables
+from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
 from replicator.replicator import Replicator
 
 _OWN = {"step_fn", "dataset", "init_fn", "steps", "node", "return"}
@@ -34,7 +34,7 @@ class LearnerOptions:
     batch_size: int
     replicas: int | None
     processes: int
-    variables: Variables
+    variables: VariablesOf
     max_policy_lag: int | None
     fixed_lag: int | None
     session: dict[str, Any]

@@ -76,6 +76,7 @@ class TrajectoryBatches(Iterator[PyTree]):
         self._max_policy_lag = max_policy_lag
         self._number = 0  # of the next batch: what its update is called
         self._cut: Cut | None = None
+        self._cut_as_json: dict[str, Any] | None = None  # asked for twice a batch
         self._has_begun = False
         self.num_episodes = 0
         self.last_returns: collections.deque[float] = collections.deque(maxlen=100)
@@ -144,6 +145,7 @@ class TrajectoryBatches(Iterator[PyTree]):
             )
         self._number += 1
         self._cut = taken.cut
+        self._cut_as_json = taken.cut and taken.cut.to_json()
         self.num_episodes += len(taken.episodes)
         self.last_returns.extend(taken.episodes)
         version = np.asarray(taken.versions, np.int32)
@@ -157,10 +159,11 @@ class TrajectoryBatches(Iterator[PyTree]):
 
     def get_state(self) -> dict[str, Any]:
         """Return where it is, as plain JSON, for a checkpoint."""
-        return {"batch": self._number, "cut": self._cut and self._cut.to_json()}
+        return {"batch": self._number, "cut": self._cut_as_json}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on where `get_state` was asked; what the table holds is told so."""
         self._number = state["batch"]
         self._cut = state["cut"] and Cut.from_json(state["cut"])
+        self._cut_as_json = state["cut"]
         self._has_begun = False
