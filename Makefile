@@ -23,8 +23,9 @@ WORKERS ?= 2
 QUICK_COMPILE = --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
   $$($(BIN)/python -c 'import sys; \
   print("--xla_cpu_use_fusion_emitters=false" * (sys.version_info < (3, 12)))')
+# Without any flag there is no blank either: XLA takes it for the name of a file.
 test: $(VENV)/.ready
-	XLA_FLAGS="$(QUICK_COMPILE) $$XLA_FLAGS" \
+	XLA_FLAGS="$${XLA_FLAGS:+$$XLA_FLAGS }$(QUICK_COMPILE)" \
 	  $(RUN_TESTS) -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.ready
