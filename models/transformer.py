@@ -26,11 +26,11 @@ from replicator.collectives.moments import wider_dtype
 from replicator.errors import ArgumentError, check_count, check_flags, check_word
 
 TENSOR_PARALLEL: Mapping[str, tuple[str | None, ...]] = {
-    "*/embedding*": ("model",),
-    "*/qkv/kernel*": (None, None, None, "model"),
-    "*/out/kernel*": (None, "model"),
-    "*/up/kernel*": (None, None, "model"),
-    "*/down/kernel*": (None, "model"),
+    "*/embedding": ("model",),
+    "*/qkv/kernel": (None, None, None, "model"),
+    "*/out/kernel": (None, "model"),
+    "*/up/kernel": (None, None, "model"),
+    "*/down/kernel": (None, "model"),
 }
 """Rules for `strategies.tensor_parallel`: heads, hidden features and the vocabulary are
 cut, norms and positions stay whole. Each half of a layer adds up over `model` once
