@@ -6,6 +6,7 @@ variable holds where it is stored, where it is multiplied, and for its gradient;
 strategy costs time and memory, never the answer.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.mesh import partition_mesh, replicated
 from replicator.base.per_replica import is_per_replica
@@ -44,13 +45,7 @@ class PartitionedLayout:
     def __init__(self, strategy: Strategy, devices: Sequence[Device]) -> None:
         self.strategy = strategy
         self.mesh = partition_mesh(strategy.sizes(len(devices)), devices)
-        owners = self.mesh.devices[
-            tuple(
-                slice(None) if axis in strategy.batch_axes else 0
-                for axis in self.mesh.axis_names
-            )
-        ]
-        self.batch_owners = [device.process_index for device in owners.flat]
+        self.batch_owners = _owners(self.mesh, strategy.batch_axes)
 
     def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
         """Return one sharding for all leaves, over the strategy's axes of batches."""
@@ -183,6 +178,18 @@ class PartitionedLayout:
 
 class _Leaves(list):
     """What is wanted of each leaf of a result: a leaf itself to `jax.tree`."""
+
+
+def _owners(mesh: Mesh, batch_axes: tuple[str, ...]) -> list[int]:
+    """Return the process that reads each part of a batch, as this process sees it."""
+    axes = [mesh.axis_names.index(axis) for axis in batch_axes]
+    parts = np.moveaxis(mesh.devices, axes, range(len(axes)))
+    parts = parts.reshape(math.prod(parts.shape[: len(axes)]), -1)
+    holders = [{device.process_index for device in part} for part in parts]
+    if all(len(each) == 1 for each in holders):
+        return [each.pop() for each in holders]
+    # Processes share parts, along `model`: each reads all, and takes what it holds.
+    return [jax.process_index()] * len(holders)
 
 
 def _user(state: PyTree) -> PyTree:
