@@ -3,8 +3,9 @@
 What is equal everywhere is written by process 0, the chief. Of a leaf that is cut over
 processes each holds some pieces: the others write theirs beside the checkpoint, and the
 chief puts them together, so that what is saved looks the same whatever number of
-processes there was, and however the leaf was cut. All processes therefore see the directory. What the chief meets
-is raised in all of them: they go on together, or end together.
+processes there was, and however the leaf was cut. All processes therefore see the
+directory. What the chief meets is raised in all of them: they go on together, or end
+together.
 """
 
 import dataclasses
