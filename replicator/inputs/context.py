@@ -86,6 +86,14 @@ class InputContext:
         return global_batch // self.num_pipelines
 
 
+def name_of_parts(layout: BatchLayout) -> str:
+    """Return what a global batch is shared by, in the plural, for errors."""
+    parts = len(layout.batch_owners)
+    if parts == layout.num_replicas:
+        return "replicas"
+    return "devices" if parts == layout.mesh.size else "groups of devices"
+
+
 def parts_to_read(layout: BatchLayout, *, whole: bool) -> int:
     """Return how many parts of each global batch this process reads.
 

@@ -21,7 +21,7 @@ from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.checks import NATIVE_REMEDY, check_divides, holds_numbers
-from replicator.inputs.context import BatchLayout, parts_to_read
+from replicator.inputs.context import BatchLayout, name_of_parts, parts_to_read
 from replicator.inputs.position import Position
 
 
@@ -86,7 +86,8 @@ def place(
     _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
-        replicas=len(layout.batch_owners),
+        parts=len(layout.batch_owners),
+        of=name_of_parts(layout),
         accumulate=accumulate,
     )
     return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)

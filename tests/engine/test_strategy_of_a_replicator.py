@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from replicator import Replicator, strategies
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, BatchError
 from tests.steps import adam, mlp, mlp_loss, regression_batch, trainer
 
 FSDP = strategies.fsdp(whole_below_bytes=0)
@@ -221,3 +221,12 @@ def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
 def test_a_block_that_devices_cannot_share_is_refused():
     with pytest.raises(ArgumentError, match="`block` must be a multiple of 2"):
         over(FSDP).compile_evaluation(lambda state, rows: {}, block=3)
+
+
+def test_a_batch_that_devices_cannot_share_is_refused_as_such():
+    rep, state = over(FSDP), init_fn(None)
+    uneven = jax.tree.map(lambda leaf: leaf[:12], batch)
+    with pytest.raises(BatchError, match="must divide evenly over 8 devices, got 12"):
+        rep.compile(step_fn)(rep.put(state), uneven)
+    with pytest.raises(BatchError, match="must divide evenly over 8 devices, got 12"):
+        rep.run(step_fn, [uneven], init_fn=init_fn, steps=1, display=False)
