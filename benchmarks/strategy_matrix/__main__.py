@@ -10,6 +10,7 @@ and one JSON object.
 import concurrent.futures
 import itertools
 import json
+import resource
 import time
 from collections.abc import Iterable, Sequence
 
@@ -95,6 +96,7 @@ def main(argv: list[str]) -> None:
         "failed": len(failed),
         "total": len(chosen),
         "seconds": round(time.monotonic() - began_s),
+        "processor_seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN)[0]),
     }
     print(json.dumps(result))
 

@@ -142,13 +142,17 @@ def _trajectories() -> PyTree:
     }
 
 
-def _resnet(wrap: Wrap) -> tuple[InitFn, StepFn]:
-    """Return the step of `experiments/digits_resnet.py`, in NNX."""
-    tx = wrap()
-    return replicator_init(_DIGITS, tx), replicator_step(_DIGITS, tx)
+def _of_task(task: tasks.Task) -> Callable[[Wrap], tuple[InitFn, StepFn]]:
+    """Return the parts of a task, whose model is one of NNX."""
+
+    def parts(wrap: Wrap) -> tuple[InitFn, StepFn]:
+        tx = wrap()
+        return replicator_init(task, tx), replicator_step(task, tx)
+
+    return parts
 
 
-_DIGITS = tasks.digits_resnet(ROWS, width=8)
+_DIGITS, _LM = tasks.digits_resnet(ROWS, width=8), tasks.language_model(ROWS)
 
 
 def _narrow(leaf: np.ndarray) -> np.ndarray:
@@ -183,19 +187,6 @@ def _recurrent(seed: int, inputs: int, width: int, outputs: int) -> PyTree:
 
 _VECTORS = _rows(1, x=8, y=8)
 _DEEP = weights(5, layers=(LAYERS, 8, 8), first=(8, 8), last=(8, 8))
-_LM = {
-    **weights(4, table=(WORDS, WIDTH), head=(WIDTH, WORDS)),
-    "layers": {
-        **weights(
-            4,
-            qkv=(LAYERS, WIDTH, 3 * WIDTH),
-            out=(LAYERS, WIDTH, WIDTH),
-            up=(LAYERS, WIDTH, 2 * WIDTH),
-            down=(LAYERS, 2 * WIDTH, WIDTH),
-        ),
-        "scale": np.ones((LAYERS, WIDTH)),
-    },
-}
 _MLP = weights(1, up=(8, WIDTH), bias=(1, WIDTH), down=(WIDTH, 8))
 _MIXED = {
     **_MLP,
@@ -225,14 +216,14 @@ CASES = (
     ),
     Case(
         name="scan-lm",
-        **_trained(models.scan_lm, **_LM),
-        batch=_words(TIME),
+        parts=_of_task(_LM),
+        batch=_LM.batch,
         tensor={
-            "*/qkv": (None, None, "model"),
-            "*/out": (None, "model", None),
-            "*/up": (None, None, "model"),
-            "*/down": (None, "model", None),
-            "*/head": _COLUMNS,
+            "*/embedding": _LINES,
+            "*/qkv/kernel": (None, None, None, "model", None),
+            "*/out/kernel": (None, "model", None, None),
+            "*/up/kernel": (None, None, "model"),
+            "*/down/kernel": (None, "model", None),
         },
     ),
     Case(
@@ -284,9 +275,9 @@ CASES = (
     ),
     Case(
         name="resnet",
-        parts=_resnet,
+        parts=_of_task(_DIGITS),
         batch=_DIGITS.batch,
-        tensor={"model/*conv/kernel*": (None, None, None, "model")},
+        tensor={"model/*conv/kernel": (None, None, None, "model")},
     ),
 )
 """All cases; the last two are learners of `experiments/`."""

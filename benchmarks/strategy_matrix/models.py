@@ -45,23 +45,6 @@ def tied(params: Params, batch: PyTree) -> Array:
     return _cross_entropy(x @ params["table"].T, batch["next"])
 
 
-def _block(x: Array, layer: PyTree) -> Array:
-    q, k, v = jnp.split(x @ layer["qkv"], 3, axis=-1)
-    scores = jnp.einsum("bqd,bkd->bqk", q, k) / jnp.sqrt(jnp.float32(q.shape[-1]))
-    causal = jnp.tril(jnp.ones(scores.shape[1:], bool))[None]
-    scores = jnp.where(causal, scores, -1e9)
-    x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v) @ layer["out"]
-    x = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-3) * layer["scale"]
-    return x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
-
-
-def scan_lm(params: Params, batch: PyTree) -> Array:
-    """Return the loss of a decoder whose layers are stacked, and turned over."""
-    x = params["table"][batch["word"]]
-    x, _ = lax.scan(lambda x, layer: (_block(x, layer), None), x, params["layers"])
-    return _cross_entropy(x @ params["head"], batch["next"])
-
-
 def remat(params: Params, batch: PyTree) -> Array:
     """Return the loss of layers that are computed again, in a loop and outside."""
 
