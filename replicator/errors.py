@@ -30,6 +30,7 @@
     ├── LaunchError (RuntimeError)          a program cannot be started
     ├── NodeFailedError (RuntimeError)      a node of a running program failed
     ├── RunTimeoutError (TimeoutError)      a program did not end in time
+    ├── CollectivesError (AssertionError)   a step sends other things than expected
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
     Preempted (SystemExit)      no error: the run was asked to stop, and is saved
@@ -364,6 +365,10 @@ def check_kind(name: str, value: object, kind: type) -> None:
             f"`{name}` must be {article} `{kind.__name__}`, got {value!r}. Write "
             f"`{kind.__name__}(...)`."
         )
+
+
+class CollectivesError(ReplicatorError, AssertionError):
+    """A step has other collectives than its test expects."""
 
 
 class InvarianceError(ReplicatorError, AssertionError):

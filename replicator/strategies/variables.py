@@ -19,7 +19,8 @@ class Variable:
     """One array of a state.
 
     Attributes:
-      path: Its path in the user's state: `params/dense/kernel`.
+      path: Its path in the user's state: `params/dense/kernel`; for a flax NNX
+        `Variable` its own, without the `value` in it.
       shape: Its global shape.
       dtype: As JAX writes it.
       follows: Path of the variable whose rule decides. For moments of an optimizer that
@@ -60,7 +61,7 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
     nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_optimizer)
     for above, node in nodes:
         for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]:
-            parts = [leaf_path((entry,)) for entry in (*above, *below)]
+            parts = _names((*above, *below))
             by_name = any(part.startswith("opt") for part in parts)
             found.append(("/".join(parts), leaf, by_name or _is_optimizer(node)))
     parameters: dict[tuple[int, ...], list[str]] = {}
@@ -89,6 +90,13 @@ def variables_made_by(init_fn: InitFn) -> tuple[Variable, ...]:
     """
     check_function("init_fn", init_fn, "key")
     return variables_of(jax.eval_shape(init_fn, jax.random.key(0)))
+
+
+def _names(path: tuple) -> list[str]:
+    # A flax NNX `Variable` is a node with one leaf, `value`; gradients, and with them
+    # the moments of an optimizer, are named without it.
+    inner = path[:-1] if path[-1:] == (jax.tree_util.GetAttrKey("value"),) else path
+    return [leaf_path((entry,)) for entry in inner]
 
 
 def _is_optimizer(node: Any) -> bool:

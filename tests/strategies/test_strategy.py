@@ -2,9 +2,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 
 from replicator import strategies, wrap_optimizer
 from replicator.errors import ArgumentError
+from replicator.nnx import params_of
 from replicator.strategies import Rule, Rules
 from replicator.strategies.table import rows
 
@@ -66,6 +68,21 @@ def test_moments_of_two_models_follow_their_own():
     follows = {each.path: each.follows for each in found}
     assert follows["critic/opt/0/mu"] == "critic/params"
     assert follows["generator/opt/0/nu"] == "generator/params"
+
+
+def test_moments_of_a_module_follow_its_parameters():
+    class Pair(nnx.Module):
+        def __init__(self, rngs):
+            self.up, self.down = (nnx.Linear(8, 8, rngs=rngs) for _ in range(2))
+
+    def init_fn(key):
+        model = Pair(nnx.Rngs(key))
+        return {"model": model, "opt": optax.trace(0.9).init(params_of(model))}
+
+    found = strategies.variables_made_by(init_fn)
+    follows = {each.path: each.follows for each in found}
+    assert follows["opt/trace/up/kernel"] == "model/up/kernel"
+    assert follows["opt/trace/down/kernel"] == "model/down/kernel"
 
 
 def test_the_largest_dimension_that_divides_is_cut():

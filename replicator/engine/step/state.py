@@ -140,12 +140,42 @@ def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
 
 
 def _check_given(name: str, state: PyTree, layout: Layout) -> None:
+    _check_numbers(name, state)
+    check_own_axes(name, state, layout)
+
+
+def _check_numbers(name: str, state: PyTree) -> None:
     if found := first_without_numbers(state):
         raise ArgumentError(
             f"`{name}` must hold arrays and numbers, got {found}. Keep it out of the "
             "state."
         )
+
+
+def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
+    """Return the shapes, with shardings, of a state; no array is made.
+
+    Args:
+      state: Arrays or `jax.ShapeDtypeStruct`s, `PerReplica` leaves with a leading
+        replica axis; or an `init_fn(key)`.
+      layout: How replicas lie on devices.
+      name: Of the argument, for errors.
+
+    Raises:
+      ArgumentError: A leaf is neither, or lacks its replica axis.
+    """
+    # A module is a tree of its arrays, though it may be called.
+    if callable(state) and jax.tree_util.all_leaves([state]):
+        return first_state(state, layout, key=jax.random.key(0)).shapes
+    _check_numbers(
+        name,
+        jax.tree.map(
+            lambda leaf: 0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state
+        ),
+    )
     check_own_axes(name, state, layout)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    return _with_shardings(shapes, layout.state_shardings(shapes))
 
 
 def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
