@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import optax
 from flax import nnx
 
 from models.resnet import ResNet
+from models.transformer import Transformer, next_token_nats
 from replicator import nnx as replicator_nnx
 from replicator.base.types import Key, PyTree
 
@@ -90,6 +92,55 @@ def digits_resnet(global_batch: int, *, width: int = 8) -> Task:
         params_of=replicator_nnx.params_of,
         with_params=replicator_nnx.with_params,
         batch=_examples(global_batch, 8, 8, 1),
+    )
+
+
+def language_model(
+    global_batch: int,
+    *,
+    vocabulary: int = 32,
+    layers: int = 2,
+    width: int = 16,
+    heads: int = 4,
+    context: int = 8,
+    make: Callable[..., Transformer] = Transformer,
+    **options: Any,
+) -> Task:
+    """Return a decoder of `models/transformer.py`, its layers in a loop.
+
+    Args:
+      global_batch: Sequences.
+      vocabulary: Number of different tokens.
+      layers: Of the decoder.
+      width: Features of a token.
+      heads: Of attention.
+      context: Tokens of a sequence that are learned from.
+      make: The class, which may place things by hand.
+      **options: Of the network: `remat`, `tied` and so on.
+    """
+
+    def init_model(key: Key) -> PyTree:
+        return make(
+            vocabulary=vocabulary,
+            layers=layers,
+            width=width,
+            heads=heads,
+            context=context,
+            rngs=nnx.Rngs(key),
+            **options,
+        )
+
+    def loss_fn(model: Transformer, batch: PyTree) -> jax.Array:
+        return next_token_nats(model, batch["tokens"]).mean()
+
+    shape = (global_batch, context + 1)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, shape, np.int32)
+    return Task(
+        init_model=init_model,
+        value_and_grad=replicator_nnx.value_and_grad(loss_fn),
+        params_of=replicator_nnx.params_of,
+        with_params=replicator_nnx.with_params,
+        batch={"tokens": tokens},
     )
 
 

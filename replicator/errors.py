@@ -30,6 +30,7 @@
     ├── LaunchError (RuntimeError)          a program cannot be started
     ├── NodeFailedError (RuntimeError)      a node of a running program failed
     ├── RunTimeoutError (TimeoutError)      a program did not end in time
+    ├── CollectivesError (AssertionError)   a step sends other things than expected
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
     Preempted (SystemExit)      no error: the run was asked to stop, and is saved
@@ -333,7 +334,7 @@ def check_function(name: str, value: Any, *accepted: str) -> None:
             f"`{name}` must be a function, got {type(value).__name__}. Pass the "
             "function itself."
         )
-    if accepted and not any(_takes(value, way.count(",") + 1) for way in accepted):
+    if accepted and not any(takes(value, way.count(",") + 1) for way in accepted):
         raise ArgumentError(
             f"`{name}` must take {' or '.join(f'({way})' for way in accepted)}, got "
             f"({', '.join(inspect.signature(value).parameters)}). Write "
@@ -341,7 +342,8 @@ def check_function(name: str, value: Any, *accepted: str) -> None:
         )
 
 
-def _takes(function: Callable[..., object], count: int) -> bool:
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Tell whether a function may be called with so many positional arguments."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
@@ -363,6 +365,10 @@ def check_kind(name: str, value: object, kind: type) -> None:
             f"`{name}` must be {article} `{kind.__name__}`, got {value!r}. Write "
             f"`{kind.__name__}(...)`."
         )
+
+
+class CollectivesError(ReplicatorError, AssertionError):
+    """A step has other collectives than its test expects."""
 
 
 class InvarianceError(ReplicatorError, AssertionError):

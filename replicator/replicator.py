@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
-from replicator.base.types import Dataset, Device, InitFn, PyTree, StepFn
+from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
 from replicator.distributed.report_progress import require_joined
 from replicator.engine.compiled_step import CompiledStep
@@ -26,6 +26,7 @@ from replicator.engine.eager_calls import require_eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
+from replicator.engine.inspection.inspection import Inspection
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step, make_layout
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
@@ -39,6 +40,7 @@ from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
+from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.hooks.hook import Hook
@@ -62,7 +64,9 @@ class Replicator:
       num_replicas: How many devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
       strategy: How a step and its state are spread: from `replicator.strategies`. By
-        default each device has a replica; one that partitions makes all of them one.
+        default each device has a replica; one that partitions makes all of them one. A
+        function `(variables, devices)` of your own that returns one is called when
+        the first state is made.
       reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; another product of the two adds otherwise. One replica
@@ -83,7 +87,7 @@ class Replicator:
         num_replicas: int | None = None,
         *,
         devices: Sequence[Device] | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | Builder | None = None,
         reduction: Reduction = "fast",
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,
@@ -239,6 +243,39 @@ class Replicator:
         if debug:
             return debug_step(step_fn, options, counted=False)
         return compiled_step(step_fn, self._layout, options, counted=False)
+
+    def inspect(
+        self,
+        step: StepFn | CompiledStep,
+        state: PyTree = None,
+        batch: PyTree = None,
+        key: Key | None = None,
+    ) -> Inspection:
+        """Say what a step sends, keeps and computes: it is compiled, and not run.
+
+        Args:
+          step: A `step_fn`, or what `compile` returned. Of one that was called, and
+            without what follows, it is the program that was compiled last.
+          state: Arrays, shapes, or the `init_fn(key)` that returns it.
+          batch: One global batch: arrays, or `jax.ShapeDtypeStruct`s.
+          key: A random key if `step_fn` takes one.
+
+        Returns:
+          Each collective with its kind, count, bytes, axes and the user's line, memory
+          of a device, and arithmetic; printed, a table.
+
+        Raises:
+          ArgumentError: There is no state or batch, and nothing compiled; or as a call
+            of the step.
+          BatchError: As a call of the step.
+
+        >>> rep = replicator.Replicator()
+        >>> rep.inspect(step_fn, init_fn, batch).counts()
+        {'all-reduce replica': 1}
+        """
+        if not isinstance(step, CompiledStep):
+            step = self.compile(step)
+        return step.inspect(state, batch, key)
 
     def batches(
         self,

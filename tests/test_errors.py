@@ -22,7 +22,7 @@ from jax import lax
 
 import replicator
 import replicator.launchpad_bridge as lp
-from replicator import strategies
+from replicator import strategies, testing
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.snapshot import start_copy
@@ -31,6 +31,7 @@ from replicator.errors import (
     BatchError,
     CheckpointError,
     CheckpointMismatchError,
+    CollectivesError,
     DistributedError,
     InvarianceError,
     LaunchError,
@@ -476,6 +477,15 @@ def partitioned(strategy, step_fn=None, *, init_fn=None):
     plain_init, plain_step = trainer(optax.sgd(0.1))
     state = rep.init(init_fn or plain_init)
     return rep.compile(step_fn or plain_step)(state, regression_batch())
+
+
+def inspected():
+    """Inspect a step that adds up one number."""
+    return replicas(8).inspect(
+        lambda state, batch: (replicator.all_reduce(state), {}),
+        {"n": np.float32(1)},
+        regression_batch(),
+    )
 
 
 FSDP = strategies.fsdp(whole_below_bytes=0)
@@ -1795,6 +1805,28 @@ ROWS = [
         "variables.",
     ),
     Row(
+        "A builder of strategies that was not called",
+        lambda: replicas(8, strategy=strategies.fsdp),
+        ArgumentError,
+        "`strategy` must be a `Strategy`, or take (variables, devices), got the "
+        "function fsdp. Call it: `fsdp(...)`.",
+    ),
+    Row(
+        "A mesh that a builder of one's own has not chosen yet",
+        lambda: replicas(8, strategy=lambda variables, devices: FSDP).mesh,
+        ArgumentError,
+        "`strategy` must have seen the variables of a state, got a function that "
+        "has seen none. Make the state first: `rep.init(init_fn)`, or "
+        "`rep.put(state)`.",
+    ),
+    Row(
+        "A builder of one's own that gives each device a replica",
+        lambda: partitioned(lambda variables, devices: strategies.data_parallel()),
+        ArgumentError,
+        "`strategy` must return one that partitions where it is a function, got "
+        "data_parallel. For copies alone return `Rules([], replica=None)`.",
+    ),
+    Row(
         "A replica's number where a strategy makes all devices one replica",
         lambda: partitioned(FSDP, lambda s, b: (s, {"n": replicator.replica_id()})),
         ArgumentError,
@@ -1811,6 +1843,29 @@ ROWS = [
         "`state` must hold no `PerReplica` leaf under a strategy that partitions, "
         "got one at `n`: there is one replica. Keep a plain array, or use "
         "`strategies.data_parallel()`.",
+    ),
+    Row(
+        "An inspection of a step that was never compiled",
+        lambda: replicas(8).inspect(lambda state, batch: (state, {})),
+        ArgumentError,
+        "`step` must have been called, or come with `state` and `batch`, got one that "
+        "is not compiled. Pass `init_fn` and a global batch.",
+    ),
+    Row(
+        "A step with other collectives than its test expects",
+        lambda: testing.assert_collectives(inspected(), {"all-reduce": 2}),
+        CollectivesError,
+        "`step` must have the collectives expected, got all-reduce 1 times instead of "
+        "2:\n  1 all-reduce replica of f32[], 7 bytes: train.py:12 in <lambda> (n)\n"
+        "Mend the lines that send them, or expect them.",
+    ),
+    Row(
+        "A collective that XLA does not know",
+        lambda: testing.assert_collectives(inspected(), {"psum": 1}),
+        ArgumentError,
+        "`expected` must name kinds of collectives, got 'psum'. Write one of "
+        "all-gather, all-reduce, all-to-all, collective-broadcast, collective-permute, "
+        "ragged-all-to-all, reduce-scatter.",
     ),
     Row(
         "An order of replicas where there is one",

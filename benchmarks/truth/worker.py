@@ -1,28 +1,16 @@
 """Run programs in another process, which may die or hang without taking ours along.
 
-One line in, the name of a program; one line out, what was wrong with it, as JSON. A
-process that ends (XLA aborts where replicas wait for each other in vain) or answers too
-late is replaced, and its program failed.
+Then the program that it ran failed, and the next one gets a new process.
 """
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-import threading
+from typing import Any
 
 import replicator
+from benchmarks import worker
 from benchmarks.truth.law import Oracles, problem
 from benchmarks.truth.program import ALL, Program, Setting
 from benchmarks.truth.programs import PROGRAMS
-
-_MARK = "truth: "
-# Hundreds of programs are compiled and run a few times: machine code may be slow. What
-# XLA makes of a program, reductions included, is the same.
-_FAST_COMPILER = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,14 +53,16 @@ def judge(program: Program, settings: list[Setting]) -> Verdict:
 
 
 def serve() -> None:
-    """Answer the lines of standard input, one after the other."""
+    """Judge the programs that standard input names."""
     replicator.fake_devices(max(each.replicas for each in ALL))
     by_name = {program.name: program for program in PROGRAMS}
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         program = by_name[request["name"]]
         verdict = judge(program, chosen_settings(program, full=request["full"]))
-        print(_MARK + json.dumps(dataclasses.asdict(verdict)), flush=True)
+        return dataclasses.asdict(verdict)
+
+    worker.serve(answer)
 
 
 class Worker:
@@ -83,43 +73,16 @@ class Worker:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._process: subprocess.Popen[str] | None = None
+        arguments = ["-m", "benchmarks.truth", "--serve"]
+        self._worker = worker.Worker(arguments, timeout_s=timeout_s)
 
     def run(self, name: str, *, full: bool) -> Verdict:
         """Run the program of that name."""
-        process = self._process or self._started()
-        assert process.stdin is not None  # both are pipes
-        assert process.stdout is not None
-        late = threading.Timer(self._timeout_s, process.kill)
-        late.start()
         try:
-            process.stdin.write(json.dumps({"name": name, "full": full}) + "\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                if line.startswith(_MARK):
-                    return Verdict(**json.loads(line.removeprefix(_MARK)))
-        except BrokenPipeError:
-            pass
-        finally:
-            late.cancel()
-        self._process = None
-        code = process.wait()
-        return Verdict(settings=0, wrong=[f"the process ended with {code}"])
+            return Verdict(**self._worker.ask({"name": name, "full": full}))
+        except worker.WorkerEnded as ended:
+            return Verdict(settings=0, wrong=[str(ended)])
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-
-    def _started(self) -> subprocess.Popen[str]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.truth", "--serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "XLA_FLAGS": _FAST_COMPILER},
-        )
-        return self._process
+        self._worker.close()

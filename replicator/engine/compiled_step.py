@@ -8,7 +8,7 @@ before XLA sees it, and the executable is kept.
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
 from replicator.engine.eager_calls import require_eager
+from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
     is_out_of_memory,
@@ -31,7 +32,7 @@ from replicator.engine.memory_errors import (
     memory_need,
     out_of_memory,
 )
-from replicator.engine.program_cost import Compilation, program_cost
+from replicator.engine.program_cost import Compilation, ProgramCost, program_cost
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
@@ -41,9 +42,9 @@ from replicator.engine.sharded_step import (
 )
 from replicator.engine.step.donation import Alike, Donation
 from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.state import check_own_axes
-from replicator.errors import BatchError, DeviceMemoryError
-from replicator.inputs.placement import Placed, place
+from replicator.engine.step.state import check_own_axes, state_shapes
+from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
+from replicator.inputs.placement import Placed, place, placed_shapes
 from replicator.monitoring.phases import Phases
 
 
@@ -208,11 +209,45 @@ class CompiledStep:
         """
         return self._trace(state, self._value(batch), key).lower()
 
-    def _value(self, batch: PyTree) -> PyTree:
+    def inspect(
+        self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
+    ) -> Inspection:
+        """Say what the step sends, keeps and computes; see `Replicator.inspect`."""
+        if state is None and batch is None:
+            return self._newest_inspected()
+        check_keys(key, self._options.steps_per_call)
+        shapes = state_shapes(state, self._layout, name="state")
+        traced = self._trace(shapes, self._value(batch, placed_shapes), key)
+        compiled = traced.lower().compile()
+        return self._inspected(compiled, program_cost(traced.jaxpr, compiled), shapes)
+
+    def _newest_inspected(self) -> Inspection:
+        if not self._programs:
+            raise ArgumentError(
+                "`step` must have been called, or come with `state` and `batch`, got "
+                "one that is not compiled. Pass `init_fn` and a global batch."
+            )
+        program = next(reversed(self._programs.values()))
+        return self._inspected(
+            program.run, self.compilations[-1].cost, self._newest["state"]
+        )
+
+    def _inspected(
+        self, compiled: jax.stages.Compiled, cost: ProgramCost, state: PyTree
+    ) -> Inspection:
+        return inspection_of(
+            compiled,
+            cost=cost,
+            layout=self._layout,
+            state=state,
+            steps_per_call=self._options.steps_per_call,
+        )
+
+    def _value(self, batch: PyTree, placing: Callable[..., PyTree] = place) -> PyTree:
         """Return the arrays of a batch in the layout that the program takes."""
         n, k = self._options.steps_per_call, self._options.accumulate
         if not isinstance(batch, Placed):
-            return place(batch, self._layout, accumulate=k, steps_per_call=n)
+            return placing(batch, self._layout, accumulate=k, steps_per_call=n)
         if (batch.accumulate, batch.steps_per_call) != (k, n):
             raise BatchError(
                 f"`batch` must be placed for accumulate={k} and steps_per_call={n}, "

@@ -1,37 +1,39 @@
 """What one call of a compiled program costs: arithmetic, bytes on the wire, memory.
 
-Arithmetic and wire bytes are counted in the program as it was traced. There a loop
-says how often it turns and a collective has the dtype that goes over the wire; the
-compiler's own reports count a loop body once, and a CPU's shows bfloat16 collectives as
-float32 (jaxlib 0.10). Memory only the compiler knows.
+Arithmetic is counted in the program as it was traced: there a loop says how often it
+turns, while the compiler's own reports count its body once. Where replicas have
+collectives of their own, wire bytes are counted there, too, as a collective has the
+dtype that goes over the wire; a CPU's program shows bfloat16 as float32 (jaxlib 0.10).
+Collectives that the partitioner adds, and memory, only the compiled program shows.
 """
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 
 from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.inspection.collectives import collectives_of, ring_bytes
 from replicator.engine.memory_errors import MemoryNeed, memory_need
 
-_COLLECTIVES = frozenset(
-    {
-        "all_gather",
-        "all_gather_invariant",
-        "all_to_all",
-        "pbroadcast",
-        "pmax",
-        "pmin",
-        "ppermute",
-        "psum",
-        "psum_invariant",
-        "psum_scatter",
-        "ragged_all_to_all",
-        "reduce_scatter",
-    }
-)
+# By primitive, what XLA calls it.
+_COLLECTIVES = {
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "pbroadcast": "collective-broadcast",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "ppermute": "collective-permute",
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "psum_scatter": "reduce-scatter",
+    "ragged_all_to_all": "ragged-all-to-all",
+    "reduce_scatter": "reduce-scatter",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,9 @@ class ProgramCost:
       flops: Of its matrix products and convolutions on all devices together, what is
         computed again in the backward pass included. A loop without a known number of
         turns counts once, a branch as its dearest way.
-      collective_bytes: What one device hands to collectives.
+      collective_bytes: What one device sends in collectives, if they are rings. Where
+        the partitioner adds them, both ways of a branch count, and on a CPU bfloat16
+        has four bytes.
       bytes_accessed: What one device reads and writes, as the compiler estimates; None
         if it does not say, or the program has a loop, whose body it counts once.
       memory: On each device; None if the backend does not say.
@@ -86,7 +90,7 @@ class Compilation:
             "memory_bytes": "B/device",
         }
         costs = [
-            f"{_engineering(cost)}{units[name]}"
+            f"{engineering(cost)}{units[name]}"
             for name, cost in self.per_step().items()
             if cost
         ]
@@ -99,14 +103,18 @@ def program_cost(
     """Say what a call of a program costs.
 
     Args:
-      traced: The program's jaxpr, `jax.stages.Traced.jaxpr`. What it does over a mesh
-        must stand in a `shard_map`: collectives that the partitioner adds are not seen.
+      traced: The program's jaxpr, `jax.stages.Traced.jaxpr`. With a `shard_map` in it
+        the collectives are its own; else they are those of the partitioner.
       compiled: The same, compiled.
     """
-    work = _work(traced.jaxpr)
+    work = _work(traced.jaxpr, {})
+    wire_bytes = work.wire_bytes
+    if not any(eqn.primitive.name == "shard_map" for eqn in traced.jaxpr.eqns):
+        found = collectives_of(compiled.as_text() or "", {})
+        wire_bytes = sum(each.wire_bytes for each in found)
     return ProgramCost(
         flops=work.flops,
-        collective_bytes=work.wire_bytes,
+        collective_bytes=wire_bytes,
         bytes_accessed=None if work.loops else _bytes_accessed(compiled),
         memory=memory_need(compiled),
     )
@@ -118,8 +126,8 @@ class _Work(NamedTuple):
     loops: bool = False
 
 
-def _work(jaxpr: core.Jaxpr) -> _Work:
-    parts = [_equation_work(eqn) for eqn in jaxpr.eqns]
+def _work(jaxpr: core.Jaxpr, sizes: Mapping[str, int]) -> _Work:
+    parts = [_equation_work(eqn, sizes) for eqn in jaxpr.eqns]
     return _Work(
         flops=sum(part.flops for part in parts),
         wire_bytes=sum(part.wire_bytes for part in parts),
@@ -127,15 +135,17 @@ def _work(jaxpr: core.Jaxpr) -> _Work:
     )
 
 
-def _equation_work(eqn: core.JaxprEqn) -> _Work:
+def _equation_work(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> _Work:
     name = eqn.primitive.name
     if name == "dot_general":
         return _Work(flops=_dot_flops(eqn))
     if name == "conv_general_dilated":
         return _Work(flops=_convolution_flops(eqn))
     if name in _COLLECTIVES:
-        return _Work(wire_bytes=sum(_array_bytes(each.aval) for each in eqn.invars))
-    inside = [_work(jaxpr) for jaxpr in sub_jaxprs(eqn)]
+        return _Work(wire_bytes=_sent_bytes(eqn, sizes))
+    if name == "shard_map":
+        sizes = eqn.params["mesh"].shape
+    inside = [_work(jaxpr, sizes) for jaxpr in sub_jaxprs(eqn)]
     if not inside:
         return _Work()
     combine = max if name == "cond" else sum
@@ -146,6 +156,19 @@ def _equation_work(eqn: core.JaxprEqn) -> _Work:
         wire_bytes=combine(part.wire_bytes for part in inside) * turns,
         loops=name in ("scan", "while") or any(part.loops for part in inside),
     )
+
+
+def _sent_bytes(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> int:
+    handed = sum(_array_bytes(each.aval) for each in eqn.invars)
+    axes: Any = eqn.params.get("axes", eqn.params.get("axis_name"))
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    groups = eqn.params.get("axis_index_groups")
+    devices = (
+        max(map(len, groups))
+        if groups
+        else math.prod(sizes.get(axis, 1) for axis in axes)
+    )
+    return ring_bytes(_COLLECTIVES[eqn.primitive.name], handed, devices)
 
 
 def _dot_flops(eqn: core.JaxprEqn) -> int:
@@ -177,7 +200,7 @@ def _bytes_accessed(compiled: jax.stages.Compiled) -> float | None:
     return costs.get("bytes accessed") if costs else None
 
 
-def _engineering(value: float) -> str:
+def engineering(value: float) -> str:
     """Write a quantity with a prefix for its unit: `1.4 G`, `730 k`, `12 `."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if value < 999.5 or prefix == "P":

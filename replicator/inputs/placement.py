@@ -20,8 +20,13 @@ from replicator.base.mesh import put, spans_processes
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
-from replicator.inputs.checks import NATIVE_REMEDY, check_divides, holds_numbers
-from replicator.inputs.context import BatchLayout, parts_to_read
+from replicator.inputs.checks import (
+    NATIVE_REMEDY,
+    canonical_dtype,
+    check_divides,
+    holds_numbers,
+)
+from replicator.inputs.context import BatchLayout, name_of_parts, parts_to_read
 from replicator.inputs.position import Position
 
 
@@ -86,10 +91,45 @@ def place(
     _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
-        replicas=len(layout.batch_owners),
+        parts=len(layout.batch_owners),
+        of=name_of_parts(layout),
         accumulate=accumulate,
     )
     return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)
+
+
+def placed_shapes(
+    batch: PyTree, layout: BatchLayout, *, accumulate: int = 1, steps_per_call: int = 1
+) -> PyTree:
+    """Return the shapes, with shardings, of what `place` would return; none is made.
+
+    Args:
+      batch: As `place` takes it, or `jax.ShapeDtypeStruct`s.
+      layout: How batches lie on devices.
+      accumulate: Microbatches per update.
+      steps_per_call: Steps that one call makes.
+
+    Raises:
+      BatchError: As `place`.
+    """
+    depth = int(steps_per_call > 1)
+    _check_numbers(batch)
+    rows = _batch_examples(batch, depth)
+    check_divides(rows, replicas=len(layout.batch_owners), accumulate=accumulate)
+    cut = (accumulate, rows // accumulate) if accumulate > 1 else (rows,)
+    axis = batch_axis(accumulate, steps_per_call)
+    shardings = layout.batch_shardings(batch, axis=axis)
+
+    def shape(sharding: Sharding, leaf: Any) -> jax.ShapeDtypeStruct:
+        dtype = leaf.dtype if _is_key(leaf.dtype) else canonical_dtype(leaf.dtype)
+        sizes = (*leaf.shape[:depth], *cut, *leaf.shape[depth + 1 :])
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+    return jax.tree.map(
+        lambda sharding, below: jax.tree.map(lambda leaf: shape(sharding, leaf), below),
+        shardings,
+        batch,
+    )
 
 
 def placed(

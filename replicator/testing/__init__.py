@@ -1,9 +1,12 @@
-"""Check a step against the law, and a run against what may happen to it."""
+"""Check a step against laws and expectations, a run against what may happen to it."""
 
-from replicator.testing.invariance import (
-    Comparison,
-    InvarianceReport,
-    assert_replica_invariant,
-)
+from replicator.testing.collectives import assert_collectives
+from replicator.testing.comparisons import Comparison, InvarianceReport
+from replicator.testing.invariance import assert_replica_invariant
 
-__all__ = ["Comparison", "InvarianceReport", "assert_replica_invariant"]
+__all__ = [
+    "Comparison",
+    "InvarianceReport",
+    "assert_collectives",
+    "assert_replica_invariant",
+]

@@ -26,6 +26,7 @@ TINY = {
     "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
     "proof": ["--norun"],
     "truth": ["--only=lagrangian", "--only=cg-local"],
+    "strategy_matrix": ["--only=gan", "--only=rules"],
     "house": [],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc_attack": [
@@ -65,6 +66,7 @@ EXACT = {
     "eval_exact": {"failures": 0, "largest": 100},
     "proof": {"wrong_accepted": 0, "right_refused": 1, "broken": 0},
     "truth": {"failed": 0, "total": 2},
+    "strategy_matrix": {"failed": 0, "total": 1},
     "house": {"root_modules": 6, "largest_folder": 14, "circles": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc_attack": {"failures": 0, "total": 11},

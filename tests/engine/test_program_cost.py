@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from replicator.engine.inspection.collectives import collectives_of
 from replicator.engine.program_cost import Compilation, ProgramCost, program_cost
 from tests.helpers import replicated_program
 
@@ -71,37 +72,52 @@ def test_of_a_branch_the_dearer_way_counts():
 def test_all_replicas_count_for_arithmetic_and_one_for_the_wire():
     found = replicated_cost(lambda x: lax.psum(x @ x, "replica"), jnp.ones((8, 4, 4)))
     assert found.flops == 8 * 2 * 4**3
-    assert found.collective_bytes == 4 * 4 * 4
+    assert found.collective_bytes == 2 * 4 * 4 * 4 * 7 // 8
 
 
 def test_wire_bytes_are_those_of_the_dtype_that_is_sent():
     def send(x):
         return lax.psum(x.astype(jnp.bfloat16), "replica").astype(jnp.float32)
 
-    assert replicated_cost(send, jnp.ones((8, 100))).collective_bytes == 200
+    sent = replicated_cost(send, jnp.ones((8, 100))).collective_bytes
+    assert sent == 2 * 200 * 7 // 8
 
 
 @pytest.mark.parametrize(
-    "collective",
+    ("collective", "sent"),
     [
-        lambda x: lax.all_gather(x, "replica"),
-        lambda x: lax.psum_scatter(x, "replica", tiled=True),
-        lambda x: lax.pmax(x, "replica"),
-        lambda x: lax.ppermute(x, "replica", [(0, 1), (1, 0)]),
-        lambda x: lax.all_to_all(x, "replica", 0, 0, tiled=True),
-        lambda x: lax.pmean(x, "replica"),
+        (lambda x: lax.all_gather(x, "replica"), 3 * 64),
+        (lambda x: lax.psum_scatter(x, "replica", tiled=True), 3 * 16),
+        (lambda x: lax.pmax(x, "replica"), 6 * 16),
+        (lambda x: lax.ppermute(x, "replica", [(0, 1), (1, 0)]), 64),
+        (lambda x: lax.all_to_all(x, "replica", 0, 0, tiled=True), 3 * 16),
+        (lambda x: lax.pmean(x, "replica"), 6 * 16),
+        (lambda x: lax.psum(x, "replica", axis_index_groups=[[0, 1], [2, 3]]), 64),
     ],
 )
-def test_every_collective_sends_what_it_is_handed(collective):
-    found = replicated_cost(collective, jnp.ones((2, 16)), n=2)
-    assert found.collective_bytes == 64
+def test_a_collective_sends_what_a_ring_does_also_by_the_compiled_program(
+    collective, sent
+):
+    program = replicated_program(collective, 4)
+    traced = jax.jit(program).trace(jnp.ones((4, 16)))
+    compiled = traced.lower().compile()
+    [one] = collectives_of(compiled.as_text(), {"replica": 4})
+
+    assert program_cost(traced.jaxpr, compiled).collective_bytes == sent
+    assert one.wire_bytes == sent
 
 
 def test_a_collective_in_a_loop_sends_in_each_turn():
     def loop(x):
         return lax.fori_loop(0, 5, lambda _, c: lax.psum(c, "replica") / 8, x)
 
-    assert replicated_cost(loop, jnp.ones((8, 10))).collective_bytes == 5 * 40
+    sent = replicated_cost(loop, jnp.ones((8, 10))).collective_bytes
+    assert sent == 5 * (2 * 40 * 7 // 8)
+
+
+def test_a_program_of_one_device_sends_nothing():
+    one = replicated_cost(lambda x: lax.psum(x, "replica"), jnp.ones((1, 10)), n=1)
+    assert one.collective_bytes == 0
 
 
 def test_memory_is_that_of_one_device_and_donated_buffers_count_once(mesh):

@@ -7,7 +7,7 @@ import pytest
 from replicator.base.mesh import replica_spec
 from replicator.errors import BatchError
 from replicator.inputs import place
-from replicator.inputs.placement import batch_axis, stack_batches
+from replicator.inputs.placement import batch_axis, placed_shapes, stack_batches
 from tests.helpers import replicated_layout
 
 
@@ -103,3 +103,20 @@ def test_device_arrays_are_stacked_on_their_device(layout):
 def test_a_batch_that_cannot_be_cut_is_refused(batch, message, layout):
     with pytest.raises(BatchError, match=re.escape(message)):
         place(batch, layout)
+
+
+@pytest.mark.parametrize(("accumulate", "steps_per_call"), [(1, 1), (4, 1), (4, 2)])
+def test_shapes_are_those_of_the_arrays_that_would_be_placed(
+    accumulate, steps_per_call, layout
+):
+    cut = {"accumulate": accumulate, "steps_per_call": steps_per_call}
+    rows = {"x": np.ones((2, 32, 3)), "n": np.ones((2, 32), np.int64)}
+    rows = rows if steps_per_call > 1 else jax.tree.map(lambda leaf: leaf[0], rows)
+
+    def facts(tree):
+        return [(each.shape, each.dtype, each.sharding) for each in tree.values()]
+
+    expected = facts(place(rows, layout, **cut))
+    assert facts(placed_shapes(rows, layout, **cut)) == expected
+    shapes = jax.eval_shape(lambda: rows)
+    assert facts(placed_shapes(shapes, layout, **cut)) == expected

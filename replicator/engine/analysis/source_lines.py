@@ -29,7 +29,7 @@ def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
     """
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback else ():
-        if not _is_library(frame.file_name):
+        if not is_library(frame.file_name):
             function = frame.function_name.rpartition("<locals>.")[2]
             return f"{frame.file_name}:{frame.line_num} in {function}"
     return caller
@@ -38,7 +38,7 @@ def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
 def user_stacklevel() -> int:
     """Return the `stacklevel` at which `warnings.warn` points at the user's line."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -53,7 +53,7 @@ def user_line_of(frame: FrameType | None) -> str:
 
 def user_frame_of(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of the user's on a stack."""
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -73,5 +73,6 @@ _GENERATED = ("<frozen ", "<string>", "<@")
 
 
 @functools.lru_cache  # thousands of equations come from some tens of files
-def _is_library(file_name: str) -> bool:
+def is_library(file_name: str) -> bool:
+    """Tell whether a file is no code of the user's: ours, JAX's, or installed."""
     return file_name.startswith((*_LIBRARY_ROOTS, *_GENERATED))

@@ -131,19 +131,51 @@ def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     """Return a first state that is a copy of `state`; arguments as `placed_copy`'s."""
     _check_given(name, state, layout)
     shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    shardings = layout.state_shardings(state)
+    layout.check_state(shapes)
     return FirstState(
-        shapes=_with_shardings(shapes, layout.state_shardings(state)),
+        shapes=_with_shardings(shapes, shardings),
         born=lambda: placed_copy(state, layout, name=name),
     )
 
 
 def _check_given(name: str, state: PyTree, layout: Layout) -> None:
+    _check_numbers(name, state)
+    check_own_axes(name, state, layout)
+
+
+def _check_numbers(name: str, state: PyTree) -> None:
     if found := first_without_numbers(state):
         raise ArgumentError(
             f"`{name}` must hold arrays and numbers, got {found}. Keep it out of the "
             "state."
         )
+
+
+def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
+    """Return the shapes, with shardings, of a state; no array is made.
+
+    Args:
+      state: Arrays or `jax.ShapeDtypeStruct`s, `PerReplica` leaves with a leading
+        replica axis; or an `init_fn(key)`.
+      layout: How replicas lie on devices.
+      name: Of the argument, for errors.
+
+    Raises:
+      ArgumentError: A leaf is neither, or lacks its replica axis.
+    """
+    # A module is a tree of its arrays, though it may be called.
+    if callable(state) and jax.tree_util.all_leaves([state]):
+        return first_state(state, layout, key=jax.random.key(0)).shapes
+    _check_numbers(
+        name,
+        jax.tree.map(
+            lambda leaf: 0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state
+        ),
+    )
     check_own_axes(name, state, layout)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    return _with_shardings(shapes, layout.state_shardings(shapes))
 
 
 def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
@@ -158,7 +190,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
       The state to be; declared `PerReplica` leaves have a leading replica axis.
 
     Raises:
-      ArgumentError: A leaf is no array.
+      ArgumentError: A leaf is no array, or has no place in this layout.
     """
 
     def whole(key: Key) -> PyTree:
@@ -179,6 +211,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
         return structure.unflatten(core.jaxpr_as_fun(traced)(key))
 
     shardings = layout.state_shardings(shapes)
+    layout.check_state(shapes)
     return FirstState(
         shapes=_with_shardings(shapes, shardings),
         born=lambda: jax.jit(again, out_shardings=shardings)(key),

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator.base.host.paths import checked_path
+from replicator.base.mesh import replicated
 from replicator.base.types import Device, PyTree
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ArgumentError, BatchError, CallTimeoutError
@@ -216,7 +217,9 @@ class ReplicatedLearner:
                 self._lifted.user_state(state), batch
             )
         devices = _devices(options.replicas, options.processes)
-        rep = Replicator(options.replicas, devices=devices)
+        rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
+        if options.is_partitioned:
+            self._copied = jax.jit(self._copy, out_shardings=replicated(rep.mesh))
         session = rep.session(self._lifted.step_fn, self._input_fn, **said)
         try:
             self._learn(session)
@@ -226,8 +229,7 @@ class ReplicatedLearner:
                 raise
             return {"step": 0, "metrics": None, "variables": None}
         result = session.result
-        final = self._local(result.state)
-        newest = self._lifted.versions(final, result.step)[result.step]
+        newest = self._versions(result.state, result.step)[result.step]
         return {
             "step": result.step,
             "metrics": result.metrics,
@@ -280,14 +282,24 @@ class ReplicatedLearner:
 
     def _publish_all(self, session: Session) -> None:
         """Publish what the run begins with: earlier versions, too, where they count."""
-        versions = self._lifted.versions(self._local(session.state), session.steps_done)
+        versions = self._versions(session.state, session.steps_done)
         for version in sorted(versions):
             self._published.publish(version, jax.tree.map(jnp.copy, versions[version]))
 
     def _publish(self, session: Session) -> None:
         if self._process == 0:
-            state = self._local(session.state)
-            self._published.publish(session.steps_done, self._copied(state))
+            self._published.publish(session.steps_done, self._newest(session.state))
+
+    def _versions(self, state: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
+        if self._options.is_partitioned:
+            return {newest: self._newest(state)}
+        return self._lifted.versions(self._local(state), newest)
+
+    def _newest(self, state: PyTree) -> dict[str, PyTree]:
+        """Return a copy of what actors get, whole, on one device."""
+        if self._options.is_partitioned:
+            return self._local(self._copied(state))
+        return self._copied(self._local(state))
 
     def _copy(self, state: PyTree) -> dict[str, PyTree]:
         # Copies: the next step takes the state over. Nobody waits for them here.
@@ -295,7 +307,7 @@ class ReplicatedLearner:
         return jax.tree.map(jnp.copy, newest)
 
     def _local(self, state: PyTree) -> PyTree:
-        """Return a state as one device has it: all have the same."""
+        """Return what one device has of arrays that all have whole."""
         return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
 
 

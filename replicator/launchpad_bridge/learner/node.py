@@ -14,6 +14,7 @@ from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.running.deferred import Deferred
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
+from replicator.strategies.strategy import Strategy
 
 
 class ReplicatedLearnerNode(Node[CourierHandle]):
@@ -46,6 +47,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         table: Any = None,
         max_policy_lag: int | None = None,
         fixed_lag: int | None = None,
+        strategy: Strategy | None = None,
         **session: Any,
     ) -> None:
         """Remember what to run.
@@ -67,6 +69,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             from; older ones are dropped, and counted. None for any number.
           fixed_lag: Of actors that take turns: the `lag` of the `TrajectoryTurns`.
             Hooks then see {"state": the user's, "earlier": variables of before}.
+          strategy: As of `Replicator`. One that partitions takes one process and actors
+            that do not take turns; they get variables whole.
           **session: As in `Replicator.session`: `directory`, `checkpoint_dir`, `seed`,
             `accumulate`, `hooks`, `step_timeout`, and all others but those that read a
             batch again or before the run (`auto_microbatch`, going back).
@@ -86,6 +90,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             variables=variables,
             max_policy_lag=max_policy_lag,
             fixed_lag=fixed_lag,
+            strategy=strategy,
             session=session,
         )
         if table is None:

@@ -14,6 +14,7 @@ from replicator.errors import (
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
 from replicator.replicator import Replicator
+from replicator.strategies.strategy import Strategy
 
 _OWN = {"step_fn", "dataset", "init_fn", "steps", "node", "return"}
 _AS_THEY_ARE = ("mode", "epochs", "steps")  # of inputs: a learner has one of its own
@@ -37,6 +38,7 @@ class LearnerOptions:
     variables: VariablesOf
     max_policy_lag: int | None
     fixed_lag: int | None
+    strategy: Strategy | None
     session: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -45,10 +47,12 @@ class LearnerOptions:
         check_function("variables", self.variables, "state")
         check_count("batch_size", self.batch_size)
         check_count("processes", self.processes)
+        check_kind("strategy", self.strategy, Strategy)
         for name, value in (("steps", self.steps), ("replicas", self.replicas)):
             if value is not None:
                 check_count(name, value)
         self._check_lags()
+        self._check_strategy()
         self._check_cut()
         self._check_session()
 
@@ -56,6 +60,26 @@ class LearnerOptions:
     def steps_per_call(self) -> int:
         """Updates that one call of the compiled step makes."""
         return self.session.get("steps_per_call", 1)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether all devices are one replica."""
+        return self.strategy is not None and self.strategy.kind == "partitions"
+
+    def _check_strategy(self) -> None:
+        if self.strategy is None or not self.is_partitioned:
+            return
+        # Processes share out rows by replica; earlier variables have no rules.
+        for name, value, least in (
+            ("processes", self.processes, 1),
+            ("fixed_lag", self.fixed_lag, None),
+        ):
+            if value != least:
+                raise ArgumentError(
+                    f"`{name}` must be left out under a strategy that partitions, got "
+                    f"{value} and {self.strategy.name}. Leave it out, or use "
+                    "`strategies.data_parallel()`."
+                )
 
     def _check_lags(self) -> None:
         for name in ("max_policy_lag", "fixed_lag"):
@@ -74,7 +98,7 @@ class LearnerOptions:
 
     def _check_cut(self) -> None:
         """Refuse a batch that cannot be cut over processes, replicas, microbatches."""
-        replicas = self.replicas or 1
+        replicas = 1 if self.is_partitioned else self.replicas or 1
         if self.replicas is not None and replicas % self.processes:
             raise ArgumentError(
                 f"`replicas` must divide evenly over {self.processes} processes, got "

@@ -11,7 +11,7 @@ from replicator.launchpad_bridge.acting.serial_environments import from_gymnasiu
 from tests.launchpad_bridge.acting.counter import WIDTH, GoesBack, initial_core, policy
 
 UNROLL, ENVS = 4, 2
-_TX = replicator.wrap_optimizer(optax.sgd(0.05, momentum=0.9))
+optimizer = replicator.wrap_optimizer(optax.sgd(0.05, momentum=0.9))
 
 
 def make_environment(index):
@@ -20,7 +20,7 @@ def make_environment(index):
 
 def init_fn(key):
     params = {"w": 0.1 * jax.random.normal(key, (WIDTH, 2))}
-    return {"params": params, "opt": _TX.init(params)}
+    return {"params": params, "opt": optimizer.init(params)}
 
 
 def loss_fn(params, rows):
@@ -33,7 +33,7 @@ def loss_fn(params, rows):
 
 def step_fn(state, rows):
     loss, grads = jax.value_and_grad(loss_fn)(state["params"], rows)
-    updates, opt = _TX.update(grads, state["opt"], state["params"])
+    updates, opt = optimizer.update(grads, state["opt"], state["params"])
     params = optax.apply_updates(state["params"], updates)
     return {"params": params, "opt": opt}, {"loss": loss}
 

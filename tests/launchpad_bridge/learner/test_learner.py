@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator import strategies
 from replicator.checkpoint.commit import list_steps
 from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
@@ -114,6 +115,31 @@ def test_trajectories_of_too_old_a_policy_are_dropped_and_counted():
             client.insert(rows, actor="by hand", version=version)
         run.wait(TIMEOUT_S, labels=["learner"])
     assert run.results["learner"]["metrics"]["policy_lag_max"] == 0
+
+
+def test_under_a_strategy_it_learns_the_same_and_actors_get_variables_whole():
+    program = lp.Program("partitioned")
+    node = lp.ReplicatedLearnerNode(
+        learning.step_fn,
+        learning.init_fn,
+        steps=2,
+        batch_size=4,
+        replicas=2,
+        strategy=strategies.fsdp(whole_below_bytes=0),
+        display=False,
+    )
+    learner, rows = program.add_node(node, label="learner"), learning.rows(4)
+    with lp.launch(program, "threads") as run:
+        client = learner.dereference()
+        params = client.get_variables(version=0).values["params"]
+        state = {"params": params, "opt": learning.optimizer.init(params)}
+        for version in range(2):
+            client.get_variables(version=version)
+            client.insert(rows, actor="by hand", version=version)
+            state, _ = learning.step_fn(state, rows)
+        run.wait(TIMEOUT_S, labels=["learner"])
+    found = run.results["learner"]["variables"]["params"]["w"]
+    np.testing.assert_allclose(found, state["params"]["w"], rtol=1e-5)
 
 
 def test_it_tells_how_episodes_ended():

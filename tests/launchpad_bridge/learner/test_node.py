@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator import InputOptions, options
+from replicator import InputOptions, options, strategies
 from replicator.errors import ArgumentError
 from tests.launchpad_bridge.learner import learning
 
@@ -16,6 +16,7 @@ def node(**options):
     return lp.ReplicatedLearnerNode(learning.step_fn, learning.init_fn, **said)
 
 
+FSDP = strategies.fsdp()
 REFUSED = [
     ({"batch_size": 0}, "`batch_size` must be"),
     ({"steps": 0}, "`steps` must be"),
@@ -42,6 +43,9 @@ REFUSED = [
     ({"on_nonfinite": "rollback"}, "`on_nonfinite` must be left out"),
     ({"spikes": options.Spikes(action="rollback")}, "`on_nonfinite` must be left out"),
     ({"on_nonfinite": "skip", "fixed_lag": 1}, 'Use "raise" with `fixed_lag`'),
+    ({"strategy": "fsdp"}, "`strategy` must be a `Strategy`"),
+    ({"strategy": FSDP, "processes": 2}, "`processes` must be left out .* got 2 and"),
+    ({"strategy": FSDP, "fixed_lag": 0}, "`fixed_lag` must be left out .* got 0 and"),
     ({"steps_per_call": 2, "fixed_lag": 1}, "`steps_per_call` must be left out"),
     ({"steps_per_call": 3, "max_policy_lag": 1}, "a `max_policy_lag` of 2 or more"),
 ]

@@ -1,0 +1,1 @@
+"""Put many models under every strategy: the answer of one device, everywhere."""

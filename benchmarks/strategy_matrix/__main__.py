@@ -1,0 +1,105 @@
+"""Put every case under every strategy: one update is that of one device.
+
+All cases under all builders on eight devices; two of them on one, two and four with
+each optimizer. Each mesh has processes of its own, which may die: compilers abort on
+meshes of several axes. Then that case failed, and the next one gets a new process.
+`--full` makes it all cases, all optimizers, all numbers of devices. Prints what failed,
+and one JSON object.
+"""
+
+import concurrent.futures
+import itertools
+import json
+import resource
+import time
+from collections.abc import Iterable, Sequence
+
+from absl import app, flags
+
+import replicator
+from benchmarks import worker
+from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS
+from benchmarks.strategy_matrix.cases import CASES
+from benchmarks.strategy_matrix.law import Oracles, Setting, problem
+
+_FULL = flags.DEFINE_bool("full", False, "All cases with all optimizers, everywhere.")
+_ONLY = flags.DEFINE_multi_string("only", [], "Settings whose words hold this.")
+_WORKERS = flags.DEFINE_integer("workers", 2, "Processes side by side.")
+_TIMEOUT_S = flags.DEFINE_float("timeout_s", 300.0, "What one case may take.")
+_SERVE = flags.DEFINE_integer("serve", 0, "Be such a process, of so many devices.")
+
+_SMALL = ("mlp", "remat")
+
+
+def settings(*, full: bool) -> list[Setting]:
+    """List what is run, one mesh after the other."""
+    names = [case.name for case in CASES]
+
+    def product(cases: Sequence[str], devices: Sequence[int], optimizers: Iterable):
+        every = itertools.product(devices, BUILDERS, cases, optimizers)
+        return [Setting(case, b, n, tx) for n, b, case, tx in every]
+
+    if full:
+        return product(names, (8, 4, 2, 1), OPTIMIZERS)
+    return [
+        *product(names, (8,), ["adamw"]),
+        *product(_SMALL, (4, 2, 1), OPTIMIZERS),
+    ]
+
+
+def _serve(devices: int) -> None:
+    replicator.fake_devices(devices)
+    oracles = Oracles()
+    worker.serve(lambda request: problem(Setting(*request), oracles))
+
+
+def _judge(devices: int, group: list[Setting]) -> dict[Setting, str]:
+    """Return what is wrong, by setting of one mesh."""
+    arguments = ["-m", "benchmarks.strategy_matrix", f"--serve={devices}"]
+    process, wrong = worker.Worker(arguments, timeout_s=_TIMEOUT_S.value), {}
+    for setting in group:
+        began_s = time.monotonic()
+        try:
+            found = process.ask(setting)
+        except worker.WorkerEnded as ended:
+            found = str(ended)
+        if found is not None:
+            wrong[setting] = found
+        verdict = "ok" if found is None else f"FAILED {found}"
+        print(f"{setting}: {verdict} ({time.monotonic() - began_s:.1f} s)", flush=True)
+    process.close()
+    return wrong
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    if _SERVE.value:
+        _serve(_SERVE.value)
+        return
+    began_s = time.monotonic()
+    chosen = [
+        each
+        for each in settings(full=_FULL.value)
+        if all(word in str(each) for word in _ONLY.value)
+    ]
+    meshes: dict[tuple[str, int], list[Setting]] = {}
+    for each in chosen:
+        meshes.setdefault((each.builder, each.devices), []).append(each)
+    with concurrent.futures.ThreadPoolExecutor(_WORKERS.value) as pool:
+        found = pool.map(
+            lambda mesh: _judge(mesh[1], meshes[mesh]), sorted(meshes, reverse=True)
+        )
+        failed = {setting: wrong for group in found for setting, wrong in group.items()}
+    for setting, wrong in failed.items():
+        print(f"failed: {setting}: {wrong}")
+    result = {
+        "failed": len(failed),
+        "total": len(chosen),
+        "seconds": round(time.monotonic() - began_s),
+        "processor_seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN)[0]),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)

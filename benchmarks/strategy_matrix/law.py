@@ -1,0 +1,210 @@
+"""The law: a step under a strategy does what it does on one device.
+
+Law 1 of `docs/design.md`, at equal parameters: one run on one device visits `STEPS`;
+at each, its state is put where the strategy keeps it, and makes one update there. The
+gradient, which the optimizer's own state shows, differs by a norm of 1e-5 in all; each
+leaf of what comes out of the update by a thousandth of how far it moved: what adamw,
+lamb and muon make of a rounding of 1e-5 stays below, and a gradient that counts twice,
+or a norm over pieces, does not. It lies where it lay, and that is in pieces.
+"""
+
+import dataclasses
+import traceback
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS
+from benchmarks.strategy_matrix.cases import CASES, Case
+from benchmarks.truth.compare import farthest, seen
+from replicator import Replicator
+from replicator.base.mesh import put
+from replicator.base.types import PyTree
+from replicator.engine.layout import Layout
+from replicator.strategies import Strategy
+
+STEPS = (0, 1, 10)
+MODEL_TOLERANCE = 5e-5
+"""Of the gradient's norm where `model` splits a contraction: law 1."""
+
+UPDATE_TOLERANCE = 1e-3
+"""Of how far a leaf moved in one update."""
+
+
+class Setting(NamedTuple):
+    """One run of one case."""
+
+    case: str
+    builder: str
+    devices: int
+    optimizer: str
+
+    def __str__(self) -> str:
+        """Write it as `mlp under fsdp on 8 with adamw`."""
+        return f"{self.case} under {self.builder} on {self.devices} with {self[3]}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Visit:
+    """One update on one device; flat leaves, on the host.
+
+    Attributes:
+      before: Leaves of the state.
+      start: The same, by path, as `compare.seen` names them.
+      gradient: Of each optimizer, its leaves.
+      after: The new state by path.
+      metrics: By name; those that are plain arrays.
+    """
+
+    before: list[np.ndarray]
+    start: dict[str, np.ndarray]
+    gradient: list[np.ndarray]
+    after: dict[str, np.ndarray]
+    metrics: dict[str, np.ndarray]
+
+
+class Oracles:
+    """Runs cases on one device, each once with each optimizer."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], list[Visit]] = {}
+
+    def visits(self, case: Case, optimizer: str) -> list[Visit]:
+        """Return the updates that are compared."""
+        key = (case.name, optimizer)
+        if key not in self._known:
+            self._known[key] = _visits(case, optimizer)
+        return self._known[key]
+
+
+def problem(setting: Setting, oracles: Oracles) -> str | None:
+    """Return what is wrong with a run, or None."""
+    try:
+        return _judged(setting, oracles)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [each for each in frames if "site-packages" not in each.filename]
+        where = f"{ours[-1].filename.rsplit('/', 1)[-1]}:{ours[-1].lineno}"
+        return f"{type(error).__name__} at {where}: {str(error)[:400]}"
+
+
+def _judged(setting: Setting, oracles: Oracles) -> str | None:
+    case = next(each for each in CASES if each.name == setting.case)
+    strategy = BUILDERS[setting.builder](setting.devices, case.tensor)
+    rep = Replicator(setting.devices, strategy=strategy, compilation_cache=False)
+    wraps = strategy.kind == "replicates"
+    init_fn, step_fn = case.parts(_wrap(setting.optimizer, rep if wraps else None))
+    step, state = rep.compile(step_fn), rep.init(init_fn)
+    structure = jax.tree.structure(state)
+    if _cuts(strategy, setting.devices) and not _is_in_pieces(state):
+        return "nothing of the state lies in pieces: this would show nothing"
+    for number, visit in zip(
+        STEPS, oracles.visits(case, setting.optimizer), strict=True
+    ):
+        given = structure.unflatten(visit.before)
+        state, metrics = step(put(given, rep.layout.state_shardings(given)), case.batch)
+        tolerance = max(case.tolerance, MODEL_TOLERANCE * (strategy.model != 1))
+        if wrong := _differing(visit, state, metrics, tolerance):
+            return f"at step {number}: {wrong}"
+        if not _is_in_place(rep.layout, state):
+            return f"at step {number}: the new state lies elsewhere"
+    return None
+
+
+def _visits(case: Case, optimizer: str) -> list[Visit]:
+    init_fn, step_fn = case.parts(_wrap(optimizer, None))
+    state, step, found = jax.jit(init_fn)(jax.random.key(0)), jax.jit(step_fn), []
+    for number in range(max(STEPS) + 1):
+        before = state
+        state, metrics = step(before, case.batch)
+        if number in STEPS:
+            found.append(
+                Visit(
+                    before=[np.asarray(leaf) for leaf in jax.tree.leaves(before)],
+                    start=seen(before),
+                    gradient=_gradients(state),
+                    after=seen(state),
+                    metrics=_plain(metrics),
+                )
+            )
+    return found
+
+
+def _plain(metrics: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Leave out declared metrics: one device has nothing to merge."""
+    return {
+        name: np.asarray(value)
+        for name, value in metrics.items()
+        if isinstance(value, jax.Array)
+    }
+
+
+def _wrap(optimizer: str, rep: Replicator | None) -> Any:
+    """Return what makes a case's optimizers; the trace keeps the last gradient."""
+
+    def wrap(name: str | None = "params") -> Any:
+        tx = optax.chain(optax.trace(0.0), OPTIMIZERS[optimizer]())
+        plain = optax.with_extra_args_support(tx)
+        # A step that wraps its optimizer gets it plain.
+        return (
+            plain if rep is None or name is None else rep.wrap_optimizer(tx, name=name)
+        )
+
+    return wrap
+
+
+def _gradients(state: PyTree) -> list[np.ndarray]:
+    nodes = jax.tree.leaves(state, is_leaf=_is_trace)
+    kept = [node.trace for node in nodes if _is_trace(node)]
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(kept)]
+
+
+def _is_trace(node: Any) -> bool:
+    return isinstance(node, optax.TraceState)
+
+
+def _cuts(strategy: Strategy, devices: int) -> bool:
+    if strategy.kind == "replicates":
+        return False
+    sizes = strategy.sizes(devices)
+    return sizes["shard"] * sizes["model"] > 1
+
+
+def _differing(
+    visit: Visit, state: PyTree, metrics: PyTree, tolerance: float
+) -> str | None:
+    found = _gradients(state)
+    apart = [a - b for a, b in zip(found, visit.gradient, strict=True)]
+    by = _norm(apart) / _norm(visit.gradient)
+    if not by <= tolerance:
+        return f"the gradient is off by {by:.1e}"
+    scale = max(1.0, tolerance / MODEL_TOLERANCE)
+    plain = {name: np.asarray(metrics[name]) for name in visit.metrics}
+    for what, one, other, start in (
+        ("metrics", plain, visit.metrics, None),
+        ("state", seen(state), visit.after, visit.start),
+    ):
+        worst = farthest(one, other, start, tolerance=UPDATE_TOLERANCE * scale)
+        if not worst.by <= 1:
+            off = worst.by * UPDATE_TOLERANCE * scale
+            return f"{what}: `{worst.path}` is off by {off:.1e}"
+    return None
+
+
+def _norm(leaves: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.square(leaf).sum() for leaf in leaves)))
+
+
+def _is_in_place(layout: Layout, state: PyTree) -> bool:
+    """Tell whether a state lies where the strategy keeps it."""
+    lies = jax.tree.broadcast(layout.state_shardings(state), state)
+    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(lies), strict=True)
+    return all(
+        leaf.sharding.is_equivalent_to(where, leaf.ndim) for leaf, where in leaves
+    )
+
+
+def _is_in_pieces(state: PyTree) -> bool:
+    return any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(state))

@@ -1,0 +1,220 @@
+"""Count the collectives of a compiled program, and what each puts on the wire."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from replicator.engine.inspection.device_groups import device_groups, mesh_axes
+from replicator.engine.inspection.hlo_text import (
+    Computation,
+    HloText,
+    Instruction,
+    arrays,
+    element_bits,
+    parse,
+    source_of,
+)
+from replicator.engine.inspection.loop_turns import loop_turns
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """What a compiled program does alike: one kind, of the same arrays, from one line.
+
+    Attributes:
+      kind: As XLA names it: `"all-gather"`, `"all-reduce"`, `"reduce-scatter"`, ...
+      count: How often one call of the program does it, the turns of loops included.
+      wire_bytes: What one device sends in all of those, in bytes, over a ring.
+      axes: Mesh axes along which its devices lie.
+      devices: How many devices take part in one.
+      arrays: What a device hands in, and of an all-gather what it gets: `f32[64,64]`,
+        one for each array.
+      source: The user's line, `train.py:12 in step_fn`; empty where XLA lost it, or the
+        step has no part in it.
+      variable: Path of the variable of the state that is handed in as it is stored;
+        empty for anything else.
+      op_name: What JAX called the operation, transformations included.
+      is_counted: Whether all loops around it say how often they turn. One that does not
+        counts as one turn.
+    """
+
+    kind: str
+    count: int
+    wire_bytes: int
+    axes: tuple[str, ...]
+    devices: int
+    arrays: tuple[str, ...]
+    source: str
+    variable: str
+    op_name: str
+    is_counted: bool = True
+
+    @property
+    def name(self) -> str:
+        """Its kind and axes: `"all-reduce replica,shard"`."""
+        return f"{self.kind} {','.join(self.axes)}".strip()
+
+
+def ring_bytes(kind: str, handed_bytes: int, devices: int) -> int:
+    """Return what one device sends in a collective that is done over a ring.
+
+    No algorithm sends less (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations", §3).
+
+    Args:
+      kind: One of `KINDS`.
+      handed_bytes: What a device hands in.
+      devices: How many take part.
+
+    >>> ring_bytes("all-reduce", 800, 8), ring_bytes("all-gather", 100, 8)
+    (1400, 700)
+    """
+    if devices <= 1:
+        return 0
+    match kind:
+        case "all-gather":
+            return handed_bytes * (devices - 1)
+        case "all-reduce":
+            return 2 * handed_bytes * (devices - 1) // devices
+        case "collective-broadcast" | "collective-permute":
+            return handed_bytes
+    return handed_bytes * (devices - 1) // devices
+
+
+def collectives_of(
+    text: str, sizes: dict[str, int], variables: Sequence[str] = ()
+) -> tuple[Collective, ...]:
+    """List the collectives of a compiled program, the most bytes first.
+
+    Both ways of a conditional count. What is started and awaited apart counts once.
+
+    Args:
+      text: As `jax.stages.Compiled.as_text` returns it.
+      sizes: Of the axes of the mesh whose devices the program is for, in their order;
+        without them collectives have no axes.
+      variables: Paths of the leaves of the state, in their order.
+    """
+    program = parse(text)
+    counts: Counter[Collective] = Counter()
+    for instruction, inside, turns, is_counted in _walk(program, program.entry):
+        one = _collective(program, instruction, inside, sizes, variables)
+        if one.devices > 1:
+            counts[replace(one, is_counted=is_counted)] += turns
+    found = [
+        replace(one, count=count, wire_bytes=one.wire_bytes * count)
+        for one, count in counts.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.wire_bytes, one.kind)))
+
+
+def _walk(
+    program: HloText, name: str, turns: int = 1, *, is_counted: bool = True
+) -> Iterator[tuple[Instruction, str, int, bool]]:
+    """Yield collectives, the computation that each is in, and how often it is done."""
+    for each in program.computations.get(name, {}).values():
+        if _kind(each) in KINDS:
+            yield each, name, turns, is_counted
+        elif not each.opcode.endswith(("-done", "-update")):
+            found = _called(each.attributes)
+            times = loop_turns(program, name, each) if each.opcode == "while" else 1
+            for called in found:
+                yield from _walk(
+                    program,
+                    called,
+                    turns * (times or 1),
+                    is_counted=is_counted and times is not None,
+                )
+
+
+def _kind(instruction: Instruction) -> str:
+    return instruction.opcode.removesuffix("-start")
+
+
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
+    r"=%?([\w.\-]+)"
+)
+_CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
+
+
+def _called(attributes: str) -> list[str]:
+    lists = ",".join(_CALLED_LIST.findall(attributes))
+    return _CALLED.findall(attributes) + re.findall(r"[\w.\-]+", lists)
+
+
+def _collective(
+    program: HloText,
+    instruction: Instruction,
+    inside: str,
+    sizes: dict[str, int],
+    variables: Sequence[str],
+) -> Collective:
+    kind = _kind(instruction)
+    around = program.computations[inside]
+    operands = [around[name] for name in instruction.operands if name in around]
+    handed = [array for each in operands for array in arrays(each.shape)]
+    groups = device_groups(instruction, program.num_devices)
+    devices = max(map(len, groups), default=1)
+    return Collective(
+        kind=kind,
+        count=1,
+        wire_bytes=ring_bytes(kind, sum(map(_array_bytes, handed)), devices),
+        axes=mesh_axes(groups, sizes),
+        devices=devices,
+        arrays=tuple(
+            f"{dtype}[{','.join(map(str, shape))}]"
+            for dtype, shape in _put_together(kind, handed, instruction, devices)
+        ),
+        source=program.user_line(instruction),
+        variable=_variable(around, instruction, variables),
+        op_name=_op_name(instruction),
+    )
+
+
+def _op_name(instruction: Instruction | None) -> str:
+    found = instruction and re.search(r'\bop_name="([^"]*)"', instruction.attributes)
+    return found[1] if found else ""
+
+
+def _variable(
+    around: Computation, instruction: Instruction, variables: Sequence[str]
+) -> str:
+    """Return the leaf of the `FlatTree` that a program takes, by its path."""
+    made = [source_of(around, name) for name in instruction.operands]
+    found = [re.fullmatch(r"flat\[(\d+)\]", _op_name(each)) for each in made]
+    places = [int(each[1]) for each in found if each]
+    return ", ".join(variables[place] for place in places if place < len(variables))
+
+
+Arrays = list[tuple[str, tuple[int, ...]]]
+
+
+def _put_together(
+    kind: str, handed: Arrays, instruction: Instruction, devices: int
+) -> Arrays:
+    """Return what is handed in; of an all-gather the whole."""
+    found = re.search(r"\bdimensions=\{(\d+)\}", instruction.attributes)
+    if kind != "all-gather" or found is None:
+        return handed
+    cut = int(found[1])
+    return [
+        (dtype, (*shape[:cut], shape[cut] * devices, *shape[cut + 1 :]))
+        for dtype, shape in handed
+    ]
+
+
+def _array_bytes(array: tuple[str, tuple[int, ...]]) -> int:
+    dtype, shape = array
+    return -(-math.prod(shape) * element_bits(dtype) // 8)

@@ -1,0 +1,139 @@
+"""Say what a compiled step does: collectives, memory and arithmetic, as a table."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
+from replicator.engine.inspection.collectives import Collective, collectives_of
+from replicator.engine.layout import Layout
+from replicator.engine.memory_errors import MemoryNeed
+from replicator.engine.program_cost import ProgramCost, engineering
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What one call of a compiled step does; `print` it for a table.
+
+    It is what the compiler made for the devices that there are: another backend, or
+    another version of one, may join, split and choose collectives otherwise. A CPU has
+    no collectives of bfloat16: there they are `f32`, with twice the bytes, and a
+    reduce-scatter is an `all-reduce`.
+
+    Attributes:
+      strategy: Its name.
+      mesh: The size of each axis of the mesh.
+      collectives: The most bytes first.
+      memory: On each device; None where the backend does not say.
+      flops: Of matrix products and convolutions, of all devices together.
+      steps_per_call: Updates that a call makes.
+    """
+
+    strategy: str
+    mesh: dict[str, int]
+    collectives: tuple[Collective, ...]
+    memory: MemoryNeed | None
+    flops: int
+    steps_per_call: int = 1
+
+    @property
+    def wire_bytes(self) -> int:
+        """What one device sends in a call, in bytes, if collectives are rings."""
+        return sum(each.wire_bytes for each in self.collectives)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many collectives of each kind there are, by kind and axes.
+
+        Returns:
+          For example `{"all-gather shard": 12, "all-reduce replica,shard": 1}`.
+        """
+        counts: Counter[str] = Counter()
+        for each in self.collectives:
+            counts[each.name] += each.count
+        return dict(sorted(counts.items()))
+
+    def __str__(self) -> str:
+        """Return a table: a line for each collective, below what all of it takes."""
+        mesh = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+        memory = self.memory.describe() if self.memory is not None else "not known"
+        lines = [
+            f"{self.strategy} over {mesh}",
+            f"memory of a device: {memory}",
+            f"arithmetic of all devices: {engineering(self.flops)}FLOP",
+        ]
+        return "\n".join([*lines, *_table(self.collectives)])
+
+
+def inspection_of(
+    compiled: jax.stages.Compiled,
+    *,
+    cost: ProgramCost,
+    layout: Layout,
+    state: PyTree,
+    steps_per_call: int,
+) -> Inspection:
+    """Return what a compiled step does.
+
+    Args:
+      compiled: Its program, from `shard_step`.
+      cost: What a call of it costs.
+      layout: Where it runs.
+      state: What it takes: arrays or shapes.
+      steps_per_call: Updates that a call makes.
+    """
+    told = layout.describe()
+    return Inspection(
+        strategy=told.get("name", "data_parallel"),
+        mesh=told["mesh"],
+        collectives=collectives_of(
+            compiled.as_text() or "",
+            told["mesh"],
+            [path for path, _ in named_leaves(state)],
+        ),
+        memory=cost.memory,
+        flops=cost.flops,
+        steps_per_call=steps_per_call,
+    )
+
+
+def _table(collectives: Sequence[Collective]) -> list[str]:
+    rows = [("collective", "count", "bytes sent", "axes", "arrays", "from")]
+    rows += [
+        (
+            each.kind,
+            f"{each.count:,}" + ("" if each.is_counted else " a turn"),
+            f"{each.wire_bytes:,}",
+            ",".join(each.axes),
+            _short(each.arrays),
+            origin(each),
+        )
+        for each in collectives
+    ]
+    count = sum(each.count for each in collectives)
+    total = sum(each.wire_bytes for each in collectives)
+    rows.append(("all", f"{count:,}", f"{total:,}", "", "", ""))
+    widths = [max(len(row[n]) for row in rows) for n in range(6)]
+    return [
+        "  ".join(
+            cell.rjust(width) if n in (1, 2) else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _short(arrays: Sequence[str]) -> str:
+    if len(arrays) <= 2:
+        return " ".join(arrays)
+    return f"{arrays[0]} and {len(arrays) - 1} more"
+
+
+def origin(collective: Collective) -> str:
+    """Return where a collective comes from, for people, in few words."""
+    path, colon, rest = collective.source.partition(":")
+    source = f"{os.path.basename(path)}{colon}{rest}" or collective.op_name
+    return f"{source} ({collective.variable})" if collective.variable else source

@@ -1,0 +1,77 @@
+"""Hold a step to the collectives that it is meant to have, for a user's own tests."""
+
+from collections.abc import Container, Mapping
+
+from replicator.engine.inspection.collectives import KINDS, Collective
+from replicator.engine.inspection.inspection import Inspection, origin
+from replicator.errors import ArgumentError, CollectivesError
+
+_LINES = 5  # of a message: those that send most
+
+
+def assert_collectives(
+    found: Inspection, expected: Mapping[str, int | Container[int]]
+) -> None:
+    """Check that a compiled step has the collectives expected, and no others.
+
+    How many there are is the compiler's choice, too: it may join several into one. So
+    hold one backend and version to it, or name a range.
+
+    Args:
+      found: What `rep.inspect` returned.
+      expected: How often a call does each kind, a number or a range of them; `0` says
+        what is left out. A key is a kind, `"all-gather"`, or a kind along axes of the
+        mesh, `"all-reduce replica,shard"`.
+
+    Raises:
+      CollectivesError: There are others; it says how many, and from which lines.
+      ArgumentError: A key names no kind.
+
+    >>> rep = replicator.Replicator()
+    >>> assert_collectives(rep.inspect(step_fn, init_fn, batch), {"all-reduce": 1})
+    """
+    for key in expected:
+        if key.partition(" ")[0] not in KINDS:
+            raise ArgumentError(
+                f"`expected` must name kinds of collectives, got {key!r}. Write one of "
+                f"{', '.join(KINDS)}."
+            )
+    named = {each for key in expected for each in _matching(found, key)}
+    others = {each.name: 0 for each in found.collectives if each not in named}
+    differing: dict[str, list[Collective]] = {}
+    for key, wanted in [*expected.items(), *others.items()]:
+        matching = _matching(found, key)
+        count = sum(each.count for each in matching)
+        if count != wanted and not (isinstance(wanted, Container) and count in wanted):
+            differing[f"{key} {count} times instead of {_written(wanted)}"] = matching
+    if differing:
+        raise CollectivesError(_message(differing))
+
+
+def _matching(found: Inspection, key: str) -> list[Collective]:
+    return [each for each in found.collectives if key in (each.kind, each.name)]
+
+
+def _written(wanted: int | Container[int]) -> str:
+    if isinstance(wanted, range) and wanted:
+        return f"{wanted[0]} to {wanted[-1]}"
+    return str(wanted)
+
+
+def _message(differing: Mapping[str, list[Collective]]) -> str:
+    listed = {each for group in differing.values() for each in group}
+    most = sorted(listed, key=lambda each: (-each.wire_bytes, each.name, each.source))
+    lines = [
+        f"  {each.count} {each.name} of {each.arrays[0]}, "
+        f"{each.wire_bytes:,} bytes: {origin(each) or 'an unknown line'}"
+        for each in most[:_LINES]
+    ]
+    if len(most) > _LINES:
+        lines.append(f"  and {len(most) - _LINES} more, which send less")
+    return "\n".join(
+        [
+            f"`step` must have the collectives expected, got {', '.join(differing)}:",
+            *lines,
+            "Mend the lines that send them, or expect them.",
+        ]
+    )
