@@ -334,7 +334,7 @@ def check_function(name: str, value: Any, *accepted: str) -> None:
             f"`{name}` must be a function, got {type(value).__name__}. Pass the "
             "function itself."
         )
-    if accepted and not any(_takes(value, way.count(",") + 1) for way in accepted):
+    if accepted and not any(takes(value, way.count(",") + 1) for way in accepted):
         raise ArgumentError(
             f"`{name}` must take {' or '.join(f'({way})' for way in accepted)}, got "
             f"({', '.join(inspect.signature(value).parameters)}). Write "
@@ -342,7 +342,8 @@ def check_function(name: str, value: Any, *accepted: str) -> None:
         )
 
 
-def _takes(function: Callable[..., object], count: int) -> bool:
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Tell whether a function may be called with so many positional arguments."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:

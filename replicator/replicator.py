@@ -40,6 +40,7 @@ from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
+from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.hooks.hook import Hook
@@ -63,7 +64,9 @@ class Replicator:
       num_replicas: How many devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
       strategy: How a step and its state are spread: from `replicator.strategies`. By
-        default each device has a replica; one that partitions makes all of them one.
+        default each device has a replica; one that partitions makes all of them one. A
+        function `(variables, devices)` of your own that returns one is called when
+        the first state is made.
       reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; another product of the two adds otherwise. One replica
@@ -84,7 +87,7 @@ class Replicator:
         num_replicas: int | None = None,
         *,
         devices: Sequence[Device] | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | Builder | None = None,
         reduction: Reduction = "fast",
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,

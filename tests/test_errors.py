@@ -1805,6 +1805,28 @@ ROWS = [
         "variables.",
     ),
     Row(
+        "A builder of strategies that was not called",
+        lambda: replicas(8, strategy=strategies.fsdp),
+        ArgumentError,
+        "`strategy` must be a `Strategy`, or take (variables, devices), got the "
+        "function fsdp. Call it: `fsdp(...)`.",
+    ),
+    Row(
+        "A mesh that a builder of one's own has not chosen yet",
+        lambda: replicas(8, strategy=lambda variables, devices: FSDP).mesh,
+        ArgumentError,
+        "`strategy` must have seen the variables of a state, got a function that "
+        "has seen none. Make the state first: `rep.init(init_fn)`, or "
+        "`rep.put(state)`.",
+    ),
+    Row(
+        "A builder of one's own that gives each device a replica",
+        lambda: partitioned(lambda variables, devices: strategies.data_parallel()),
+        ArgumentError,
+        "`strategy` must return one that partitions where it is a function, got "
+        "data_parallel. For copies alone return `Rules([], replica=None)`.",
+    ),
+    Row(
         "A replica's number where a strategy makes all devices one replica",
         lambda: partitioned(FSDP, lambda s, b: (s, {"n": replicator.replica_id()})),
         ArgumentError,

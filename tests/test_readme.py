@@ -21,7 +21,7 @@ import replicator
 from experiments import impala_catch
 from replicator.base.host import exit_codes
 from replicator.training.watchdog import Limits
-from tests.steps import assert_equal_bits
+from tests.steps import adam, assert_equal_bits, regression_batch, trainer
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -111,6 +111,16 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
     with as_jax_comes():
         exec(compile(shortened(block), "migrating.md", "exec"), names)
     assert names["result"].evaluation["examples"] == 96
+
+
+def test_the_page_of_strategies_runs():
+    page = (ROOT / "replicator" / "strategies" / "README.md").read_text()
+    init_fn, step_fn = trainer(adam())
+    names = {"init_fn": init_fn, "step_fn": step_fn, "dataset": [regression_batch()]}
+    for block in blocks_of(page):
+        exec(compile(shortened(block), "strategies/README.md", "exec"), names)
+    names["rep"].init(init_fn)
+    assert dict(names["rep"].mesh.shape) == {"replica": 2, "shard": 4, "model": 1}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replicator.checkpoint.checksums import record_file
 from replicator.checkpoint.disk import Disk, walk_directories, walk_files
-from replicator.checkpoint.group import Rows, fill_in
+from replicator.checkpoint.group import Piece, fill_in
 from replicator.checkpoint.manifest import (
     MANIFEST_NAME,
     STATE_NAME,
@@ -45,7 +45,7 @@ def commit(
     generation: int,
     disk: Disk,
     require_current: Callable[[], None],
-    rows: tuple[Rows, ...] = (),
+    pieces: tuple[Piece, ...] = (),
 ) -> Manifest:
     """Write a checkpoint; return when it is there, whole and durable.
 
@@ -55,7 +55,7 @@ def commit(
       generation: Of the owner of the directory.
       disk: The file system.
       require_current: Raises if there is a newer owner; asked first and last of all.
-      rows: What other processes have written for it; removed in the end.
+      pieces: What other processes have written for it; removed in the end.
 
     Returns:
       The manifest of the checkpoint.
@@ -64,16 +64,18 @@ def commit(
       OSError: The file system refused; nothing is left of the attempt.
       CheckpointInUseError: From `require_current`.
     """
-    own_rows = {each.path.parent for each in rows}
+    of_others = {each.path.parent for each in pieces}
     require_current()
     # Of a save that failed: threads of orbax may have gone on writing.
     with contextlib.suppress(OSError):  # tried again before the next
-        remove_leftovers(directory, disk=disk, but=own_rows)
+        remove_leftovers(directory, disk=disk, but=of_others)
     # A name of its own: a writer that was replaced removes nothing of the other's.
     writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
     disk.make_directory(writing)
     try:
-        manifest = _write(draft, writing, generation=generation, disk=disk, rows=rows)
+        manifest = _write(
+            draft, writing, generation=generation, disk=disk, pieces=pieces
+        )
         require_current()
         # An owner that comes between these two is not seen: only `flock` keeps it out.
         _give_name(writing, checkpoint_path(directory, draft.step), disk=disk)
@@ -82,7 +84,7 @@ def commit(
             disk.remove_tree(writing)
         raise
     finally:
-        for folder in own_rows:
+        for folder in of_others:
             with contextlib.suppress(OSError):
                 disk.remove_tree(folder)
     return manifest
@@ -123,12 +125,12 @@ def _write(
     *,
     generation: int,
     disk: Disk,
-    rows: tuple[Rows, ...],
+    pieces: tuple[Piece, ...],
 ) -> Manifest:
     state = writing / STATE_NAME
     disk.announce("write_arrays", state)
     arrays = [fetch() for fetch in draft.fetches]
-    fill_in(arrays, rows)
+    fill_in(arrays, pieces)
     write_arrays(state, draft.leaves, arrays)
     files = []
     for path in walk_files(state):

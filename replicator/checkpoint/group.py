@@ -1,10 +1,11 @@
 """Let processes save and restore as one, by exchange: the first writes for all.
 
 What is equal everywhere is written by process 0, the chief. Of a leaf that is cut over
-replicas each process holds some rows: the others write theirs beside the checkpoint,
-and the chief puts them together, so that what is saved looks the same whatever number
-of processes there was. All processes therefore see the directory. What the chief meets
-is raised in all of them: they go on together, or end together.
+processes each holds some pieces: the others write theirs beside the checkpoint, and the
+chief puts them together, so that what is saved looks the same whatever number of
+processes there was, and however the leaf was cut. All processes therefore see the
+directory. What the chief meets is raised in all of them: they go on together, or end
+together.
 """
 
 import dataclasses
@@ -33,18 +34,20 @@ _numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """Rows of one leaf that another process has written.
+class Piece:
+    """A piece of one leaf that another process has written.
 
     Attributes:
       leaf: Which leaf of the draft.
-      first: Number of the first row.
-      path: Where they are.
+      start: Where it begins on each axis of the leaf.
+      shape: How far it goes from there.
+      path: Where it is.
       crc32: Of the file.
     """
 
     leaf: int
-    first: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
     path: Path
     crc32: int
 
@@ -105,10 +108,10 @@ class Group:
                 raise _heard(kind, f"Process {process}: {text}")
 
 
-def share_rows(
+def share_pieces(
     draft: Draft, directory: Path, *, group: Group, disk: Disk
-) -> tuple[Rows, ...]:
-    """Let all others write their rows of a draft; return those, to the chief.
+) -> tuple[Piece, ...]:
+    """Let all others write their pieces of a draft; return those, to the chief.
 
     Args:
       draft: Of each process.
@@ -117,27 +120,27 @@ def share_rows(
       disk: The file system.
 
     Raises:
-      CheckpointError: A process could not write its rows.
+      CheckpointError: A process could not write its pieces.
     """
     if not (group.together and draft.spread):
         return ()
 
     def begin() -> str:
         # By its name a leftover, if the chief dies: the next owner removes it.
-        name = f".writing-rows-{draft.step}-{os.urandom(4).hex()}"
+        name = f".writing-pieces-{draft.step}-{os.urandom(4).hex()}"
         disk.make_directory(directory / name)
         return name
 
     # On the saver's thread of each process. Each word is a barrier: the folder is there
-    # before rows are written, all rows before the chief reads one.
-    folder = directory / group.lead("rows", begin)
+    # before pieces are written, all of them before the chief reads one.
+    folder = directory / group.lead("pieces", begin)
     failure, own = None, []
     if not group.is_chief:
         try:
-            own = _write_rows(draft, folder, disk)
+            own = _write_pieces(draft, folder, disk)
         except Exception as error:  # told to the others, then raised
             failure = error
-    said = group.tell("rows-written", {"rows": own, "failure": _told(failure)})
+    said = group.tell("pieces-written", {"pieces": own, "failure": _told(failure)})
     if failure is not None:
         raise failure
     found = []
@@ -149,39 +152,46 @@ def share_rows(
                 "a file system that they share."
             )
         found += [
-            Rows(leaf=leaf, first=first, path=folder / name, crc32=crc32)
-            for leaf, first, name, crc32 in word["rows"]
+            Piece(
+                leaf=leaf,
+                start=tuple(start),
+                shape=tuple(shape),
+                path=folder / name,
+                crc32=crc32,
+            )
+            for leaf, start, shape, name, crc32 in word["pieces"]
         ]
     return tuple(found) if group.is_chief else ()
 
 
-def fill_in(arrays: list[np.ndarray], rows: tuple[Rows, ...]) -> None:
-    """Put the rows that other processes have written into the arrays of a draft.
+def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
+    """Put the pieces that other processes have written into the arrays of a draft.
 
     Raises:
       CheckpointError: They are not what was written.
     """
-    for each in rows:
+    for each in pieces:
         array, data = arrays[each.leaf], each.path.read_bytes()
         if zlib.crc32(data) != each.crc32:
             raise CheckpointError(
                 f"`{each.path}` must be what another process wrote, got something "
                 "else. Save to a file system that shows all processes the same."
             )
-        own = np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
-        array[each.first : each.first + len(own)] = own
+        place = tuple(
+            slice(at, at + size)
+            for at, size in zip(each.start, each.shape, strict=True)
+        )
+        array[place] = np.frombuffer(data, array.dtype).reshape(each.shape)
 
 
-def _write_rows(
-    draft: Draft, folder: Path, disk: Disk
-) -> list[tuple[int, int, str, int]]:
+def _write_pieces(draft: Draft, folder: Path, disk: Disk) -> list[tuple]:
     written = []
     for leaf, pieces in draft.spread.items():
-        for first, piece in pieces:
+        for number, (start, piece) in enumerate(pieces):
             data = np.asarray(piece).tobytes()
-            name = f"{leaf}-{first}"
+            name = f"{process_index()}-{leaf}-{number}"  # in a folder of all
             disk.write_file(folder / name, data)
-            written.append((leaf, first, name, zlib.crc32(data)))
+            written.append((leaf, start, piece.shape, name, zlib.crc32(data)))
     return written
 
 

@@ -65,10 +65,10 @@ class Draft:
       num_devices: Over how many devices the state is spread.
       leaves: What each leaf is.
       fetches: For each leaf, waits for its copy and returns it on the host: whole, or
-        with rows that other processes hold left open. In another process than the
+        with pieces that other processes hold left open. In another process than the
         first there may be nothing to fetch.
-      spread: By number, each leaf of which other processes hold rows: the rows here,
-        as (number of the first, copy).
+      spread: By number, each leaf of which other processes hold pieces: the pieces
+        here, as (where it begins on each axis, copy).
     """
 
     step: int
@@ -79,7 +79,7 @@ class Draft:
     num_devices: int
     leaves: tuple[LeafRecord, ...]
     fetches: tuple[Callable[[], np.ndarray], ...]
-    spread: dict[int, list[tuple[int, jax.Array]]]
+    spread: dict[int, list[tuple[tuple[int, ...], jax.Array]]]
 
 
 def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
@@ -87,7 +87,7 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
 
     Args:
       snapshot: What to copy.
-      whole: Whether to copy all that is here, or only rows that are nowhere else.
+      whole: Whether to copy all that is here, or only pieces that are nowhere else.
 
     Raises:
       ArgumentError: It cannot be saved; the rule it breaks is told.
@@ -118,12 +118,14 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
         num_devices=count_devices(values),
         leaves=leaves,
         fetches=tuple(
-            _fetch(value, [index for index, _ in own], copied)
-            for value, own, copied in zip(values, pieces, copies, strict=True)
+            _fetch(leaf, value, [index for index, _ in own], copied)
+            for leaf, value, own, copied in zip(
+                leaves, values, pieces, copies, strict=True
+            )
         ),
         spread={
             number: [
-                (index[0].start or 0, copy)
+                (tuple(part.start or 0 for part in index), copy)
                 for (index, _), copy in zip(pieces[number], copies[number], strict=True)
             ]
             for number in spread
@@ -198,43 +200,31 @@ def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
     if data.is_fully_replicated:
         return [(..., data.addressable_data(0))]
     shards = [shard for shard in data.addressable_shards if shard.replica_id == 0]
-    if not data.is_fully_addressable:
-        whole_rows = all(
-            range(*part.indices(size)) == range(size)
-            for shard in shards
-            for part, size in zip(shard.index[1:], data.shape[1:], strict=True)
-        )
-        if not whole_rows:
-            raise ArgumentError(
-                "`arrays` must be cut over processes along the first axis only, got "
-                f"`{leaf.path}`, {data.sharding}. Gather it first."
-            )
     return [(shard.index, shard.data) for shard in shards]
 
 
 def _is_spread(value: Any) -> bool:
-    """Tell whether other processes hold rows of a leaf that are not here."""
+    """Tell whether other processes hold pieces of a leaf that are not here."""
     if not isinstance(value, jax.Array):
         return False
     return not (value.is_fully_addressable or value.is_fully_replicated)
 
 
 def _fetch(
-    value: Any, indices: list[Any], copies: list[jax.Array]
+    leaf: LeafRecord, value: Any, indices: list[Any], copies: list[jax.Array]
 ) -> Callable[[], np.ndarray]:
-    if not copies:
+    if not isinstance(value, jax.Array):
         return np.array(value).copy
     if indices == [...]:
         return functools.partial(np.asarray, copies[0])
-    return functools.partial(_put_together, value.shape, indices, copies)
+    data = jax.eval_shape(jax.random.key_data, value) if leaf.key_impl else value
+    return functools.partial(_put_together, data.shape, data.dtype, indices, copies)
 
 
 def _put_together(
-    shape: tuple[int, ...], indices: list[Any], copies: list[jax.Array]
+    shape: tuple[int, ...], dtype: Any, indices: list[Any], copies: list[jax.Array]
 ) -> np.ndarray:
-    # The data of a key has an axis more than the key.
-    extra = copies[0].shape[len(shape) :]
-    whole = np.empty((*shape, *extra), copies[0].dtype)
+    whole = np.empty(shape, dtype)
     for index, copy in zip(indices, copies, strict=True):
         whole[index] = np.asarray(copy)
     return whole

@@ -16,7 +16,7 @@ from replicator.base.types import PyTree
 from replicator.checkpoint import commit as commits
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.group import Group, share_rows
+from replicator.checkpoint.group import Group, share_pieces
 from replicator.checkpoint.lock import WriterLock
 from replicator.checkpoint.manifest import Manifest
 from replicator.checkpoint.orbax_files import require_orbax
@@ -338,7 +338,9 @@ class CheckpointStore:
 
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
-        rows = share_rows(draft, self._directory, group=self._group, disk=self._disk)
+        pieces = share_pieces(
+            draft, self._directory, group=self._group, disk=self._disk
+        )
 
         def commit() -> None:
             manifest = commits.commit(
@@ -347,7 +349,7 @@ class CheckpointStore:
                 generation=self._generation,
                 disk=self._disk,
                 require_current=self._lock.require_current,
-                rows=rows,
+                pieces=pieces,
             )
             self._retain(manifest)
 

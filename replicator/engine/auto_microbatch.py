@@ -26,6 +26,7 @@ from replicator.engine.memory_errors import (
 from replicator.engine.sharded_step import CompileOptions
 from replicator.errors import ArgumentError, DeviceMemoryError, check_count, check_whole
 from replicator.inputs.checks import check_divides
+from replicator.inputs.context import name_of_parts
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.skipped_batches import require_rereadable
@@ -109,7 +110,7 @@ def fit_accumulate(
     """
     examples = len(jax.tree.leaves(batch)[0])
     parts = len(layout.batch_owners)
-    check_divides(examples, replicas=parts, accumulate=1)
+    check_divides(examples, parts=parts, of=name_of_parts(layout), accumulate=1)
     if options.steps_per_call > 1:
         batch = jax.tree.map(lambda x: np.stack([x] * options.steps_per_call), batch)
 

@@ -61,6 +61,14 @@ class Layout(BatchLayout, Protocol):
         """
         ...
 
+    def check_state(self, shapes: PyTree) -> None:
+        """Refuse the first state of a run that this layout was not made for.
+
+        Raises:
+          ArgumentError: It was made for others; names a variable or a rule.
+        """
+        ...
+
     def spread(
         self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
     ) -> Callable[..., Any]:

@@ -17,32 +17,43 @@ from replicator.engine.step.transforms import (
     repeat_steps,
     report_norms,
 )
-from replicator.errors import ArgumentError, check_kind
+from replicator.errors import ArgumentError, check_kind, takes
 from replicator.monitoring.phases import Phases
+from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 
 
 def make_layout(
-    mesh: Mesh, strategy: Strategy | None, *, reduction: Reduction
+    mesh: Mesh, strategy: Strategy | Builder | None, *, reduction: Reduction
 ) -> Layout:
     """Return the layout of a strategy over the devices of `mesh`.
 
     Args:
       mesh: The devices, as replicas.
-      strategy: None for a replica on each of them.
+      strategy: None for a replica on each of them; a builder of one that partitions is
+        called once the variables of a state are known.
       reduction: How gradients add up.
 
     Raises:
       ArgumentError: It is no strategy, does not fit the devices, or partitions where an
         order of replicas is asked for.
     """
-    check_kind("strategy", strategy, Strategy)
-    if strategy is None or strategy.kind == "replicates":
-        return ReplicatedLayout(mesh)
+    if callable(strategy):
+        name = getattr(strategy, "__name__", "a function")
+        if not takes(strategy, 2):
+            raise ArgumentError(
+                "`strategy` must be a `Strategy`, or take (variables, devices), got "
+                f"the function {name}. Call it: `{name}(...)`."
+            )
+    else:
+        check_kind("strategy", strategy, Strategy)
+        if strategy is None or strategy.kind == "replicates":
+            return ReplicatedLayout(mesh)
+        name = strategy.name
     if reduction == "ordered":
         raise ArgumentError(
             "`reduction` must be 'fast' under a strategy that partitions, got "
-            f"'ordered' and {strategy.name}. Leave it out: no replicas stand in order."
+            f"'ordered' and {name}. Leave it out: no replicas stand in order."
         )
     return PartitionedLayout(strategy, list(mesh.devices.flat))
 

@@ -6,14 +6,15 @@ variable holds where it is stored, where it is multiplied, and for its gradient;
 strategy costs time and memory, never the answer.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.mesh import partition_mesh, replicated
 from replicator.base.per_replica import is_per_replica
@@ -24,15 +25,17 @@ from replicator.engine.layout import STATE, Kind
 from replicator.engine.reemission.emit import Mark, reemit
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
+from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Cut, Placement, Strategy
-from replicator.strategies.variables import variables_of
+from replicator.strategies.variables import Variable, variables_of
 
 
 class PartitionedLayout:
     """One replica over all devices; see `Layout` for attributes and methods.
 
     Args:
-      strategy: One that partitions.
+      strategy: One that partitions, or a builder of one: it is called with the
+        variables of the first state whose shardings are asked for.
       devices: To choose from, those of one process side by side.
 
     Raises:
@@ -41,16 +44,26 @@ class PartitionedLayout:
 
     num_replicas = 1
 
-    def __init__(self, strategy: Strategy, devices: Sequence[Device]) -> None:
-        self.strategy = strategy
-        self.mesh = partition_mesh(strategy.sizes(len(devices)), devices)
-        owners = self.mesh.devices[
-            tuple(
-                slice(None) if axis in strategy.batch_axes else 0
-                for axis in self.mesh.axis_names
-            )
-        ]
-        self.batch_owners = [device.process_index for device in owners.flat]
+    def __init__(self, strategy: Strategy | Builder, devices: Sequence[Device]) -> None:
+        self._given, self._devices = strategy, list(devices)
+        self._chosen: _Chosen | None = None
+        if isinstance(strategy, Strategy):
+            self._chosen = _choose(strategy, self._devices)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy, the builder's if there is one."""
+        return self._known().strategy
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices, along the axes of the strategy."""
+        return self._known().mesh
+
+    @property
+    def batch_owners(self) -> Sequence[int]:
+        """Process of each part of a batch."""
+        return self._known().batch_owners
 
     def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
         """Return one sharding for all leaves, over the strategy's axes of batches."""
@@ -66,6 +79,14 @@ class PartitionedLayout:
         """
         places = [self._sharding(each.stored) for each in self._placements(shapes)]
         return jax.tree.structure(shapes).unflatten(places)
+
+    def check_state(self, shapes: PyTree) -> None:
+        """Refuse a strategy that was not written for this state.
+
+        Raises:
+          ArgumentError: A rule matches nothing, or it was saved for other variables.
+        """
+        self.strategy.check_variables(variables_of(_user(shapes)))
 
     def spread(
         self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
@@ -117,16 +138,13 @@ class PartitionedLayout:
     def check(
         self, traced: core.Jaxpr, state: PyTree, batch: PyTree, *, batch_axis: int
     ) -> None:
-        """Refuse a strategy that was not written for this state.
+        """Refuse a strategy that was not written for this state, as `check_state`.
 
         One replica cannot differ from itself, so nothing is to be proven; what only
         many have is refused where the step asks for it.
-
-        Raises:
-          ArgumentError: A rule matches nothing, or it was saved for other variables.
         """
         del traced, batch, batch_axis
-        self.strategy.check_variables(variables_of(_user(state)))
+        self.check_state(state)
 
     def describe(self) -> dict[str, Any]:
         """Return engine, mesh and strategy in plain JSON, for records."""
@@ -145,15 +163,26 @@ class PartitionedLayout:
                     f"partitions, got one at `{path}`: there is one replica. Keep a "
                     "plain array, or use `strategies.data_parallel()`."
                 )
+        variables = variables_of(_user(state))
+        if self._chosen is None:
+            built = _built(self._given, variables, self._devices)
+            self._chosen = _choose(built, self._devices)
         sizes = dict(self.mesh.shape)
-        placed = [
-            self.strategy.place(each, sizes) for each in variables_of(_user(state))
-        ]
+        placed = [self.strategy.place(each, sizes) for each in variables]
         if not isinstance(state, RunState):
             return placed
         # In the order of its fields: step and key, the user's, skipped.
         before = _whole((state.step, state.key))
         return [*before, *placed, *_whole(state.skipped)]
+
+    def _known(self) -> "_Chosen":
+        if self._chosen is None:
+            raise ArgumentError(
+                "`strategy` must have seen the variables of a state, got a function "
+                "that has seen none. Make the state first: `rep.init(init_fn)`, or "
+                "`rep.put(state)`."
+            )
+        return self._chosen
 
     def _sharding(self, cut: Cut) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*cut))
@@ -181,8 +210,52 @@ class PartitionedLayout:
         return self._lie(kind, result)
 
 
+class _Chosen(NamedTuple):
+    """A strategy on its devices."""
+
+    strategy: Strategy
+    mesh: Mesh
+    batch_owners: Sequence[int]
+
+
+def _choose(strategy: Strategy, devices: Sequence[Device]) -> _Chosen:
+    mesh = partition_mesh(strategy.sizes(len(devices)), devices)
+    return _Chosen(strategy, mesh, _owners(mesh, strategy.batch_axes))
+
+
+def _built(
+    given: Strategy | Builder,
+    variables: tuple[Variable, ...],
+    devices: Sequence[Device],
+) -> Strategy:
+    found = given(variables, devices) if callable(given) else given
+    if not isinstance(found, Strategy):
+        raise ArgumentError(
+            f"`strategy` must return a `Strategy`, got {found!r}. Write "
+            "`return Rules([...])`."
+        )
+    if found.kind != "partitions":
+        raise ArgumentError(
+            "`strategy` must return one that partitions where it is a function, got "
+            f"{found.name}. For copies alone return `Rules([], replica=None)`."
+        )
+    return found
+
+
 class _Leaves(list):
     """What is wanted of each leaf of a result: a leaf itself to `jax.tree`."""
+
+
+def _owners(mesh: Mesh, batch_axes: tuple[str, ...]) -> list[int]:
+    """Return the process that reads each part of a batch, as this process sees it."""
+    axes = [mesh.axis_names.index(axis) for axis in batch_axes]
+    parts = np.moveaxis(mesh.devices, axes, range(len(axes)))
+    parts = parts.reshape(math.prod(parts.shape[: len(axes)]), -1)
+    holders = [{device.process_index for device in part} for part in parts]
+    if all(len(each) == 1 for each in holders):
+        return [each.pop() for each in holders]
+    # Processes share parts, along `model`: each reads all, and takes what it holds.
+    return [jax.process_index()] * len(holders)
 
 
 def _user(state: PyTree) -> PyTree:

@@ -52,6 +52,10 @@ class ReplicatedLayout:
             lambda spec: NamedSharding(self.mesh, spec), per_replica_specs(shapes)
         )
 
+    def check_state(self, shapes: PyTree) -> None:
+        """Take any state: there are no rules for variables."""
+        del shapes
+
     def spread(
         self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
     ) -> Callable[..., Any]:

@@ -147,23 +147,30 @@ def _holds_nan(leaf: np.ndarray | jax.Array) -> bool:
 
 
 def check_divides(
-    global_batch: int, *, replicas: int, accumulate: int, where: str = ""
+    global_batch: int, *, parts: int, of: str, accumulate: int, where: str = ""
 ) -> None:
     """Refuse a batch that cannot be cut into equal parts with an example in each.
 
+    Args:
+      global_batch: Examples.
+      parts: How many share them.
+      of: What shares them, in the plural.
+      accumulate: Microbatches of each part.
+      where: Its place for error messages: "batch 3".
+
     Raises:
-      BatchError: It does not divide by replicas times microbatches.
+      BatchError: It does not divide by parts times microbatches.
     """
-    parts = replicas * accumulate
-    if global_batch > 0 and global_batch % parts == 0:
+    unit = parts * accumulate
+    if global_batch > 0 and global_batch % unit == 0:
         return
-    over = f"{replicas} replicas"
+    over = f"{parts} {of}"
     if accumulate > 1:
         over += f" and {accumulate} microbatches"
     raise BatchError(
         f"`global_batch` must divide evenly over {over}, got {global_batch}"
         f"{f' ({where})' if where else ''}. "
-        f"Use {nearest_multiples(global_batch, parts)}."
+        f"Use {nearest_multiples(global_batch, unit)}."
     )
 
 

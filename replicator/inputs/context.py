@@ -35,7 +35,11 @@ class BatchLayout(Protocol):
 
     @property
     def batch_owners(self) -> Sequence[int]:
-        """Process of each equal part of a global batch, in the order of examples."""
+        """Process of each equal part of a global batch, in the order of examples.
+
+        Where several processes hold one part, each takes all parts for its own, and
+        reads the whole batch.
+        """
         ...
 
     def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
@@ -82,6 +86,14 @@ class InputContext:
         return global_batch // self.num_pipelines
 
 
+def name_of_parts(layout: BatchLayout) -> str:
+    """Return what a global batch is shared by, in the plural, for errors."""
+    parts = len(layout.batch_owners)
+    if parts == layout.num_replicas:
+        return "replicas"
+    return "devices" if parts == layout.mesh.size else "groups of devices"
+
+
 def parts_to_read(layout: BatchLayout, *, whole: bool) -> int:
     """Return how many parts of each global batch this process reads.
 
@@ -111,7 +123,8 @@ def pipeline_contexts(
     """
     here = jax.process_index()
     owners = layout.batch_owners
-    if mode == "per_replica":
+    # One replica has one pipeline, on however many devices it lies.
+    if mode == "per_replica" and layout.num_replicas > 1:
         return [
             InputContext(
                 pipeline_index=part,
@@ -122,7 +135,7 @@ def pipeline_contexts(
             if owner == here
         ]
     processes = sorted(set(owners))
-    if mode == "single" or not by_function:
+    if mode != "per_host" or not by_function:
         processes = [here]
     counts = [owners.count(process) for process in processes]
     if len(processes) > 1 and len(set(counts)) > 1:

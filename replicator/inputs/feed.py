@@ -15,6 +15,7 @@ from replicator.inputs.adapters import Source, is_input_fn, open_sources
 from replicator.inputs.context import (
     BatchLayout,
     InputContext,
+    name_of_parts,
     parts_to_read,
     pipeline_contexts,
 )
@@ -113,7 +114,8 @@ def _placed_batches(
     once = not all(source.repeats for source in sources)
     batches = host_batches(
         sources,
-        replicas=parts_to_read(layout, whole=count == 1),
+        parts=parts_to_read(layout, whole=count == 1),
+        of=name_of_parts(layout),
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),

@@ -24,7 +24,12 @@ from replicator.inputs.checks import (
     form_of,
     numeric_arrays,
 )
-from replicator.inputs.context import BatchLayout, parts_to_read, pipeline_contexts
+from replicator.inputs.context import (
+    BatchLayout,
+    name_of_parts,
+    parts_to_read,
+    pipeline_contexts,
+)
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
 from replicator.inputs.placement import Placement
 from replicator.inputs.prefetch import Prefetcher
@@ -129,7 +134,8 @@ def _placed(
     whole = num_pipelines == 1
     batches = host_batches(
         sources,
-        replicas=parts_to_read(layout, whole=whole),
+        parts=parts_to_read(layout, whole=whole),
+        of=name_of_parts(layout),
         options=options,
         in_step=read_sync_over(layout.mesh, num_pipelines=num_pipelines, once=False),
     )

@@ -26,7 +26,7 @@ from replicator.inputs.checks import (
     check_divides,
     holds_numbers,
 )
-from replicator.inputs.context import BatchLayout, parts_to_read
+from replicator.inputs.context import BatchLayout, name_of_parts, parts_to_read
 from replicator.inputs.position import Position
 
 
@@ -91,7 +91,8 @@ def place(
     _check_numbers(batch)
     check_divides(
         _batch_examples(batch, depth),
-        replicas=len(layout.batch_owners),
+        parts=len(layout.batch_owners),
+        of=name_of_parts(layout),
         accumulate=accumulate,
     )
     return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)

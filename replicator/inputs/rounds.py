@@ -34,7 +34,8 @@ _END: Any = object()
 def host_batches(
     sources: Sequence[Source],
     *,
-    replicas: int,
+    parts: int,
+    of: str,
     options: InputOptions,
     start: Position | None = None,
     in_step: ReadSync | None = None,
@@ -43,7 +44,8 @@ def host_batches(
 
     Args:
       sources: One for each pipeline of this process.
-      replicas: How many share the batches of this process.
+      parts: How many share the batches of this process.
+      of: What shares them, in the plural.
       options: Everything else.
       start: Where to begin; at the first batch if None.
       in_step: The other processes; None where this one reads by itself.
@@ -53,7 +55,7 @@ def host_batches(
       NonFiniteError: A batch holds NaN.
     """
     reader = _Reader(
-        sources, replicas=replicas, options=options, start=start, in_step=in_step
+        sources, parts=parts, of=of, options=options, start=start, in_step=in_step
     )
     while options.epochs is None or reader.position.epoch < options.epochs:
         first, yielded = reader.position, 0
@@ -96,7 +98,8 @@ class _Reader:
         self,
         sources: Sequence[Source],
         *,
-        replicas: int,
+        parts: int,
+        of: str,
         options: InputOptions,
         start: Position | None,
         in_step: ReadSync | None,
@@ -106,7 +109,7 @@ class _Reader:
         self._form: BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, to tell its like fast
         self._sources = sources
-        self._replicas = replicas
+        self._parts, self._of = parts, of
         self._options = options
         self._take_turns = in_step.turns if in_step is not None else by_itself
         self._num_pipelines = (
@@ -193,7 +196,8 @@ class _Reader:
             self._remember_quickly(present)
             check_divides(
                 self._form.examples * len(parts),
-                replicas=self._replicas,
+                parts=self._parts,
+                of=self._of,
                 accumulate=self._options.accumulate,
                 where="batch 0",
             )

@@ -5,8 +5,9 @@ Partitioning in three stages: Rajbhandari et al. 2020, "ZeRO", §5; whole copies
 some devices and pieces over others: Zhao et al. 2023, "PyTorch FSDP", §3.2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from replicator.base.types import Device
 from replicator.errors import check_kind
 from replicator.strategies.strategy import (
     WHOLE_BELOW_BYTES,
@@ -14,6 +15,10 @@ from replicator.strategies.strategy import (
     Rule,
     Strategy,
 )
+from replicator.strategies.variables import Variable
+
+Builder = Callable[[tuple[Variable, ...], Sequence[Device]], Strategy]
+"""What makes a strategy for the variables of a state and the devices there are."""
 
 
 def data_parallel() -> Strategy:

@@ -22,9 +22,10 @@ from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
-from replicator.engine.replicated import ReplicatedLayout
+from replicator.engine.make_step import make_layout
 from replicator.engine.step.accumulate import shown_by_update
 from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.engine.step.state import RunState, init_state
 from replicator.engine.step.transforms import count_steps, keyed, lift
 from replicator.engine.step.update_dependence import follows_optimizer
@@ -36,9 +37,20 @@ from replicator.errors import (
     check_whole,
 )
 from replicator.inputs.placement import batch_axis, place
+from replicator.strategies.builders import Builder, Rules
+from replicator.strategies.strategy import Strategy
+from replicator.testing.comparisons import (
+    Comparison,
+    InvarianceReport,
+    compared,
+    norm,
+)
 
 GRADIENT_TOLERANCE = 1e-5 + 1e-6
 """Of the norm of the whole gradient, float32: law 1."""
+
+SPLIT_TOLERANCE = 5e-5
+"""The same where a strategy's axis `model` splits contractions."""
 
 OPTIMUM_FLOOR = 1e-2
 """Of the norm of the first gradient: what a later norm counts as at least."""
@@ -50,55 +62,6 @@ READS_BATCH = "float64 state that reads the batch"
 """What running statistics and the like are called in a report."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One comparison with one replica and one microbatch.
-
-    Attributes:
-      what: The gradient of an optimizer, or the trajectory.
-      replicas: Replicas compared.
-      accumulate: Microbatches compared.
-      step: After how many updates.
-      difference: Norm of the difference, relative to the norm on one replica.
-      tolerance: What law 1 allows.
-    """
-
-    what: str
-    replicas: int
-    accumulate: int
-    step: int
-    difference: float
-    tolerance: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InvarianceReport:
-    """What was compared; printing it says so.
-
-    Attributes:
-      comparisons: All of them; each within its tolerance.
-      left_out: What was not compared, and why.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    left_out: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Say what was checked, and how close it came to the limit."""
-        worst: dict[str, Comparison] = {}
-        for each in self.comparisons:
-            if each.difference >= getattr(worst.get(each.what), "difference", 0.0):
-                worst[each.what] = each
-        lines = [
-            f"{what}: {sum(each.what == what for each in self.comparisons)} "
-            f"comparisons; largest difference {each.difference:.1e} of "
-            f"{each.tolerance:.1e} allowed ({each.replicas} replicas, "
-            f"{each.accumulate} microbatches, step {each.step})"
-            for what, each in worst.items()
-        ]
-        return "\n".join([*lines, *(f"not checked: {text}" for text in self.left_out)])
-
-
 def assert_replica_invariant(
     step_fn: StepFn,
     init_fn: InitFn,
@@ -108,6 +71,7 @@ def assert_replica_invariant(
     accumulate: Sequence[int] = (1, 2, 4),
     at_steps: Sequence[int] = (0, 1, 10, 50),
     seed: int = 0,
+    strategy: Strategy | Builder | None = None,
 ) -> InvarianceReport:
     """Check that `step_fn` gives the same answer on any number of replicas.
 
@@ -124,12 +88,14 @@ def assert_replica_invariant(
       step_fn: With an optimizer from `wrap_optimizer`.
       init_fn: Makes its state.
       batch: One global batch, which divides by replicas times microbatches.
-      replicas: Numbers of replicas.
+      replicas: Numbers of replicas; of devices, under a strategy that partitions.
       accumulate: Numbers of microbatches. Leave it at (1,) for batch norm over the
         whole microbatch, on which the answer depends.
       at_steps: After how many updates gradients are compared; the last is where
         trajectories are.
       seed: Of the run.
+      strategy: As `Replicator` takes it. Each answer under it is compared with that of
+        one device; without a wrapped optimizer trajectories alone are.
 
     Returns:
       What was compared, and what was not.
@@ -156,11 +122,12 @@ def assert_replica_invariant(
                 f"`{name}` must be a list of numbers, got {value!r}. Write "
                 f"`{name}=({value},)`."
             )
-    case = _Case(step_fn, init_fn, batch, seed)
+    case = _Case(step_fn, init_fn, batch, seed, strategy)
     settings = [(n, k) for n in replicas for k in accumulate if (n, k) != (1, 1)]
     states = case.visit(sorted(at_steps), 1, 1)
     comparisons = list(case.compare_gradients(states, settings))
-    left_out = [
+    left_out = [] if comparisons else ["gradients: no optimizer is a wrapped one"]
+    left_out += [
         f"`{path}`, a `PerReplica` leaf: each replica has its own"
         for path, node in named_leaves(states[min(states)], is_leaf=is_per_replica)
         if is_per_replica(node)
@@ -180,12 +147,14 @@ class _Case:
     init_fn: InitFn
     batch: PyTree
     seed: int
+    strategy: Strategy | Builder | None
+    layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
 
     def visit(
         self, at_steps: Sequence[int], num_replicas: int, accumulate: int
     ) -> dict[int, PyTree]:
         """Run, and return host copies of the state after `at_steps` updates."""
-        layout = _layout(num_replicas)
+        layout = self._layout(num_replicas)
         options = CompileOptions(accumulate=accumulate)
         update = count_steps(lift(self.step_fn, accumulate=accumulate))
         step = CompiledStep(update, layout, options)
@@ -203,22 +172,22 @@ class _Case:
         expected = self._gradients_at(states, 1, 1)
         # At an optimum the gradient is 0 and rounding is all of it.
         floors = {
-            name: _norm(gradient) * OPTIMUM_FLOOR
+            name: norm(gradient) * OPTIMUM_FLOOR
             for name, gradient in expected[min(expected)].items()
         }
         for n, k in settings:
             found = self._gradients_at(states, n, k)
+            is_split = self._layout(n).mesh.shape.get("model", 1) > 1
             for step, by_name in found.items():
                 for name, gradient in by_name.items():
-                    yield _compared(
+                    yield compared(
                         gradient,
                         expected[step][name],
                         floor=floors[name],
                         what=f"gradient of `{name}`",
-                        replicas=n,
-                        accumulate=k,
                         step=step,
-                        tolerance=GRADIENT_TOLERANCE,
+                        tolerance=SPLIT_TOLERANCE if is_split else GRADIENT_TOLERANCE,
+                        **self._place(n, k),
                     )
 
     def compare_trajectories(self, steps: int, settings: Sequence) -> list[Comparison]:
@@ -234,14 +203,13 @@ class _Case:
                 if read and n > 1:
                     pairs.append((READS_BATCH, read, alone[k][1]))
                 comparisons += [
-                    _compared(
+                    compared(
                         found,
                         expected,
                         what=what,
-                        replicas=n,
-                        accumulate=k,
                         step=steps,
                         tolerance=TRAJECTORY_TOLERANCE,
+                        **self._place(n, k),
                     )
                     for what, found, expected in pairs
                 ]
@@ -268,27 +236,47 @@ class _Case:
             return state, ()
 
         # As one of many, though there is one: it may speak to other replicas.
-        layout = _layout(1)
+        layout = self._layout(1)
+        state = self._start(layout)
+        if not optimizer_states(state):  # no microbatches, then
+            return [True] * len(jax.tree.leaves(state))
         program = _on_each_replica(ask, layout, accumulate=1)
-        jax.eval_shape(program, self._at(0, self._start(layout)), _as_wide(self.batch))
+        jax.eval_shape(program, self._at(0, state), _as_wide(self.batch))
         return found
 
     def _gradients_at(
         self, states: dict[int, PyTree], num_replicas: int, accumulate: int
     ) -> dict[int, dict[str, PyTree]]:
-        layout = _layout(num_replicas)
+        layout = self._layout(num_replicas)
         gradients = _make_gradients(self.step_fn, layout, accumulate)
+        # States first: a builder of strategies asks for variables.
+        runs = {step: self._at(step, _put(x, layout)) for step, x in states.items()}
         batch = place(self.batch, layout, accumulate=accumulate)
+        return {step: jax.device_get(gradients(x, batch)) for step, x in runs.items()}
+
+    def _layout(self, num_replicas: int) -> Layout:
+        if num_replicas not in self.layouts:
+            strategy = self.strategy
+            if num_replicas == 1 and _partitions(strategy):
+                strategy = Rules([])  # the oracle, to which a strategy has no say
+            self.layouts[num_replicas] = make_layout(
+                replica_mesh(num_replicas), strategy, reduction="fast"
+            )
+        return self.layouts[num_replicas]
+
+    def _place(self, num_replicas: int, accumulate: int) -> dict[str, Any]:
+        """Return what a comparison says of where it was made."""
         return {
-            step: jax.device_get(gradients(self._at(step, _put(state, layout)), batch))
-            for step, state in states.items()
+            "replicas": num_replicas,
+            "accumulate": accumulate,
+            "strategy": self._layout(num_replicas).describe().get("name"),
         }
 
     def _start(self, layout: Layout) -> PyTree:
         """Return the first state, born in float32: every run starts the same."""
         with jax.enable_x64(False):
             key = jax.random.key(self.seed)
-            state = init_state(self.init_fn, _layout(1), key=key)
+            state = init_state(self.init_fn, self._layout(1), key=key)
         return _put(_as_wide(jax.device_get(state)), layout)
 
     def _at(self, step: int, state: PyTree) -> RunState:
@@ -297,8 +285,10 @@ class _Case:
         return RunState(step=jnp.int32(step), key=key, user=state)
 
 
-def _layout(num_replicas: int) -> Layout:
-    return ReplicatedLayout(replica_mesh(num_replicas))
+def _partitions(strategy: Strategy | Builder | None) -> bool:
+    return callable(strategy) or (
+        strategy is not None and strategy.kind == "partitions"
+    )
 
 
 def _make_gradients(step_fn: StepFn, layout: Layout, accumulate: int) -> Callable:
@@ -344,52 +334,3 @@ def _numbers(leaf: jax.Array | np.ndarray) -> np.ndarray:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf))
     return np.asarray(leaf)
-
-
-def _norm(tree: PyTree) -> float:
-    return float(np.sqrt(sum(np.square(_wide(x)).sum() for x in jax.tree.leaves(tree))))
-
-
-def _difference(found: PyTree, expected: PyTree, *, floor: float = 0.0) -> float:
-    """Return ‖found - expected‖ / max(‖expected‖, floor) over all leaves."""
-    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
-    if not all(
-        np.array_equal(a, b)
-        for a, b in pairs
-        if not jnp.issubdtype(b.dtype, jnp.inexact)
-    ):
-        return np.inf
-    # Counts and keys would be most of the norm.
-    pairs = [(a, b) for a, b in pairs if jnp.issubdtype(b.dtype, jnp.inexact)]
-    apart = _norm([_wide(a) - _wide(b) for a, b in pairs])
-    scale = max(_norm([b for _, b in pairs]), floor)
-    return apart / scale if scale > 0 else apart
-
-
-def _wide(leaf: np.ndarray) -> np.ndarray:
-    return np.asarray(leaf, np.float64)
-
-
-def _compared(
-    found: PyTree, expected: PyTree, *, floor: float = 0.0, **about: Any
-) -> Comparison:
-    difference = _difference(found, expected, floor=floor)
-    comparison = Comparison(difference=difference, **about)
-    # Written so that NaN fails, too.
-    if comparison.difference <= comparison.tolerance:
-        return comparison
-    flat, _ = jax.tree_util.tree_flatten_with_path(found)
-    apart = [
-        (float(np.linalg.norm(_wide(leaf) - _wide(other))), path)
-        for (path, leaf), other in zip(flat, jax.tree.leaves(expected), strict=True)
-    ]
-    worst = jax.tree_util.keystr(max(apart)[1], simple=True, separator="/")
-    most = f", most at `{worst}`" if worst else ""
-    raise InvarianceError(
-        f"{comparison.what} must be the same on one replica and on "
-        f"{comparison.replicas} at {comparison.accumulate} microbatches, got a "
-        f"difference of {comparison.difference:.1e} of its norm at step "
-        f"{comparison.step}{most} ({comparison.tolerance:.1e} is "
-        "allowed). Look for sums over examples, `replica_id`, per-replica norm, or a "
-        "loss that is no mean."
-    )

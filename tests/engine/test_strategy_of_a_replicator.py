@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from replicator import Replicator, strategies
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, BatchError
 from tests.steps import adam, mlp, mlp_loss, regression_batch, trainer
 
 FSDP = strategies.fsdp(whole_below_bytes=0)
@@ -129,6 +129,20 @@ DOORS = {
 }
 
 
+def copies(variables, devices):
+    return strategies.data_parallel()
+
+
+DOORS |= {
+    "a builder not called": (strategies.fsdp, {}, r"got the function fsdp. Call it: "),
+    "a builder in order": (
+        lambda variables, devices: FSDP,
+        {"reduction": "ordered"},
+        "`reduction` must be 'fast' under",
+    ),
+}
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_what_cannot_be_is_refused_at_the_door(door):
     strategy, options, message = DOORS[door]
@@ -136,10 +150,61 @@ def test_what_cannot_be_is_refused_at_the_door(door):
         over(strategy, **options)
 
 
-def test_a_rule_that_matches_nothing_is_refused_before_the_step_runs():
+def test_a_rule_that_matches_nothing_is_refused_before_anything_is_made(tmp_path):
     rep = over(strategies.tensor_parallel({"weights/*": ("model",)}))
-    with pytest.raises(ArgumentError, match=r"'weights/\*', which matches none of"):
-        rep.compile(step_fn)(rep.init(init_fn), batch)
+    match = r"'weights/\*', which matches none of"
+    with pytest.raises(ArgumentError, match=match):
+        rep.init(init_fn)
+    with pytest.raises(ArgumentError, match=match):
+        rep.run(step_fn, [batch], init_fn=init_fn, steps=1, directory=tmp_path / "new")
+    with pytest.raises(ArgumentError, match=match):
+        rep.compile(step_fn)(rep.put(init_fn(None)), batch)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_builder_of_ones_own_gets_the_variables_of_the_first_state():
+    seen = []
+
+    def wide_only(variables, devices):
+        seen.append((variables, devices))
+        wide = [
+            v.path for v in variables if not v.is_optimizer and v.shape[-1:] == (8,)
+        ]
+        rules = [strategies.Rule(pattern=path, stored="shard") for path in wide]
+        return strategies.Rules(rules, replica=2, shard=4, whole_below_bytes=0)
+
+    rep = over(wide_only)
+    step = rep.compile(step_fn)
+    state, _ = step(rep.init(init_fn), batch)
+
+    assert_close(state["params"], alone(1)["params"])
+    assert seen == [(strategies.variables_made_by(init_fn), jax.devices())]
+    assert dict(rep.mesh.shape) == {"replica": 2, "shard": 4, "model": 1}
+    assert rep.layout.describe()["name"] == "rules"
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (copies, "one that partitions where it is a function, got data_parallel"),
+        (lambda variables, devices: None, "must return a `Strategy`, got None"),
+    ],
+)
+def test_a_builder_that_returns_no_such_strategy_is_refused(builder, message):
+    with pytest.raises(ArgumentError, match=message):
+        over(builder).init(init_fn)
+
+
+def test_a_builder_that_has_seen_no_state_has_no_mesh():
+    rep = over(lambda variables, devices: FSDP)
+    message = "`strategy` must have seen the variables of a state"
+    for asks in (
+        lambda: rep.mesh,
+        lambda: rep.batches([batch]),
+        lambda: rep.compile(step_fn)(init_fn(None), batch),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            asks()
 
 
 def test_data_parallel_is_the_engine_of_always():
@@ -156,3 +221,12 @@ def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
 def test_a_block_that_devices_cannot_share_is_refused():
     with pytest.raises(ArgumentError, match="`block` must be a multiple of 2"):
         over(FSDP).compile_evaluation(lambda state, rows: {}, block=3)
+
+
+def test_a_batch_that_devices_cannot_share_is_refused_as_such():
+    rep, state = over(FSDP), init_fn(None)
+    uneven = jax.tree.map(lambda leaf: leaf[:12], batch)
+    with pytest.raises(BatchError, match="must divide evenly over 8 devices, got 12"):
+        rep.compile(step_fn)(rep.put(state), uneven)
+    with pytest.raises(BatchError, match="must divide evenly over 8 devices, got 12"):
+        rep.run(step_fn, [uneven], init_fn=init_fn, steps=1, display=False)

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import replicator
-from replicator import PerReplica, wrap_optimizer
+from replicator import PerReplica, strategies, wrap_optimizer
 from replicator.collectives.batch_norm import normalize
 from replicator.collectives.moments import batch_moments, make_windows
 from replicator.errors import ArgumentError, InvarianceError
@@ -254,6 +254,49 @@ def test_a_wrong_update_after_right_gradients_is_caught():
 
     message = caught(step_fn, init_fn, at_steps=(2,))
     assert message.startswith("float64 trajectory must be the same")
+
+
+def fsdp_of_all(variables, devices):
+    return strategies.fsdp(whole_below_bytes=0)
+
+
+STRATEGIES = [
+    strategies.zero1(whole_below_bytes=0),
+    strategies.zero2(whole_below_bytes=0, replicas=2),
+    strategies.fsdp(whole_below_bytes=0),
+    strategies.hybrid(shard=4, whole_below_bytes=0),
+    strategies.tensor_parallel(
+        {"params/w1": (None, "model"), "params/w2": ("model",)}, model=4, replicas=2
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def test_a_strategy_that_partitions_obeys_the_law(strategy):
+    init_fn, step_fn = trainer(wrap_optimizer(adam(1e-2)))
+    options = {"at_steps": (0, 10), "strategy": strategy}
+    report = assert_invariant(step_fn, init_fn, regression_batch(32), **options)
+    assert_all_checked(report, comparisons=3 * 2 + 3)
+    over = {each.strategy for each in report.comparisons if each.replicas > 1}
+    assert over == {strategy.name}
+
+
+def test_a_builder_of_strategies_is_compared_with_one_device():
+    init_fn, step_fn = trainer(wrap_optimizer(SGD))
+    options = {"accumulate": (1,), "at_steps": (0,), "strategy": fsdp_of_all}
+    report = assert_invariant(step_fn, init_fn, regression_batch(), **options)
+    assert_all_checked(report, comparisons=2)
+    assert {each.strategy for each in report.comparisons} == {"fsdp"}
+
+
+def test_an_unmodified_step_is_compared_by_its_trajectory():
+    init_fn, step_fn = trainer(lenient(optax.adam(1e-2)))
+    options = {"accumulate": (1,), "at_steps": (3,), "strategy": fsdp_of_all}
+    report = assert_invariant(step_fn, init_fn, regression_batch(), **options)
+    assert all(each.difference <= each.tolerance for each in report.comparisons)
+    assert "(8 devices under fsdp, 1 microbatches, step 3)" in str(report)
+    assert "not checked: gradients" in str(report)
 
 
 def test_the_report_says_what_was_checked():

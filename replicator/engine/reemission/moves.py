@@ -10,22 +10,12 @@ from replicator.strategies.strategy import Cut
 _ELEMENTWISE = frozenset(
     {
         *("add", "add_any", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max"),
-        *(
-            "min",
-            "pow",
-            "integer_pow",
-            "square",
-            "sqrt",
-            "rsqrt",
-            "cbrt",
-            "exp",
-            "exp2",
-        ),
-        *("log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "floor"),
-        *("ceil", "round", "nextafter", "clamp", "select_n", "and", "or", "not", "xor"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "is_finite", "stop_gradient", "copy"),
-        *("convert_element_type", "reduce_precision", "copy_p", "atan2"),
-        *(REDUCED_GRADIENT, WEIGHTED_GRADIENT),
+        *("min", "pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "exp"),
+        *("exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos"),
+        *("floor", "ceil", "round", "nextafter", "clamp", "select_n", "and", "or"),
+        *("not", "xor", "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "copy"),
+        *("stop_gradient", "convert_element_type", "reduce_precision", "copy_p"),
+        *("atan2", REDUCED_GRADIENT, WEIGHTED_GRADIENT),
     }
 )
 _REDUCTIONS = frozenset(

@@ -131,8 +131,10 @@ def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     """Return a first state that is a copy of `state`; arguments as `placed_copy`'s."""
     _check_given(name, state, layout)
     shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    shardings = layout.state_shardings(state)
+    layout.check_state(shapes)
     return FirstState(
-        shapes=_with_shardings(shapes, layout.state_shardings(state)),
+        shapes=_with_shardings(shapes, shardings),
         born=lambda: placed_copy(state, layout, name=name),
     )
 
@@ -188,7 +190,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
       The state to be; declared `PerReplica` leaves have a leading replica axis.
 
     Raises:
-      ArgumentError: A leaf is no array.
+      ArgumentError: A leaf is no array, or has no place in this layout.
     """
 
     def whole(key: Key) -> PyTree:
@@ -209,6 +211,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
         return structure.unflatten(core.jaxpr_as_fun(traced)(key))
 
     shardings = layout.state_shardings(shapes)
+    layout.check_state(shapes)
     return FirstState(
         shapes=_with_shardings(shapes, shardings),
         born=lambda: jax.jit(again, out_shardings=shardings)(key),

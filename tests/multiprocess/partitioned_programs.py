@@ -1,0 +1,83 @@
+"""What the processes of `test_partitioned` run: the same under every builder."""
+
+from pathlib import Path
+
+import numpy as np
+
+from replicator import InputOptions, Replicator, strategies
+from replicator.base.to_host import whole_on_host
+from tests.multiprocess.programs import global_batches
+from tests.steps import adam, errors, mlp, trainer
+
+CUT = {"whole_below_bytes": 0}
+STRATEGIES = {
+    "data_parallel": strategies.data_parallel(),
+    "zero1": strategies.zero1(**CUT),
+    "zero2": strategies.zero2(replicas=2, **CUT),
+    "fsdp": strategies.fsdp(**CUT),
+    "hybrid": strategies.hybrid(shard=4, **CUT),
+    # `model` lies over all processes: each of them needs the whole batch.
+    "tensor_parallel": strategies.tensor_parallel({"params/w1": (None, "model")}),
+}
+NAMES = list(STRATEGIES)
+
+
+def over(name):
+    return Replicator(strategy=STRATEGIES[name], compilation_cache=False)
+
+
+def laws(directory):
+    """Train under every builder, save, evaluate, predict, and read."""
+    found = {name: trained(name, Path(directory) / name, steps=4) for name in NAMES}
+    for name, value in found.items():
+        value["read"] = {
+            mode: read(over(name), mode) for mode in ("single", "per_host")
+        }
+    return found
+
+
+def gone_on(directory):
+    """Go on with what each builder saved, under the next one."""
+    others = dict(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True))
+    return {
+        saved: trained(name, Path(directory) / saved, steps=6)["params"]
+        for saved, name in others.items()
+    }
+
+
+def trained(name, directory, steps):
+    rep = over(name)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(adam()))
+    result = rep.run(
+        step_fn,
+        global_batches(),
+        init_fn=init_fn,
+        steps=steps,
+        checkpoint_dir=directory,
+        checkpoint_every=2,
+        display=False,
+    )
+    state, rows = result.state, global_batches(1)
+    evaluated = rep.evaluate(
+        lambda state, rows: {"loss": errors(state["params"], rows)}, rows, state=state
+    )
+    predicted = rep.predict(
+        lambda state, rows: mlp(state["params"], rows["x"]), rows, state
+    )
+    return {
+        "params": whole_on_host(state["params"]),
+        "evaluated": evaluated["loss"],
+        "predicted": predicted,
+    }
+
+
+def read(rep, mode):
+    """Read two batches of an input function, and return them whole."""
+
+    def input_fn(context):
+        size, first = context.batch_size(24), context.pipeline_index
+        return [{"x": batch["x"][first * size :][:size]} for batch in global_batches(2)]
+
+    options = InputOptions(mode=mode, epochs=1)
+    with rep.batches(input_fn, options) as batches:
+        return np.stack([whole_on_host(placed.value["x"]) for placed in batches])
