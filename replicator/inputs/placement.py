@@ -115,7 +115,12 @@ def placed_shapes(
     depth = int(steps_per_call > 1)
     _check_numbers(batch)
     rows = _batch_examples(batch, depth)
-    check_divides(rows, replicas=len(layout.batch_owners), accumulate=accumulate)
+    check_divides(
+        rows,
+        parts=len(layout.batch_owners),
+        of=name_of_parts(layout),
+        accumulate=accumulate,
+    )
     cut = (accumulate, rows // accumulate) if accumulate > 1 else (rows,)
     axis = batch_axis(accumulate, steps_per_call)
     shardings = layout.batch_shardings(batch, axis=axis)
