@@ -280,8 +280,8 @@ def next_token_nats(
     return -jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0]
 
 
-def nats_to_bits(nats: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    """Convert losses: of characters, the mean is bits per character.
+def nats_to_bits(nats: Float[Array, "*any"] | float) -> Float[Array, "*any"] | float:
+    """Convert losses; where tokens are characters the mean is bits per character.
 
     >>> float(nats_to_bits(jnp.log(8.0)))
     3.0
