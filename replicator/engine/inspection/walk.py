@@ -91,11 +91,10 @@ def _loop_turns(program: HloText, around: Computation, loop: Instruction) -> int
     if start is None or moved is None or moved.opcode != "add":
         return None
     terms = [source_of(body, name) for name in moved.operands]
-    own = [_place(each) for each in terms].count(place)
-    [step] = [_constant(each) for each in terms if _place(each) != place] or [None]
-    if own != 1 or step is None or step < 1:
+    steps = [_constant(each) for each in terms if _place(each) != place]
+    if len(steps) != 1 or steps[0] is None or steps[0] < 1:
         return None
-    return max(-(-(last - start) // step), 0)
+    return max(-(-(last - start) // steps[0]), 0)
 
 
 def _root(computation: Computation) -> Instruction | None:

@@ -160,6 +160,8 @@ def test_a_loop_between_constants_is_counted_where_nothing_is_noted(step, turns)
         ("constant(1)", "parameter(1)"),  # by a step that is
         ("direction=LT", "direction=NE"),
         ("add(%copy.5, %one)", "multiply(%copy.5, %one)"),
+        ("add(%copy.5, %one)", "add(%one, %one)"),
+        ("add(%copy.5, %one)", "add(%copy.5, %copy.5)"),
     ],
 )
 def test_a_loop_that_counts_otherwise_is_of_unknown_length(counting, otherwise):
