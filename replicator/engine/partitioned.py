@@ -6,8 +6,9 @@ variable holds where it is stored, where it is multiplied, and for its gradient;
 strategy costs time and memory, never the answer.
 """
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +17,14 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicator.base.mesh import partition_mesh, replicated
+from replicator.base.mesh import REPLICA_AXIS, partition_mesh, replicated
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Device, PyTree
-from replicator.collectives.context.axes import one_replica_on_many_devices
+from replicator.collectives.context.axes import (
+    one_replica_on_many_devices,
+    refuse_if_partitioned,
+)
 from replicator.engine.layout import STATE, Kind
 from replicator.engine.reemission.emit import Mark, reemit
 from replicator.engine.step.state import RunState
@@ -28,6 +32,8 @@ from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Cut, Placement, Strategy
 from replicator.strategies.variables import Variable, variables_of
+
+_log = logging.getLogger(__name__)
 
 
 class PartitionedLayout:
@@ -98,8 +104,7 @@ class PartitionedLayout:
                 self._lie(kind, value)
                 for kind, value in zip(inputs, values, strict=True)
             ]
-            with one_replica_on_many_devices():
-                traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*given)
+            traced, shapes = _traced(fn, given)
             state = dict(zip(inputs, given, strict=True)).get(STATE)
             placed = self._placements(state)
 
@@ -220,6 +225,18 @@ class _Chosen(NamedTuple):
 
 def _choose(strategy: Strategy, devices: Sequence[Device]) -> _Chosen:
     mesh = partition_mesh(strategy.sizes(len(devices)), devices)
+    left_out = _processes(devices) - _processes(mesh.devices.flat)
+    if left_out:
+        raise ArgumentError(
+            f"`strategy` must leave each process a device, got {strategy.name} on "
+            f"{mesh.devices.size} and none in process {min(left_out)}. Choose sizes "
+            f"whose product is {len(devices)}."
+        )
+    if mesh.devices.size < len(devices):
+        _log.warning(
+            "`strategy` %s uses %d of %d devices; the others stand idle.",
+            *(strategy.name, mesh.devices.size, len(devices)),
+        )
     return _Chosen(strategy, mesh, _owners(mesh, strategy.batch_axes))
 
 
@@ -251,11 +268,41 @@ def _owners(mesh: Mesh, batch_axes: tuple[str, ...]) -> list[int]:
     axes = [mesh.axis_names.index(axis) for axis in batch_axes]
     parts = np.moveaxis(mesh.devices, axes, range(len(axes)))
     parts = parts.reshape(math.prod(parts.shape[: len(axes)]), -1)
-    holders = [{device.process_index for device in part} for part in parts]
+    holders = [_processes(part) for part in parts]
     if all(len(each) == 1 for each in holders):
         return [each.pop() for each in holders]
     # Processes share parts, along `model`: each reads all, and takes what it holds.
     return [jax.process_index()] * len(holders)
+
+
+def _processes(devices: Iterable[Device]) -> set[int]:
+    return {device.process_index for device in devices}
+
+
+def _traced(fn: Callable[..., Any], given: list) -> tuple[core.ClosedJaxpr, PyTree]:
+    """Trace what the one replica does, and the shapes of what it returns."""
+    with one_replica_on_many_devices():
+        try:
+            return jax.make_jaxpr(fn, return_shape=True)(*given)
+        except NameError as failure:
+            if f"axis name: {REPLICA_AXIS}" not in str(failure):
+                raise
+        # It calls `lax.pmean("replica")` itself: there are no others to speak to. No
+        # value is mapped along this axis of length 1: nothing of it stays in the trace.
+        alone = jax.vmap(
+            fn, in_axes=None, out_axes=None, axis_name=REPLICA_AXIS, axis_size=1
+        )
+        try:
+            return jax.make_jaxpr(alone, return_shape=True)(*given)
+        except ValueError as failure:
+            if "out_axes is None" not in str(failure):
+                raise
+            refuse_if_partitioned(
+                "`lax.axis_index`, `psum_scatter` and `all_to_all` over `replica`",
+                "Use `replicator.reduce_scatter` and `replicator.all_to_all`, or "
+                "`strategies.data_parallel()`.",
+            )
+            raise
 
 
 def _user(state: PyTree) -> PyTree:

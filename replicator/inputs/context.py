@@ -91,7 +91,7 @@ def name_of_parts(layout: BatchLayout) -> str:
     parts = len(layout.batch_owners)
     if parts == layout.num_replicas:
         return "replicas"
-    return "devices" if parts == layout.mesh.size else "groups of devices"
+    return "devices" if parts == layout.mesh.devices.size else "groups of devices"
 
 
 def parts_to_read(layout: BatchLayout, *, whole: bool) -> int:

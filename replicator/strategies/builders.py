@@ -8,7 +8,7 @@ some devices and pieces over others: Zhao et al. 2023, "PyTorch FSDP", §3.2.
 from collections.abc import Callable, Mapping, Sequence
 
 from replicator.base.types import Device
-from replicator.errors import check_kind
+from replicator.errors import ArgumentError
 from replicator.strategies.strategy import (
     WHOLE_BELOW_BYTES,
     Partition,
@@ -98,10 +98,18 @@ def tensor_parallel(
       model: Devices that share a copy; all by default.
       replicas: Copies, each of which gets its part of a batch.
 
+    Raises:
+      ArgumentError: `rules` map no patterns to partitions.
+
     >>> cut = {"params/up/*": (None, "model"), "params/down/*": ("model",)}
     >>> tensor_parallel(cut, model=4, replicas=2).sizes(8)
     {'replica': 2, 'shard': 1, 'model': 4}
     """
+    if not isinstance(rules, Mapping):
+        raise ArgumentError(
+            f"`rules` must map patterns to partitions, got {rules!r}. Write "
+            '`{"params/up/*": (None, "model")}`.'
+        )
     return Strategy(
         name="tensor_parallel",
         replica=replicas,
@@ -138,8 +146,11 @@ def Rules(
     >>> kept.rules[0].stored                             # whole
     ()
     """
-    for rule in rules:
-        check_kind("rules", rule, Rule)
+    if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
+        raise ArgumentError(
+            f"`rules` must be a list of rules, got {rules!r}. Write "
+            '`Rules([Rule(pattern="*", stored="shard")], shard=None)`.'
+        )
     return Strategy(
         name="rules",
         replica=replica,

@@ -8,11 +8,18 @@ that divides over `shard`, the first of equals: its pieces are contiguous.
 import difflib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from replicator.errors import ArgumentError, check_count, check_word
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_text,
+    check_whole,
+    check_word,
+)
 from replicator.strategies.variables import Variable
 
 Partition = str | tuple[str | None, ...]
@@ -45,13 +52,10 @@ class Rule:
     uneven: Literal["whole", "refuse"] = "whole"
 
     def __post_init__(self) -> None:
+        check_text("pattern", self.pattern)
         check_word("uneven", self.uneven, ("whole", "refuse"))
         for name in ("stored", "computed", "gradient", "optimizer"):
-            partition = getattr(self, name)
-            if isinstance(partition, list):
-                object.__setattr__(self, name, tuple(partition))
-            for axis in _axes(getattr(self, name)):
-                check_word(name, axis, AXES)
+            object.__setattr__(self, name, _checked(name, getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +106,9 @@ class Strategy:
     variables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_text("name", self.name)
         check_word("kind", self.kind, ("replicates", "partitions"))
+        check_whole("whole_below_bytes", self.whole_below_bytes)
         for axis in AXES:
             if getattr(self, axis) is not None:
                 check_count(axis, getattr(self, axis))
@@ -253,6 +259,30 @@ def parameters_of(variables: tuple[Variable, ...]) -> tuple[str, ...]:
     )
 
 
+def _checked(name: str, partition: Any) -> Partition | None:
+    """Return a partition with its dimensions in a tuple, whatever list it came in.
+
+    Raises:
+      ArgumentError: It is none, or names what is no axis, or one axis twice.
+    """
+    if partition is not None and not isinstance(partition, str):
+        if not isinstance(partition, Iterable):
+            raise ArgumentError(
+                f"`{name}` must be a partition, got {partition!r}. Write for example "
+                '`(None, "model")`.'
+            )
+        partition = tuple(partition)
+    axes = _axes(partition)
+    for axis in axes:
+        check_word(name, axis, AXES)
+        if axes.count(axis) > 1:
+            raise ArgumentError(
+                f"`{name}` must name each mesh axis once, got {partition!r}. Cut one "
+                "dimension by it."
+            )
+    return partition
+
+
 def _axes(partition: Partition | None) -> list[str]:
     if isinstance(partition, str):
         return [partition]
@@ -260,6 +290,11 @@ def _axes(partition: Partition | None) -> list[str]:
 
 
 def _uneven(variable: Variable, partition: Partition, sizes: dict) -> ArgumentError:
+    if not isinstance(partition, str) and len(partition) > len(variable.shape):
+        return ArgumentError(
+            f"`{variable.path}` must have as many dimensions as its partition, got the "
+            f"shape {list(variable.shape)} for {partition!r}. Change its rule."
+        )
     cut = {axis: sizes[axis] for axis in _axes(partition)}
     return ArgumentError(
         f"`{variable.path}` must divide over {cut}, got the shape "

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_text
 from replicator.strategies.strategy import Rule, Strategy
+
+T = TypeVar("T")
 
 
 def to_json(strategy: Strategy) -> str:
@@ -34,6 +36,7 @@ def from_yaml(text: str) -> Strategy:
     >>> from_yaml(text).shard
     8
     """
+    check_text("text", text)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         plain = yaml.safe_load(text)
@@ -43,16 +46,18 @@ def from_yaml(text: str) -> Strategy:
         ) from failure
     _check_keys(root, Strategy)
     assert isinstance(plain, dict), "the check of its keys would have raised"
-    for key, node in _items(root):
-        if key == "rules" and isinstance(node, yaml.SequenceNode):
-            for each in node.value:
-                _check_keys(each, Rule)
-    rules = [
-        Rule(**{name: _tuples(value) for name, value in rule.items()})
-        for rule in plain.pop("rules", ())
-    ]
-    of = {name: _tuples(value) for name, value in plain.items()}
-    return Strategy(**of, rules=tuple(rules))
+    rules = plain.pop("rules", None) or []
+    nodes = {key.value: node for key, node in root.value}
+    if rules and not isinstance(rules, list):
+        raise ArgumentError(
+            "`text` must hold a list of rules, got something else in line "
+            f"{_line(nodes['rules'])}. Write `- pattern: ...` below `rules:`."
+        )
+    made = []
+    for rule, node in zip(rules, nodes["rules"].value if rules else [], strict=True):
+        _check_keys(node, Rule)
+        made.append(_made(Rule, rule, node))
+    return _made(Strategy, plain | {"rules": made}, root)
 
 
 def from_json(text: str) -> Strategy:
@@ -60,30 +65,47 @@ def from_json(text: str) -> Strategy:
     return from_yaml(text)
 
 
-def _items(node: yaml.MappingNode) -> list[tuple[str, Any]]:
-    return [(key.value, value) for key, value in node.value]
+def _made(kind: type[T], plain: dict[str, Any], node: yaml.Node) -> T:
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in plain.items()
+    }
+    try:
+        return kind(**fields)
+    except ArgumentError as failure:
+        failure.add_note(f"That is in the {_name(kind)} of line {_line(node)}.")
+        raise
+
+
+def _name(kind: type) -> str:
+    return kind.__name__.lower()
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
 
 
 def _check_keys(node: Any, kind: type) -> None:
     known = [each.name for each in fields(kind)]
     if not isinstance(node, yaml.MappingNode):
-        line = node.start_mark.line + 1 if node is not None else 1
         raise ArgumentError(
-            f"`text` must hold the fields of a {kind.__name__.lower()}, got something "
-            f"else in line {line}. Write `{known[0]}: ...`."
+            f"`text` must hold the fields of a {_name(kind)}, got something else in "
+            f"line {1 if node is None else _line(node)}. Write `{known[0]}: ...`."
         )
+    given = [key.value for key, _ in node.value]
     for key, _ in node.value:
         if key.value not in known:
             raise ArgumentError(
                 f"`text` must hold known keys only, got {key.value!r} in line "
-                f"{key.start_mark.line + 1}. Use one of {', '.join(known)}."
+                f"{_line(key)}. Use one of {', '.join(known)}."
             )
-    if known[0] not in [key.value for key, _ in node.value]:
+        if given.count(key.value) > 1:
+            raise ArgumentError(
+                f"`text` must hold each key once, got {key.value!r} again, first in "
+                f"line {_line(key)}. Leave one out."
+            )
+    if known[0] not in given:
         raise ArgumentError(
-            f"`text` must hold the key {known[0]!r}, got a {kind.__name__.lower()} "
-            f"without it in line {node.start_mark.line + 1}. Add `{known[0]}: ...`."
+            f"`text` must hold the key {known[0]!r}, got a {_name(kind)} without it in "
+            f"line {_line(node)}. Add `{known[0]}: ...`."
         )
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

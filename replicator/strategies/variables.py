@@ -11,6 +11,7 @@ import numpy as np
 
 from replicator.base.trees import leaf_path
 from replicator.base.types import InitFn, PyTree
+from replicator.errors import check_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +83,12 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
 
 
 def variables_made_by(init_fn: InitFn) -> tuple[Variable, ...]:
-    """List the variables of the state that `init_fn(key)` returns; nothing runs."""
+    """List the variables of the state that `init_fn(key)` returns; nothing runs.
+
+    Raises:
+      ArgumentError: `init_fn` is no function of a key.
+    """
+    check_function("init_fn", init_fn, "key")
     return variables_of(jax.eval_shape(init_fn, jax.random.key(0)))
 
 

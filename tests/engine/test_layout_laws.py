@@ -15,6 +15,7 @@ from replicator import (
     Concat,
     PerReplica,
     all_reduce,
+    num_replicas,
     replica_id,
     replica_key,
     strategies,
@@ -88,6 +89,11 @@ PARTITIONED = {
         lambda state, batch: (state, {"n": drawn(replica_key(jax.random.key(0)))}),
         ArgumentError,
         "`replica_key` must be left to strategies that replicate",
+    ),
+    "JAX's number of a replica": Refusal(
+        lambda state, batch: (state, {"id": jax.lax.axis_index("replica")}),
+        ArgumentError,
+        "`lax.axis_index`, .* must be left to strategies that replicate",
     ),
     "groups of replicas": Refusal(
         lambda state, batch: (state, {"n": all_reduce(batch["x"].sum(), groups=[[0]])}),
@@ -235,6 +241,18 @@ def test_a_step_gives_the_answer_of_one_device(layout, accumulate):
     np.testing.assert_allclose(metrics["loss"], told["loss"], rtol=1e-5)
     for name, leaf in expected["params"].items():
         np.testing.assert_allclose(state["params"][name], leaf, atol=1e-5)
+
+
+def test_collectives_of_jax_itself_speak_to_all_replicas(layout):
+    def mean(rows):
+        many = jax.lax.psum(jnp.ones(()), "replica")
+        return jax.lax.pmean(rows["x"].mean(0), "replica"), many, num_replicas()
+
+    program = layout.spread(mean, inputs=(examples(),), outputs=EQUAL)
+    found, many, told = jax.jit(program)(place(batch, layout))
+
+    np.testing.assert_allclose(found, batch["x"].mean(0), rtol=1e-5)
+    assert many == told == layout.num_replicas
 
 
 def test_a_step_leaves_the_state_where_it_was(layout):

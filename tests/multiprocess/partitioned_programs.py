@@ -6,6 +6,7 @@ import numpy as np
 
 from replicator import InputOptions, Replicator, strategies
 from replicator.base.to_host import whole_on_host
+from replicator.errors import ArgumentError
 from tests.multiprocess.programs import global_batches
 from tests.steps import adam, errors, mlp, trainer
 
@@ -28,12 +29,21 @@ def over(name):
 
 def laws(directory):
     """Train under every builder, save, evaluate, predict, and read."""
-    found = {name: trained(name, Path(directory) / name, steps=4) for name in NAMES}
-    for name, value in found.items():
-        value["read"] = {
+    found = {"refused": refused()}
+    for name in NAMES:
+        found[name] = trained(name, Path(directory) / name, steps=4)
+        found[name]["read"] = {
             mode: read(over(name), mode) for mode in ("single", "per_host")
         }
     return found
+
+
+def refused():
+    """Return what is said to a strategy for the devices of one process."""
+    try:
+        Replicator(strategy=strategies.fsdp(shards=4), compilation_cache=False)
+    except ArgumentError as failure:
+        return str(failure)
 
 
 def gone_on(directory):

@@ -74,6 +74,13 @@ def test_every_process_gets_evaluations_and_predictions(laws, layout, name):
         )
 
 
+def test_a_strategy_that_leaves_a_process_without_a_device_is_refused_in_all(laws):
+    message = "must leave each process a device, got fsdp on 4 and none in process 1."
+    assert laws[1, 8][0]["refused"] is None
+    for process in laws[2, 4]:
+        assert message in process["refused"]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", programs.NAMES)
 def test_what_was_saved_goes_on_in_other_processes_under_another_strategy(

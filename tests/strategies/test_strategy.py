@@ -153,6 +153,12 @@ BAD = {
     "shard: 8\n": "must hold the key 'name'",
     "- 1\n": "something else in line 1",
     "name: [\n": "must be YAML",
+    "name: a\nshard: 8\nshard: 4\n": "'shard' again, first in line 2",
+    "name: a\nrules: shard\n": "a list of rules, got something else in line 2",
+    "name: 3\n": "`name` must be a string",
+    "name: a\nwhole_below_bytes: 16k\n": "`whole_below_bytes` must be a whole number",
+    "name: a\nrules: [{pattern: '*', stored: 3}]\n": "`stored` must be a partition",
+    "name: a\nrules: [{pattern: 3}]\n": "`pattern` must be a string",
     "name: a\nrules: [{pattern: '*', stored: sharp}]\n": "`stored` must be one of",
 }
 
@@ -161,6 +167,45 @@ BAD = {
 def test_bad_text_is_refused_with_its_line(text):
     with pytest.raises(ArgumentError, match=BAD[text]):
         strategies.from_yaml(text)
+
+
+def test_a_field_that_breaks_its_rule_is_told_with_its_line():
+    text = "name: a\nrules:\n- pattern: x\n- pattern: y\n  stored: sharp\n"
+    with pytest.raises(ArgumentError) as found:
+        strategies.from_yaml(text)
+    assert found.value.__notes__ == ["That is in the rule of line 4."]
+
+
+RULES = {
+    "a word": (lambda: Rules("shard"), "`rules` must be a list of rules, got 'shard'"),
+    "an axis twice": (
+        lambda: Rule(pattern="*", stored=("model", "model")),
+        "`stored` must name each mesh axis once",
+    ),
+    "a list of patterns": (
+        lambda: strategies.tensor_parallel(["*/kernel"]),
+        "`rules` must map patterns to partitions",
+    ),
+    "too many dimensions": (
+        lambda: stored(
+            strategies.tensor_parallel({"*/bias": (None, "model")}),
+            "params/dense/bias",
+        ),
+        "`params/dense/bias` must have as many dimensions as its partition",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", RULES)
+def test_rules_that_are_none_are_refused(which):
+    make, message = RULES[which]
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_a_partition_may_be_a_spec_of_jax():
+    spec = jax.sharding.PartitionSpec(None, "model")
+    assert Rule(pattern="*", stored=spec).stored == (None, "model")
 
 
 def test_more_shards_than_devices_are_refused():

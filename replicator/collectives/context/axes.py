@@ -112,6 +112,8 @@ def resolve_axis(axis_name: str, groups: Sequence[Sequence[int]] | None = None) 
     """
     try:
         axis = Axis(name=axis_name, size=lax.axis_size(axis_name))
+        if _partitioned.value and axis_name == REPLICA_AXIS:
+            axis = Axis(name=None, size=1)  # bound for JAX's own collectives alone
     except NameError:  # JAX offers no other way to ask whether an axis is bound
         _check_not_dead(axis_name)
         axis = Axis(name=None, size=1)

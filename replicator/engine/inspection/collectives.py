@@ -1,6 +1,5 @@
 """Count the collectives of a compiled program, and what each puts on the wire."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,8 +10,8 @@ from replicator.engine.inspection.hlo_text import (
     Computation,
     HloText,
     Instruction,
+    array_bytes,
     arrays,
-    element_bits,
     parse,
     source_of,
 )
@@ -108,7 +107,11 @@ def collectives_of(
     """
     program = parse(text)
     counts: Counter[Collective] = Counter()
+    chained = set()
     for instruction, inside, turns, is_counted in _walk(program, program.entry):
+        if (chain := _chain(instruction)) and (chain, turns) in chained:
+            continue
+        chained.add((chain, turns))
         one = _collective(program, instruction, inside, sizes, variables)
         if one.devices > 1:
             counts[replace(one, is_counted=is_counted)] += turns
@@ -127,15 +130,25 @@ def _walk(
         if _kind(each) in KINDS:
             yield each, name, turns, is_counted
         elif not each.opcode.endswith(("-done", "-update")):
-            found = _called(each.attributes)
             times = loop_turns(program, name, each) if each.opcode == "while" else 1
-            for called in found:
+            for called in _called(each.attributes):
                 yield from _walk(
                     program,
                     called,
-                    turns * (times or 1),
+                    turns * (1 if times is None else times),
                     is_counted=is_counted and times is not None,
                 )
+
+
+def _chain(instruction: Instruction) -> str:
+    """Return the channel of a collective that a chain of fusions does bit by bit.
+
+    The TPU compiler hides one behind arithmetic so: each fusion of a chain holds it.
+    """
+    if "chain_id=" not in instruction.attributes:
+        return ""
+    found = re.search(r"\bchannel_id=(\d+)", instruction.attributes)
+    return found[1] if found else ""
 
 
 def _kind(instruction: Instruction) -> str:
@@ -170,7 +183,7 @@ def _collective(
     return Collective(
         kind=kind,
         count=1,
-        wire_bytes=ring_bytes(kind, sum(map(_array_bytes, handed)), devices),
+        wire_bytes=ring_bytes(kind, sum(map(array_bytes, handed)), devices),
         axes=mesh_axes(groups, sizes),
         devices=devices,
         arrays=tuple(
@@ -213,8 +226,3 @@ def _put_together(
         (dtype, (*shape[:cut], shape[cut] * devices, *shape[cut + 1 :]))
         for dtype, shape in handed
     ]
-
-
-def _array_bytes(array: tuple[str, tuple[int, ...]]) -> int:
-    dtype, shape = array
-    return -(-math.prod(shape) * element_bits(dtype) // 8)

@@ -1,7 +1,7 @@
 """Tell how often a loop of a compiled program turns, where the program says so.
 
 Compilers for CPU and GPU note it. That for TPU does not, so there it is read from the
-loop itself, if it counts as `lax.scan` does: from one constant to another, by one.
+loop itself, if it counts as `lax.scan` does: from a constant to a constant.
 """
 
 import re
@@ -41,9 +41,11 @@ def loop_turns(program: HloText, inside: str, loop: Instruction) -> int | None:
     if start is None or moved is None or moved.opcode != "add":
         return None
     terms = [source_of(body, name) for name in moved.operands]
-    by_one = [_constant(each) for each in terms].count(1) == 1
-    own = [_place(each) for each in terms].count(place) == 1
-    return max(last - start, 0) if by_one and own else None
+    own = [_place(each) for each in terms].count(place)
+    [step] = [_constant(each) for each in terms if _place(each) != place] or [None]
+    if own != 1 or step is None or step < 1:
+        return None
+    return max(-(-(last - start) // step), 0)
 
 
 def _root(computation: Computation) -> Instruction | None:
