@@ -68,7 +68,7 @@ class Config:
 
     strategy: StrategyName = "data_parallel"
     fake_devices: int = 2
-    minutes: float = 9.0
+    minutes: float = 8.0
     steps: int = 2000
     global_batch: int = 8
     accumulate: int = 1
@@ -142,7 +142,7 @@ def train(
     """Train, print samples, and test on what was held out."""
     if config.minutes <= 0:
         raise ArgumentError(
-            f"`minutes` must be above 0, got {config.minutes}. Leave it out for 9."
+            f"`minutes` must be above 0, got {config.minutes}. Leave it out for 8."
         )
     learned, held_out = text
     init_fn, step_fn = make_training(rep, config)
