@@ -68,7 +68,7 @@ class Config:
 
     strategy: StrategyName = "data_parallel"
     fake_devices: int = 2
-    minutes: float = 9.0
+    minutes: float = 8.0
     steps: int = 2000
     global_batch: int = 8
     accumulate: int = 1
@@ -142,7 +142,7 @@ def train(
     """Train, print samples, and test on what was held out."""
     if config.minutes <= 0:
         raise ArgumentError(
-            f"`minutes` must be above 0, got {config.minutes}. Leave it out for 9."
+            f"`minutes` must be above 0, got {config.minutes}. Leave it out for 8."
         )
     learned, held_out = text
     init_fn, step_fn = make_training(rep, config)
@@ -153,8 +153,7 @@ def train(
         model = jax.device_get(event.state["model"])
         key = jax.random.key(config.seed)
         drawn = sample(model, window, key, length=_SAMPLE_LENGTH)
-        told = bytes(np.uint8(drawn)).decode(errors="replace")
-        print(f"--- step {event.step}\n{told}", flush=True)
+        print(f"--- step {event.step}\n{_printable(drawn)}", flush=True)
 
     with rep.session(
         step_fn,
@@ -220,6 +219,14 @@ def sample(
         return jnp.concatenate([window[1:], token[None]]), token
 
     return jax.lax.scan(draw, window, jax.random.split(key, length))[1]
+
+
+def _printable(tokens: Int[Array, "length"]) -> str:
+    text = bytes(np.uint8(tokens)).decode(errors="replace")
+    # At first it may hold what a terminal would obey.
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text
+    )
 
 
 def _mean_nats(model: Transformer, batch: dict) -> jax.Array:

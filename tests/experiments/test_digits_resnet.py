@@ -28,7 +28,17 @@ def run_demo(tmp_path, *flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "replicas"), [("data_parallel", 8), ("fsdp", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    [
+        ("data_parallel", 8),
+        ("fsdp", 1),
+        *(
+            pytest.param(name, 1, marks=pytest.mark.nightly)
+            for name in ("zero1", "zero2", "hybrid", "tensor_parallel")
+        ),
+    ],
+)
 def test_eight_devices_read_97_percent_of_unseen_digits(strategy, replicas, tmp_path):
     done = run_demo(tmp_path, f"--strategy={strategy}", "--profile_from=20")
     assert done.returncode == 0, done.stderr
