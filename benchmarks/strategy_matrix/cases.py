@@ -253,6 +253,12 @@ CASES = (
         tensor=_STACK,
     ),
     Case(
+        name="scatter",
+        **_trained(models.scatter, **_MLP),
+        batch=_VECTORS,
+        tensor=_PAIR,
+    ),
+    Case(
         name="mixed",
         **_trained(models.mixed, **_MIXED),
         batch=_VECTORS,

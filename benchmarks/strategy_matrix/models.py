@@ -141,6 +141,13 @@ def custom_vjp(params: Params, batch: PyTree) -> Array:
     return jnp.square(x @ params["last"] - batch["y"]).mean() + 0.1 * told.mean()
 
 
+def scatter(params: Params, batch: PyTree) -> Array:
+    """Return the loss of layers whose weights are written into."""
+    capped = params["up"].at[:, 0].min(0.7 * params["down"][0, 0])
+    up = capped.at[0].set(params["bias"][0])
+    return mlp({**params, "up": up}, batch)
+
+
 def mixed(params: Params, batch: PyTree) -> Array:
     """Return a loss computed in bfloat16, of weights that are kept in two dtypes."""
     half = jnp.bfloat16

@@ -40,6 +40,8 @@ _CALLS = frozenset(
     }
 )
 _REMAT = frozenset({"checkpoint", "remat", "remat2"})
+# On a mesh of three axes XLA's partitioner makes wrong values of these (jaxlib 0.10.2).
+_WRONG_IN_PIECES = frozenset({"scatter-mul", "scatter-min", "scatter-max"})
 _BARRIER = "optimization_barrier"
 
 
@@ -151,17 +153,21 @@ class _Emitter:
         self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
     ) -> tuple[list, Marks]:
         """Bind an equation with its operands whole, and what is wanted in pieces."""
-        if any(marks) and sub_jaxprs(eqn):
+        if any(marks) and _holds_program(eqn):
             _log.warning(
                 "`%s` at %s gets variables whole that are stored in pieces: what it "
                 "does inside is not known.",
                 *(eqn.primitive.name, user_line(eqn)),
             )
+        if eqn.primitive.name in _WRONG_IN_PIECES:
+            marks = [mark and _target_mark(mark.stored) for mark in marks]
         whole = [
             value if mark is None else self.constrain(value, mark.computed)
             for value, mark in zip(values, marks, strict=True)
         ]
         outs = _bind(eqn, whole)
+        if eqn.primitive.name in _WRONG_IN_PIECES:
+            outs = [self.constrain(out, (None,) * out.ndim) for out in outs]
         after = [_target_mark(cut) for cut in cuts]
         return [
             out if cut is None else self.constrain(out, cut)
@@ -297,6 +303,12 @@ def _held(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
     return (
         held[0] if fits and not held[0].jaxpr.constvars[len(held[0].consts) :] else None
     )
+
+
+def _holds_program(eqn: core.JaxprEqn) -> bool:
+    """Tell whether it runs one on arrays; how a scatter joins two numbers is none."""
+    held = [var for inner in sub_jaxprs(eqn) for var in inner.invars]
+    return any(getattr(var.aval, "shape", ()) for var in held)
 
 
 def _is_mutable(atom: Any) -> bool:
