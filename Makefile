@@ -12,8 +12,11 @@ RUN_TESTS = $(BIN)/python -m pytest
 .PHONY: demo test test-slow nightly soak test-newest lint bench lock clean
 .DEFAULT_GOAL := test
 
+# `make demo STRATEGY=fsdp` cuts the state over devices; the names are those of `strategies`.
+STRATEGY ?= data_parallel
 demo: $(VENV)/.ready
-	REPLICATOR_FAKE_DEVICES=$${REPLICATOR_FAKE_DEVICES-8} $(BIN)/python -m experiments.digits_resnet
+	REPLICATOR_FAKE_DEVICES=$${REPLICATOR_FAKE_DEVICES-8} \
+	  $(BIN)/python -m experiments.digits_resnet --strategy=$(STRATEGY)
 
 # Two workers: a test traces and compiles on one core. Files stay whole, as what one
 # compiles its tests share.

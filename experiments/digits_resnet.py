@@ -1,13 +1,14 @@
 """Train a ResNet on 1,437 real handwritten digits; say how well it reads 360 others.
 
-`make demo` runs this on eight fake CPU devices. The claim: what one replica does,
-written as for one device, trains on eight, batch norm included, and real digits are
-read.
+`make demo` runs this on eight fake CPU devices, `make demo STRATEGY=fsdp` with its
+state cut over them. The claim: what one replica does, written as for one device, trains
+on eight, batch norm included, and real digits are read.
 """
 
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,10 @@ from rich.table import Table
 
 import replicator
 from experiments import config_flags, digits
-from models.resnet import ResNet
+from experiments.strategy_flag import StrategyName, named_strategy
+from models.resnet import TENSOR_PARALLEL, ResNet
 from replicator.hooks import StateCallback, StateEvent, every
-from replicator.nnx import params_of, value_and_grad, with_params
+from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Config:
     """What the experiment is made of; each field is a flag.
 
     Attributes:
+      strategy: How the step and its state are spread over devices.
+      stats: Of batch norm: over all replicas, or those of each replica.
       steps: Updates.
       global_batch: Examples per update, over all replicas.
       accumulate: Microbatches per update.
@@ -40,6 +44,8 @@ class Config:
       profile_from: The first of ten steps to trace; 0 traces none.
     """
 
+    strategy: StrategyName = "data_parallel"
+    stats: Literal["all", "replica"] = "all"
     steps: int = 600
     global_batch: int = 64
     accumulate: int = 1
@@ -86,6 +92,7 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
             width=config.width,
             in_channels=1,
             stem="small",
+            norm=functools.partial(BatchNorm, stats=config.stats),
             rngs=nnx.Rngs(key),
         )
         return {"model": model, "opt": optimizer.init(params_of(model))}
@@ -171,6 +178,7 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
     table.add_row("test accuracy", f"{outcome.accuracy:.2%} of 360 digits")
     table.add_row("throughput", f"{outcome.examples_per_s:,.0f} examples/s")
     table.add_row("replicas", f"{rep.num_replicas} ({jax.devices()[0].platform})")
+    table.add_row("strategy", f"{config.strategy}, {jax.device_count()} devices")
     table.add_row("training", f"{config.steps} steps in {outcome.seconds:.0f} s")
     table.add_row("learning curve", str(directory / "learning_curve.png"))
     table.add_row("metrics", str(directory / "metrics.jsonl"))
@@ -181,7 +189,13 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
     config = config_flags.read(Config)
-    rep = replicator.Replicator()
+    strategy = named_strategy(
+        config.strategy,
+        jax.device_count(),
+        tensor_parallel=TENSOR_PARALLEL,
+        pieces=config.width,
+    )
+    rep = replicator.Replicator(strategy=strategy)
     outcome = train(rep, config)
     _draw(outcome.curve, Path(config.directory) / "learning_curve.png")
     Console().print(_report(rep, config, outcome))

@@ -32,6 +32,7 @@ Core: TypeAlias = Any
 _SHALLOW = ((16, 8, 4), (32, 4, 2))  # channels, kernel, stride
 _DEEP = (16, 32, 32)  # channels of each section
 _RESIDUAL_BLOCKS = 2
+_CONTRAST = 64.0  # of pixels from 0 to 255
 
 
 class Heads(NamedTuple):
@@ -230,7 +231,10 @@ class ActorCritic:
             return observation.astype(jnp.float32)
         if self.channels_first:
             observation = observation.transpose(0, 2, 3, 1)
-        return observation.astype(jnp.float32) / 255.0
+        # Without its mean brightness: what moves in a game is a few small pixels, and
+        # values are learnt sooner where the background does not outweigh them.
+        image = observation.astype(jnp.float32)
+        return (image - image.mean((1, 2), keepdims=True)) / _CONTRAST
 
     def _heads(self, params: Params, features: Array) -> Heads:
         logits = _dense(params["policy"], features)

@@ -27,6 +27,9 @@ Weight: TypeAlias = Shaped[Array, "batch"] | None
 MakeNorm: TypeAlias = Callable[..., BatchNorm]
 """`BatchNorm`, or a partial of it: `functools.partial(BatchNorm, stats="replica")`."""
 
+TENSOR_PARALLEL = {"*/conv/kernel": (None, None, None, "model")}
+"""Rules for `strategies.tensor_parallel`: the outputs of convolutions are cut."""
+
 _STAGES = {
     18: (2, 2, 2, 2),
     34: (3, 4, 6, 3),

@@ -97,12 +97,7 @@ class Transformer(nnx.Module):
                 f"Use {multiple * math.ceil(width / multiple)}."
             )
         make_table = functools.partial(
-            nnx.Embed,
-            vocabulary,
-            width,
-            dtype=compute_dtype,
-            embedding_init=_TABLE,
-            rngs=rngs,
+            _table, vocabulary, width, compute_dtype=compute_dtype, rngs=rngs
         )
         make_block = functools.partial(
             Block,
@@ -219,16 +214,40 @@ class Block(nnx.Module):
         query, key, value = (qkv[:, :, number] for number in range(3))
         if self.rotary:
             query, key = rotate(query), rotate(key)
-        with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
-            seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen)
+        x = x + self.out(attend(query, key, value))
         hidden = jax.nn.gelu(self.up(_normed(self.mlp_norm, x)))
         return x + self.down(hidden)
+
+
+def _table(
+    size: int, width: int, *, compute_dtype: DTypeLike | None, rngs: nnx.Rngs
+) -> nnx.Embed:
+    table = nnx.Embed(size, width, embedding_init=_TABLE, rngs=rngs)
+    # flax would take None for the dtype that parameters are made in, and keep to that.
+    table.dtype = compute_dtype  # pyright: ignore[reportAttributeAccessIssue]
+    return table
 
 
 def _normed(norm: nnx.RMSNorm, x: Array) -> Array:
     # In single precision at least: what flax does by itself, strict promotion refuses.
     return norm(x.astype(wider_dtype(x.dtype, jnp.float32))).astype(x.dtype)
+
+
+def attend(
+    query: Float[Array, "batch time heads size"],
+    key: Float[Array, "batch time heads size"],
+    value: Float[Array, "batch time heads size"],
+) -> Float[Array, "batch time heads size"]:
+    """Return for each token the values of those up to it, weighted by their keys."""
+    if query.dtype != jnp.float64:
+        with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
+            return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    # There jax (0.12) would still take the softmax in single precision, and answers in
+    # double would differ between numbers of devices as those in single do.
+    products = jnp.einsum("bthd,bshd->bhts", query, key) / math.sqrt(query.shape[-1])
+    is_seen = jnp.tril(jnp.ones(products.shape[-2:], bool))[None, None]
+    weights = jax.nn.softmax(products, where=is_seen)
+    return jnp.einsum("bhts,bshd->bthd", weights, value)
 
 
 def rotate(
@@ -280,8 +299,8 @@ def next_token_nats(
     return -jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0]
 
 
-def nats_to_bits(nats: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    """Convert losses: of characters, the mean is bits per character.
+def nats_to_bits(nats: Float[Array, "*any"] | float) -> Float[Array, "*any"] | float:
+    """Convert losses; where tokens are characters the mean is bits per character.
 
     >>> float(nats_to_bits(jnp.log(8.0)))
     3.0

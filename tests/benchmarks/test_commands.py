@@ -27,6 +27,7 @@ TINY = {
     "proof": ["--norun"],
     "truth": ["--only=lagrangian", "--only=cg-local"],
     "strategy_matrix": ["--only=gan", "--only=rules"],
+    "partition_overhead": ["--rounds=2", "--steps=1", "--width=64", "--context=8"],
     "house": [],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc_attack": [
@@ -42,6 +43,7 @@ TINY = {
     "orphans": ["--rounds=2"],
     "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
     "learner_faults": ["--rounds=5"],
+    "strategy_memory": ["--width=64", "--notpu"],
     "actor_learner": [
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
@@ -67,6 +69,7 @@ EXACT = {
     "proof": {"wrong_accepted": 0, "right_refused": 1, "broken": 0},
     "truth": {"failed": 0, "total": 2},
     "strategy_matrix": {"failed": 0, "total": 1},
+    "partition_overhead": {"same_program": 1, "devices": 8},
     "house": {"root_modules": 6, "largest_folder": 14, "circles": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc_attack": {"failures": 0, "total": 11},
@@ -78,6 +81,7 @@ EXACT = {
     "orphans": {"left": 0, "rounds": 4},
     "variable_service": {},
     "learner_faults": {"failures": 0, "rounds": 5},
+    "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "actor_learner": {"rllib_speedup": None},
 }
 NIGHTLY = {

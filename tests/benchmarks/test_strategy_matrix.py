@@ -22,7 +22,12 @@ def under(case, builder, optimizer="adamw"):
 
 
 @pytest.mark.parametrize(
-    ("case", "builder"), [("while", "fsdp"), ("cond", "rules"), ("custom-vjp", "zero2")]
+    ("case", "builder"),
+    [
+        ("while", "fsdp"),
+        ("custom-vjp", "zero2"),
+        pytest.param("cond", "rules", marks=pytest.mark.slow),
+    ],
 )
 def test_a_strategy_gives_the_update_of_one_device(case, builder):
     assert problem(under(case, builder), Oracles()) is None

@@ -11,15 +11,11 @@ ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n"
 
 
-@pytest.mark.slow
-def test_eight_replicas_read_97_percent_of_unseen_digits(tmp_path):
-    done = subprocess.run(
+def run_demo(tmp_path, *flags):
+    return subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "experiments.digits_resnet",
-            f"--directory={tmp_path}",
-            "--profile_from=20",
+            *(sys.executable, "-m", "experiments.digits_resnet"),
+            *(f"--directory={tmp_path}", *flags),
         ],
         cwd=ROOT,
         # As the Makefile does; a width at which no path is cut.
@@ -29,11 +25,35 @@ def test_eight_replicas_read_97_percent_of_unseen_digits(tmp_path):
         timeout=400,
         check=False,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    [
+        ("data_parallel", 8),
+        ("fsdp", 1),
+        *(
+            pytest.param(name, 1, marks=pytest.mark.nightly)
+            for name in ("zero1", "zero2", "hybrid", "tensor_parallel")
+        ),
+    ],
+)
+def test_eight_devices_read_97_percent_of_unseen_digits(strategy, replicas, tmp_path):
+    done = run_demo(tmp_path, f"--strategy={strategy}", "--profile_from=20")
     assert done.returncode == 0, done.stderr
     lines = [line.split("\u2502") for line in done.stdout.splitlines()]
     table = {cells[1].strip(): cells[2].strip() for cells in lines if len(cells) == 4}
     assert float(table["test accuracy"].partition("%")[0]) >= 97.0
-    assert table["replicas"] == "8 (cpu)"
+    assert table["replicas"] == f"{replicas} (cpu)"
+    assert table["strategy"] == f"{strategy}, 8 devices"
     assert Path(table["learning curve"]).read_bytes().startswith(PNG)
     assert Path(table["metrics"]).exists()
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.slow
+def test_statistics_of_a_replica_are_refused_where_there_is_one_replica(tmp_path):
+    done = run_demo(tmp_path, "--strategy=fsdp", "--stats=replica")
+    assert done.returncode != 0
+    assert "`stats='replica'` must be left to strategies that replicate" in done.stderr

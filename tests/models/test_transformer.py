@@ -10,12 +10,14 @@ from flax import nnx
 from models.transformer import (
     TENSOR_PARALLEL,
     Transformer,
+    attend,
     next_token_nats,
     rotate,
 )
 from replicator import Replicator, strategies
 from replicator.errors import ArgumentError
 from replicator.nnx import params_of, value_and_grad, with_params
+from replicator.testing import assert_replica_invariant
 from replicator.testing.invariance import GRADIENT_TOLERANCE
 from tests.steps import assert_close, lenient, replicas
 
@@ -67,6 +69,21 @@ def test_how_layers_run_changes_no_gradient(options):
     assert_close(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_attention_weighs_values_by_products_with_keys(dtype):
+    rng = np.random.default_rng(0)
+    query, key, value = rng.normal(size=(3, 1, 5, 1, 4)).astype(dtype)
+    products = query[0, :, 0] @ key[0, :, 0].T / 2
+    weights = np.tril(np.exp(products))
+    expected = weights / weights.sum(axis=1, keepdims=True) @ value[0, :, 0]
+
+    with jax.enable_x64(dtype == np.float64):
+        found = attend(*map(jnp.asarray, (query, key, value)))
+    assert found.dtype == dtype
+    tolerance = 10 * np.finfo(dtype).eps
+    np.testing.assert_allclose(found[0, :, 0], expected, tolerance, tolerance)
+
+
 def test_a_product_of_rotated_features_depends_on_their_distance():
     same = jnp.ones((1, 6, 1, 4))
     products = rotate(same)[0, :, 0] @ rotate(2 * same)[0, :, 0].T
@@ -106,7 +123,9 @@ def trainer(rep, **options):
         return {"model": model, "opt": optimizer.init(params_of(model))}
 
     def step_fn(state, batch):
-        (loss, model), grads = value_and_grad(mean_loss)(state["model"], batch)
+        (loss, model), grads = value_and_grad(mean_loss)(
+            state["model"], batch["tokens"]
+        )
         params = params_of(model)
         updates, opt = optimizer.update(grads, state["opt"], params)
         model = with_params(model, optax.apply_updates(params, updates))
@@ -117,7 +136,7 @@ def trainer(rep, **options):
 
 def after_a_step(rep, **options):
     init_fn, step_fn = trainer(rep, **options)
-    state, _ = rep.compile(step_fn)(rep.init(init_fn, seed=0), draw(8, 9))
+    state, _ = rep.compile(step_fn)(rep.init(init_fn, seed=0), {"tokens": draw(8, 9)})
     return jax.device_get(state)
 
 
@@ -156,6 +175,22 @@ def test_a_step_has_the_gradient_of_one_device(name):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_kind_has_the_gradient_of_one_device_under_every_strategy(name, kind):
     assert_gradient_of_one_device(name, KINDS[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data_parallel", "fsdp", "tensor_parallel"])
+def test_the_answer_is_that_of_one_device_in_double_precision_too(name):
+    init_fn, step_fn = trainer(replicas(1))
+    report = assert_replica_invariant(
+        step_fn,
+        init_fn,
+        {"tokens": draw(8, 9)},
+        replicas=(1, 8),
+        accumulate=(1,),
+        at_steps=(0, 3),
+        strategy=STRATEGIES[name],
+    )
+    assert not report.left_out
 
 
 @pytest.mark.parametrize("options", [{}, OTHER], ids=["tied", "untied"])

@@ -1,9 +1,8 @@
 """Count the collectives of a compiled program, and what each puts on the wire."""
 
-import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replicator.engine.inspection.device_groups import device_groups, mesh_axes
@@ -11,12 +10,12 @@ from replicator.engine.inspection.hlo_text import (
     Computation,
     HloText,
     Instruction,
+    array_bytes,
     arrays,
-    element_bits,
     parse,
     source_of,
 )
-from replicator.engine.inspection.loop_turns import loop_turns
+from replicator.engine.inspection.walk import Visit, walk
 
 KINDS = (
     "all-gather",
@@ -98,7 +97,8 @@ def collectives_of(
 ) -> tuple[Collective, ...]:
     """List the collectives of a compiled program, the most bytes first.
 
-    Both ways of a conditional count. What is started and awaited apart counts once.
+    Both ways of a conditional count. What is started and awaited apart counts once, and
+    so does what the TPU compiler does bit by bit in a chain of fusions.
 
     Args:
       text: As `jax.stages.Compiled.as_text` returns it.
@@ -108,10 +108,17 @@ def collectives_of(
     """
     program = parse(text)
     counts: Counter[Collective] = Counter()
-    for instruction, inside, turns, is_counted in _walk(program, program.entry):
-        one = _collective(program, instruction, inside, sizes, variables)
+    chained = set()
+    for visit in walk(program):
+        if _kind(visit.instruction) not in KINDS:
+            continue
+        chain = (_chain(visit.instruction), visit.turns)
+        if chain[0] and chain in chained:
+            continue
+        chained.add(chain)
+        one = _collective(program, visit, sizes, variables)
         if one.devices > 1:
-            counts[replace(one, is_counted=is_counted)] += turns
+            counts[one] += visit.turns
     found = [
         replace(one, count=count, wire_bytes=one.wire_bytes * count)
         for one, count in counts.items()
@@ -119,50 +126,26 @@ def collectives_of(
     return tuple(sorted(found, key=lambda one: (-one.wire_bytes, one.kind)))
 
 
-def _walk(
-    program: HloText, name: str, turns: int = 1, *, is_counted: bool = True
-) -> Iterator[tuple[Instruction, str, int, bool]]:
-    """Yield collectives, the computation that each is in, and how often it is done."""
-    for each in program.computations.get(name, {}).values():
-        if _kind(each) in KINDS:
-            yield each, name, turns, is_counted
-        elif not each.opcode.endswith(("-done", "-update")):
-            found = _called(each.attributes)
-            times = loop_turns(program, name, each) if each.opcode == "while" else 1
-            for called in found:
-                yield from _walk(
-                    program,
-                    called,
-                    turns * (times or 1),
-                    is_counted=is_counted and times is not None,
-                )
+def _chain(instruction: Instruction) -> str:
+    """Return the channel of a collective that stands in each fusion of a chain."""
+    if "chain_id=" not in instruction.attributes:
+        return ""
+    found = re.search(r"\bchannel_id=(\d+)", instruction.attributes)
+    return found[1] if found else ""
 
 
 def _kind(instruction: Instruction) -> str:
     return instruction.opcode.removesuffix("-start")
 
 
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
-    r"=%?([\w.\-]+)"
-)
-_CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
-
-
-def _called(attributes: str) -> list[str]:
-    lists = ",".join(_CALLED_LIST.findall(attributes))
-    return _CALLED.findall(attributes) + re.findall(r"[\w.\-]+", lists)
-
-
 def _collective(
     program: HloText,
-    instruction: Instruction,
-    inside: str,
+    visit: Visit,
     sizes: dict[str, int],
     variables: Sequence[str],
 ) -> Collective:
+    instruction, around = visit.instruction, visit.around
     kind = _kind(instruction)
-    around = program.computations[inside]
     operands = [around[name] for name in instruction.operands if name in around]
     handed = [array for each in operands for array in arrays(each.shape)]
     groups = device_groups(instruction, program.num_devices)
@@ -170,7 +153,7 @@ def _collective(
     return Collective(
         kind=kind,
         count=1,
-        wire_bytes=ring_bytes(kind, sum(map(_array_bytes, handed)), devices),
+        wire_bytes=ring_bytes(kind, sum(map(array_bytes, handed)), devices),
         axes=mesh_axes(groups, sizes),
         devices=devices,
         arrays=tuple(
@@ -180,6 +163,7 @@ def _collective(
         source=program.user_line(instruction),
         variable=_variable(around, instruction, variables),
         op_name=_op_name(instruction),
+        is_counted=visit.is_counted,
     )
 
 
@@ -213,8 +197,3 @@ def _put_together(
         (dtype, (*shape[:cut], shape[cut] * devices, *shape[cut + 1 :]))
         for dtype, shape in handed
     ]
-
-
-def _array_bytes(array: tuple[str, tuple[int, ...]]) -> int:
-    dtype, shape = array
-    return -(-math.prod(shape) * element_bits(dtype) // 8)

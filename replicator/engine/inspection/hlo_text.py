@@ -9,7 +9,7 @@ that matter here have stayed from jax 0.10 to 0.12:
     }
 """
 
-import functools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -223,8 +223,12 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-@functools.cache
-def element_bits(dtype: str) -> int:
-    """Return the bits of one element: of `f8e4m3fn` 8, of `c64` 64, of `pred` 8."""
-    found = re.match(r"[a-z]+(\d+)", dtype)
-    return int(found[1]) if found else 8
+def array_bytes(array: tuple[str, tuple[int, ...]]) -> int:
+    """Return the bytes of an array, as `arrays` lists it.
+
+    >>> array_bytes(("bf16", (8, 4))), array_bytes(("s4", (3,)))
+    (64, 2)
+    """
+    dtype, shape = array
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return -(-math.prod(shape) * (int(bits[1]) if bits else 8) // 8)

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 import jax
 
-from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.engine.inspection.collectives import Collective, collectives_of
+from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import MemoryNeed
 from replicator.engine.program_cost import ProgramCost, engineering
+from replicator.strategies.variables import variables_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
     """What one call of a compiled step does; `print` it for a table.
 
-    It is what the compiler made for the devices that there are: another backend, or
-    another version of one, may join, split and choose collectives otherwise. A CPU has
-    no collectives of bfloat16: there they are `f32`, with twice the bytes, and a
-    reduce-scatter is an `all-reduce`.
+    It is what the compiler made for these devices: another backend, or another version
+    of one, may join, split and choose collectives otherwise. A CPU has no collectives
+    of bfloat16: there they are `f32`, with twice the bytes. And where gradients are
+    kept in pieces a CPU adds them up whole, and cuts them then: an `all-reduce`.
 
     Attributes:
       strategy: Its name.
@@ -92,7 +93,7 @@ def inspection_of(
         collectives=collectives_of(
             compiled.as_text() or "",
             told["mesh"],
-            [path for path, _ in named_leaves(state)],
+            [each.path for each in variables_of(state)],
         ),
         memory=cost.memory,
         flops=cost.flops,
@@ -126,10 +127,10 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
     ]
 
 
-def _short(arrays: Sequence[str]) -> str:
-    if len(arrays) <= 2:
-        return " ".join(arrays)
-    return f"{arrays[0]} and {len(arrays) - 1} more"
+def _short(shapes: Sequence[str]) -> str:
+    largest = max(shapes, key=lambda each: max(array_bytes(a) for a in arrays(each)))
+    others = len(shapes) - 1
+    return f"{largest} and {others} more" if others else largest
 
 
 def origin(collective: Collective) -> str:

@@ -218,11 +218,9 @@ class ReplicatedLearner:
             )
         devices = _devices(options.replicas, options.processes)
         rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
-        if options.is_partitioned:
-            self._copied = jax.jit(self._copy, out_shardings=replicated(rep.mesh))
         session = rep.session(self._lifted.step_fn, self._input_fn, **said)
         try:
-            self._learn(session)
+            self._learn(session, rep)
         except BatchError:
             # An input without any batch is an error, but of a program that stops.
             if self._has_batches or not said["node"].stop_event.is_set():
@@ -236,8 +234,10 @@ class ReplicatedLearner:
             "variables": jax.device_get(newest),
         }
 
-    def _learn(self, session: Session) -> None:
+    def _learn(self, session: Session, rep: Replicator) -> None:
         with session:
+            if self._options.is_partitioned:
+                self._copied = jax.jit(self._copy, out_shardings=replicated(rep.mesh))
             if self._process == 0:
                 self._publish_all(session)
             for batch in session.batches():

@@ -14,6 +14,7 @@ from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.running.deferred import Deferred
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
+from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 
 
@@ -47,7 +48,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         table: Any = None,
         max_policy_lag: int | None = None,
         fixed_lag: int | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | Builder | None = None,
         **session: Any,
     ) -> None:
         """Remember what to run.

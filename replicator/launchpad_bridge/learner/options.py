@@ -14,6 +14,7 @@ from replicator.errors import (
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
 from replicator.replicator import Replicator
+from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 
 _OWN = {"step_fn", "dataset", "init_fn", "steps", "node", "return"}
@@ -38,7 +39,7 @@ class LearnerOptions:
     variables: VariablesOf
     max_policy_lag: int | None
     fixed_lag: int | None
-    strategy: Strategy | None
+    strategy: Strategy | Builder | None
     session: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -47,7 +48,8 @@ class LearnerOptions:
         check_function("variables", self.variables, "state")
         check_count("batch_size", self.batch_size)
         check_count("processes", self.processes)
-        check_kind("strategy", self.strategy, Strategy)
+        if not callable(self.strategy):
+            check_kind("strategy", self.strategy, Strategy)
         for name, value in (("steps", self.steps), ("replicas", self.replicas)):
             if value is not None:
                 check_count(name, value)
@@ -64,10 +66,12 @@ class LearnerOptions:
     @property
     def is_partitioned(self) -> bool:
         """Whether all devices are one replica."""
-        return self.strategy is not None and self.strategy.kind == "partitions"
+        if isinstance(self.strategy, Strategy):
+            return self.strategy.kind == "partitions"
+        return self.strategy is not None
 
     def _check_strategy(self) -> None:
-        if self.strategy is None or not self.is_partitioned:
+        if not self.is_partitioned:
             return
         # Processes share out rows by replica; earlier variables have no rules.
         for name, value, least in (
@@ -77,8 +81,7 @@ class LearnerOptions:
             if value != least:
                 raise ArgumentError(
                     f"`{name}` must be left out under a strategy that partitions, got "
-                    f"{value} and {self.strategy.name}. Leave it out, or use "
-                    "`strategies.data_parallel()`."
+                    f"{value}. Leave it out, or use `strategies.data_parallel()`."
                 )
 
     def _check_lags(self) -> None:

@@ -83,6 +83,12 @@ def test_a_gather_tells_the_array_that_it_puts_together():
     assert found.arrays == ("f32[1,8]",)
 
 
+def test_a_cpu_sends_half_precision_as_single():
+    [found] = collectives(lambda x: lax.psum(x.astype(jnp.bfloat16), "shard"), 8, 4)
+
+    assert found.arrays == ("f32[1,4]",)
+
+
 def test_loops_multiply():
     def turn(x, _):
         inner = lax.fori_loop(0, 3, lambda _, c: lax.psum(jnp.tanh(c), "shard"), x)
@@ -144,10 +150,12 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 """
 
 
-def test_a_loop_from_constant_to_constant_is_counted_where_nothing_is_noted():
-    [found] = collectives_of(UNNOTED, {"shard": 8})
+@pytest.mark.parametrize(("step", "turns"), [(1, 7), (2, 4)])
+def test_a_loop_between_constants_is_counted_where_nothing_is_noted(step, turns):
+    text = UNNOTED.replace("constant(1)", f"constant({step})")
+    [found] = collectives_of(text, {"shard": 8})
 
-    assert (found.count, found.is_counted) == (7, True)
+    assert (found.count, found.is_counted) == (turns, True)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +163,11 @@ def test_a_loop_from_constant_to_constant_is_counted_where_nothing_is_noted():
     [
         ("constant(7)", "parameter(1)"),  # to an end that is computed
         ("constant(0)", "parameter(1)"),  # from a start that is
-        ("constant(1)", "constant(2)"),  # by two
+        ("constant(1)", "parameter(1)"),  # by a step that is
         ("direction=LT", "direction=NE"),
         ("add(%copy.5, %one)", "multiply(%copy.5, %one)"),
+        ("add(%copy.5, %one)", "add(%one, %one)"),
+        ("add(%copy.5, %one)", "add(%copy.5, %copy.5)"),
     ],
 )
 def test_a_loop_that_counts_otherwise_is_of_unknown_length(counting, otherwise):
@@ -165,6 +175,20 @@ def test_a_loop_that_counts_otherwise_is_of_unknown_length(counting, otherwise):
     [found] = collectives_of(UNNOTED.replace(counting, otherwise), {"shard": 8})
 
     assert (found.count, found.is_counted) == (1, False)
+
+
+def test_a_collective_that_fusions_of_a_chain_share_counts_once():
+    shared = "replica_groups={{0,1,2,3,4,5,6,7}}"
+    chained = f'{shared}, channel_id=3, frontend_attributes={{chain_id="1"}}'
+    part = "%sum = f32[4]{0:T(128)S(1)} all-reduce(%x), "
+    text = UNNOTED.replace(
+        part + shared,
+        f"{part}{chained}\n  {part.replace('%sum', '%more')}{chained}",
+    )
+    [found] = collectives_of(text, {"shard": 8})
+
+    assert text.count(" all-reduce(") == 2
+    assert found.count == 7
 
 
 def test_a_program_without_text_has_no_collectives():

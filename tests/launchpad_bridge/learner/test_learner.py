@@ -14,6 +14,7 @@ from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
 
 TIMEOUT_S = 60.0
+CUT = {"whole_below_bytes": 0}
 
 
 def program_of(*, steps=6, batch_size=8, count=2, turns=True, **options):
@@ -117,7 +118,16 @@ def test_trajectories_of_too_old_a_policy_are_dropped_and_counted():
     assert run.results["learner"]["metrics"]["policy_lag_max"] == 0
 
 
-def test_under_a_strategy_it_learns_the_same_and_actors_get_variables_whole():
+def own_builder(variables, devices):
+    rules = [strategies.Rule(pattern="*/w", stored="shard")]
+    return strategies.Rules(rules, shard=len(devices), **CUT)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [strategies.fsdp(**CUT), pytest.param(own_builder, marks=pytest.mark.slow)],
+)
+def test_under_a_strategy_it_learns_the_same_and_actors_get_variables_whole(strategy):
     program = lp.Program("partitioned")
     node = lp.ReplicatedLearnerNode(
         learning.step_fn,
@@ -125,7 +135,7 @@ def test_under_a_strategy_it_learns_the_same_and_actors_get_variables_whole():
         steps=2,
         batch_size=4,
         replicas=2,
-        strategy=strategies.fsdp(whole_below_bytes=0),
+        strategy=strategy,
         display=False,
     )
     learner, rows = program.add_node(node, label="learner"), learning.rows(4)

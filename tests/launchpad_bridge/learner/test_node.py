@@ -44,8 +44,8 @@ REFUSED = [
     ({"spikes": options.Spikes(action="rollback")}, "`on_nonfinite` must be left out"),
     ({"on_nonfinite": "skip", "fixed_lag": 1}, 'Use "raise" with `fixed_lag`'),
     ({"strategy": "fsdp"}, "`strategy` must be a `Strategy`"),
-    ({"strategy": FSDP, "processes": 2}, "`processes` must be left out .* got 2 and"),
-    ({"strategy": FSDP, "fixed_lag": 0}, "`fixed_lag` must be left out .* got 0 and"),
+    ({"strategy": FSDP, "processes": 2}, "`processes` must be left out .* got 2"),
+    ({"strategy": FSDP, "fixed_lag": 0}, "`fixed_lag` must be left out .* got 0"),
     ({"steps_per_call": 2, "fixed_lag": 1}, "`steps_per_call` must be left out"),
     ({"steps_per_call": 3, "max_policy_lag": 1}, "a `max_policy_lag` of 2 or more"),
 ]

@@ -1,0 +1,129 @@
+"""Compile a large language model's step for a TPU pod that is not there.
+
+libtpu holds the whole compiler; what it makes says how much memory of a device is
+needed, and what goes over the wire. It is a process of its own: a compiler that aborts
+ends nobody else. Prints a JSON object.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import app, flags
+from jax.experimental import topologies
+
+from benchmarks.strategy_memory.language_model import Sizes, trainer
+from replicator import Replicator, strategies
+from replicator.engine.inspection.collectives import Collective
+from replicator.engine.memory_errors import is_out_of_memory
+
+_TOPOLOGY = flags.DEFINE_string("topology", "v5e:16x16", "Which devices there are.")
+_LAYERS = flags.DEFINE_integer("tpu_layers", 20, "Of the model.")
+_WIDTH = flags.DEFINE_integer("tpu_width", 2048, "Of the model.")
+
+_MEMORY_BYTES = 16 * 2**30  # of a v5e
+# No weight has this factor, which is how activations are told from parts of weights.
+_CONTEXT = 9 * 128
+_GATHERS = ("all-gather", "all-to-all", "collective-permute", "ragged-all-to-all")
+
+
+def is_installed() -> bool:
+    """Tell whether there is a compiler for TPUs."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def compile_elsewhere(arguments: Sequence[str]) -> dict[str, float]:
+    """Compile in another process; return the numbers that it prints."""
+    library = importlib.import_module("libtpu").get_library_path()
+    alone = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+        "TPU_LIBRARY_PATH": library,
+        "TPU_SKIP_MDS_QUERY": "1",  # there is no TPU to ask who it is
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, *arguments],
+        env=os.environ | alone,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    *table, numbers = done.stdout.splitlines()
+    print(*table, sep="\n")
+    return json.loads(numbers)
+
+
+def activation_gathers(
+    collectives: Sequence[Collective], weights: Sequence[tuple[int, ...]]
+) -> int:
+    """Count the gathers and exchanges of arrays that are no part of a weight.
+
+    Args:
+      collectives: Of a compiled step.
+      weights: Shapes of the parameters.
+    """
+    sizes = [math.prod(shape) for shape in weights]
+
+    def is_weight(array: str) -> bool:
+        inside = array.partition("[")[2].rstrip("]")
+        size = math.prod(int(each) for each in inside.split(",") if each)
+        return any(whole % size == 0 for whole in sizes)
+
+    return sum(
+        each.count
+        for each in collectives
+        if each.kind in _GATHERS and not all(map(is_weight, each.arrays))
+    )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    devices = topologies.get_topology_desc(_TOPOLOGY.value, platform="tpu").devices
+    sizes = Sizes(
+        layers=_LAYERS.value,
+        width=_WIDTH.value,
+        heads=_WIDTH.value // 128,
+        context=_CONTEXT,
+        vocabulary=16 * _WIDTH.value,
+        global_batch=len(devices),
+        compute_dtype=jnp.bfloat16,
+    )
+    rep = Replicator(
+        devices=devices, strategy=strategies.fsdp(), compilation_cache=False
+    )
+    init_fn, step_fn = trainer(sizes, optax.adamw(1e-3))
+    made = jax.eval_shape(init_fn, jax.random.key(0))
+    weights = [leaf.shape for leaf in jax.tree.leaves(made["model"])]
+    started_s = time.monotonic()
+    try:
+        found = rep.inspect(step_fn, init_fn, jax.eval_shape(sizes.batch))
+    except jax.errors.JaxRuntimeError as failure:
+        if not is_out_of_memory(failure):
+            raise
+        print(failure)
+        print(json.dumps({"fits": 0}))
+        return
+    seconds = time.monotonic() - started_s
+    need = found.memory.total_bytes if found.memory is not None else math.inf
+    print(found)
+    numbers = {
+        "fits": int(need <= _MEMORY_BYTES),
+        "activation_gathers": activation_gathers(found.collectives, weights),
+        "tpu_parameters": sum(math.prod(shape) for shape in weights),
+        "tpu_device_gib": round(need / 2**30, 2),
+        "tpu_compile_s": round(seconds, 1),
+    }
+    print(json.dumps(numbers))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from experiments.stdlib_text import held_out_batches, read_text, train_input_fn
+from replicator.errors import ArgumentError
+from replicator.inputs import InputContext
+
+TEXT = np.arange(1000, dtype=np.int64).astype(np.uint8)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Forty files, of which some are held out, and some are no sources."""
+    for number in range(40):
+        (tmp_path / f"m{number}.py").write_text(f"x = {number}\n")
+    for name in ("tests/test_m.py", "site-packages/other.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("nothing of it is read\n")
+    return tmp_path
+
+
+def test_every_source_is_either_learned_or_held_out(sources):
+    train, held_out = (bytes(text).decode() for text in read_text(sources))
+    found = sorted((train + held_out).splitlines())
+
+    assert found == sorted(f"x = {number}" for number in range(40))
+    assert 0 < len(held_out) < len(train)
+
+
+def test_a_file_stays_on_its_side_when_others_come(sources):
+    _, before = read_text(sources)
+    (sources / "another.py").write_text("x = 40\n")
+    _, after = read_text(sources)
+
+    assert set(bytes(before).splitlines()) <= set(bytes(after).splitlines())
+
+
+def test_a_directory_without_sources_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="`sources` must be a directory with"):
+        read_text(tmp_path / "nowhere")
+
+
+def test_an_epoch_of_windows_holds_the_text_once():
+    context = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
+    batches = iter(train_input_fn(context, TEXT, global_batch=3, length=37, seed=0))
+    rows = np.concatenate([next(batches)["tokens"] for _ in range(9)])
+
+    assert rows.shape == (27, 38)
+    assert sorted(rows[:, 0]) == sorted(TEXT[:999:37].astype(int))
+    assert all((np.diff(row) % 256 == 1).all() for row in rows)
+
+
+@pytest.mark.parametrize("size", [18, 19, 33, 34, 100, 1000])
+def test_each_held_out_byte_but_the_first_counts_once(size):
+    text, found = TEXT[:size], []
+    for batch in held_out_batches(text, batch=4, length=17):
+        counted = batch["counts"] > 0
+        found.append(batch["tokens"][:, 1:][counted])
+        # What counts has half a window before it, where there is that much.
+        assert not counted[1:, :8].any() or size < 34
+
+    np.testing.assert_array_equal(np.concatenate(found), text[1:])
+
+
+def test_a_window_longer_than_the_text_is_refused():
+    with pytest.raises(ArgumentError, match="below the 5 bytes of the text, got 5"):
+        next(held_out_batches(TEXT[:5], batch=1, length=5))
