@@ -117,8 +117,7 @@ def make_agent(config: Config) -> Impala:
     """Return the agent."""
     optimizer = optax.chain(
         optax.clip_by_global_norm(0.5),
-        # Not RMSProp: what optax and the paper add to its squares is more than squares
-        # of such small gradients are, and the rate it leaves is a tenth.
+        # RMSProp adds more to squares than those of such small gradients are.
         optax.adam(config.learning_rate, eps=1e-5),
     )
     return Impala(
@@ -341,10 +340,8 @@ def trained_player(config: Config, params: Any, *, size: int) -> Callable[..., A
 
 def random_player(config: Config, *, size: int) -> Callable[..., Any]:
     """Return a `choose` that presses buttons at random."""
-    rng, buttons = (
-        np.random.default_rng(config.seed),
-        atari.num_actions(config.game),
-    )
+    rng = np.random.default_rng(config.seed)
+    buttons = atari.num_actions(config.game)
     return lambda observation, first, t: rng.integers(buttons, size=size)
 
 

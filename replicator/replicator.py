@@ -268,6 +268,8 @@ class Replicator:
           ArgumentError: There is no state or batch, and nothing compiled; or as a call
             of the step.
           BatchError: As a call of the step.
+          jax.errors.JaxRuntimeError: The compiler found that it needs more memory than
+            a device has.
 
         >>> rep = replicator.Replicator()
         >>> rep.inspect(step_fn, init_fn, batch).counts()

@@ -9,10 +9,12 @@ its loops turn.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+
+from replicator.engine.inspection.hlo_text import array_bytes, arrays, parse
+from replicator.engine.inspection.walk import Visit, walk
 
 _COLLECTIVES = frozenset(
     {
@@ -81,11 +83,28 @@ def compiled_operations(compiled: jax.stages.Compiled) -> Operations:
 
 def hlo_operations(text: str) -> Operations:
     """Count as `compiled_operations`, from the HLO text of the program."""
-    computations = dict(_computations(text))
-    entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
-    if entry is None:
+    program = parse(text)
+    if not program.entry:
         raise ValueError("`text` must hold an ENTRY computation, got none.")
-    return _operations_in(entry[1], computations)
+    total = Operations()
+    for visit in walk(program):
+        found = _compiled_operation(visit)
+        if found != Operations() and not visit.is_counted:
+            raise ValueError(
+                "`text` must say how often its loops turn, got none for one around "
+                f"`{visit.instruction.name}`. Count a program without such a loop."
+            )
+        total += found * visit.turns
+    return total
+
+
+def _compiled_operation(visit: Visit) -> Operations:
+    name = visit.instruction.opcode.removesuffix("-start").replace("-", "_")
+    if name not in _COLLECTIVES:
+        return _local_operation(name)
+    operands = (visit.around[each].shape for each in visit.instruction.operands)
+    sent = sum(array_bytes(each) for shape in operands for each in arrays(shape))
+    return Operations(collectives=1, wire_bytes=sent)
 
 
 def _operations_of(op: Any, functions: dict[str, Any]) -> Operations:
@@ -126,91 +145,6 @@ def _local_operation(name: str) -> Operations:
         case "convolution":
             return Operations(convolutions=1)
     return Operations()
-
-
-class _Instruction(NamedTuple):
-    """One line of HLO: `%name = shape opcode(operands), attributes`."""
-
-    name: str
-    shape: str
-    opcode: str
-    operands: list[str]
-    attributes: str
-
-
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\d\-]*)\(([^)]*)\)(.*)$"
-)
-_ARRAY = re.compile(r"\b([a-z]+\d*)\w*\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)"
-)
-_CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-
-
-def _computations(text: str) -> Iterator[tuple[str, list[_Instruction]]]:
-    name, instructions = None, []
-    for line in text.splitlines():
-        if start := _COMPUTATION.match(line):
-            name, instructions = start[1], []
-        elif found := _INSTRUCTION.match(line):
-            operands = re.findall(r"%([\w.\-]+)", found[4])
-            instructions.append(
-                _Instruction(found[1], found[2], found[3], operands, found[5])
-            )
-        elif line.startswith("}") and name is not None:
-            yield name, instructions
-
-
-def _operations_in(
-    computation: str, computations: dict[str, list[_Instruction]]
-) -> Operations:
-    instructions = computations[computation]
-    shapes = {each.name: each.shape for each in instructions}
-    total = Operations()
-    for each in instructions:
-        total += _compiled_operation(each, shapes)
-        for called in _called(each.attributes):
-            total += _operations_in(called, computations) * _turns(each)
-    return total
-
-
-def _compiled_operation(
-    instruction: _Instruction, shapes: dict[str, str]
-) -> Operations:
-    name = instruction.opcode.removesuffix("-start").replace("-", "_")
-    if name not in _COLLECTIVES:
-        return _local_operation(name)
-    sent = sum(_shape_bytes(shapes[operand]) for operand in instruction.operands)
-    return Operations(collectives=1, wire_bytes=sent)
-
-
-def _called(attributes: str) -> list[str]:
-    lists = ",".join(_CALLED_LIST.findall(attributes))
-    return _CALLED.findall(attributes) + re.findall(r"[\w.\-]+", lists)
-
-
-def _turns(instruction: _Instruction) -> int:
-    if instruction.opcode != "while":
-        return 1
-    found = _TRIP_COUNT.search(instruction.attributes)
-    if found is None:
-        raise ValueError(
-            f"`text` must say how often its loops turn, got none for "
-            f"`{instruction.name}`. Count a program without such a loop."
-        )
-    return int(found[1])
-
-
-def _shape_bytes(shape: str) -> int:
-    """Add up the arrays of a shape: `(f32[8,2]{1,0}, s32[])` has 68 bytes."""
-    return sum(
-        _element_bytes(dtype)
-        * math.prod(int(size) for size in sizes.split(",") if size)
-        for dtype, sizes in _ARRAY.findall(shape)
-    )
 
 
 def _element_bytes(dtype: str) -> int:

@@ -23,6 +23,7 @@ from jax.experimental import topologies
 from benchmarks.strategy_memory.language_model import Sizes, trainer
 from replicator import Replicator, strategies
 from replicator.engine.inspection.collectives import Collective
+from replicator.engine.memory_errors import is_out_of_memory
 
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:16x16", "Which devices there are.")
 _LAYERS = flags.DEFINE_integer("tpu_layers", 20, "Of the model.")
@@ -103,7 +104,14 @@ def main(argv: list[str]) -> None:
     made = jax.eval_shape(init_fn, jax.random.key(0))
     weights = [leaf.shape for leaf in jax.tree.leaves(made["model"])]
     started_s = time.monotonic()
-    found = rep.inspect(step_fn, init_fn, jax.eval_shape(sizes.batch))
+    try:
+        found = rep.inspect(step_fn, init_fn, jax.eval_shape(sizes.batch))
+    except jax.errors.JaxRuntimeError as failure:
+        if not is_out_of_memory(failure):
+            raise
+        print(failure)
+        print(json.dumps({"fits": 0}))
+        return
     seconds = time.monotonic() - started_s
     need = found.memory.total_bytes if found.memory is not None else math.inf
     print(found)

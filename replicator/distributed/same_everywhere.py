@@ -31,19 +31,30 @@ def require_same_arguments(mesh: Mesh, arguments: Mapping[str, PyTree]) -> None:
         _require_same("arguments", json.loads(strict_json(arguments)))
 
 
-def require_same_program(mesh: Mesh, lowered: jax.stages.Lowered) -> None:
-    """Return if a step became the same program in all processes.
+def require_same_program(
+    mesh: Mesh, lowered: jax.stages.Lowered, *, name: str = "step_fn"
+) -> None:
+    """Return if a function became the same program in all processes.
+
+    Args:
+      mesh: Of all processes.
+      lowered: The program.
+      name: Of the function, for errors.
 
     Raises:
       ArgumentError: It did not in one, which is named.
     """
     if spans_processes(mesh):
         text = lowered.as_text().encode()
-        _require_same("program", {"step_fn": hashlib.sha256(text).hexdigest()[:16]})
+        _require_same("program", {name: hashlib.sha256(text).hexdigest()[:16]})
 
 
 def require_same_state(mesh: Mesh, state: PyTree) -> None:
-    """Return if what is to be equal on all replicas is so in all processes.
+    """Return if what each process holds whole is equal in all of them.
+
+    Args:
+      mesh: Of all processes.
+      state: Arrays on devices, or on the host of each.
 
     Raises:
       ArgumentError: A leaf is not in one process; both are named.
@@ -51,7 +62,7 @@ def require_same_state(mesh: Mesh, state: PyTree) -> None:
     if not spans_processes(mesh):
         return
     found = [(path, leaf) for path, leaf in named_leaves(state) if _is_whole(leaf)]
-    sums = _checksums([leaf.addressable_data(0) for _, leaf in found])
+    sums = _checksums([_own(leaf) for _, leaf in found])
     words = {
         path: f"{describe(leaf)} of checksum {checksum}"
         for (path, leaf), checksum in zip(found, map(int, sums), strict=True)
@@ -76,12 +87,20 @@ def _require_same(what: str, words: Mapping[str, PyTree]) -> None:
 
 
 def _is_whole(leaf: PyTree) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_fully_replicated
+    if not isinstance(leaf, jax.Array):
+        return True
+    return leaf.is_fully_replicated or leaf.is_fully_addressable
+
+
+def _own(leaf: PyTree) -> PyTree:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf.addressable_data(0)
+    return leaf
 
 
 @jax.jit
 def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Add up the bits of each leaf, weighted by where they stand."""
+    """Add up the bits of each leaf, mixed with where they stand."""
     return [_checksum(leaf) for leaf in leaves]
 
 
@@ -95,5 +114,8 @@ def _checksum(leaf: jax.Array) -> jax.Array:
         words = {1: jnp.uint8, 2: jnp.uint16}.get(width, jnp.uint32)
         leaf = lax.bitcast_convert_type(leaf, words)
     bits = leaf.astype(jnp.uint32).ravel()
-    weights = 2 * lax.iota(jnp.uint32, bits.size) + jnp.uint32(1)
-    return (bits * weights).sum(dtype=jnp.uint32)
+    # Mixed as MurmurHash3 ends: sums of products alone are 0 for ones as for zeros.
+    mixed = bits ^ (lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B9))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
+    return mixed.sum(dtype=jnp.uint32)

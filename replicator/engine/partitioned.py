@@ -229,7 +229,7 @@ def _choose(strategy: Strategy, devices: Sequence[Device]) -> _Chosen:
     if left_out:
         raise ArgumentError(
             f"`strategy` must leave each process a device, got {strategy.name} on "
-            f"{mesh.devices.size} and none in process {min(left_out)}. Choose sizes "
+            f"{mesh.devices.size} and none in {min(left_out)}. Choose sizes "
             f"whose product is {len(devices)}."
         )
     if mesh.devices.size < len(devices):

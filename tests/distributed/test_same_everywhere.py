@@ -38,3 +38,8 @@ def test_a_random_key_is_compared_by_its_data():
     keys = [jax.random.key(seed) for seed in (0, 0, 1)]
     first, same, other = [int(_checksums([key])[0]) for key in keys]
     assert first == same != other
+
+
+def test_ones_are_not_zeros_however_many():
+    ones, zeros = np.ones((8, 8), np.float32), np.zeros((8, 8), np.float32)
+    assert checksum(ones) != checksum(zeros)

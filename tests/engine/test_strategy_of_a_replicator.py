@@ -183,6 +183,14 @@ def test_a_builder_of_ones_own_gets_the_variables_of_the_first_state():
     assert rep.layout.describe()["name"] == "rules"
 
 
+@pytest.mark.slow
+def test_a_builder_is_asked_before_a_step_is_inspected():
+    rep = over(lambda variables, devices: FSDP)
+    assert any(
+        "all-gather" in name for name in rep.inspect(step_fn, init_fn, batch).counts()
+    )
+
+
 @pytest.mark.parametrize(
     ("builder", "message"),
     [

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from replicator import InputOptions, Replicator, strategies
@@ -32,6 +33,7 @@ def laws(directory):
     found = {"refused": refused()}
     for name in NAMES:
         found[name] = trained(name, Path(directory) / name, steps=4)
+        found[name]["own_loop"] = own_loop(name)
         found[name]["read"] = {
             mode: read(over(name), mode) for mode in ("single", "per_host")
         }
@@ -39,11 +41,38 @@ def laws(directory):
 
 
 def refused():
-    """Return what is said to a strategy for the devices of one process."""
+    """Return what is said where processes, or their devices, are not alike."""
+    here, rep = jax.process_index(), over("fsdp")
+    init_fn, _ = trainer(adam())
+
+    def odd(key):
+        return {"w": np.full((8, 8), here, np.float32)}
+
+    attempts = {
+        "devices": lambda: Replicator(strategy=strategies.fsdp(shards=4)),
+        "init_fn": lambda: rep.init(odd),
+        "seed": lambda: rep.init(init_fn, seed=here),
+        "state": lambda: rep.put(odd(None)),
+        "nothing": lambda: rep.put(jax.tree.map(np.asarray, init_fn(None))),
+    }
+    return {what: told(attempt) for what, attempt in attempts.items()}
+
+
+def told(attempt):
     try:
-        Replicator(strategy=strategies.fsdp(shards=4), compilation_cache=False)
+        attempt()
     except ArgumentError as failure:
         return str(failure)
+
+
+def own_loop(name):
+    """Make two updates of three microbatches from a state that was put."""
+    rep = over(name)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(adam()))
+    step, state = rep.compile(step_fn, accumulate=3), rep.put(init_fn(None))
+    for batch in global_batches(2):
+        state, _ = step(state, batch)
+    return whole_on_host(state["params"])
 
 
 def gone_on(directory):

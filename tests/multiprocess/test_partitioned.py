@@ -74,11 +74,27 @@ def test_every_process_gets_evaluations_and_predictions(laws, layout, name):
         )
 
 
-def test_a_strategy_that_leaves_a_process_without_a_device_is_refused_in_all(laws):
-    message = "must leave each process a device, got fsdp on 4 and none in process 1."
-    assert laws[1, 8][0]["refused"] is None
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", programs.NAMES)
+def test_a_state_that_was_put_is_trained_in_microbatches(laws, layout, name):
+    for process in laws[layout]:
+        assert_close(process[name]["own_loop"], alone(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("devices", "must leave each process a device, got fsdp on 4 and none in 1."),
+        ("init_fn", "`init_fn` must be the same in all processes"),
+        ("seed", "`key` must be the same in all processes"),
+        ("state", "`w` must be the same in all processes"),
+    ],
+)
+def test_processes_that_are_not_alike_are_refused_in_all(laws, what, message):
+    assert laws[1, 8][0]["refused"][what] is None
     for process in laws[2, 4]:
-        assert message in process["refused"]
+        assert message in process["refused"][what]
+        assert process["refused"]["nothing"] is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replicator.engine.inspection.device_groups import device_groups, mesh_axes
@@ -15,7 +15,7 @@ from replicator.engine.inspection.hlo_text import (
     parse,
     source_of,
 )
-from replicator.engine.inspection.loop_turns import loop_turns
+from replicator.engine.inspection.walk import Visit, walk
 
 KINDS = (
     "all-gather",
@@ -97,7 +97,8 @@ def collectives_of(
 ) -> tuple[Collective, ...]:
     """List the collectives of a compiled program, the most bytes first.
 
-    Both ways of a conditional count. What is started and awaited apart counts once.
+    Both ways of a conditional count. What is started and awaited apart counts once, and
+    so does what the TPU compiler does bit by bit in a chain of fusions.
 
     Args:
       text: As `jax.stages.Compiled.as_text` returns it.
@@ -108,13 +109,16 @@ def collectives_of(
     program = parse(text)
     counts: Counter[Collective] = Counter()
     chained = set()
-    for instruction, inside, turns, is_counted in _walk(program, program.entry):
-        if (chain := _chain(instruction)) and (chain, turns) in chained:
+    for visit in walk(program):
+        if _kind(visit.instruction) not in KINDS:
             continue
-        chained.add((chain, turns))
-        one = _collective(program, instruction, inside, sizes, variables)
+        chain = (_chain(visit.instruction), visit.turns)
+        if chain[0] and chain in chained:
+            continue
+        chained.add(chain)
+        one = _collective(program, visit, sizes, variables)
         if one.devices > 1:
-            counts[replace(one, is_counted=is_counted)] += turns
+            counts[one] += visit.turns
     found = [
         replace(one, count=count, wire_bytes=one.wire_bytes * count)
         for one, count in counts.items()
@@ -122,29 +126,8 @@ def collectives_of(
     return tuple(sorted(found, key=lambda one: (-one.wire_bytes, one.kind)))
 
 
-def _walk(
-    program: HloText, name: str, turns: int = 1, *, is_counted: bool = True
-) -> Iterator[tuple[Instruction, str, int, bool]]:
-    """Yield collectives, the computation that each is in, and how often it is done."""
-    for each in program.computations.get(name, {}).values():
-        if _kind(each) in KINDS:
-            yield each, name, turns, is_counted
-        elif not each.opcode.endswith(("-done", "-update")):
-            times = loop_turns(program, name, each) if each.opcode == "while" else 1
-            for called in _called(each.attributes):
-                yield from _walk(
-                    program,
-                    called,
-                    turns * (1 if times is None else times),
-                    is_counted=is_counted and times is not None,
-                )
-
-
 def _chain(instruction: Instruction) -> str:
-    """Return the channel of a collective that a chain of fusions does bit by bit.
-
-    The TPU compiler hides one behind arithmetic so: each fusion of a chain holds it.
-    """
+    """Return the channel of a collective that stands in each fusion of a chain."""
     if "chain_id=" not in instruction.attributes:
         return ""
     found = re.search(r"\bchannel_id=(\d+)", instruction.attributes)
@@ -155,27 +138,14 @@ def _kind(instruction: Instruction) -> str:
     return instruction.opcode.removesuffix("-start")
 
 
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
-    r"=%?([\w.\-]+)"
-)
-_CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
-
-
-def _called(attributes: str) -> list[str]:
-    lists = ",".join(_CALLED_LIST.findall(attributes))
-    return _CALLED.findall(attributes) + re.findall(r"[\w.\-]+", lists)
-
-
 def _collective(
     program: HloText,
-    instruction: Instruction,
-    inside: str,
+    visit: Visit,
     sizes: dict[str, int],
     variables: Sequence[str],
 ) -> Collective:
+    instruction, around = visit.instruction, visit.around
     kind = _kind(instruction)
-    around = program.computations[inside]
     operands = [around[name] for name in instruction.operands if name in around]
     handed = [array for each in operands for array in arrays(each.shape)]
     groups = device_groups(instruction, program.num_devices)
@@ -193,6 +163,7 @@ def _collective(
         source=program.user_line(instruction),
         variable=_variable(around, instruction, variables),
         op_name=_op_name(instruction),
+        is_counted=visit.is_counted,
     )
 
 

@@ -20,10 +20,10 @@ from replicator.strategies.variables import variables_of
 class Inspection:
     """What one call of a compiled step does; `print` it for a table.
 
-    It is what the compiler made for the devices that there are: another backend, or
-    another version of one, may join, split and choose collectives otherwise. A CPU has
-    no collectives of bfloat16: there they are `f32`, with twice the bytes, and a
-    reduce-scatter is an `all-reduce`.
+    It is what the compiler made for these devices: another backend, or another version
+    of one, may join, split and choose collectives otherwise. A CPU has no collectives
+    of bfloat16: there they are `f32`, with twice the bytes. And where gradients are
+    kept in pieces a CPU adds them up whole, and cuts them then: an `all-reduce`.
 
     Attributes:
       strategy: Its name.

@@ -12,7 +12,7 @@ from jax.extend import core
 from jax.sharding import Sharding
 
 from replicator.base.host.collection_pause import collection_paused
-from replicator.base.mesh import put, replicated
+from replicator.base.mesh import put, replicated, spans_processes
 from replicator.base.per_replica import is_per_replica, repeat_own
 from replicator.base.trees import (
     describe,
@@ -21,6 +21,10 @@ from replicator.base.trees import (
     named_leaves,
 )
 from replicator.base.types import InitFn, Key, PyTree
+from replicator.distributed.same_everywhere import (
+    require_same_program,
+    require_same_state,
+)
 from replicator.engine.layout import Layout
 from replicator.engine.step.donation import copied
 from replicator.errors import ArgumentError, StateError
@@ -115,9 +119,12 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
       name: Of the argument, for errors.
 
     Raises:
-      ArgumentError: A leaf is no array, or lacks its replica axis.
+      ArgumentError: A leaf is no array, or lacks its replica axis, or, where there is
+        one replica, is not the same in all processes.
     """
     _check_given(name, state, layout)
+    if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
+        require_same_state(layout.mesh, state)
 
     def place(sharding: Sharding, below: PyTree) -> PyTree:
         # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
@@ -212,10 +219,16 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
 
     shardings = layout.state_shardings(shapes)
     layout.check_state(shapes)
-    return FirstState(
-        shapes=_with_shardings(shapes, shardings),
-        born=lambda: jax.jit(again, out_shardings=shardings)(key),
-    )
+
+    def born() -> PyTree:
+        program = jax.jit(again, out_shardings=shardings)
+        if layout.num_replicas == 1 and spans_processes(layout.mesh):
+            # Pieces of unlike states make one that nobody meant.
+            require_same_state(layout.mesh, {"key": key})
+            require_same_program(layout.mesh, program.lower(key), name="init_fn")
+        return program(key)
+
+    return FirstState(shapes=_with_shardings(shapes, shardings), born=born)
 
 
 def init_state(init_fn: InitFn, layout: Layout, *, key: Key) -> PyTree:

@@ -83,6 +83,12 @@ def test_a_gather_tells_the_array_that_it_puts_together():
     assert found.arrays == ("f32[1,8]",)
 
 
+def test_a_cpu_sends_half_precision_as_single():
+    [found] = collectives(lambda x: lax.psum(x.astype(jnp.bfloat16), "shard"), 8, 4)
+
+    assert found.arrays == ("f32[1,4]",)
+
+
 def test_loops_multiply():
     def turn(x, _):
         inner = lax.fori_loop(0, 3, lambda _, c: lax.psum(jnp.tanh(c), "shard"), x)
@@ -160,6 +166,8 @@ def test_a_loop_between_constants_is_counted_where_nothing_is_noted(step, turns)
         ("constant(1)", "parameter(1)"),  # by a step that is
         ("direction=LT", "direction=NE"),
         ("add(%copy.5, %one)", "multiply(%copy.5, %one)"),
+        ("add(%copy.5, %one)", "add(%one, %one)"),
+        ("add(%copy.5, %one)", "add(%copy.5, %copy.5)"),
     ],
 )
 def test_a_loop_that_counts_otherwise_is_of_unknown_length(counting, otherwise):

@@ -52,6 +52,30 @@ def sharded():
     return rep, step, rep.inspect(step)
 
 
+EACH = {
+    "zero1": (strategies.zero1(**CUT), {("shard",)}),
+    "zero2": (strategies.zero2(replicas=2, **CUT), {("shard",), ("replica",)}),
+    "hybrid": (strategies.hybrid(shard=4, **CUT), {("shard",), ("replica",)}),
+    "tensor_parallel": (
+        strategies.tensor_parallel(
+            {"params/layers": (None, None, "model")}, model=4, replicas=2
+        ),
+        {("model",), ("replica",)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_strategy_sends_along_the_axes_that_it_cuts(name):
+    strategy, axes = EACH[name]
+    found = Replicator(strategy=strategy).inspect(step_fn, init_fn, batch)
+    sent = {each.axes for each in found.collectives}
+
+    assert found.strategy == name
+    assert axes <= sent <= {*axes, ("replica", "shard"), ("replica", "model")}
+    assert all(each.is_counted for each in found.collectives)
+
+
 def of_kind(inspection, kind):
     return [each for each in inspection.collectives if each.kind == kind]
 
