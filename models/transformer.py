@@ -229,8 +229,8 @@ def _table(
 
 
 def _normed(norm: nnx.RMSNorm, x: Array) -> Array:
-    # In single precision at least: what flax does by itself, strict promotion refuses.
-    return norm(x.astype(wider_dtype(x.dtype, jnp.float32))).astype(x.dtype)
+    with jax.numpy_dtype_promotion("standard"):  # flax widens half precision inside
+        return norm(x).astype(x.dtype)
 
 
 def attend(
