@@ -5,7 +5,7 @@ order, makes one fail, or kills the process between two of them.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,11 +30,11 @@ class Disk:
         self.announce("make_directory", path)
         path.mkdir()
 
-    def write_file(self, path: Path, data: bytes) -> None:
-        """Write a new file, and return when it is on the disk."""
+    def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> None:
+        """Write a new file, at once or in parts; return when it is on the disk."""
         self.announce("write_file", path)
         with path.open("xb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
         self.sync_file(path)
 
     def sync_file(self, path: Path) -> None:

@@ -10,9 +10,10 @@ together.
 
 import dataclasses
 import itertools
+import math
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,16 @@ class Piece:
       leaf: Which leaf of the draft.
       start: Where it begins on each axis of the leaf.
       shape: How far it goes from there.
-      path: Where it is.
-      crc32: Of the file.
+      path: The file that it is in.
+      offset: Bytes before it there.
+      crc32: Of its own.
     """
 
     leaf: int
     start: tuple[int, ...]
     shape: tuple[int, ...]
     path: Path
+    offset: int
     crc32: int
 
 
@@ -156,10 +159,11 @@ def share_pieces(
                 leaf=leaf,
                 start=tuple(start),
                 shape=tuple(shape),
-                path=folder / name,
+                path=folder / f"{process}",
+                offset=offset,
                 crc32=crc32,
             )
-            for leaf, start, shape, name, crc32 in word["pieces"]
+            for leaf, start, shape, offset, crc32 in word["pieces"]
         ]
     return tuple(found) if group.is_chief else ()
 
@@ -171,7 +175,11 @@ def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
       CheckpointError: They are not what was written.
     """
     for each in pieces:
-        array, data = arrays[each.leaf], each.path.read_bytes()
+        array = arrays[each.leaf]
+        nbytes = math.prod(each.shape) * array.dtype.itemsize
+        with each.path.open("rb") as file:
+            file.seek(each.offset)
+            data = file.read(nbytes)
         if zlib.crc32(data) != each.crc32:
             raise CheckpointError(
                 f"`{each.path}` must be what another process wrote, got something "
@@ -185,13 +193,19 @@ def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
 
 
 def _write_pieces(draft: Draft, folder: Path, disk: Disk) -> list[tuple]:
-    written = []
-    for leaf, pieces in draft.spread.items():
-        for number, (start, piece) in enumerate(pieces):
-            data = np.asarray(piece).tobytes()
-            name = f"{process_index()}-{leaf}-{number}"  # in a folder of all
-            disk.write_file(folder / name, data)
-            written.append((leaf, start, piece.shape, name, zlib.crc32(data)))
+    """Write all pieces here into one file, and return what is known of each."""
+    written: list[tuple] = []
+
+    def parts() -> Iterator[bytes]:  # one at a time in memory
+        offset = 0
+        for leaf, pieces in draft.spread.items():
+            for start, piece in pieces:
+                data = np.asarray(piece).tobytes()
+                written.append((leaf, start, piece.shape, offset, zlib.crc32(data)))
+                offset += len(data)
+                yield data
+
+    disk.write_file(folder / f"{process_index()}", parts())
     return written
 
 

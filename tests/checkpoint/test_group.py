@@ -11,12 +11,13 @@ from replicator.errors import CheckpointError
 
 def piece(path, array, *, start, crc32=None):
     data = array.tobytes()
-    path.write_bytes(data)
+    path.write_bytes(b"before" + data + b"after")
     return Piece(
         leaf=0,
         start=start,
         shape=array.shape,
         path=path,
+        offset=len(b"before"),
         crc32=zlib.crc32(data) if crc32 is None else crc32,
     )
 

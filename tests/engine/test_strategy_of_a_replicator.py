@@ -183,6 +183,13 @@ def test_a_builder_of_ones_own_gets_the_variables_of_the_first_state():
     assert rep.layout.describe()["name"] == "rules"
 
 
+def test_a_builder_gets_the_variables_of_a_state_that_is_put():
+    rep = over(lambda variables, devices: FSDP)
+    state = rep.put(init_fn(None))
+    assert_close(state, init_fn(None))
+    assert rep.mesh.shape["shard"] == 8
+
+
 @pytest.mark.slow
 def test_a_builder_is_asked_before_a_step_is_inspected():
     rep = over(lambda variables, devices: FSDP)

@@ -12,6 +12,16 @@ from tests.multiprocess.programs import global_batches
 from tests.steps import adam, errors, mlp, trainer
 
 CUT = {"whole_below_bytes": 0}
+
+
+def by_rules(variables, devices):
+    """Build a strategy of one's own: biases whole, others cut as they divide."""
+    whole = [v.path for v in variables if v.path == "params/b1"]
+    rules = [strategies.Rule(pattern=path) for path in whole]
+    rules.append(strategies.Rule(pattern="*", stored="model", computed="model"))
+    return strategies.Rules(rules, replica=len(devices) // 2, model=2, **CUT)
+
+
 STRATEGIES = {
     "data_parallel": strategies.data_parallel(),
     "zero1": strategies.zero1(**CUT),
@@ -20,6 +30,7 @@ STRATEGIES = {
     "hybrid": strategies.hybrid(shard=4, **CUT),
     # `model` lies over all processes: each of them needs the whole batch.
     "tensor_parallel": strategies.tensor_parallel({"params/w1": (None, "model")}),
+    "rules": by_rules,
 }
 NAMES = list(STRATEGIES)
 
@@ -35,7 +46,7 @@ def laws(directory):
         found[name] = trained(name, Path(directory) / name, steps=4)
         found[name]["own_loop"] = own_loop(name)
         found[name]["read"] = {
-            mode: read(over(name), mode) for mode in ("single", "per_host")
+            mode: read(name, mode) for mode in ("single", "per_host")
         }
     return found
 
@@ -110,8 +121,10 @@ def trained(name, directory, steps):
     }
 
 
-def read(rep, mode):
+def read(name, mode):
     """Read two batches of an input function, and return them whole."""
+    rep = over(name)
+    rep.init(trainer(adam())[0])  # a builder of one's own asks for variables
 
     def input_fn(context):
         size, first = context.batch_size(24), context.pipeline_index

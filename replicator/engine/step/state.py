@@ -123,6 +123,7 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
         one replica, is not the same in all processes.
     """
     _check_given(name, state, layout)
+    shardings = layout.state_shardings(state)
     if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
         require_same_state(layout.mesh, state)
 
@@ -131,7 +132,7 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
         # memory, and nothing is there three times at once.
         return jax.tree.map(lambda leaf: copied(put(leaf, sharding)), below)
 
-    return jax.tree.map(place, layout.state_shardings(state), state)
+    return jax.tree.map(place, shardings, state)
 
 
 def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
