@@ -116,7 +116,8 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
 def test_the_page_of_strategies_runs():
     page = (ROOT / "replicator" / "strategies" / "README.md").read_text()
     init_fn, step_fn = trainer(adam())
-    names = {"init_fn": init_fn, "step_fn": step_fn, "dataset": [regression_batch()]}
+    names = {"init_fn": init_fn, "step_fn": step_fn, "batch": regression_batch()}
+    names["dataset"] = [names["batch"]]
     for block in blocks_of(page):
         exec(compile(shortened(block), "strategies/README.md", "exec"), names)
     names["rep"].init(init_fn)
