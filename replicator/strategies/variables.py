@@ -13,6 +13,9 @@ from replicator.base.trees import leaf_path
 from replicator.base.types import InitFn, PyTree
 from replicator.errors import check_function
 
+_OPTIMIZERS = ("opt", "opt_state", "optimizer")
+_PARAMETERS = ("params", "model")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
@@ -25,7 +28,9 @@ class Variable:
       dtype: As JAX writes it.
       follows: Path of the variable whose rule decides. For moments of an optimizer that
         is their parameter: the longest common end of paths among arrays of the same
-        shape. For all others it is `path`.
+        shape. Of equals, the longest common beginning; then the most names that the
+        moment's path has, too (`opt_gen` has `gen`); then one in `params` or `model`,
+        rather than in a copy beside it; then the first. For all others it is `path`.
       is_optimizer: Whether it lies in the state of an optimizer.
     """
 
@@ -47,7 +52,8 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
     """List the variables of a state, in the order of its leaves.
 
     What lies in a node of optax's own types, in the state of a wrapped optimizer, or
-    under a name that begins with `opt`, is an optimizer's.
+    under `opt`, `opt_state`, `optimizer` or `opt_*` at the top of the state, is an
+    optimizer's; but not the `model` right below, as `nnx.ModelAndOptimizer` has it.
 
     Args:
       state: Arrays or `jax.ShapeDtypeStruct`s, the user's part of a run's state.
@@ -62,8 +68,8 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
     for above, node in nodes:
         for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]:
             parts = _names((*above, *below))
-            by_name = any(part.startswith("opt") for part in parts)
-            found.append(("/".join(parts), leaf, by_name or _is_optimizer(node)))
+            by_kind = _is_optimizer(node)
+            found.append(("/".join(parts), leaf, by_kind or _named_optimizer(parts)))
     parameters: dict[tuple[int, ...], list[str]] = {}
     for path, leaf, is_optimizer in found:
         if not is_optimizer:
@@ -107,12 +113,22 @@ def _is_optimizer(node: Any) -> bool:
     )
 
 
+def _named_optimizer(parts: list[str]) -> bool:
+    # At the top alone: below it, `optical` or `option` are words of a model.
+    is_one = parts[:1] and (parts[0] in _OPTIMIZERS or parts[0].startswith("opt_"))
+    return bool(is_one) and parts[1:2] != ["model"]
+
+
 def _parameter_of(path: str, candidates: Sequence[str]) -> str:
     own = path.split("/")
+    words = f"_{path.replace('/', '_')}_"
 
-    def likeness(candidate: str) -> tuple[int, int]:
+    def likeness(candidate: str) -> tuple[int, int, int, bool]:
         other = candidate.split("/")
-        return _common(own[::-1], other[::-1]), _common(own, other)
+        start = _common(own, other)
+        named = sum(f"_{part}_" in words for part in other)
+        is_parameter = start < len(other) and other[start] in _PARAMETERS
+        return _common(own[::-1], other[::-1]), start, named, is_parameter
 
     return max(candidates, key=likeness, default=path)
 

@@ -85,6 +85,71 @@ def test_moments_of_a_module_follow_its_parameters():
     assert follows["opt/trace/down/kernel"] == "model/down/kernel"
 
 
+SQUARE = {"w": jnp.zeros((8, 8))}
+MOMENTS = optax.trace(0.9).init(SQUARE)
+FOLLOWS = {
+    "a copy beside the parameters": (
+        {"params": SQUARE, "ema": SQUARE, "opt": MOMENTS},
+        {"opt/trace/w": "params/w"},
+    ),
+    "a copy beside a module": (
+        {"train": {"model": SQUARE, "ema": SQUARE, "opt": MOMENTS}},
+        {"train/opt/trace/w": "train/model/w"},
+    ),
+    "a copy that has params, too": (
+        {"params": SQUARE, "ema": {"params": SQUARE}, "opt": MOMENTS},
+        {"opt/trace/w": "params/w"},
+    ),
+    "optimizers named after their parameters": (
+        {"gen": SQUARE, "disc": SQUARE, "opt_gen": MOMENTS, "opt_disc": MOMENTS},
+        {"opt_gen/trace/w": "gen/w", "opt_disc/trace/w": "disc/w"},
+    ),
+    "optimizers in one dict": (
+        {"params": {"gen": SQUARE, "disc": SQUARE}, "opt": {"gen": MOMENTS}},
+        {"opt/gen/trace/w": "params/gen/w"},
+    ),
+}
+
+
+@pytest.mark.parametrize("which", FOLLOWS)
+def test_of_parameters_that_are_alike_moments_follow_the_one_of_their_name(which):
+    state, expected = FOLLOWS[which]
+    found = strategies.variables_of(state)
+    assert {v.path: v.follows for v in found if v.is_optimizer} == expected
+
+
+NAMED = [
+    ("params/optical/w", False),
+    ("optics/w", False),
+    ("params/opt/w", False),
+    ("optimizer/model/w", False),
+    ("optimizer/momentum/model/w", True),
+    ("opt_state/w", True),
+    ("opt_gen/w", True),
+]
+
+
+@pytest.mark.parametrize(("path", "is_optimizer"), NAMED)
+def test_an_optimizer_is_known_by_its_name_at_the_top_alone(path, is_optimizer):
+    state = jnp.zeros((8, 8))
+    for part in reversed(path.split("/")):
+        state = {part: state}
+    [found] = strategies.variables_of(state)
+    assert (found.path, found.is_optimizer) == (path, is_optimizer)
+
+
+def test_a_module_that_its_optimizer_holds_is_no_optimizer():
+    def init_fn(key):
+        model = nnx.Linear(8, 8, rngs=nnx.Rngs(key))
+        tx = optax.trace(0.9)
+        return {"optimizer": nnx.ModelAndOptimizer(model, tx, wrt=nnx.Param)}
+
+    found = {each.path: each for each in strategies.variables_made_by(init_fn)}
+    moment = found["optimizer/opt_state/trace/kernel"]
+    assert not found["optimizer/model/kernel"].is_optimizer
+    assert (moment.is_optimizer, moment.follows) == (True, "optimizer/model/kernel")
+
+
 def test_the_largest_dimension_that_divides_is_cut():
     assert stored(strategies.fsdp(), "params/dense/kernel") == ("shard", None)
 
