@@ -55,7 +55,12 @@ class Rule:
         check_text("pattern", self.pattern)
         check_word("uneven", self.uneven, ("whole", "refuse"))
         for name in ("stored", "computed", "gradient", "optimizer"):
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+            partition = _checked(name, getattr(self, name))
+            if partition is None and name in ("stored", "computed"):
+                raise ArgumentError(
+                    f"`{name}` must be a partition, got None. Write `()` for whole."
+                )
+            object.__setattr__(self, name, partition)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,10 +122,29 @@ class Strategy:
                 "`strategy` must leave the size of one mesh axis open at most, got "
                 f"{self._mesh_words()}. Give the others a number."
             )
+        self._check_replicates()
+        for name, kind, remedy in (
+            ("batch_axes", str, 'Write `("replica", "shard")`.'),
+            ("rules", Rule, 'Write `(Rule(pattern="*", stored="shard"),)`.'),
+            ("variables", str, "Use `strategy.made_for(variables)`."),
+        ):
+            object.__setattr__(
+                self, name, _listed(name, getattr(self, name), kind, remedy)
+            )
         if tuple(axis for axis in AXES if axis in self.batch_axes) != self.batch_axes:
             raise ArgumentError(
                 f"`batch_axes` must be some of {AXES}, in this order, got "
                 f"{self.batch_axes!r}. Leave it out for ('replica', 'shard')."
+            )
+
+    def _check_replicates(self) -> None:
+        sizes = tuple(getattr(self, axis) for axis in AXES)
+        # The default of `replica` passes: whoever says nothing chose no other number.
+        if self.kind == "replicates" and sizes not in ((None, 1, 1), (1, 1, 1)):
+            raise ArgumentError(
+                "`strategy` must leave mesh axes alone where it replicates, on all "
+                f"devices, got {self._mesh_words()}. Use `data_parallel()`, or "
+                '`kind="partitions"`.'
             )
 
     def sizes(self, num_devices: int) -> dict[str, int]:
@@ -281,6 +305,19 @@ def _checked(name: str, partition: Any) -> Partition | None:
                 "dimension by it."
             )
     return partition
+
+
+def _listed(name: str, value: Any, kind: type, remedy: str) -> tuple[Any, ...]:
+    """Return a list of what a field holds as a tuple.
+
+    Raises:
+      ArgumentError: It is none, or holds something else.
+    """
+    is_list = isinstance(value, (tuple, list))
+    if not is_list or not all(isinstance(each, kind) for each in value):
+        of = "strings" if kind is str else "rules"
+        raise ArgumentError(f"`{name}` must be a list of {of}, got {value!r}. {remedy}")
+    return tuple(value)
 
 
 def _axes(partition: Partition | None) -> list[str]:

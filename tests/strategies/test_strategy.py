@@ -7,7 +7,7 @@ from flax import nnx
 from replicator import strategies, wrap_optimizer
 from replicator.errors import ArgumentError
 from replicator.nnx import params_of
-from replicator.strategies import Rule, Rules
+from replicator.strategies import Rule, Rules, Strategy
 from replicator.strategies.table import rows
 
 SHAPES = {"dense": {"kernel": (256, 64), "bias": (64,)}, "odd": (7, 999)}
@@ -223,6 +223,9 @@ BAD = {
     "name: 3\n": "`name` must be a string",
     "name: a\nwhole_below_bytes: 16k\n": "`whole_below_bytes` must be a whole number",
     "name: a\nrules: [{pattern: '*', stored: 3}]\n": "`stored` must be a partition",
+    "name: a\nrules: [{pattern: '*', stored: }]\n": "`stored` must be a partition, got N",
+    "name: a\nvariables: x\n": "`variables` must be a list of strings, got 'x'",
+    "name: a\nbatch_axes: shard\n": "`batch_axes` must be a list of strings, got 's",
     "name: a\nrules: [{pattern: 3}]\n": "`pattern` must be a string",
     "name: a\nrules: [{pattern: '*', stored: sharp}]\n": "`stored` must be one of",
 }
@@ -243,6 +246,26 @@ def test_a_field_that_breaks_its_rule_is_told_with_its_line():
 
 RULES = {
     "a word": (lambda: Rules("shard"), "`rules` must be a list of rules, got 'shard'"),
+    "no partition between steps": (
+        lambda: Rule(pattern="*", stored=None),
+        "`stored` must be a partition, got None",
+    ),
+    "no partition where it is multiplied": (
+        lambda: Rule(pattern="*", computed=None),
+        "`computed` must be a partition, got None",
+    ),
+    "a list of words": (
+        lambda: Strategy(name="a", rules=("x",)),
+        r"`rules` must be a list of rules, got \('x',\)",
+    ),
+    "one that is in no list": (
+        lambda: Strategy(name="a", rules=Rule(pattern="*")),
+        r"`rules` must be a list of rules, got Rule\(",
+    ),
+    "copies of which each device has one": (
+        lambda: Strategy(name="a", kind="replicates", replica=2),
+        "must leave mesh axes alone where it replicates, .* got replica=2, ",
+    ),
     "an axis twice": (
         lambda: Rule(pattern="*", stored=("model", "model")),
         "`stored` must name each mesh axis once",
@@ -266,6 +289,14 @@ def test_rules_that_are_none_are_refused(which):
     make, message = RULES[which]
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_lists_become_tuples():
+    rules = [Rule(pattern="*")]
+    found = Strategy(name="a", rules=rules, batch_axes=["shard"], variables=["w f32[]"])
+    assert found.batch_axes == ("shard",)
+    assert found.rules == tuple(rules)
+    assert hash(found)
 
 
 def test_a_partition_may_be_a_spec_of_jax():
