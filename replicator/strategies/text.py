@@ -66,12 +66,8 @@ def from_json(text: str) -> Strategy:
 
 
 def _made(kind: type[T], plain: dict[str, Any], node: yaml.Node) -> T:
-    fields = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in plain.items()
-    }
     try:
-        return kind(**fields)
+        return kind(**plain)
     except ArgumentError as failure:
         failure.add_note(f"That is in the {_name(kind)} of line {_line(node)}.")
         raise

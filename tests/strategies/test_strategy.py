@@ -223,7 +223,7 @@ BAD = {
     "name: 3\n": "`name` must be a string",
     "name: a\nwhole_below_bytes: 16k\n": "`whole_below_bytes` must be a whole number",
     "name: a\nrules: [{pattern: '*', stored: 3}]\n": "`stored` must be a partition",
-    "name: a\nrules: [{pattern: '*', stored: }]\n": "`stored` must be a partition, got N",
+    "name: a\nrules: [{pattern: '*', stored: }]\n": "`stored` must be a partition",
     "name: a\nvariables: x\n": "`variables` must be a list of strings, got 'x'",
     "name: a\nbatch_axes: shard\n": "`batch_axes` must be a list of strings, got 's",
     "name: a\nrules: [{pattern: 3}]\n": "`pattern` must be a string",
