@@ -88,22 +88,24 @@ def assert_replica_invariant(
       step_fn: With an optimizer from `wrap_optimizer`.
       init_fn: Makes its state.
       batch: One global batch, which divides by replicas times microbatches.
-      replicas: Numbers of replicas; of devices, under a strategy that partitions.
+      replicas: Numbers of replicas; of devices, under a strategy that partitions, and
+        those that do not fit its sizes are left out.
       accumulate: Numbers of microbatches. Leave it at (1,) for batch norm over the
         whole microbatch, on which the answer depends.
       at_steps: After how many updates gradients are compared; the last is where
         trajectories are.
       seed: Of the run.
       strategy: As `Replicator` takes it. Each answer under it is compared with that of
-        one device; without a wrapped optimizer trajectories alone are.
+        one device; without a wrapped optimizer trajectories alone are, and of
+        `accumulate` only 1.
 
     Returns:
       What was compared, and what was not.
 
     Raises:
       InvarianceError: An answer differs; the message names where.
-      ArgumentError: There are too few devices, no wrapped optimizer, or an argument
-        is of a wrong kind.
+      ArgumentError: There are too few devices, no wrapped optimizer, no number of
+        devices that fits `strategy`, or an argument is of a wrong kind.
 
     >>> report = assert_replica_invariant(
     ...     step_fn, init_fn, batch, replicas=(1, 2), accumulate=(1,), at_steps=(0, 1)
@@ -122,11 +124,20 @@ def assert_replica_invariant(
                 f"`{name}` must be a list of numbers, got {value!r}. Write "
                 f"`{name}=({value},)`."
             )
+    replicas, left_out = _that_fit(strategy, replicas)
     case = _Case(step_fn, init_fn, batch, seed, strategy)
-    settings = [(n, k) for n in replicas for k in accumulate if (n, k) != (1, 1)]
     states = case.visit(sorted(at_steps), 1, 1)
+    if _partitions(strategy) and not optimizer_states(states[min(states)]):
+        left_out += [
+            f"accumulate={k}: no optimizer is a wrapped one"
+            for k in accumulate
+            if k > 1 and 1 in accumulate
+        ]
+        accumulate = [1] if 1 in accumulate else accumulate
+    settings = [(n, k) for n in replicas for k in accumulate if (n, k) != (1, 1)]
     comparisons = list(case.compare_gradients(states, settings))
-    left_out = [] if comparisons else ["gradients: no optimizer is a wrapped one"]
+    if not comparisons:
+        left_out.append("gradients: no optimizer is a wrapped one")
     left_out += [
         f"`{path}`, a `PerReplica` leaf: each replica has its own"
         for path, node in named_leaves(states[min(states)], is_leaf=is_per_replica)
@@ -289,6 +300,32 @@ def _partitions(strategy: Strategy | Builder | None) -> bool:
     return callable(strategy) or (
         strategy is not None and strategy.kind == "partitions"
     )
+
+
+def _that_fit(
+    strategy: Strategy | Builder | None, replicas: Sequence[int]
+) -> tuple[list[int], list[str]]:
+    """Return the numbers of devices that a strategy fits, and words for the others.
+
+    What a builder fits is not known before there are variables; one device is the
+    oracle, which no strategy is asked for.
+
+    Raises:
+      ArgumentError: It fits none of those above 1.
+    """
+    if not (isinstance(strategy, Strategy) and _partitions(strategy)):
+        return list(replicas), []
+    refusals: dict[int, ArgumentError] = {}
+    for n in replicas:
+        try:
+            strategy.sizes(n)
+        except ArgumentError as refusal:
+            if n != 1:
+                refusals[n] = refusal
+    fitting = [n for n in replicas if n not in refusals]
+    if refusals and fitting in ([], [1]):
+        raise refusals[max(refusals)]
+    return fitting, [f"replicas={n}: {refusal}" for n, refusal in refusals.items()]
 
 
 def _make_gradients(step_fn: StepFn, layout: Layout, accumulate: int) -> Callable:

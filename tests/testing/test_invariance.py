@@ -299,6 +299,33 @@ def test_an_unmodified_step_is_compared_by_its_trajectory():
     assert "not checked: gradients" in str(report)
 
 
+def test_what_an_unmodified_step_and_a_strategy_cannot_do_is_left_out():
+    # The defaults of both, as in the page of strategies; one that fits 4 and 8 devices.
+    init_fn, step_fn = trainer(lenient(optax.adam(1e-2)))
+    strategy = strategies.hybrid(shard=4, whole_below_bytes=0)
+    report = assert_replica_invariant(
+        step_fn, init_fn, regression_batch(), at_steps=(1,), strategy=strategy
+    )
+    assert {(each.replicas, each.accumulate) for each in report.comparisons} == {
+        (4, 1),
+        (8, 1),
+    }
+    named = [line.partition(":")[0] for line in report.left_out]
+    assert named == [
+        "replicas=2",
+        "accumulate=2",
+        "accumulate=4",
+        "gradients",
+    ]
+
+
+def test_a_strategy_that_fits_no_number_of_devices_asked_for_is_refused():
+    init_fn, step_fn = trainer(lenient(optax.adam(1e-2)))
+    options = {"replicas": (1, 2), "strategy": strategies.hybrid(shard=4)}
+    with pytest.raises(ArgumentError, match="`strategy` must fit 2 devices"):
+        assert_invariant(step_fn, init_fn, regression_batch(), **options)
+
+
 def test_the_report_says_what_was_checked():
     init_fn, step_fn = trainer(wrap_optimizer(SGD))
     report = assert_invariant(
