@@ -1,6 +1,7 @@
 """What is said of a learner; refused where it is written, if it does not fit."""
 
 import dataclasses
+import math
 from typing import Any
 
 from replicator.base.types import InitFn, PyTree, StepFn
@@ -101,7 +102,7 @@ class LearnerOptions:
 
     def _check_cut(self) -> None:
         """Refuse a batch that cannot be cut over processes, replicas, microbatches."""
-        replicas = 1 if self.is_partitioned else self.replicas or 1
+        replicas = self._batch_owners()
         if self.replicas is not None and replicas % self.processes:
             raise ArgumentError(
                 f"`replicas` must divide evenly over {self.processes} processes, got "
@@ -109,10 +110,11 @@ class LearnerOptions:
             )
         accumulate = self.session.get("accumulate", 1)
         check_count("accumulate", accumulate)
+        owners = "devices" if self.is_partitioned else "replicas"
         cuts = {
-            "replicas": replicas,
+            owners: replicas,
             "processes": self.processes,
-            "microbatches of all replicas": accumulate * replicas,
+            f"microbatches of all {owners}": accumulate * replicas,
         }
         for name, parts in cuts.items():
             if self.batch_size % parts:
@@ -121,6 +123,18 @@ class LearnerOptions:
                     f"`batch_size` must divide evenly over {parts} {name}, got "
                     f"{self.batch_size}. Use {fits}."
                 )
+
+    def _batch_owners(self) -> int:
+        """Count the replicas, or devices, that each get rows of their own.
+
+        1 where that is not known yet: under a builder, or on all devices there are.
+        """
+        if isinstance(self.strategy, Strategy) and self.is_partitioned:
+            if self.replicas is None:
+                return 1
+            sizes = self.strategy.sizes(self.replicas)
+            return math.prod(sizes[axis] for axis in self.strategy.batch_axes)
+        return 1 if self.is_partitioned else self.replicas or 1
 
     def _check_session(self) -> None:
         said = self.session

@@ -44,6 +44,18 @@ REFUSED = [
     ({"spikes": options.Spikes(action="rollback")}, "`on_nonfinite` must be left out"),
     ({"on_nonfinite": "skip", "fixed_lag": 1}, 'Use "raise" with `fixed_lag`'),
     ({"strategy": "fsdp"}, "`strategy` must be a `Strategy`"),
+    (
+        {"strategy": FSDP, "replicas": 8, "batch_size": 6},
+        "`batch_size` must divide evenly over 8 devices, got 6. Use 8",
+    ),
+    (
+        {"strategy": FSDP, "replicas": 8, "accumulate": 2},
+        "evenly over 16 microbatches of all devices, got 8. Use 16",
+    ),
+    (
+        {"strategy": strategies.hybrid(shard=4), "replicas": 2},
+        "`strategy` must fit 2 devices",
+    ),
     ({"strategy": FSDP, "processes": 2}, "`processes` must be left out .* got 2"),
     ({"strategy": FSDP, "fixed_lag": 0}, "`fixed_lag` must be left out .* got 0"),
     ({"steps_per_call": 2, "fixed_lag": 1}, "`steps_per_call` must be left out"),
@@ -55,6 +67,11 @@ REFUSED = [
 def test_what_does_not_fit_is_refused_where_it_is_written(given, message):
     with pytest.raises(ArgumentError, match=message):
         node(**given)
+
+
+def test_a_batch_that_is_whole_on_each_device_need_not_divide():
+    split = strategies.tensor_parallel({"*": ("model",)})
+    node(strategy=split, replicas=8, batch_size=6)
 
 
 @pytest.mark.parametrize(
