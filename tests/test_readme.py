@@ -113,15 +113,17 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
     assert names["result"].evaluation["examples"] == 96
 
 
-def test_the_page_of_strategies_runs():
+@pytest.mark.parametrize(("devices", "sizes"), [(8, (2, 4, 1)), (1, (1, 1, 1))])
+def test_the_page_of_strategies_runs(devices, sizes):
     page = (ROOT / "replicator" / "strategies" / "README.md").read_text()
     init_fn, step_fn = trainer(adam())
     names = {"init_fn": init_fn, "step_fn": step_fn, "batch": regression_batch()}
     names["dataset"] = [names["batch"]]
     for block in blocks_of(page):
-        exec(compile(shortened(block), "strategies/README.md", "exec"), names)
+        code = shortened(block).replace("Replicator(", f"Replicator({devices}, ")
+        exec(compile(code, "strategies/README.md", "exec"), names)
     names["rep"].init(init_fn)
-    assert dict(names["rep"].mesh.shape) == {"replica": 2, "shard": 4, "model": 1}
+    assert tuple(names["rep"].mesh.shape.values()) == sizes
 
 
 @pytest.mark.slow

@@ -21,21 +21,17 @@ def assert_collectives(
       found: What `rep.inspect` returned.
       expected: How often a call does each kind, a number or a range of them; `0` says
         what is left out. A key is a kind, `"all-gather"`, or a kind along axes of the
-        mesh, `"all-reduce replica,shard"`.
+        mesh, in its order, `"all-reduce replica,shard"`.
 
     Raises:
       CollectivesError: There are others; it says how many, and from which lines.
-      ArgumentError: A key names no kind.
+      ArgumentError: A key names no kind, or what are no axes of the mesh.
 
     >>> rep = replicator.Replicator()
     >>> assert_collectives(rep.inspect(step_fn, init_fn, batch), {"all-reduce": 1})
     """
     for key in expected:
-        if key.partition(" ")[0] not in KINDS:
-            raise ArgumentError(
-                f"`expected` must name kinds of collectives, got {key!r}. Write one of "
-                f"{', '.join(KINDS)}."
-            )
+        _check_key(key, tuple(found.mesh))
     named = {each for key in expected for each in _matching(found, key)}
     others = {each.name: 0 for each in found.collectives if each not in named}
     differing: dict[str, list[Collective]] = {}
@@ -46,6 +42,22 @@ def assert_collectives(
             differing[f"{key} {count} times instead of {_written(wanted)}"] = matching
     if differing:
         raise CollectivesError(_message(differing))
+
+
+def _check_key(key: str, mesh: tuple[str, ...]) -> None:
+    kind, *axes = key.split(" ", 1)
+    if kind not in KINDS:
+        raise ArgumentError(
+            f"`expected` must name kinds of collectives, got {key!r}. Write one of "
+            f"{', '.join(KINDS)}."
+        )
+    named = axes[0].split(",") if axes else []
+    # Another name, or order, would match nothing: 0 of it were always right.
+    if named != [axis for axis in mesh if axis in named]:
+        raise ArgumentError(
+            f"`expected` must name axes of the mesh, in its order, got {key!r}. Write "
+            f'"{kind} {",".join(mesh)}", or leave some out.'
+        )
 
 
 def _matching(found: Inspection, key: str) -> list[Collective]:

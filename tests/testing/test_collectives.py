@@ -71,3 +71,9 @@ def test_a_range_is_told_by_its_ends(found):
 def test_a_key_that_is_no_kind_is_refused(found):
     with pytest.raises(ArgumentError, match="must name kinds of collectives, got 'psu"):
         assert_collectives(found, {"psum": 1})
+
+
+@pytest.mark.parametrize("axes", ["shrad", "shard,replica", "shard,shard", ""])
+def test_a_key_whose_axes_could_match_nothing_is_refused(found, axes):
+    with pytest.raises(ArgumentError, match="must name axes of the mesh, in its order"):
+        assert_collectives(found, {f"all-to-all {axes}": 0})
