@@ -34,6 +34,9 @@ def zero1(
 ) -> Strategy:
     """Cut the optimizer's state; parameters and gradients are whole.
 
+    With `accumulate` the sums of gradients are gathered at every microbatch: there take
+    `zero2`.
+
     Args:
       replicas: Whole copies, each on its part of the devices.
       shards: Devices that share a copy; all that there are by default.
@@ -60,7 +63,11 @@ def fsdp(
     shards: int | None = None,
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
 ) -> Strategy:
-    """Cut all state; each parameter is whole where it is multiplied, and only then.
+    """Cut all state; each parameter is whole where it is multiplied.
+
+    XLA merges its gathers forward and backward into one, and it stays whole between,
+    but in layers under `jax.checkpoint`. State that is no parameter (replay buffers,
+    caches) is gathered where it is used, too, unless its rule has `computed="shard"`.
 
     Args: as for `zero1`.
 
