@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
@@ -26,7 +25,7 @@ from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.layout import STATE, Layout, examples
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
-from replicator.engine.step.state import check_own_axes
+from replicator.engine.step.state import as_arrays, check_own_axes
 from replicator.errors import ArgumentError, check_whole
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
@@ -155,7 +154,7 @@ class BlockRunner:
         return _Programs(make(block), make(2 * block), block, is_cut=devices > 1)
 
     def _place(self, state: PyTree) -> PyTree:
-        state = jax.tree.map(jnp.asarray, state)
+        state = as_arrays(state)
         check_own_axes("state", state, self._layout)
         return put(state, self._layout.state_shardings(state))
 
