@@ -20,6 +20,7 @@ from replicator.base.mesh import replica_mesh
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
 from replicator.distributed.report_progress import require_joined
+from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.eager_calls import require_eager
@@ -28,7 +29,6 @@ from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
 from replicator.engine.inspection.inspection import Inspection
 from replicator.engine.layout import Layout
-from replicator.engine.make_step import compiled_step, debug_step, make_layout
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step import optimizer as optimizers
@@ -99,7 +99,9 @@ class Replicator:
         if compilation_cache:
             enable_compilation_cache()
         mesh = replica_mesh(num_replicas, devices=devices)
-        self._layout: Layout = make_layout(mesh, strategy, reduction=reduction)
+        self._layout: Layout = make_step.make_layout(
+            mesh, strategy, reduction=reduction
+        )
         self._defaults = CompileOptions(
             max_in_flight=max_in_flight, reduction=reduction
         )
@@ -137,8 +139,10 @@ class Replicator:
         """Reduce gradients over replicas, then let `tx` update.
 
         See `replicator.wrap_optimizer` for arguments, result and errors; this one adds
-        the replicator's `reduction`.
+        the replicator's `reduction`. Under a strategy that partitions `accumulate` is
+        for `compile` alone.
         """
+        make_step.check_own_sums(self._layout, accumulate)
         return optimizers.wrap_optimizer(
             tx,
             name=name,
@@ -241,8 +245,8 @@ class Replicator:
             checks=checks,
         )
         if debug:
-            return debug_step(step_fn, options, counted=False)
-        return compiled_step(step_fn, self._layout, options, counted=False)
+            return make_step.debug_step(step_fn, options, counted=False)
+        return make_step.compiled_step(step_fn, self._layout, options, counted=False)
 
     def inspect(
         self,
@@ -455,7 +459,7 @@ class Replicator:
 
         Args:
           eval_fn: As in `evaluate`.
-          block: Examples that it gets at a time, on any number of replicas.
+          block: Examples that it gets at a time; rounded up for devices to share.
 
         Returns:
           The evaluation, compiled at its first call.

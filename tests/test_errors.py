@@ -1874,6 +1874,13 @@ ROWS = [
         "`reduction` must be 'fast' under a strategy that partitions, got 'ordered'"
         " and fsdp. Leave it out: no replicas stand in order.",
     ),
+    Row(
+        "Sums of an own loop where a strategy makes all devices one replica",
+        lambda: replicas(8, strategy=FSDP).wrap_optimizer(optax.sgd(1.0), accumulate=2),
+        ArgumentError,
+        "`accumulate` must be 1 for an optimizer that is wrapped under a strategy that "
+        "partitions, got 2. Accumulate with `rep.compile(step_fn, accumulate=2)`.",
+    ),
 ]
 
 

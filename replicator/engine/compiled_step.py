@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 from replicator.base.flat_tree import FlatTree
@@ -42,7 +41,7 @@ from replicator.engine.sharded_step import (
 )
 from replicator.engine.step.donation import Alike, Donation
 from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.state import check_own_axes, state_shapes
+from replicator.engine.step.state import as_arrays, check_own_axes, state_shapes
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.inputs.placement import Placed, place, placed_shapes
 from replicator.monitoring.phases import Phases
@@ -260,7 +259,7 @@ class CompiledStep:
         self, flat: FlatTree, batch: PyTree, key: Key | None
     ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state in its place."""
-        state = jax.tree.map(jnp.asarray, flat.tree)
+        state = as_arrays(flat.tree)
         check_own_axes("state", state, self._layout)
         check_keys(key, self._options.steps_per_call)
         state = put(state, self._layout.state_shardings(state))

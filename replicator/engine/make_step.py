@@ -58,6 +58,20 @@ def make_layout(
     return PartitionedLayout(strategy, list(mesh.devices.flat))
 
 
+def check_own_sums(layout: Layout, accumulate: int) -> None:
+    """Refuse an optimizer that adds up, call by call, what each replica has.
+
+    Raises:
+      ArgumentError: `accumulate` is not 1, and all devices are one replica.
+    """
+    if isinstance(layout, PartitionedLayout) and accumulate != 1:
+        raise ArgumentError(
+            "`accumulate` must be 1 for an optimizer that is wrapped under a strategy "
+            f"that partitions, got {accumulate}. Accumulate with "
+            f"`rep.compile(step_fn, accumulate={accumulate})`."
+        )
+
+
 def compiled_step(
     step_fn: StepFn,
     layout: Layout,

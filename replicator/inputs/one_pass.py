@@ -45,6 +45,7 @@ def open_one_pass(
     layout: BatchLayout,
     *,
     replica_batch: int,
+    blocks: int = 1,
     options: InputOptions | None = None,
 ) -> Prefetcher[PyTree]:
     """Read a dataset once in the background, whatever the sizes of its batches.
@@ -53,12 +54,14 @@ def open_one_pass(
       dataset: As in `open_input`; it must end.
       layout: How batches lie on devices.
       replica_batch: Examples that each replica gets at a time.
+      blocks: Equal blocks that one replica's examples come in, each cut over devices.
       options: How to read; `steps` counts batches of the dataset, and `accumulate`,
         `steps_per_call`, `epochs` and `remainder` mean nothing here.
 
     Returns:
       An iterator of global arrays `{"batch": ..., "mask": ...}`: leaves [replicas *
-      replica_batch, ...], and 0 in `mask` for what only fills up.
+      replica_batch, ...], or [blocks, replica_batch / blocks, ...] for more than one
+      block, and 0 in `mask` for what only fills up.
 
     Raises:
       ArgumentError: `dataset` cannot be read in this mode.
@@ -84,6 +87,7 @@ def open_one_pass(
         _placed(
             [_recut_source(source, size, options) for source in sources],
             count,
+            Placement(layout, blocks, 1, whole=count == 1),
             layout,
             reading,
         ),
@@ -128,6 +132,7 @@ def recut(
 def _placed(
     sources: Sequence[Source],
     num_pipelines: int,
+    placement: Placement,
     layout: BatchLayout,
     options: InputOptions,
 ) -> Generator[PyTree, None, None]:
@@ -139,7 +144,6 @@ def _placed(
         options=options,
         in_step=read_sync_over(layout.mesh, num_pipelines=num_pipelines, once=False),
     )
-    placement = Placement(layout, 1, 1, whole=whole)
     with contextlib.closing(batches):
         for batch in batches:
             yield placement.put(batch.value)

@@ -3,11 +3,14 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from replicator import Replicator, strategies
+from replicator.engine.evaluation.blocks import BlockRunner
+from replicator.engine.metrics.declared import Concat, Sum
 from replicator.errors import ArgumentError, BatchError
 from tests.steps import adam, mlp, mlp_loss, regression_batch, trainer
 
@@ -233,9 +236,45 @@ def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
         rep.compile(step_fn, accumulate=2)(rep.init(init_fn), batch)
 
 
-def test_a_block_that_devices_cannot_share_is_refused():
-    with pytest.raises(ArgumentError, match="`block` must be a multiple of 2"):
-        over(FSDP).compile_evaluation(lambda state, rows: {}, block=3)
+@pytest.mark.parametrize("strategy", [FSDP, lambda variables, devices: FSDP])
+def test_a_first_evaluation_counts_each_example_once_in_blocks_of_any_size(strategy):
+    found = over(strategy).evaluate(
+        lambda state, rows: {
+            "mean": rows["x"].sum(-1),
+            "rows": Concat(rows["x"][:, 0]),
+            "sum": Sum((rows["x"][:, 0] * rows["mask"]).sum()),
+        },
+        [{"x": batch["x"][:13]}],
+        state=init_fn(None),
+        block=3,  # 8 devices share 8
+    )
+    x = batch["x"][:13]
+    np.testing.assert_allclose(found["mean"], x.sum(-1).mean(), rtol=1e-5)
+    np.testing.assert_array_equal(found["rows"], x[:, 0])
+    np.testing.assert_allclose(found["sum"], x[:, 0].sum(), rtol=1e-5)
+    assert found["examples"] == 13
+
+
+def block_flops(rep):
+    """Return what a device computes of a block of 64, by the compiler's count."""
+    seen = []
+    runner = BlockRunner(
+        lambda state, rows, real: jnp.tanh(rows @ state["w"]) @ state["w"],
+        rep.layout,
+        name="fn",
+        block=64,
+        check=seen.append,
+    )
+    state = {"w": np.eye(32, dtype=np.float32)}
+    data = [np.ones((64, 32), np.float32)]
+    runner.run(state, data, lambda block: None, inputs=None)
+    program = runner.programs.run.lower(seen[0].state, seen[0].rows)
+    return program.compile().cost_analysis()["flops"]
+
+
+def test_no_device_computes_the_rows_of_another_in_an_evaluation():
+    alone = Replicator(1, compilation_cache=False)
+    assert block_flops(over(FSDP)) < 1.2 * block_flops(alone) / 8
 
 
 def test_a_batch_that_devices_cannot_share_is_refused_as_such():

@@ -114,10 +114,16 @@ def trained(name, directory, steps):
     predicted = rep.predict(
         lambda state, rows: mlp(state["params"], rows["x"]), rows, state
     )
+
+    def uneven(context):
+        parts = np.array_split(np.arange(11.0), context.num_pipelines)
+        return [{"x": parts[context.pipeline_index]}]
+
     return {
         "params": whole_on_host(state["params"]),
         "evaluated": evaluated["loss"],
         "predicted": predicted,
+        "uneven": rep.predict(lambda state, rows: rows["x"], uneven, state),
     }
 
 

@@ -72,6 +72,7 @@ def test_every_process_gets_evaluations_and_predictions(laws, layout, name):
         np.testing.assert_allclose(
             value["predicted"], mlp(params, batch["x"]), rtol=1e-4, atol=1e-5
         )
+        np.testing.assert_array_equal(sorted(value["uneven"]), range(11))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

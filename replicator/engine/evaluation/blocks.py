@@ -4,15 +4,18 @@ The stream of examples is cut into blocks of a fixed size. Every block passes th
 `lax.scan` body, always as one of `BLOCKS_PER_CALL`, so its numbers depend neither on
 how many replicas there are nor on how the dataset is batched; the host gets blocks in
 example order. The last ones are filled up with examples that are there already.
+
+One replica on many devices has every block cut over them: none computes the rows of
+another.
 """
 
-import math
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 
@@ -22,7 +25,7 @@ from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.layout import STATE, Layout, examples
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
-from replicator.engine.step.state import check_own_axes
+from replicator.engine.step.state import as_arrays, check_own_axes
 from replicator.errors import ArgumentError, check_whole
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
@@ -41,7 +44,7 @@ class Block(NamedTuple):
     """What one block of examples yielded: NumPy leaves."""
 
     outputs: PyTree
-    real: int  # how many of its rows are examples; the others only fill up
+    real: np.ndarray  # which of its rows are examples; the others only fill up
     replica: int  # which replica ran it
 
 
@@ -55,6 +58,7 @@ class Traced(NamedTuple):
       jaxpr: The program, on the leaves of the state and of the rows.
       state: What it is called with.
       rows: Likewise, `{"batch": ..., "mask": ...}`.
+      block: Examples in a block.
     """
 
     outputs: PyTree
@@ -62,6 +66,7 @@ class Traced(NamedTuple):
     jaxpr: core.Jaxpr
     state: PyTree
     rows: PyTree
+    block: int
 
 
 class BlockRunner:
@@ -71,12 +76,13 @@ class BlockRunner:
       block_fn: What one replica does with one block.
       layout: How replicas lie on devices.
       name: Of the user's function, in errors.
-      block: Examples in a block. Bits depend on it.
+      block: Examples in a block. Bits depend on it. It is rounded up to a multiple of
+        the devices that share a replica's examples.
       max_in_flight: Calls dispatched and not yet finished, at most.
       check: Refuses outputs that will not do, once for each signature.
 
     Raises:
-      ArgumentError: `block` is no whole number, or below 1, or too small to share.
+      ArgumentError: `block` is no whole number, or below 1.
     """
 
     def __init__(
@@ -92,21 +98,12 @@ class BlockRunner:
         check_whole("block", block)
         if block < 1:
             raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
-        # One replica on many devices: each gets its part of the blocks of a call.
-        parts = len(layout.batch_owners) // layout.num_replicas
-        unit = parts // math.gcd(parts, BLOCKS_PER_CALL)
-        if block % unit:
-            raise ArgumentError(
-                f"`block` must be a multiple of {unit} where a replica has {parts} "
-                f"devices, got {block}. Use {block + -block % unit}."
-            )
+        self._block_fn = block_fn
         self._layout = layout
         self._name = name
         self._block = block
         self._max_in_flight = max_in_flight
         self._check = check
-        self._program = _make_program(block_fn, layout, block)
-        self._doubled = _make_program(block_fn, layout, 2 * block)
         self._checked: set[tuple] = set()
 
     def run(
@@ -127,23 +124,37 @@ class BlockRunner:
           inputs: How the dataset is read.
         """
         state = self._place(state)
+        programs = self.programs
         ahead = RunAhead(self._max_in_flight)
         waiting: deque[_Outputs] = deque()
-        rows = BLOCKS_PER_CALL * self._block
         with open_one_pass(
-            dataset, self._layout, replica_batch=rows, options=inputs
+            dataset,
+            self._layout,
+            replica_batch=BLOCKS_PER_CALL * programs.block,
+            blocks=BLOCKS_PER_CALL if programs.is_cut else 1,
+            options=inputs,
         ) as batches:
             for batch in batches:
                 self._check_once(state, batch)
-                waiting.append(self._program(state, batch))
+                waiting.append(programs.run(state, batch))
                 ahead.admit(waiting[-1])
                 while len(waiting) > ahead.in_flight:
-                    _hand_over(waiting.popleft(), take)
+                    _hand_over(waiting.popleft(), programs.block, take)
         for outputs in waiting:
-            _hand_over(outputs, take)
+            _hand_over(outputs, programs.block, take)
+
+    @functools.cached_property
+    def programs(self) -> "_Programs":
+        """The programs; a builder of strategies has seen the state before."""
+        devices = len(self._layout.batch_owners) // self._layout.num_replicas
+        block = self._block + -self._block % devices
+        make = functools.partial(
+            _make_program, self._block_fn, self._layout, is_cut=devices > 1
+        )
+        return _Programs(make(block), make(2 * block), block, is_cut=devices > 1)
 
     def _place(self, state: PyTree) -> PyTree:
-        state = jax.tree.map(jnp.asarray, state)
+        state = as_arrays(state)
         check_own_axes("state", state, self._layout)
         return put(state, self._layout.state_shardings(state))
 
@@ -152,20 +163,22 @@ class BlockRunner:
         signature = (treedef, *[(leaf.shape, leaf.dtype) for leaf in leaves])
         if signature in self._checked:
             return
-        traced = self._program.trace(state, rows)
+        programs = self.programs
+        traced = programs.run.trace(state, rows)
         jaxpr = traced.jaxpr.jaxpr
         _refuse_collectives(jaxpr, self._name)
         outputs, doubled = traced.out_info.outputs, self._double(state, rows)
-        self._check(Traced(outputs, doubled, jaxpr, state, rows))
+        self._check(Traced(outputs, doubled, jaxpr, state, rows, programs.block))
         self._checked.add(signature)
 
     def _double(self, state: PyTree, rows: PyTree) -> PyTree:
         try:
-            return jax.eval_shape(self._doubled, state, rows).outputs
+            return jax.eval_shape(self.programs.doubled, state, rows).outputs
         except Exception as failure:
             failure.add_note(
-                f"`{self._name}` was traced with {2 * self._block} examples, after "
-                f"{self._block}, to see which results have one row per example."
+                f"`{self._name}` was traced with {2 * self.programs.block} examples, "
+                f"after {self.programs.block}, to see which results have one row per "
+                "example."
             )
             raise
 
@@ -175,15 +188,39 @@ def has_rows(leaf: Any, doubled: Any, block: int) -> bool:
     return leaf.shape[1:2] == (block,) and doubled.shape[1:2] == (2 * block,)
 
 
+class _Programs(NamedTuple):
+    """What runs blocks.
+
+    Attributes:
+      run: The jitted `program(state, {"batch", "mask"}) -> _Outputs`.
+      doubled: The same for blocks of twice the examples; only traced.
+      block: Examples in a block.
+      is_cut: Whether rows come as [blocks, block, ...], each block cut over devices.
+    """
+
+    run: Any
+    doubled: Any
+    block: int
+    is_cut: bool
+
+
 class _Outputs(NamedTuple):
-    """What one call hands back; leaves have a leading axis of blocks."""
+    """What one call hands back; leaves have a leading axis of blocks.
+
+    Attributes:
+      outputs: Of the function.
+      real: How many rows of each block are examples: the first ones. Of blocks that are
+        cut, which rows: processes that read for themselves fill up their own.
+    """
 
     outputs: PyTree
-    real: jax.Array  # how many rows of each block are examples
+    real: jax.Array
 
 
-def _make_program(block_fn: BlockFn, layout: Layout, block: int) -> Any:
-    """Return the jitted `program(state, {"batch", "mask"}) -> _Outputs`."""
+def _make_program(
+    block_fn: BlockFn, layout: Layout, block: int, *, is_cut: bool
+) -> Any:
+    """Return a program; see `_Programs`."""
 
     def replica(state: PyTree, rows: PyTree) -> _Outputs:
         leaves, treedef = jax.tree.flatten(state)
@@ -192,22 +229,25 @@ def _make_program(block_fn: BlockFn, layout: Layout, block: int) -> Any:
             # Built anew for each block: a module that counts or keeps statistics
             # changes a copy of its own, and the next block meets it as it was.
             own, real = treedef.unflatten(leaves), each[MASK]
-            return carry, _Outputs(block_fn(own, each[BATCH], real), real.sum())
+            outputs = block_fn(own, each[BATCH], real)
+            return carry, _Outputs(outputs, real if is_cut else real.sum())
 
-        blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[1:]), rows)
+        after = 1 + int(is_cut)
+        blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[after:]), rows)
         return lax.scan(run, None, blocks)[1]
 
-    rows = examples()
-    return jax.jit(layout.spread(replica, inputs=(STATE, rows), outputs=rows))
+    inputs = (STATE, examples(axis=int(is_cut)))
+    return jax.jit(layout.spread(replica, inputs=inputs, outputs=examples()))
 
 
-def _hand_over(found: _Outputs, take: Callable[[Block], None]) -> None:
+def _hand_over(found: _Outputs, block: int, take: Callable[[Block], None]) -> None:
     """Fetch what a call found: every process has the blocks of all."""
     found = jax.device_get(found)
-    for index, real in enumerate(found.real):
-        if real:
+    for index, given in enumerate(found.real):
+        real = given != 0 if np.ndim(given) else np.arange(block) < given
+        if real.any():
             outputs = jax.tree.map(lambda x, i=index: x[i], found.outputs)
-            take(Block(outputs, int(real), replica=index // BLOCKS_PER_CALL))
+            take(Block(outputs, real, replica=index // BLOCKS_PER_CALL))
 
 
 def _refuse_collectives(jaxpr: core.Jaxpr, name: str) -> None:

@@ -66,7 +66,7 @@ class Evaluation:
             layout,
             name="eval_fn",
             block=block,
-            check=lambda traced: check_exact(traced, block),
+            check=check_exact,
             max_in_flight=max_in_flight,
         )
 

@@ -50,7 +50,6 @@ class Prediction:
         max_in_flight: int = DEFAULT_RUN_AHEAD,
     ) -> None:
         check_function("predict_fn", predict_fn, "state, batch")
-        self._block = block
 
         def run(state: PyTree, batch: PyTree, real: jax.Array) -> PyTree:
             del real
@@ -62,7 +61,7 @@ class Prediction:
             layout,
             name="predict_fn",
             block=block,
-            check=self._check,
+            check=_check_rows,
             max_in_flight=max_in_flight,
         )
 
@@ -84,20 +83,21 @@ class Prediction:
         kept: list[PyTree] = []
 
         def take(block: Block) -> None:
-            kept.append(jax.tree.map(lambda rows: rows[: block.real], block.outputs))
+            kept.append(jax.tree.map(lambda rows: rows[block.real], block.outputs))
 
         self._runner.run(state, dataset, take, inputs=inputs)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *kept)
 
-    def _check(self, traced: Traced) -> None:
-        doubled = jax.tree.leaves(traced.doubled)
-        leaves = named_leaves(traced.outputs)
-        if not leaves:
-            _refuse("nothing")
-        for (path, leaf), other in zip(leaves, doubled, strict=True):
-            if not has_rows(leaf, other, self._block):
-                found = describe(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
-                _refuse(f"{found} for `{path}`" if path else found)
+
+def _check_rows(traced: Traced) -> None:
+    doubled = jax.tree.leaves(traced.doubled)
+    leaves = named_leaves(traced.outputs)
+    if not leaves:
+        _refuse("nothing")
+    for (path, leaf), other in zip(leaves, doubled, strict=True):
+        if not has_rows(leaf, other, traced.block):
+            found = describe(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+            _refuse(f"{found} for `{path}`" if path else found)
 
 
 def _refuse(found: str) -> None:

@@ -28,12 +28,11 @@ DATA_MARK: frozenset[int] = frozenset({0})
 MASK_MARK: frozenset[int] = frozenset({1})
 
 
-def check_exact(traced: Traced, block: int) -> None:
+def check_exact(traced: Traced) -> None:
     """Check every metric that a block reports.
 
     Args:
       traced: Its outputs are the metrics, and what each row counts.
-      block: Examples per block.
 
     Raises:
       ArgumentError: A metric could not be merged exactly.
@@ -46,7 +45,7 @@ def check_exact(traced: Traced, block: int) -> None:
             _Leaf(
                 text=describe(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)),
                 scalar=leaf.ndim == 1,
-                by_row=has_rows(leaf, other, block),
+                by_row=has_rows(leaf, other, traced.block),
                 data=mark >= DATA_MARK,
                 mask=mark >= MASK_MARK,
             )

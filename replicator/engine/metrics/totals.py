@@ -22,12 +22,12 @@ class BlockRows:
     """Which rows of one block count.
 
     Attributes:
-      real: How many of its rows are examples; the others only fill up.
+      real: Which of its rows are examples, [block]; the others only fill up.
       weights: What each row counts: [block].
       replica: Which replica ran it.
     """
 
-    real: int
+    real: np.ndarray
     weights: np.ndarray
     replica: int
 
@@ -54,13 +54,13 @@ class MetricTotals:
           metrics: NumPy leaves; the same structure every time.
           rows: Its examples.
         """
-        if not rows.real:
+        if not rows.real.any():
             return
         found, structure = jax.tree.flatten(metrics, is_leaf=is_metric)
         if self._structure is None:
             self._structure = structure
             self._totals = [_start(metric, self._num_replicas) for metric in found]
-        self.examples += rows.real
+        self.examples += int(rows.real.sum())
         for total, metric in zip(self._totals, found, strict=True):
             total.add(metric, rows)
 
@@ -125,7 +125,7 @@ class _Rows:
         self._rows: list[np.ndarray] = []
 
     def add(self, metric: Concat, rows: BlockRows) -> None:
-        self._rows.append(np.asarray(metric.value)[: rows.real])
+        self._rows.append(np.asarray(metric.value)[rows.real])
 
     def merged(self) -> np.ndarray:
         return np.concatenate(self._rows)
@@ -145,12 +145,13 @@ class _EachReplica:
             self._sums = jax.tree.map(
                 lambda value: np.zeros((self._replicas, *value.shape)), values
             )
-        self._weights[rows.replica] += rows.real
+        count = rows.real.sum()
+        self._weights[rows.replica] += count
 
-        def count(total: np.ndarray, value: np.ndarray) -> None:
-            total[rows.replica] += value * rows.real
+        def add(total: np.ndarray, value: np.ndarray) -> None:
+            total[rows.replica] += value * count
 
-        jax.tree.map(count, self._sums, values)
+        jax.tree.map(add, self._sums, values)
 
     def merged(self) -> PyTree:
         def divide(total: np.ndarray) -> np.ndarray:

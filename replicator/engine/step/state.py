@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 from jax.extend import core
 from jax.sharding import Sharding
 
@@ -65,6 +67,21 @@ class FirstState:
 
     shapes: PyTree
     born: Callable[[], PyTree]
+
+
+def as_arrays(state: PyTree) -> PyTree:
+    """Return a state whose leaves have JAX's dtypes, to be put on devices.
+
+    Arrays of NumPy stay on the host: a device may have no room for the whole of what it
+    is to hold a piece of.
+    """
+
+    def array(leaf: Any) -> jax.Array | np.ndarray:
+        if type(leaf) is not np.ndarray or not leaf.dtype.isnative:
+            return jnp.asarray(leaf)
+        return leaf.astype(canonicalize_dtype(leaf.dtype), copy=False)
+
+    return jax.tree.map(array, state)
 
 
 def check_own_axes(name: str, state: PyTree, layout: Layout) -> None:

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from replicator import PerReplica
-from replicator.engine.step.state import first_run
+from replicator.engine.step.state import as_arrays, first_run
 from tests.helpers import replicated_layout
 from tests.steps import assert_equal_bits, regression_batch, replicas
 
@@ -107,3 +107,10 @@ def test_the_key_of_a_step_is_folded_from_the_runs_key_and_its_number():
 )
 def test_keys_do_not_depend_on_how_a_run_is_executed(arguments):
     np.testing.assert_array_equal(recorded(**arguments), recorded())
+
+
+def test_an_array_of_numpy_stays_on_the_host_until_it_is_put_where_it_lies():
+    found = as_arrays({"w": np.ones(3), "n": 1, "of jax": jnp.ones(2)})
+    assert type(found["w"]) is np.ndarray
+    assert found["w"].dtype == jnp.asarray(np.ones(3)).dtype
+    assert isinstance(found["n"], jax.Array)
