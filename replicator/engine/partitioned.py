@@ -323,7 +323,7 @@ def _whole(tree: PyTree) -> list[Placement]:
 
 
 def _mark(placed: Placement) -> Mark | None:
-    if not any(placed.stored):
+    if not any(placed.stored) and not any(placed.computed):
         return None
     return Mark(stored=placed.stored, computed=placed.computed)
 

@@ -234,3 +234,12 @@ def test_what_is_made_of_nothing_may_become_state(update):
     found = new_state(update, strategies.fsdp(whole_below_bytes=0))
 
     np.testing.assert_allclose(found, update(w()["w"]), rtol=1e-6)
+
+
+def test_what_is_stored_whole_is_multiplied_in_the_pieces_that_a_rule_names():
+    rule = strategies.Rule(pattern="w", stored=(), computed=(None, "model"))
+    rep = over(strategies.Rules([rule], model=8))
+    step = rep.compile(lambda state, batch: (state, {"y": (batch["x"] @ state["w"])}))
+    text = step.lower(rep.put(w()), {"x": x}).compile().as_text()
+
+    assert re.search(r"f32\[16,2\]\S* (dot|custom-call)", text)
