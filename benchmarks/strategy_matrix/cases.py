@@ -259,6 +259,12 @@ CASES = (
         tensor=_PAIR,
     ),
     Case(
+        name="scatters",
+        **_trained(models.scatters, **_MLP),
+        batch=_VECTORS,
+        tensor=_PAIR,
+    ),
+    Case(
         name="mixed",
         **_trained(models.mixed, **_MIXED),
         batch=_VECTORS,

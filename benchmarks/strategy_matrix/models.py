@@ -148,6 +148,15 @@ def scatter(params: Params, batch: PyTree) -> Array:
     return mlp({**params, "up": up}, batch)
 
 
+def scatters(params: Params, batch: PyTree) -> Array:
+    """Return the loss of layers whose weights are written into twice, and looked up."""
+    up = params["up"].at[0].set(0.5).at[1].add(params["bias"][0])
+    place = jnp.array([0, 3, 3])
+    down = params["down"].at[place].add(0.1).at[0].set(0.0)
+    seen = jnp.square(down[place]).mean()
+    return mlp({**params, "up": up, "down": down}, batch) + seen
+
+
 def mixed(params: Params, batch: PyTree) -> Array:
     """Return a loss computed in bfloat16, of weights that are kept in two dtypes."""
     half = jnp.bfloat16

@@ -294,6 +294,14 @@ def _traced(fn: Callable[..., Any], given: list) -> tuple[core.ClosedJaxpr, PyTr
         )
         try:
             return jax.make_jaxpr(alone, return_shape=True)(*given)
+        except AssertionError as failure:
+            # What `vmap` says of `lax.pcast(to="varying")`, all that it says.
+            if f"varying=frozenset({{'{REPLICA_AXIS}'}})" in str(failure):
+                refuse_if_partitioned(
+                    f"`lax.pcast` over `{REPLICA_AXIS}`",
+                    "Leave it out, or use `strategies.data_parallel()`.",
+                )
+            raise
         except ValueError as failure:
             if "out_axes is None" not in str(failure):
                 raise
@@ -315,7 +323,7 @@ def _whole(tree: PyTree) -> list[Placement]:
 
 
 def _mark(placed: Placement) -> Mark | None:
-    if not any(placed.stored):
+    if not any(placed.stored) and not any(placed.computed):
         return None
     return Mark(stored=placed.stored, computed=placed.computed)
 

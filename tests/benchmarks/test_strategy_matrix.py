@@ -26,6 +26,7 @@ def under(case, builder, optimizer="adamw"):
     [
         ("while", "fsdp"),
         ("scatter", "rules"),
+        pytest.param("scatters", "replicas2", marks=pytest.mark.slow),
         pytest.param("custom-vjp", "zero2", marks=pytest.mark.slow),
         pytest.param("cond", "rules", marks=pytest.mark.slow),
     ],

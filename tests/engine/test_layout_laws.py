@@ -95,6 +95,11 @@ PARTITIONED = {
         ArgumentError,
         "`lax.axis_index`, .* must be left to strategies that replicate",
     ),
+    "JAX's cast to what varies": Refusal(
+        lambda state, batch: (state, {"n": cast(batch["x"].sum())}),
+        ArgumentError,
+        "`lax.pcast` over `replica` must be left to strategies that replicate",
+    ),
     "groups of replicas": Refusal(
         lambda state, batch: (state, {"n": all_reduce(batch["x"].sum(), groups=[[0]])}),
         ArgumentError,
@@ -142,6 +147,10 @@ batch = {
 
 def own_windows(x):
     make_windows(len(x), stats="replica")
+
+
+def cast(x):
+    return jax.lax.psum(jax.lax.pcast(x, "replica", to="varying"), "replica")
 
 
 def drawn(key):

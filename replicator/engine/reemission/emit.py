@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
 from replicator.engine.analysis.dataflow import scan_sizes, sub_jaxprs
@@ -40,8 +41,11 @@ _CALLS = frozenset(
     }
 )
 _REMAT = frozenset({"checkpoint", "remat", "remat2"})
-# On a mesh of three axes XLA's partitioner makes wrong values of these (jaxlib 0.10.2).
+# On a mesh of several axes XLA's partitioner makes wrong values of scatters in pieces
+# (jaxlib 0.10.2): always of these, and of the others where one follows another. An
+# addition to zeros, which is an embedding's gradient, comes out right.
 _WRONG_IN_PIECES = frozenset({"scatter-mul", "scatter-min", "scatter-max"})
+_SCATTERS = _WRONG_IN_PIECES | {"scatter", "scatter-add", "scatter-sub"}
 _BARRIER = "optimization_barrier"
 
 
@@ -110,9 +114,16 @@ class _Emitter:
                 return atom.val, None
             return values[atom], found.get(atom)
 
+        scattered = set[core.Var]()
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
             cuts = [wanted.get(var) for var in eqn.outvars]
+            if eqn.primitive.name in _SCATTERS:
+                atom, (value, mark) = eqn.invars[0], operands[0]
+                is_second = isinstance(atom, core.Var) and atom in scattered
+                if mark is None and cuts[0] and is_second:
+                    operands[0] = value, _whole_mark(value)
+                scattered.update(eqn.outvars)
             source = eqn.source_info
             stack = source_info_util.current_name_stack() + source.name_stack
             with (
@@ -143,7 +154,7 @@ class _Emitter:
         if len(eqn.outvars) == 1:
             if is_elementwise(eqn):
                 return _bind(eqn, values), [next(filter(None, marks), None)]
-            if marks[0] is not None and (moved := _moved(eqn, marks[0])) is not None:
+            if marks and marks[0] and (moved := _moved(eqn, marks[0])) is not None:
                 return _bind(eqn, values), [moved]
             if is_reduction(eqn):
                 return _bind(eqn, values), none
@@ -153,22 +164,30 @@ class _Emitter:
         self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
     ) -> tuple[list, Marks]:
         """Bind an equation with its operands whole, and what is wanted in pieces."""
-        if any(marks) and _holds_program(eqn):
+        if any(m and any(m.stored) for m in marks) and _holds_program(eqn):
             _log.warning(
                 "`%s` at %s gets variables whole that are stored in pieces: what it "
                 "does inside is not known.",
                 *(eqn.primitive.name, user_line(eqn)),
             )
-        if eqn.primitive.name in _WRONG_IN_PIECES:
-            marks = [mark and _target_mark(mark.stored) for mark in marks]
+        is_whole = eqn.primitive.name in _WRONG_IN_PIECES or (
+            eqn.primitive.name in _SCATTERS and marks[0] is not None
+        )
+        if is_whole:
+            marks = [
+                mark and _whole_mark(value)
+                for value, mark in zip(values, marks, strict=True)
+            ]
         whole = [
             value if mark is None else self.constrain(value, mark.computed)
             for value, mark in zip(values, marks, strict=True)
         ]
         outs = _bind(eqn, whole)
-        if eqn.primitive.name in _WRONG_IN_PIECES:
-            outs = [self.constrain(out, (None,) * out.ndim) for out in outs]
         after = [_target_mark(cut) for cut in cuts]
+        if is_whole:
+            outs = [self.constrain(out, (None,) * out.ndim) for out in outs]
+            # What comes of it and is written into again has to be whole there, too.
+            after = [mark or _whole_mark(outs[0]) for mark in after]
         return [
             out if cut is None else self.constrain(out, cut)
             for out, cut in zip(outs, cuts, strict=True)
@@ -268,6 +287,11 @@ def _target_mark(cut: Cut | None) -> Mark | None:
     if cut is None or not any(cut):
         return None
     return Mark(stored=cut, computed=(None,) * len(cut))
+
+
+def _whole_mark(value: Any) -> Mark:
+    whole = (None,) * jnp.ndim(value)
+    return Mark(stored=whole, computed=whole)
 
 
 def _carried(marks: Marks, cuts: Targets) -> list[Mark | None]:

@@ -239,6 +239,39 @@ def test_what_is_started_and_awaited_apart_counts_once():
     assert scatter.axes == gather.axes == ("shard", "model")
 
 
+# As the TPU compiler of libtpu 0.0.42 writes it, shortened.
+FUSED = """HloModule jit_step, num_partitions=8
+
+%all-reduce-scatter.12 (a: f32[8,16], b: f32[8,16]) -> (f32[8,2], f32[8,2]) {
+  %a = f32[8,16]{1,0:T(8,128)S(1)} parameter(0)
+  %b = f32[8,16]{1,0:T(8,128)S(1)} parameter(1)
+  %sums = (f32[8,16]{1,0}, f32[8,16]{1,0}) all-reduce(%a, %b), GROUPS, to_apply=%add
+  %sum = f32[8,16]{1,0:T(8,128)} get-tuple-element(%sums), index=0
+  %at = u32[] partition-id()
+  ROOT %t = (f32[8,2]{1,0}, f32[8,2]{1,0}) tuple(%sum, %sum)
+}
+
+ENTRY %main (x: f32[8,16]) -> f32[8,2] {
+  %x = f32[8,16]{1,0:T(8,128)} parameter(0)
+  %fusion.25 = (f32[8,2]{1,0}, f32[8,2]{1,0}) fusion(%x, %x), kind=kCustom, CALLS
+  ROOT %r = f32[8,2]{1,0} get-tuple-element(%fusion.25), index=0
+}
+""".replace("GROUPS", "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}").replace(
+    "CALLS",
+    "calls=%all-reduce-scatter.12, metadata="
+    '{op_name="jit(step)/dot" source_file="train.py" source_line=12}',
+)
+
+
+def test_a_fusion_of_a_reduction_and_a_slice_is_the_reduce_scatter_that_it_is():
+    [found] = collectives_of(FUSED, {"shard": 8})
+
+    assert (found.kind, found.count, found.axes) == ("reduce-scatter", 1, ("shard",))
+    assert found.arrays == ("f32[8,16]", "f32[8,16]")
+    assert found.wire_bytes == 7 * 128
+    assert found.source == "train.py:12"
+
+
 def test_text_that_names_lines_itself_is_read_too():
     _, gather = collectives_of(ASYNCHRONOUS, {"shard": 8})
 

@@ -182,3 +182,64 @@ def test_what_is_not_understood_gets_its_weights_whole_and_is_named(caplog):
     rep.compile(step_fn).lower(rep.init(init_fn), {"x": x})
 
     assert "`custom_linear_solve` at" in caplog.text
+
+
+def written_twice(w):
+    return w.at[0].set(1.0).at[1, 2].add(2.0)
+
+
+def gradient_written_into(w):
+    grads = jax.grad(lambda w: jnp.square(written_twice(w)).sum())(w)
+    return w - 0.1 * grads.at[3].set(0.0).at[4].multiply(2.0)
+
+
+def looked_up_and_written_into(w):
+    grads = jax.grad(lambda w: jnp.square(w[jnp.arange(3)]).sum())(w)
+    return w - 0.1 * grads.at[0].set(0.0).at[0].add(1.0)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategies.fsdp(replicas=2, whole_below_bytes=0),
+        strategies.hybrid(shard=4, whole_below_bytes=0),
+    ],
+    ids=["replicas=2", "hybrid"],
+)
+@pytest.mark.parametrize(
+    "update", [written_twice, gradient_written_into, looked_up_and_written_into]
+)
+def test_what_is_written_into_twice_is_that_of_one_device(update, strategy):
+    found = new_state(update, strategy)
+
+    np.testing.assert_allclose(found, update(w()["w"]), rtol=1e-5)
+
+
+def new_state(update, strategy):
+    rep = over(strategy)
+    step = rep.compile(lambda state, batch: ({"w": update(state["w"])}, {}))
+    state, _ = step(rep.put(w()), {"x": x})
+    return state["w"]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda w: 0.9 * w + 0.1 * jnp.eye(WIDTH),
+        lambda w: jnp.arange(float(w.size)).reshape(w.shape),
+    ],
+    ids=["eye", "arange"],
+)
+def test_what_is_made_of_nothing_may_become_state(update):
+    found = new_state(update, strategies.fsdp(whole_below_bytes=0))
+
+    np.testing.assert_allclose(found, update(w()["w"]), rtol=1e-6)
+
+
+def test_what_is_stored_whole_is_multiplied_in_the_pieces_that_a_rule_names():
+    rule = strategies.Rule(pattern="w", stored=(), computed=(None, "model"))
+    rep = over(strategies.Rules([rule], model=8))
+    step = rep.compile(lambda state, batch: (state, {"y": (batch["x"] @ state["w"])}))
+    text = step.lower(rep.put(w()), {"x": x}).compile().as_text()
+
+    assert re.search(r"f32\[16,2\]\S* (dot|custom-call)", text)
