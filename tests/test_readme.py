@@ -127,6 +127,7 @@ def test_the_page_of_strategies_runs(devices, sizes):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_prints_what_its_page_says_on_threads_processes_and_ray(tmp_path):
     pytest.importorskip("ray")
     page = (ROOT / "replicator" / "launchpad_bridge" / "README.md").read_text()

@@ -51,7 +51,14 @@ def test_a_model_that_knows_nothing_needs_eight_bits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["data_parallel", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "fsdp",
+        pytest.param("data_parallel", marks=pytest.mark.nightly),
+        pytest.param("tensor_parallel", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_last_line_says_what_was_found(strategy, tmp_path):
     done = run(f"--strategy={strategy}", f"--directory={tmp_path}", *SMALL)
 

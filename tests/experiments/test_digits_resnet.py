@@ -32,10 +32,9 @@ def run_demo(tmp_path, *flags):
     ("strategy", "replicas"),
     [
         ("data_parallel", 8),
-        ("fsdp", 1),
         *(
             pytest.param(name, 1, marks=pytest.mark.nightly)
-            for name in ("zero1", "zero2", "hybrid", "tensor_parallel")
+            for name in ("zero1", "zero2", "fsdp", "hybrid", "tensor_parallel")
         ),
     ],
 )
