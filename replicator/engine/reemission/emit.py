@@ -42,8 +42,8 @@ _CALLS = frozenset(
 )
 _REMAT = frozenset({"checkpoint", "remat", "remat2"})
 # On a mesh of several axes XLA's partitioner makes wrong values of scatters in pieces
-# (jaxlib 0.10.2): always of these, and of the others where one follows another. An
-# addition to zeros, which is an embedding's gradient, comes out right.
+# (jaxlib 0.10.2): always of these, and of the others where one follows another. What is
+# written into a constant, as an embedding's gradient into zeros, comes out right.
 _WRONG_IN_PIECES = frozenset({"scatter-mul", "scatter-min", "scatter-max"})
 _SCATTERS = _WRONG_IN_PIECES | {"scatter", "scatter-add", "scatter-sub"}
 _BARRIER = "optimization_barrier"
@@ -114,16 +114,16 @@ class _Emitter:
                 return atom.val, None
             return values[atom], found.get(atom)
 
-        scattered = set[core.Var]()
+        filled = set[core.Var]()
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
             cuts = [wanted.get(var) for var in eqn.outvars]
-            if eqn.primitive.name in _SCATTERS:
+            if eqn.primitive.name == "broadcast_in_dim":
+                filled.update(eqn.outvars)
+            if eqn.primitive.name in _SCATTERS and cuts[0]:
                 atom, (value, mark) = eqn.invars[0], operands[0]
-                is_second = isinstance(atom, core.Var) and atom in scattered
-                if mark is None and cuts[0] and is_second:
-                    operands[0] = value, _whole_mark(value)
-                scattered.update(eqn.outvars)
+                if isinstance(atom, core.Var) and atom not in filled:
+                    operands[0] = value, mark or _whole_mark(value)
             source = eqn.source_info
             stack = source_info_util.current_name_stack() + source.name_stack
             with (

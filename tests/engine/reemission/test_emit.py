@@ -193,9 +193,8 @@ def gradient_written_into(w):
     return w - 0.1 * grads.at[3].set(0.0).at[4].multiply(2.0)
 
 
-def looked_up_and_written_into(w):
-    grads = jax.grad(lambda w: jnp.square(w[jnp.arange(3)]).sum())(w)
-    return w - 0.1 * grads.at[0].set(0.0).at[0].add(1.0)
+def gradient_through_a_relu(w):
+    return w - jax.grad(lambda w: jnp.square(jax.nn.relu(written_twice(w))).sum())(w)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +202,12 @@ def looked_up_and_written_into(w):
     [
         strategies.fsdp(replicas=2, whole_below_bytes=0),
         strategies.hybrid(shard=4, whole_below_bytes=0),
+        strategies.zero2(replicas=2, whole_below_bytes=0),
     ],
-    ids=["replicas=2", "hybrid"],
+    ids=["replicas=2", "hybrid", "zero2"],
 )
 @pytest.mark.parametrize(
-    "update", [written_twice, gradient_written_into, looked_up_and_written_into]
+    "update", [written_twice, gradient_written_into, gradient_through_a_relu]
 )
 def test_what_is_written_into_twice_is_that_of_one_device(update, strategy):
     found = new_state(update, strategy)
