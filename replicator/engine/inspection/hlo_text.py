@@ -89,7 +89,7 @@ class HloText:
         """Return the user's innermost line behind an instruction; empty for none.
 
         Returns:
-          For example "/home/me/train.py:12 in step_fn".
+          The file as Python knows it, line and function: "train.py:12 in step_fn".
         """
         if found := _STACK_FRAME.search(instruction.attributes):
             return self._user_line(int(found[1]))
