@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
+from experiments.pipeline_batches import pipeline_batches
 from replicator.inputs import InputContext
 
 NUM_CLASSES = 10
@@ -151,7 +152,7 @@ def train_input_fn(
       An endless dataset of {"image": float32 [b, 8, 8, 1] in 0..1, "label": int32 [b]}.
     """
     shuffled = _examples("train", data_dir).seed(seed).shuffle().repeat()
-    return _batches(shuffled, context, global_batch)
+    return pipeline_batches(shuffled, context, global_batch=global_batch)
 
 
 def eval_input_fn(
@@ -165,7 +166,8 @@ def eval_input_fn(
     Returns:
       A dataset of batches as in `train_input_fn`.
     """
-    return _batches(_examples("test", data_dir), context, global_batch)
+    examples = _examples("test", data_dir)
+    return pipeline_batches(examples, context, global_batch=global_batch)
 
 
 def _examples(
@@ -175,19 +177,6 @@ def _examples(
     # a small network takes for a batch of them.
     source = digits_source(split, data_dir=data_dir)
     return grain.MapDataset.source([_to_arrays(example) for example in source])
-
-
-def _batches(
-    examples: grain.MapDataset, context: InputContext, global_batch: int
-) -> grain.IterDataset:
-    # Whole batches are dealt out in turn, so that pipeline after pipeline, batch after
-    # batch, examples come in the order that one pipeline would give.
-    batches = examples.batch(context.batch_size(global_batch))
-    mine = batches[context.pipeline_index :: context.num_pipelines]
-    # The examples are in memory, and `replicator` reads ahead: no threads of grain's.
-    return mine.to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
 
 
 def _to_arrays(example: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import grain
 import numpy as np
 
+from experiments.pipeline_batches import pipeline_batches
 from replicator.errors import ArgumentError, check_whole
 from replicator.inputs import InputContext
 
@@ -79,12 +80,7 @@ def train_input_fn(
       ArgumentError: The text is shorter than a window.
     """
     windows = grain.MapDataset.source(_Windows(text, length)).seed(seed).shuffle()
-    batches = windows.repeat().batch(context.batch_size(global_batch))
-    mine = batches[context.pipeline_index :: context.num_pipelines]
-    # The text is in memory, and `replicator` reads ahead: no threads of grain's.
-    return mine.to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
+    return pipeline_batches(windows.repeat(), context, global_batch=global_batch)
 
 
 def held_out_batches(

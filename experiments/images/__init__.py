@@ -1,0 +1,1 @@
+"""Images that experiments learn to draw, and how good the drawn ones are."""
