@@ -86,7 +86,8 @@ def compared(
         (float(np.linalg.norm(_wide(leaf) - _wide(other))), path)
         for (path, leaf), other in zip(flat, jax.tree.leaves(expected), strict=True)
     ]
-    worst = jax.tree_util.keystr(max(apart)[1], simple=True, separator="/")
+    _, path = max(apart, key=lambda each: each[0])
+    worst = jax.tree_util.keystr(path, simple=True, separator="/")
     most = f", most at `{worst}`" if worst else ""
     raise InvarianceError(
         f"{comparison.what} must be the same on one {_part(comparison)} and on "

@@ -1,0 +1,314 @@
+"""Learn to draw images of given classes: BigGAN.
+
+    python -m experiments.biggan --dataset=digits
+    tfds build cifar10 --file_format=array_record --data_dir=DIR
+    python -m experiments.biggan --dataset=cifar10 --data_dir=DIR --resolution=32
+
+Two models, two optimizers, one step; norms whose statistics span all replicas. The
+folder of the run gets `samples.png` (a row for each class), `interpolations.png`,
+`truncation.png` and, while it trains, `progress.png`; TensorBoard gets them, too. It
+goes on from its checkpoint.
+
+Of digits the last line is one JSON object. A small classifier, trained on the same
+split, gives its opinion of images that are drawn to order:
+
+- `sample_accuracy`: share of them that it reads as what was ordered, and `by_class`;
+- `fid`: Fréchet distance of its features between drawn and real images, beside
+  `fid_halves` of two halves of the real ones; `inception_score` of its probabilities;
+- `nearest`: median distance of a drawn image to its nearest in the training split,
+  beside `nearest_held_out` of the test split: a generator that copies has about 0;
+- `truncation`: accuracy and FID of samples within each threshold.
+
+With `--accumulate=k` the norms' statistics are those of a microbatch on all replicas, a
+k-th of the global batch, unless `--stats_batch` says how many examples they span.
+"""
+
+import dataclasses
+import functools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, logging
+
+import replicator
+from experiments import config_flags
+from experiments.gan import Gan, images_of
+from experiments.images.classifier import train_classifier
+from experiments.images.image_sets import ImageSet, open_image_set
+from experiments.images.pictures import save_picture
+from experiments.images.sample_quality import (
+    accuracy_by_class,
+    frechet_distance,
+    inception_score,
+    nearest_distances,
+)
+from experiments.strategy_flag import StrategyName, named_strategy
+from models import biggan
+from models.gan_training import check_truncation
+from replicator.hooks import StateCallback, StateEvent, every
+from replicator.nnx import BatchNorm, with_params
+
+_COLUMNS = 12  # of pictures
+_THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What the experiment is made of; each field is a flag.
+
+    Attributes:
+      dataset: `digits`, or a TFDS set that is on disk; the page above prepares one.
+      data_dir: Folder of data sets; the usual one if empty.
+      resolution: Height and width of the images: 16, 32, 64, 128 or 256.
+      channels: The unit of the networks' widths; 96 in the paper.
+      latent: Size of a latent vector.
+      shared: Size of a class's embedding.
+      attention: Height of the features that attend to each other; 0 for none.
+      stats: Who shares batch statistics: `all` replicas, each `replica` for itself.
+      stats_batch: Share over so many consecutive examples instead; 0 for `stats`.
+      bfloat16: Whether activations are.
+      global_batch: Examples of an update, of all replicas together.
+      accumulate: Microbatches of an update.
+      discriminator_steps: Updates of the discriminator to one of the generator.
+      steps: Updates of the discriminator.
+      generator_rate: Of the generator's Adam.
+      discriminator_rate: Of the discriminator's Adam.
+      decay: Of the average of the generator's parameters.
+      orthogonal: Weight of the orthogonal regularisation; 1e-4 in the paper.
+      truncation: Of the samples that are judged; 0 for none.
+      standing: Batches that standing statistics are means over.
+      strategy: How the state lies on devices; data_parallel keeps it whole.
+      seed: Of everything.
+      directory: Where checkpoints, metrics and pictures go.
+    """
+
+    dataset: str = "digits"
+    data_dir: str = ""
+    resolution: int = 16
+    channels: int = 8
+    latent: int = 24
+    shared: int = 32
+    attention: int = 0
+    stats: str = "all"
+    stats_batch: int = 0
+    bfloat16: bool = False
+    global_batch: int = 64
+    accumulate: int = 1
+    discriminator_steps: int = 1
+    steps: int = 4000
+    generator_rate: float = 2e-4
+    discriminator_rate: float = 4e-4
+    decay: float = 0.999
+    orthogonal: float = 1e-4
+    truncation: float = 0.0
+    standing: int = 16
+    strategy: StrategyName = "data_parallel"
+    seed: int = 0
+    directory: str = "runs/biggan"
+
+
+def make_gan(rep: replicator.Replicator, config: Config, image_set: ImageSet) -> Gan:
+    """Return both players and their optimizers."""
+    shape: dict[str, Any] = {
+        "resolution": config.resolution,
+        "num_classes": image_set.num_classes,
+        "channels": config.channels,
+        "image_channels": image_set.channels,
+        "attention": config.attention or None,
+        "compute_dtype": jnp.bfloat16 if config.bfloat16 else None,
+    }
+    norm = functools.partial(
+        BatchNorm, stats=config.stats, stats_batch=config.stats_batch or None
+    )
+    return Gan(
+        make_generator=functools.partial(
+            biggan.Generator,
+            latent=config.latent,
+            shared=config.shared,
+            norm=norm,
+            **shape,
+        ),
+        make_discriminator=functools.partial(biggan.Discriminator, **shape),
+        generator_tx=rep.wrap_optimizer(
+            optax.adam(config.generator_rate, b1=0.0), name="generator"
+        ),
+        discriminator_tx=rep.wrap_optimizer(
+            optax.adam(config.discriminator_rate, b1=0.0), name="discriminator"
+        ),
+        latent=config.latent,
+        num_classes=image_set.num_classes,
+        decay=config.decay,
+        orthogonal=config.orthogonal,
+    )
+
+
+def train(
+    rep: replicator.Replicator, config: Config, image_set: ImageSet, gan: Gan
+) -> dict:
+    """Train from the last checkpoint on; return the state at the end."""
+    directory = Path(config.directory)
+    with rep.session(
+        dataset=functools.partial(
+            image_set.train_input_fn,
+            global_batch=config.global_batch,
+            seed=config.seed,
+        ),
+        init_fn=gan.init_fn,
+        steps=config.steps,
+        seed=config.seed,
+        accumulate=config.accumulate,
+        directory=directory,
+        checkpoint_dir=directory / "checkpoints",
+        checkpoint_every=every(seconds=120),
+        hooks=[StateCallback(_progress(config, gan), every(n_steps=500))],
+    ) as session:
+        both = session.compile(gan.step_fn)
+        critic = session.compile(gan.critic_step_fn)
+        for batch in session.batches():
+            is_turn = (session.steps_done + 1) % config.discriminator_steps == 0
+            step = both if is_turn else critic
+            session.after(step(batch, session.key))
+        return jax.device_get(session.state)
+
+
+def _progress(config: Config, gan: Gan) -> Any:
+    def draw(event: StateEvent) -> None:
+        # With running statistics: standing ones are for the end.
+        state = jax.device_get(event.state)
+        generator = with_params(state["generator"], state["average"])
+        generator.eval()
+        latents, labels = _orders(gan, columns=_COLUMNS, seed=config.seed)
+        path = Path(config.directory) / "progress.png"
+        save_picture(_rows(generator, latents, labels), path, step=event.step)
+
+    return draw
+
+
+def _orders(
+    gan: Gan, *, columns: int, seed: int, truncation: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return latents [classes, columns, latent] and each row's class."""
+    count = gan.num_classes * columns
+    latents, _ = gan.draw(jax.random.key(seed), count, truncation=truncation)
+    classes = np.arange(gan.num_classes, dtype=np.int32)
+    rows = np.asarray(latents).reshape(gan.num_classes, columns, -1)
+    return rows, np.broadcast_to(classes[:, None], rows.shape[:2])
+
+
+def _rows(generator: Any, latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return images [rows, columns, …] of latents and labels [rows, columns, …]."""
+    images = images_of(generator, latents.reshape(labels.size, -1), labels.ravel())
+    return images.reshape(*labels.shape, *images.shape[1:])
+
+
+def draw_pictures(config: Config, gan: Gan, samplers: dict[float, Any]) -> None:
+    """Draw samples, ways from one to another, and samples within each threshold."""
+    directory, columns = Path(config.directory), _COLUMNS
+    generator = samplers[0.0]
+    latents, labels = _orders(gan, columns=columns, seed=config.seed)
+    shown = slice(0, 10)  # classes; more would be no picture
+
+    def save(name: str, images: np.ndarray) -> None:
+        save_picture(images, directory / f"{name}.png", step=config.steps)
+
+    save("samples", _rows(generator, latents[shown], labels[shown]))
+    share = np.linspace(0, 1, columns, dtype=np.float32)[None, :, None]
+    between = (1 - share) * latents[:, :1] + share * latents[:, 1:2]
+    save("interpolations", _rows(generator, between[shown], labels[shown]))
+    rows = []
+    for threshold in _THRESHOLDS:
+        latents, labels = _orders(
+            gan, columns=2, seed=config.seed, truncation=threshold
+        )
+        images = _rows(samplers[threshold], latents[shown], labels[shown])
+        rows.append(images.reshape(-1, *images.shape[2:]))
+    save("truncation", np.stack(rows))
+
+
+def judge(
+    config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
+) -> dict:
+    """Return what a classifier of the same set says of drawn images."""
+    directory = Path(config.directory)
+    classifier = train_classifier(
+        image_set, seed=config.seed, directory=directory / "classifier"
+    )
+    real, _ = image_set.arrays("train")
+    held_out, _ = image_set.arrays("test")
+    features = classifier.features(real)
+
+    def draw(threshold: float) -> tuple[np.ndarray, np.ndarray]:
+        latents, labels = _orders(
+            gan,
+            columns=len(real) // gan.num_classes,
+            seed=config.seed + 1,
+            truncation=threshold or None,
+        )
+        images = images_of(
+            samplers[threshold], latents.reshape(labels.size, -1), labels.ravel()
+        )
+        return images, labels.ravel()
+
+    def opinion(images: np.ndarray, labels: np.ndarray) -> dict:
+        read = classifier.probabilities(images).argmax(axis=1)
+        return {
+            "sample_accuracy": float(np.mean(read == labels)),
+            "fid": frechet_distance(classifier.features(images), features),
+        }
+
+    images, labels = draw(config.truncation)
+    probabilities = classifier.probabilities(images)
+    by_class = accuracy_by_class(probabilities.argmax(axis=1), labels, gan.num_classes)
+    return opinion(images, labels) | {
+        "by_class": [round(float(each), 3) for each in by_class],
+        "fid_halves": frechet_distance(features[::2], features[1::2]),
+        "inception_score": inception_score(probabilities),
+        "nearest": float(np.median(nearest_distances(images, real))),
+        "nearest_held_out": float(np.median(nearest_distances(held_out, real))),
+        "classifier_accuracy": classifier.accuracy,
+        "truncation": {str(each): opinion(*draw(each)) for each in _THRESHOLDS},
+    }
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    config = config_flags.read(Config)
+    check_truncation(config.truncation or None)
+    began = time.monotonic()
+    image_set = open_image_set(
+        config.dataset, resolution=config.resolution, data_dir=config.data_dir or None
+    )
+    strategy = named_strategy(
+        config.strategy, jax.device_count(), tensor_parallel={}, pieces=1
+    )
+    rep = replicator.Replicator(strategy=strategy)
+    gan = make_gan(rep, config, image_set)
+    state = train(rep, config, image_set, gan)
+    trained_s = time.monotonic() - began
+    thresholds = sorted({0.0, config.truncation, *_THRESHOLDS})
+    generators = gan.samplers(
+        rep,
+        state,
+        truncations=[each or None for each in thresholds],
+        batches=config.standing,
+        batch_size=config.global_batch,
+        seed=config.seed,
+    )
+    samplers = dict(zip(thresholds, generators, strict=True))
+    draw_pictures(config, gan, samplers)
+    # A classifier of photographs would be worth little at this size.
+    judged = judge(config, gan, image_set, samplers) if image_set.channels == 1 else {}
+    seconds = time.monotonic() - began
+    print(json.dumps(judged | {"trained_s": trained_s, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    config_flags.define(Config)
+    app.run(main)

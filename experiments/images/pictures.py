@@ -1,0 +1,46 @@
+"""Put images beside each other in one, as PNG and for TensorBoard."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tensorboardX import SummaryWriter
+
+_GAP = 1  # pixels between images
+_WIDE = 640  # a picture is enlarged up to about this width
+
+
+def tiled(images: np.ndarray) -> np.ndarray:
+    """Return one picture of rows of images.
+
+    Args:
+      images: Pixels from -1 to 1, [rows, columns, height, width, 1 or 3].
+
+    Returns:
+      The picture, uint8 [height, width, 1 or 3], white between images.
+    """
+    pixels = ((np.clip(images, -1, 1) + 1) * 127.5).round().astype(np.uint8)
+    padding = ((0, 0), (0, 0), (_GAP, 0), (_GAP, 0), (0, 0))
+    padded = np.pad(pixels, padding, constant_values=255)
+    rows, columns, height, width, channels = padded.shape
+    picture = padded.transpose(0, 2, 1, 3, 4)
+    return picture.reshape(rows * height, columns * width, channels)
+
+
+def save_picture(images: np.ndarray, path: Path, *, step: int | None = None) -> None:
+    """Write rows of images as a PNG file, enlarged so that a person sees the pixels.
+
+    Args:
+      images: As of `tiled`.
+      path: The file; its folder is made.
+      step: Where the picture also stands in TensorBoard, under `tensorboard` beside the
+        file and by the file's name; None leaves it out there.
+    """
+    picture = tiled(images)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    factor = max(1, _WIDE // picture.shape[1])
+    large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    Image.fromarray(large[..., 0] if large.shape[-1] == 1 else large).save(path)
+    if step is not None:
+        with SummaryWriter(str(path.parent / "tensorboard")) as writer:
+            writer.add_image(path.stem, picture, step, dataformats="HWC")
