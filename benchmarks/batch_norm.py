@@ -159,7 +159,7 @@ def measure(
 def require_equal(
     found: tuple[nnx.Module, PyTree], expected: tuple[nnx.Module, PyTree], name: str
 ) -> None:
-    """Raise unless each array is within 1e-4 of the largest number in it.
+    """Raise unless arrays differ by at most 1e-4 of the largest number in each.
 
     Raises:
       ValueError: It names the array that differs.
@@ -174,8 +174,8 @@ def require_equal(
         error, largest = np.abs(np.asarray(leaf) - other).max(), np.abs(other).max()
         if not error <= _TOLERANCE * largest:
             raise ValueError(
-                f"`{path}` of {name} must be that of {FLAX}, got one that is {error:.1e} "
-                f"off, of {largest:.1e}. Do not compare their times."
+                f"`{path}` of {name} must be that of {FLAX}, got {error:.1e} beside "
+                f"{largest:.1e}. Do not compare their times."
             )
 
 
