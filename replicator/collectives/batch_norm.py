@@ -32,14 +32,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float
 
 from replicator.collectives.context.microbatch import (
     is_last_microbatch,
     microbatch,
     real_microbatches,
 )
-from replicator.collectives.moments import Moments, wider_dtype
+from replicator.collectives.moments import Moments, per_example, wider_dtype
 
 
 class RunningMoments(NamedTuple):
@@ -75,14 +75,14 @@ def normalize(
     var = moments.var
     if isinstance(moments, Moments):
         real = moments.weight[:, None] > 0
-        x = jnp.where(_per_example(real, x), x, 0)  # the mean there is 0
+        x = jnp.where(per_example(real, x), x, 0)  # the mean there is 0
         var = jnp.where(real, var, 1)
         bias = None if bias is None else jnp.where(real, bias[None], 0)
-    factor = _per_example(lax.rsqrt(var + epsilon), x).astype(dtype)
+    factor = per_example(lax.rsqrt(var + epsilon), x).astype(dtype)
     if scale is not None:
-        factor = factor * _per_example(scale, x).astype(dtype)
-    y = (x.astype(dtype) - _per_example(moments.mean, x).astype(dtype)) * factor
-    return y if bias is None else y + _per_example(bias, x).astype(dtype)
+        factor = factor * per_example(scale, x).astype(dtype)
+    y = (x.astype(dtype) - per_example(moments.mean, x).astype(dtype)) * factor
+    return y if bias is None else y + per_example(bias, x).astype(dtype)
 
 
 def update_running(
@@ -169,14 +169,3 @@ def _moved(
     return RunningMoments(
         move(average.mean, moments.mean), move(average.var, moments.var)
     )
-
-
-def _per_example(
-    stat: Shaped[Array, "*windows width"],
-    x: Float[Array, "batch *positions features"],
-) -> Shaped[Array, "batch *ones width"]:
-    """Give each example the value of its window, or the one value for all."""
-    by_window = stat.reshape(-1, 1, stat.shape[-1])
-    windows, _, width = by_window.shape
-    each = jnp.broadcast_to(by_window, (windows, len(x) // windows, width))
-    return each.reshape(len(x), *[1] * (x.ndim - 2), width)

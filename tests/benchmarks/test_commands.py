@@ -28,6 +28,7 @@ TINY = {
     "truth": ["--only=lagrangian", "--only=cg-local"],
     "strategy_matrix": ["--only=gan", "--only=rules"],
     "partition_overhead": ["--rounds=2", "--steps=1", "--width=64", "--context=8"],
+    "batch_norm": ["--rounds=2", "--calls=1", "--shape=4,4,4,32"],
     "house": [],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc_attack": [
@@ -70,6 +71,7 @@ EXACT = {
     "truth": {"failed": 0, "total": 2},
     "strategy_matrix": {"failed": 0, "total": 1},
     "partition_overhead": {"same_program": 1, "devices": 8},
+    "batch_norm": {"bytes_ratio": 1.0, "collectives": 3, "devices": 8},
     "house": {"root_modules": 6, "largest_folder": 14, "circles": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc_attack": {"failures": 0, "total": 11},

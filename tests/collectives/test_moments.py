@@ -1,4 +1,5 @@
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +176,17 @@ def test_variance_survives_a_large_mean(key, mean, replicas, shape):
     np.testing.assert_allclose(found, 1, rtol=2e-2)  # 32,768 draws: 0.8 % is one sigma
 
 
+# The square of the mean's rounding error, of which two units are 2e-3 and 2e-2.
+@pytest.mark.parametrize(("mean", "rtol"), [(1e4, 1e-5), (1e5, 5e-4)])
+@pytest.mark.parametrize("shape", [(64, 8, 8, 4), (4096, 4)])
+def test_variance_survives_large_means_that_differ(key, mean, rtol, shape):
+    features = mean * (1 + np.arange(4) / 70)  # none but the first a round number
+    examples = 3 * np.linspace(0, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    x = jnp.asarray(features + examples + jax.random.normal(key, shape), jnp.float32)
+    found = over_replicas(window_moments, 8)(x).var
+    np.testing.assert_allclose(found, [numpy_moments(x)[1]] * 8, rtol=rtol)
+
+
 def test_half_precision_inputs_have_single_precision_moments(x):
     found = window_moments(x.astype(jnp.bfloat16))
     assert {leaf.dtype for leaf in found} == {jnp.dtype(jnp.float32)}
@@ -206,13 +218,16 @@ def test_second_derivatives_are_those_of_one_device(x, key):
 
 
 @pytest.mark.parametrize("choice", [{}, {"stats": 4}, {"stats_batch": 8}])
-def test_the_backward_pass_takes_one_all_reduce(x, choice):
+def test_all_reduces_are_three_and_carry_what_two_passes_would(x, choice):
     def grad(x):
         moments, vjp = jax.vjp(functools.partial(window_moments, **choice), x)
         return vjp(moments)
 
     text = str(jax.make_jaxpr(over_replicas(grad, 8))(x))
-    assert text.count("psum[") == 3  # shift and sums forward, sums backward
+    widths = re.findall(r"f32\[\d+,(\d+)\] = psum\[", text)
+    # Of 4 features: means forward, squares forward, both backward.
+    assert widths == ["4", "4", "8"]
+    assert text.count("psum[") == 3
 
 
 @pytest.mark.parametrize(
