@@ -32,7 +32,7 @@ FLOORS = [
 FLOOR_OF = {
     room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()
 }
-ROOT_MODULES = {"__init__", "errors", "version", "replicator", "nnx", "hooks"}
+ROOT_MODULES = {"__init__", "errors", "version", "replicator", "hooks"}
 LARGEST_FOLDER = 14
 # The two objects that users call: each is one idea, and half of it says what for.
 LARGEST_FILE = {
@@ -64,7 +64,11 @@ HEAVY = {
     "cryptography": {"replicator/rpc/security/certificates.py"},
     "grpc": {"replicator/rpc/transports/between_hosts/grpc_stream.py"},
     "grpc_health": {"replicator/rpc/transports/between_hosts/grpc_stream.py"},
-    "flax": {"replicator/nnx.py"},
+    "flax": {
+        "replicator/nnx/batch_norm.py",
+        "replicator/nnx/parameters.py",
+        "replicator/nnx/spectral_norm.py",
+    },
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
