@@ -298,7 +298,7 @@ def main(argv: list[str]) -> None:
         state,
         truncations=[each or None for each in thresholds],
         batches=config.standing,
-        batch_size=config.global_batch,
+        global_batch=config.global_batch,
         seed=config.seed,
     )
     samplers = dict(zip(thresholds, generators, strict=True))

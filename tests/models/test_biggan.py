@@ -29,7 +29,15 @@ def parameters(network):
 
 
 @pytest.mark.parametrize(
-    ("resolution", "latent"), [(16, 6), (32, 8), (64, 10), (128, 12), (256, 14)]
+    ("resolution", "latent"),
+    [
+        (16, 6),
+        (64, 10),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((32, 8), (128, 12), (256, 14))
+        ),
+    ],
 )
 def test_images_have_the_resolution_and_a_score_each(resolution, latent):
     choices = {"resolution": resolution, "num_classes": 3, "channels": 2}
