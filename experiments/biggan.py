@@ -9,15 +9,18 @@ folder of the run gets `samples.png` (a row for each class), `interpolations.png
 `truncation.png` and, while it trains, `progress.png`; TensorBoard gets them, too. It
 goes on from its checkpoint.
 
-Of digits the last line is one JSON object. A small classifier, trained on the same
-split, gives its opinion of images that are drawn to order:
+The last line is one JSON object. Of digits, a small classifier that is trained on the
+same split gives its opinion of images that are drawn to order:
 
 - `sample_accuracy`: share of them that it reads as what was ordered, and `by_class`;
 - `fid`: Fréchet distance of its features between drawn and real images, beside
   `fid_halves` of two halves of the real ones; `inception_score` of its probabilities;
-- `nearest`: median distance of a drawn image to its nearest in the training split,
-  beside `nearest_held_out` of the test split: a generator that copies has about 0;
+- `nearest`: median distance of a drawn image to the nearest that was trained on,
+  shifts included, beside `nearest_held_out` of the test split: copies have about 0;
 - `truncation`: accuracy and FID of samples within each threshold.
+
+Of other sets there are `fid`, `fid_halves` and `inception_score` of the standard
+network where `--inception` names its weights (`experiments/images/inception.py`).
 
 With `--accumulate=k` the norms' statistics are those of a microbatch on all replicas, a
 k-th of the global batch, unless `--stats_batch` says how many examples they span.
@@ -25,6 +28,7 @@ k-th of the global batch, unless `--stats_batch` says how many examples they spa
 
 import dataclasses
 import functools
+import itertools
 import json
 import time
 from pathlib import Path
@@ -41,6 +45,7 @@ from experiments import config_flags
 from experiments.gan import Gan, images_of
 from experiments.images.classifier import train_classifier
 from experiments.images.image_sets import ImageSet, open_image_set
+from experiments.images.inception import Inception
 from experiments.images.pictures import save_picture
 from experiments.images.sample_quality import (
     accuracy_by_class,
@@ -55,6 +60,7 @@ from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
 _COLUMNS = 12  # of pictures
+_MOST_JUDGED = 10_000  # images
 _THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
 
@@ -82,6 +88,7 @@ class Config:
       decay: Of the average of the generator's parameters.
       orthogonal: Weight of the orthogonal regularisation; 1e-4 in the paper.
       truncation: Of the samples that are judged; 0 for none.
+      inception: File of the weights of the Inception network; none if empty.
       standing: Batches that standing statistics are means over.
       strategy: How the state lies on devices; data_parallel keeps it whole.
       seed: Of everything.
@@ -107,6 +114,7 @@ class Config:
     decay: float = 0.999
     orthogonal: float = 1e-4
     truncation: float = 0.0
+    inception: str = ""
     standing: int = 16
     strategy: StrategyName = "data_parallel"
     seed: int = 0
@@ -231,49 +239,87 @@ def draw_pictures(config: Config, gan: Gan, samplers: dict[float, Any]) -> None:
     save("truncation", np.stack(rows))
 
 
+def drawn(
+    config: Config, gan: Gan, samplers: dict[float, Any], threshold: float, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return about so many images within a threshold, and what each is to be."""
+    latents, labels = _orders(
+        gan,
+        columns=max(1, count // gan.num_classes),
+        seed=config.seed + 1,
+        truncation=threshold or None,
+    )
+    images = _rows(samplers[threshold], latents, labels)
+    return images.reshape(-1, *images.shape[2:]), labels.ravel()
+
+
 def judge(
     config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
-) -> dict:
-    """Return what a classifier of the same set says of drawn images."""
-    directory = Path(config.directory)
+) -> dict[str, Any]:
+    """Return what the network that fits the set says of drawn images."""
+    if config.dataset == "digits":
+        return _judged_by_classifier(config, gan, image_set, samplers)
+    if not config.inception:
+        return {}
+    reader = Inception(config.inception)
+    real, _ = image_set.arrays("train", limit=_MOST_JUDGED)
+    images, _ = drawn(config, gan, samplers, config.truncation, len(real))
+    return _statistics(reader.outputs(images), reader.outputs(real)[1])
+
+
+def _judged_by_classifier(
+    config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
+) -> dict[str, Any]:
     classifier = train_classifier(
-        image_set, seed=config.seed, directory=directory / "classifier"
+        image_set, seed=config.seed, directory=Path(config.directory) / "classifier"
     )
     real, _ = image_set.arrays("train")
     held_out, _ = image_set.arrays("test")
     features = classifier.features(real)
 
-    def draw(threshold: float) -> tuple[np.ndarray, np.ndarray]:
-        latents, labels = _orders(
-            gan,
-            columns=len(real) // gan.num_classes,
-            seed=config.seed + 1,
-            truncation=threshold or None,
-        )
-        images = images_of(
-            samplers[threshold], latents.reshape(labels.size, -1), labels.ravel()
-        )
-        return images, labels.ravel()
-
-    def opinion(images: np.ndarray, labels: np.ndarray) -> dict:
-        read = classifier.probabilities(images).argmax(axis=1)
-        return {
+    def opinion(threshold: float) -> tuple[dict[str, Any], np.ndarray]:
+        images, labels = drawn(config, gan, samplers, threshold, len(real))
+        outputs = classifier.outputs(images)
+        read = outputs[0].argmax(axis=1)
+        by_class = accuracy_by_class(read, labels, gan.num_classes)
+        found = {
             "sample_accuracy": float(np.mean(read == labels)),
-            "fid": frechet_distance(classifier.features(images), features),
+            "by_class": [round(float(each), 3) for each in by_class],
         }
+        return found | _statistics(outputs, features), images
 
-    images, labels = draw(config.truncation)
-    probabilities = classifier.probabilities(images)
-    by_class = accuracy_by_class(probabilities.argmax(axis=1), labels, gan.num_classes)
-    return opinion(images, labels) | {
-        "by_class": [round(float(each), 3) for each in by_class],
-        "fid_halves": frechet_distance(features[::2], features[1::2]),
-        "inception_score": inception_score(probabilities),
-        "nearest": float(np.median(nearest_distances(images, real))),
-        "nearest_held_out": float(np.median(nearest_distances(held_out, real))),
+    found, images = opinion(config.truncation)
+    shown = _trained_on(config, image_set, epochs=8)
+    return found | {
+        "nearest": float(np.median(nearest_distances(images, shown))),
+        "nearest_held_out": float(np.median(nearest_distances(held_out, shown))),
         "classifier_accuracy": classifier.accuracy,
-        "truncation": {str(each): opinion(*draw(each)) for each in _THRESHOLDS},
+        "truncation": {
+            str(each): {k: opinion(each)[0][k] for k in ("sample_accuracy", "fid")}
+            for each in _THRESHOLDS
+        },
     }
+
+
+def _statistics(
+    outputs: tuple[np.ndarray, np.ndarray], real: np.ndarray
+) -> dict[str, float]:
+    """Compare (probabilities, features) of drawn images with features of real ones."""
+    probabilities, features = outputs
+    return {
+        "fid": frechet_distance(features, real),
+        "fid_halves": frechet_distance(real[::2], real[1::2]),
+        "inception_score": inception_score(probabilities),
+    }
+
+
+def _trained_on(config: Config, image_set: ImageSet, *, epochs: int) -> np.ndarray:
+    one = replicator.InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
+    size = len(image_set.sources["train"])
+    batches = image_set.train_input_fn(one, global_batch=size, seed=config.seed)
+    return np.concatenate(
+        [batch["image"] for batch in itertools.islice(batches, epochs)]
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -303,8 +349,7 @@ def main(argv: list[str]) -> None:
     )
     samplers = dict(zip(thresholds, generators, strict=True))
     draw_pictures(config, gan, samplers)
-    # A classifier of photographs would be worth little at this size.
-    judged = judge(config, gan, image_set, samplers) if image_set.channels == 1 else {}
+    judged = judge(config, gan, image_set, samplers)
     seconds = time.monotonic() - began
     print(json.dumps(judged | {"trained_s": trained_s, "seconds": seconds}))
 

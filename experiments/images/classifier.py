@@ -93,28 +93,32 @@ class Classifier:
     image_shape: tuple[int, int, int]
     accuracy: float
 
-    def probabilities(self, images: np.ndarray) -> np.ndarray:
-        """Return how likely each class is: float32 [n, classes].
+    def outputs(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return class probabilities and features of so many images as there are.
 
         Args:
           images: Float [n, height, width, channels] in [-1, 1], of `image_shape`.
 
+        Returns:
+          Probabilities, float32 [n, classes], and features, float32 [n, 64].
+
         Raises:
           ArgumentError: Images have another shape.
         """
-        return self._outputs(images)[0]
-
-    def features(self, images: np.ndarray) -> np.ndarray:
-        """Return what the last layer gets: float32 [n, 64]; arguments as above."""
-        return self._outputs(images)[1]
-
-    def _outputs(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if images.ndim != 4 or images.shape[1:] != self.image_shape or not len(images):
             raise ArgumentError(
                 f"`images` must be [n, {', '.join(map(str, self.image_shape))}], got "
                 f"{images.shape}. Train the classifier on images of that size."
             )
         return _outputs(self.network, images)
+
+    def probabilities(self, images: np.ndarray) -> np.ndarray:
+        """Return the first of `outputs`: float32 [n, classes]."""
+        return self.outputs(images)[0]
+
+    def features(self, images: np.ndarray) -> np.ndarray:
+        """Return the second of `outputs`: float32 [n, 64]."""
+        return self.outputs(images)[1]
 
 
 def train_classifier(
