@@ -60,7 +60,7 @@ from replicator.errors import ArgumentError, check_count
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
-_COLUMNS = 12  # of pictures
+_ROWS, _COLUMNS = 10, 12  # of pictures, at most: classes, and images of each
 _MOST_JUDGED = 10_000  # images
 _THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
@@ -194,7 +194,8 @@ def _progress(config: Config, gan: Gan) -> Any:
         generator.eval()
         latents, labels = _orders(gan, columns=_COLUMNS, seed=config.seed)
         path = Path(config.directory) / "progress.png"
-        save_picture(_rows(generator, latents, labels), path, step=event.step)
+        images = _rows(generator, latents[:_ROWS], labels[:_ROWS])
+        save_picture(images, path, step=event.step)
 
     return draw
 
@@ -221,7 +222,7 @@ def draw_pictures(config: Config, gan: Gan, samplers: dict[float, Any]) -> None:
     directory, columns = Path(config.directory), _COLUMNS
     generator = samplers[0.0]
     latents, labels = _orders(gan, columns=columns, seed=config.seed)
-    shown = slice(0, 10)  # classes; more would be no picture
+    shown = slice(0, _ROWS)
 
     def save(name: str, images: np.ndarray) -> None:
         save_picture(images, directory / f"{name}.png", step=config.steps)

@@ -160,16 +160,19 @@ def test_attention_lets_each_place_take_in_every_other():
     assert change.min() > 1e-4
 
 
-def test_attention_is_the_softmax_of_the_paper():
+def test_attention_is_the_softmax_of_the_paper_also_in_float64():
     attention = Attention(8, layers=Layers(nnx.Rngs(0), spectral=False))
     attention.strength.set_value(jnp.full((), 0.5))
-    x = normals(1, 4, 4, 8, seed=1)
+    x = np.random.default_rng(1).normal(size=(1, 4, 4, 8))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), attention)
+        y = np.asarray(wide(jnp.asarray(x)))
 
-    def applied(layer, y):
-        return np.asarray(y) @ np.asarray(layer.kernel[0, 0])
+    def applied(layer, rows):
+        return rows @ np.asarray(layer.kernel[0, 0], np.float64)
 
-    def pooled(y):
-        return y.reshape(2, 2, 2, 2, -1).max(axis=(1, 3)).reshape(4, -1)
+    def pooled(rows):
+        return rows.reshape(2, 2, 2, 2, -1).max(axis=(1, 3)).reshape(4, -1)
 
     query = applied(attention.query, x[0]).reshape(16, -1)
     key, value = (
@@ -178,7 +181,7 @@ def test_attention_is_the_softmax_of_the_paper():
     weights = np.exp(query @ key.T)
     mean = weights @ value / weights.sum(axis=1, keepdims=True)
     expected = x[0] + 0.5 * applied(attention.out, mean).reshape(4, 4, -1)
-    np.testing.assert_allclose(attention(x)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
