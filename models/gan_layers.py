@@ -19,7 +19,8 @@ from replicator.errors import ArgumentError, check_count
 from replicator.nnx import BatchNorm, SpectralNorm
 
 Images: TypeAlias = Float[Array, "batch height width channels"]
-Features: TypeAlias = Float[Array, "batch height width features"]
+# Blocks change height, width and number of features: those are not held equal.
+Features: TypeAlias = Float[Array, "batch _height _width _features"]
 Labels: TypeAlias = Int[Array, "batch"]
 Condition: TypeAlias = Float[Array, "batch condition"]
 
@@ -140,7 +141,7 @@ class ProjectionDiscriminator(nnx.Module):
             x = block(x)
         x = jax.nn.relu(x).astype(full_dtype).sum(axis=(1, 2))
         classes = self.embed(jax.nn.one_hot(labels, self.num_classes, dtype=x.dtype))
-        of_class = (classes * x).sum(axis=1)
+        of_class = (classes.astype(x.dtype) * x).sum(axis=1)
         return self.score(x)[:, 0].astype(full_dtype) + of_class
 
 
