@@ -19,7 +19,8 @@ of drawn images that the classifier reads as what was ordered.
 The folder gets `study.png` and `study.json`; what stands in the latter is not run
 again. The last line is one JSON object: the table, `global_over_local` (the distance
 with statistics over all replicas divided by that with each replica's own) and
-`fid_halves`, the distance between two halves of the digits.
+`fid_halves`, the distance between two halves of the digits (which, being of half as
+many images, is no lower bound).
 """
 
 import dataclasses
@@ -35,12 +36,12 @@ import jax
 import numpy as np
 import optax
 from absl import app, logging
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 import replicator
 from experiments import config_flags
+from experiments.drawing import draw_scores
 from experiments.gan import Gan, images_of
 from experiments.images.classifier import Classifier, train_classifier
 from experiments.images.image_sets import ImageSet, open_image_set
@@ -230,7 +231,9 @@ def study(
         found["seconds"] = time.monotonic() - began
         results.append(settings | found)
         _write(results, path)
-        print(f"{case}, seed {seed}: {found}", flush=True)
+        print(
+            f"{case.norm}, batch {case.global_batch}, seed {seed}: {found}", flush=True
+        )
     return table_of(results, config)
 
 
@@ -246,31 +249,28 @@ def find(
     results: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Return the result of the run with these settings; None if there is none."""
-    return next(
-        (each for each in results if settings.items() <= each.items()),
-        None,
-    )
+    return next((each for each in results if settings.items() <= each.items()), None)
 
 
 def table_of(results: list[dict[str, Any]], config: Config) -> list[dict[str, Any]]:
     """Return a row for each case: means over seeds, and the distance of each seed."""
     rows = []
     for case in cases_of(config):
-        settings = [settings_of(config, case, seed) for seed in range(config.seeds)]
-        runs = [
-            each for each in map(functools.partial(find, results), settings) if each
-        ]
+        settings = (settings_of(config, case, seed) for seed in range(config.seeds))
+        runs = [run for each in settings if (run := find(results, each))]
+        fids, read, seconds = (
+            [run[name] for run in runs]
+            for name in ("fid", "sample_accuracy", "seconds")
+        )
         rows.append(
             {
                 "norm": case.norm,
                 "stats_batch": case.stats_batch,
                 "global_batch": case.global_batch,
-                "fid": float(np.mean([run["fid"] for run in runs])),
-                "fids": [run["fid"] for run in runs],
-                "sample_accuracy": float(
-                    np.mean([run["sample_accuracy"] for run in runs])
-                ),
-                "seconds": sum(run["seconds"] for run in runs),
+                "fid": float(np.mean(fids)),
+                "fids": fids,
+                "sample_accuracy": float(np.mean(read)),
+                "seconds": sum(seconds),
             }
         )
     return rows
@@ -291,7 +291,7 @@ def global_over_local(rows: list[dict[str, Any]], config: Config) -> float | Non
 def draw_study(
     rows: list[dict[str, Any]], path: Path, *, config: Config, fid_halves: float
 ) -> None:
-    """Draw both halves of the study beside each other, a dot per run.
+    """Draw both parts of the table beside each other, a dot per run.
 
     Args:
       rows: As of `table_of`.
@@ -299,36 +299,21 @@ def draw_study(
       config: Of the study.
       fid_halves: Distance between two halves of the real images.
     """
-    halves = {
-        "stats_batch": [
-            row for row in rows if row["global_batch"] == config.global_batch
-        ],
-        "global_batch": [row for row in rows if row["norm"] == "global"],
-    }
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, (over, half) in zip(
-        figure.subplots(1, 2, sharey=True), halves.items(), strict=True
-    ):
-        half = sorted(half, key=lambda row: row[over])
-        where = [row[over] for row in half]
-        axes.plot(where, [row["fid"] for row in half], marker="_")
-        for row in half:
-            axes.scatter([row[over]] * len(row["fids"]), row["fids"], s=12, color="C0")
-        axes.axhline(fid_halves, linestyle=":", color="gray")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(where, [str(each) for each in where])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    left, right = figure.axes
-    left.set(
-        title=f"global batch {config.global_batch}, {REPLICAS} replicas",
-        xlabel="examples that share batch statistics",
-        ylabel="Fréchet distance (dotted: two halves of the digits)",
+    by_norm, by_batch = (
+        f"examples that share statistics, of {config.global_batch}",
+        f"global batch, statistics over all {REPLICAS} replicas",
     )
-    right.set(title="statistics over all replicas", xlabel="global batch")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    at_one_batch = [row for row in rows if row["global_batch"] == config.global_batch]
+    shared_by_all = [row for row in rows if row["norm"] == "global"]
+    draw_scores(
+        {
+            by_norm: {row["stats_batch"]: row["fids"] for row in at_one_batch},
+            by_batch: {row["global_batch"]: row["fids"] for row in shared_by_all},
+        },
+        path,
+        ylabel="Fréchet distance; dotted: two halves of the digits",
+        baseline=fid_halves,
+    )
 
 
 def _write(results: list[dict[str, Any]], path: Path) -> None:
