@@ -76,12 +76,12 @@ class Config:
     shared: str = "1,2,4,8"
     global_batch: int = 64
     global_batches: str = "8,16,32,64,128,256,512"
-    steps: int = 1500
-    seeds: int = 1
-    channels: int = 32
+    steps: int = 1000
+    seeds: int = 2
+    channels: int = 16
     latent: int = 16
-    generator_rate: float = 5e-4
-    discriminator_rate: float = 1e-3
+    generator_rate: float = 1e-3
+    discriminator_rate: float = 2e-3
     decay: float = 0.995
     standing: int = 2048
     directory: str = "runs/sngan_study"
