@@ -1852,6 +1852,13 @@ ROWS = [
         "is not compiled. Pass `init_fn` and a global batch.",
     ),
     Row(
+        "An inspection of a step that runs without a compiler",
+        lambda: replicas(8).inspect(replicas(8).compile(plain_step, debug=True)),
+        ArgumentError,
+        "`step` must be compiled to be inspected, got one with `debug=True`. Pass the "
+        "`step_fn` itself.",
+    ),
+    Row(
         "A step with other collectives than its test expects",
         lambda: testing.assert_collectives(inspected(), {"all-reduce": 2}),
         CollectivesError,
