@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from replicator import Replicator, strategies
+from replicator import Replicator, strategies, wrap_optimizer
 from replicator.engine.evaluation.blocks import BlockRunner
 from replicator.engine.metrics.declared import Concat, Sum
 from replicator.errors import ArgumentError, BatchError
@@ -234,6 +234,19 @@ def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
     rep = over(FSDP)
     with pytest.raises(ArgumentError, match="wrap_optimizer"):
         rep.compile(step_fn, accumulate=2)(rep.init(init_fn), batch)
+
+
+def test_sums_of_an_own_loop_are_refused_by_name_in_any_state():
+    # Wrapped without the replicator, which could have refused it.
+    own_init, own_step = trainer(wrap_optimizer(optax.sgd(0.1), accumulate=4))
+    rep = over(FSDP)
+    match = "`accumulate` must be 1 for an optimizer .* partitions, got 4"
+    with pytest.raises(ArgumentError, match=match):
+        rep.init(own_init)
+    with pytest.raises(ArgumentError, match=match):
+        rep.put(own_init(None))
+    with pytest.raises(ArgumentError, match=match):
+        rep.run(own_step, [batch], init_fn=own_init, steps=1, display=False)
 
 
 @pytest.mark.parametrize("strategy", [FSDP, lambda variables, devices: FSDP])
