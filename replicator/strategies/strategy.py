@@ -87,7 +87,8 @@ class Strategy:
       kind: `"replicates"`: a replica on each device. `"partitions"`: one replica over
         all of them.
       replica: Size of the mesh axis `replica`, over which nothing is cut but batches;
-        None for all devices that the other axes leave.
+        None for all devices that the other axes leave, as it must be where it
+        replicates.
       shard: Size of the mesh axis `shard`.
       model: Size of the mesh axis `model`.
       batch_axes: Mesh axes that batches are cut over.
@@ -139,12 +140,11 @@ class Strategy:
 
     def _check_replicates(self) -> None:
         sizes = tuple(getattr(self, axis) for axis in AXES)
-        # The default of `replica` passes: whoever says nothing chose no other number.
-        if self.kind == "replicates" and sizes not in ((None, 1, 1), (1, 1, 1)):
+        if self.kind == "replicates" and sizes != (None, 1, 1):
             raise ArgumentError(
-                "`strategy` must leave mesh axes alone where it replicates, on all "
-                f"devices, got {self._mesh_words()}. Use `data_parallel()`, or "
-                '`kind="partitions"`.'
+                "`strategy` must have replica=None (all devices), shard=1 and model=1 "
+                f"where it replicates, got {self._mesh_words()}. Use "
+                "`data_parallel()`."
             )
 
     def sizes(self, num_devices: int) -> dict[str, int]:

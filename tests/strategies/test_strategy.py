@@ -262,9 +262,13 @@ RULES = {
         lambda: Strategy(name="a", rules=Rule(pattern="*")),
         r"`rules` must be a list of rules, got Rule\(",
     ),
-    "copies of which each device has one": (
+    "two replicas, where each device has one": (
         lambda: Strategy(name="a", kind="replicates", replica=2),
-        "must leave mesh axes alone where it replicates, .* got replica=2, ",
+        "must have replica=None .* where it replicates, got replica=2, ",
+    ),
+    "one replica, where each device has one": (
+        lambda: Strategy(name="a", kind="replicates"),
+        "must have replica=None .* where it replicates, got replica=1, ",
     ),
     "an axis twice": (
         lambda: Rule(pattern="*", stored=("model", "model")),
