@@ -66,7 +66,7 @@ class Replicator:
       strategy: How a step and its state are spread: from `replicator.strategies`. By
         default each device has a replica; one that partitions makes all of them one. A
         function `(variables, devices)` of your own that returns one is called when
-        the first state is made.
+        the first state is made, and a state of another model is refused then.
       reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; another product of the two adds otherwise. One replica

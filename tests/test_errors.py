@@ -1786,8 +1786,9 @@ ROWS = [
         "A strategy that was saved for other variables",
         lambda: partitioned(FSDP.made_for(OTHER_MODEL)),
         ArgumentError,
-        "`strategy` must be one for the variables of this state, got fsdp saved for"
-        " others: `params/b1 float32[1, 8]` is new. Build it anew.",
+        "`strategy` must be one for the variables of this state, got fsdp made for "
+        "others: `params/b1 float32[1, 8]` is new. Make another `Replicator`, with a "
+        "strategy built for this state.",
     ),
     Row(
         "More shards than devices",

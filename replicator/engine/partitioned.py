@@ -41,7 +41,7 @@ class PartitionedLayout:
     """One replica over all devices; see `Layout` for attributes and methods.
 
     Args:
-      strategy: One that partitions, or a builder of one: it is called with the
+      strategy: One that partitions, or a builder of one: it is called once, with the
         variables of the first state whose shardings are asked for.
       devices: To choose from, those of one process side by side.
 
@@ -251,7 +251,8 @@ def _built(
             "`strategy` must return one that partitions where it is a function, got "
             f"{found.name}. For copies alone return `Rules([], replica=None)`."
         )
-    return found
+    # Its rules are for these: `check_state` refuses another model.
+    return found if found.variables else found.made_for(variables)
 
 
 class _Leaves(list):

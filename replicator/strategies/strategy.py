@@ -231,8 +231,8 @@ class Strategy:
             side = "missing" if differing[0] in want else "new"
             raise ArgumentError(
                 f"`strategy` must be one for the variables of this state, got "
-                f"{self.name} saved for others: `{differing[0]}` is {side}. "
-                "Build it anew."
+                f"{self.name} made for others: `{differing[0]}` is {side}. "
+                "Make another `Replicator`, with a strategy built for this state."
             )
         for rule in self.rules if variables else ():
             if not any(fnmatchcase(v.follows, rule.pattern) for v in variables):
