@@ -279,12 +279,7 @@ class Replicator:
         >>> rep.inspect(step_fn, init_fn, batch).counts()
         {'all-reduce replica': 1}
         """
-        if isinstance(step, DebugStep):
-            raise ArgumentError(
-                "`step` must be compiled to be inspected, got one with `debug=True`. "
-                "Pass the `step_fn` itself."
-            )
-        if not isinstance(step, CompiledStep):
+        if not isinstance(step, CompiledStep | DebugStep):
             step = self.compile(step)
         return step.inspect(state, batch, key)
 
