@@ -180,6 +180,7 @@ def test_a_step_of_the_critic_leaves_the_generator_alone():
     assert set(metrics) == {"discriminator_loss"}
 
 
+@pytest.mark.slow
 def test_the_penalty_moves_the_generator_alone():
     (before, plain, _), (_, penalised, _) = stepped(), stepped(orthogonal=0.5)
     assert not moved(plain["discriminator"], penalised["discriminator"])
