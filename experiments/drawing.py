@@ -1,4 +1,4 @@
-"""Learning curves, and strips of what was seen in an episode, as PNG files."""
+"""Learning curves, scores of runs, and strips of an episode, as PNG files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +38,40 @@ def draw_curves(
     axes.grid(alpha=0.3)
     if len(returns) > 1:
         axes.legend()
+    _save(figure, path)
+
+
+def draw_scores(
+    panels: Mapping[str, Mapping[int, Sequence[float]]],
+    path: Path,
+    *,
+    ylabel: str,
+    baseline: float,
+) -> None:
+    """Draw scores of runs over what they differ in, beside each other, on log scales.
+
+    Args:
+      panels: Scores of all runs at each value, by the name of what has that value; a
+        line joins the means.
+      path: The file; its folder is made.
+      ylabel: What a score is.
+      baseline: A score to compare with, dotted.
+    """
+    figure = Figure(figsize=(4.5 * len(panels), 4), layout="constrained")
+    row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    for axes, (xlabel, scores) in zip(row, panels.items(), strict=True):
+        values = sorted(scores)
+        axes.plot(values, [np.mean(scores[value]) for value in values])
+        for value in values:
+            axes.scatter([value] * len(scores[value]), scores[value], s=12, color="C0")
+        axes.axhline(baseline, linestyle=":", color="gray")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(values, [str(value) for value in values])
+        axes.minorticks_off()
+        axes.set(xlabel=xlabel)
+        axes.grid(alpha=0.3)
+    row[0].set(ylabel=ylabel)
     _save(figure, path)
 
 

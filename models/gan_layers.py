@@ -19,7 +19,8 @@ from replicator.errors import ArgumentError, check_count
 from replicator.nnx import BatchNorm, SpectralNorm
 
 Images: TypeAlias = Float[Array, "batch height width channels"]
-Features: TypeAlias = Float[Array, "batch height width features"]
+# Blocks change height, width and number of features: those are not held equal.
+Features: TypeAlias = Float[Array, "batch _height _width _features"]
 Labels: TypeAlias = Int[Array, "batch"]
 Condition: TypeAlias = Float[Array, "batch condition"]
 
