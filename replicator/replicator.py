@@ -269,8 +269,8 @@ class Replicator:
           of a device, and arithmetic; printed, a table.
 
         Raises:
-          ArgumentError: There is no state or batch, and nothing compiled; `step` runs
-            without a compiler, for `debug`; or as a call of the step.
+          ArgumentError: There is no state or batch, and nothing compiled; the step is
+            one for `debug`; or as a call of the step.
           BatchError: As a call of the step.
           jax.errors.JaxRuntimeError: The compiler found that it needs more memory than
             a device has.
@@ -279,12 +279,7 @@ class Replicator:
         >>> rep.inspect(step_fn, init_fn, batch).counts()
         {'all-reduce replica': 1}
         """
-        if isinstance(step, DebugStep):
-            raise ArgumentError(
-                "`step` must be compiled to be inspected, got one with `debug=True`. "
-                "Pass the `step_fn` itself."
-            )
-        if not isinstance(step, CompiledStep):
+        if not isinstance(step, CompiledStep | DebugStep):
             step = self.compile(step)
         return step.inspect(state, batch, key)
 
