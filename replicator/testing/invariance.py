@@ -159,7 +159,7 @@ class _Case:
     batch: PyTree
     seed: int
     strategy: Strategy | Builder | None
-    layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
+    layouts: dict[tuple[int, str], Layout] = dataclasses.field(default_factory=dict)
 
     def visit(
         self, at_steps: Sequence[int], num_replicas: int, accumulate: int
@@ -266,14 +266,16 @@ class _Case:
         return {step: jax.device_get(gradients(x, batch)) for step, x in runs.items()}
 
     def _layout(self, num_replicas: int) -> Layout:
-        if num_replicas not in self.layouts:
+        # A builder's strategy is bound to the variables that it saw, dtypes and all.
+        which = num_replicas, jax.dtypes.canonicalize_dtype(np.float64).name
+        if which not in self.layouts:
             strategy = self.strategy
             if num_replicas == 1 and _partitions(strategy):
                 strategy = Rules([])  # the oracle, to which a strategy has no say
-            self.layouts[num_replicas] = make_layout(
+            self.layouts[which] = make_layout(
                 replica_mesh(num_replicas), strategy, reduction="fast"
             )
-        return self.layouts[num_replicas]
+        return self.layouts[which]
 
     def _place(self, num_replicas: int, accumulate: int) -> dict[str, Any]:
         """Return what a comparison says of where it was made."""
