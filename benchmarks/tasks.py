@@ -103,7 +103,6 @@ def language_model(
     width: int = 16,
     heads: int = 4,
     context: int = 8,
-    make: Callable[..., Transformer] = Transformer,
     **options: Any,
 ) -> Task:
     """Return a decoder of `models/transformer.py`, its layers in a loop.
@@ -115,12 +114,11 @@ def language_model(
       width: Features of a token.
       heads: Of attention.
       context: Tokens of a sequence that are learned from.
-      make: The class, which may place things by hand.
       **options: Of the network: `remat`, `tied` and so on.
     """
 
     def init_model(key: Key) -> PyTree:
-        return make(
+        return Transformer(
             vocabulary=vocabulary,
             layers=layers,
             width=width,

@@ -56,10 +56,11 @@ from experiments.images.sample_quality import (
 from experiments.strategy_flag import StrategyName, named_strategy
 from models import biggan
 from models.gan_training import check_truncation
+from replicator.errors import ArgumentError, check_count
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
-_COLUMNS = 12  # of pictures
+_ROWS, _COLUMNS = 10, 12  # of pictures, at most: classes, and images of each
 _MOST_JUDGED = 10_000  # images
 _THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
@@ -193,7 +194,8 @@ def _progress(config: Config, gan: Gan) -> Any:
         generator.eval()
         latents, labels = _orders(gan, columns=_COLUMNS, seed=config.seed)
         path = Path(config.directory) / "progress.png"
-        save_picture(_rows(generator, latents, labels), path, step=event.step)
+        images = _rows(generator, latents[:_ROWS], labels[:_ROWS])
+        save_picture(images, path, step=event.step)
 
     return draw
 
@@ -220,7 +222,7 @@ def draw_pictures(config: Config, gan: Gan, samplers: dict[float, Any]) -> None:
     directory, columns = Path(config.directory), _COLUMNS
     generator = samplers[0.0]
     latents, labels = _orders(gan, columns=columns, seed=config.seed)
-    shown = slice(0, 10)  # classes; more would be no picture
+    shown = slice(0, _ROWS)
 
     def save(name: str, images: np.ndarray) -> None:
         save_picture(images, directory / f"{name}.png", step=config.steps)
@@ -254,14 +256,18 @@ def drawn(
 
 
 def judge(
-    config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
+    config: Config,
+    gan: Gan,
+    image_set: ImageSet,
+    samplers: dict[float, Any],
+    *,
+    reader: Inception | None = None,
 ) -> dict[str, Any]:
     """Return what the network that fits the set says of drawn images."""
     if config.dataset == "digits":
         return _judged_by_classifier(config, gan, image_set, samplers)
-    if not config.inception:
+    if reader is None:
         return {}
-    reader = Inception(config.inception)
     real, _ = image_set.arrays("train", limit=_MOST_JUDGED)
     images, _ = drawn(config, gan, samplers, config.truncation, len(real))
     return _statistics(reader.outputs(images), reader.outputs(real)[1])
@@ -289,14 +295,15 @@ def _judged_by_classifier(
         return found | _statistics(outputs, features), images
 
     found, images = opinion(config.truncation)
+    sweep = {str(each): opinion(each)[0] for each in _THRESHOLDS}
     shown = _trained_on(config, image_set, epochs=8)
     return found | {
         "nearest": float(np.median(nearest_distances(images, shown))),
         "nearest_held_out": float(np.median(nearest_distances(held_out, shown))),
         "classifier_accuracy": classifier.accuracy,
         "truncation": {
-            str(each): {k: opinion(each)[0][k] for k in ("sample_accuracy", "fid")}
-            for each in _THRESHOLDS
+            threshold: {key: each[key] for key in ("sample_accuracy", "fid")}
+            for threshold, each in sweep.items()
         },
     }
 
@@ -322,20 +329,28 @@ def _trained_on(config: Config, image_set: ImageSet, *, epochs: int) -> np.ndarr
     )
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config = config_flags.read(Config)
-    check_truncation(config.truncation or None)
+def run(config: Config) -> dict[str, Any]:
+    """Train, draw and judge; return what the last line says.
+
+    Raises:
+      ArgumentError: A flag breaks its rule, or the folder is that of other images;
+        before anything is trained.
+    """
     began = time.monotonic()
+    check_truncation(config.truncation or None)
+    check_count("discriminator_steps", config.discriminator_steps)
+    check_count("standing", config.standing)
     image_set = open_image_set(
         config.dataset, resolution=config.resolution, data_dir=config.data_dir or None
     )
+    reader = Inception(config.inception) if config.inception else None
     strategy = named_strategy(
         config.strategy, jax.device_count(), tensor_parallel={}, pieces=1
     )
     rep = replicator.Replicator(strategy=strategy)
     gan = make_gan(rep, config, image_set)
+    jax.eval_shape(gan.init_fn, jax.random.key(config.seed))  # networks that fit
+    _claim_directory(Path(config.directory), image_set)
     state = train(rep, config, image_set, gan)
     trained_s = time.monotonic() - began
     thresholds = sorted({0.0, config.truncation, *_THRESHOLDS})
@@ -344,14 +359,37 @@ def main(argv: list[str]) -> None:
         state,
         truncations=[each or None for each in thresholds],
         batches=config.standing,
-        batch_size=config.global_batch,
+        global_batch=config.global_batch,
         seed=config.seed,
     )
     samplers = dict(zip(thresholds, generators, strict=True))
     draw_pictures(config, gan, samplers)
-    judged = judge(config, gan, image_set, samplers)
+    judged = judge(config, gan, image_set, samplers, reader=reader)
     seconds = time.monotonic() - began
-    print(json.dumps(judged | {"trained_s": trained_s, "seconds": seconds}))
+    return judged | {"trained_s": trained_s, "seconds": seconds}
+
+
+def _claim_directory(directory: Path, image_set: ImageSet) -> None:
+    """Refuse to go on from what learned other images, also if all shapes agree."""
+    own = (
+        f"{image_set.name} ({image_set.num_classes} classes, "
+        f"{image_set.resolution} pixels)"
+    )
+    path = directory / "images.txt"
+    directory.mkdir(parents=True, exist_ok=True)
+    before = path.read_text() if path.exists() else own
+    if before != own:
+        raise ArgumentError(
+            f"`directory` must be that of a run on {own}, got {directory}, where one "
+            f"learned {before}. Use another directory."
+        )
+    path.write_text(own)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    print(json.dumps(run(config_flags.read(Config))))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,13 @@ from flax import nnx
 from jax import lax
 
 import replicator
-from models.gan_training import draw, hinge_losses, orthogonal_penalty
+from models.gan_training import (
+    check_truncation,
+    draw,
+    hinge_losses,
+    orthogonal_penalty,
+)
+from replicator.errors import check_count
 from replicator.nnx import (
     params_of,
     value_and_grad,
@@ -130,7 +136,7 @@ class Gan:
         *,
         truncations: Sequence[float | None],
         batches: int,
-        batch_size: int,
+        global_batch: int,
         seed: int = 0,
     ) -> list[Any]:
         """Return average generators whose norms have standing statistics.
@@ -144,16 +150,19 @@ class Gan:
           truncations: Of the latents, for a generator each: statistics should know
             what is sampled.
           batches: That statistics are plain means over.
-          batch_size: Images of a batch, of all replicas together.
+          global_batch: Images of a batch, of all replicas together.
           seed: Of the latents.
 
         Returns:
           Generators in `eval()` mode.
 
         Raises:
-          ArgumentError: `batch_size` does not divide by replicas, or a truncation is
-            out of its range.
+          ArgumentError: `batches` is below 1, or a truncation is out of its range.
+          BatchError: `global_batch` does not divide evenly over replicas.
         """
+        check_count("batches", batches)
+        for truncation in truncations:
+            check_truncation(truncation)
         average = with_params(state["generator"], state["average"])
         first = jax.device_get(with_standing_statistics(average))
         step = rep.compile(_seen)
@@ -161,7 +170,7 @@ class Gan:
         for truncation in truncations:
             standing = rep.put(first)
             for key in jax.random.split(jax.random.key(seed), batches):
-                latents, labels = self.draw(key, batch_size, truncation=truncation)
+                latents, labels = self.draw(key, global_batch, truncation=truncation)
                 standing, _ = step(standing, {"latents": latents, "labels": labels})
             found.append(jax.device_get(standing))
             found[-1].eval()

@@ -194,7 +194,9 @@ class GeneratorBlock(nnx.Module):
         self.shortcut = layers.conv(into, out, kernel=1)
         self.attention = Attention(out, layers=layers) if attends else None
 
-    def __call__(self, x: Features, condition: Condition) -> Features:
+    def __call__(
+        self, x: Features, condition: Condition
+    ) -> Float[Array, "batch 2*height 2*width out"]:
         """Add what the convolutions make of `x` to `x`."""
         y = _doubled(jax.nn.relu(self.norms[0](x, condition)))
         y = self.convs[0](y)
@@ -219,17 +221,19 @@ class DiscriminatorBlock(nnx.Module):
     ) -> None:
         """Make a block; the first one gets pixels, which no ReLU is to cut."""
         self.convs = nnx.List(layers.conv(each, out, kernel=3) for each in (into, out))
-        self.shortcut = layers.conv(into, out, kernel=1)
+        # Where nothing changes its shape, the input is added as it is.
+        changes = halves or into != out
+        self.shortcut = layers.conv(into, out, kernel=1) if changes else None
         self.attention = Attention(out, layers=layers) if attends else None
         self.halves, self.is_first = halves, is_first
 
-    def __call__(self, x: Features) -> Features:
+    def __call__(self, x: Features) -> Float[Array, "batch new_height new_width out"]:
         """Add what the convolutions make of `x` to `x`."""
         y = self.convs[0](x if self.is_first else jax.nn.relu(x))
         y = self.convs[1](jax.nn.relu(y))
         if self.halves:
             x, y = _halved(x), _halved(y)
-        y = y + self.shortcut(x)
+        y = y + (x if self.shortcut is None else self.shortcut(x))
         return y if self.attention is None else self.attention(y)
 
 
@@ -257,7 +261,8 @@ class Attention(nnx.Module):
             rows(nnx.max_pool(make(x), (2, 2), strides=(2, 2)))
             for make in (self.key, self.value)
         )
-        likeness = jnp.einsum("bqf,bkf->bqk", query, key).astype(jnp.float32)
+        likeness = jnp.einsum("bqf,bkf->bqk", query, key)
+        likeness = likeness.astype(wider_dtype(likeness.dtype, jnp.float32))
         weights = jax.nn.softmax(likeness).astype(value.dtype)
         mean = jnp.einsum("bqk,bkf->bqf", weights, value)
         y = self.out(mean.reshape(batch, height, width, -1))
@@ -277,10 +282,10 @@ def check_attention(attention: int | None, heights: Sequence[int]) -> None:
         )
 
 
-def _doubled(x: Features) -> Features:
+def _doubled(x: Features) -> Float[Array, "batch 2*height 2*width features"]:
     return x.repeat(2, axis=1).repeat(2, axis=2)
 
 
-def _halved(x: Features) -> Features:
+def _halved(x: Features) -> Float[Array, "batch height//2 width//2 features"]:
     batch, height, width, features = x.shape
     return x.reshape(batch, height // 2, 2, width // 2, 2, features).mean((2, 4))

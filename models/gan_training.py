@@ -49,7 +49,7 @@ def draw(
         return jax.random.truncated_normal(key, -truncation, truncation, shape)
 
     def draw_label(key: Key) -> Array:
-        return jax.random.randint(key, (), 0, num_classes)
+        return jax.random.randint(key, (), 0, num_classes, jnp.int32)
 
     return jax.vmap(draw_latent)(latent_keys), jax.vmap(draw_label)(label_keys)
 

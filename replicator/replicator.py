@@ -66,7 +66,7 @@ class Replicator:
       strategy: How a step and its state are spread: from `replicator.strategies`. By
         default each device has a replica; one that partitions makes all of them one. A
         function `(variables, devices)` of your own that returns one is called when
-        the first state is made.
+        the first state is made, and a state of another model is refused then.
       reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; another product of the two adds otherwise. One replica
@@ -269,8 +269,8 @@ class Replicator:
           of a device, and arithmetic; printed, a table.
 
         Raises:
-          ArgumentError: There is no state or batch, and nothing compiled; or as a call
-            of the step.
+          ArgumentError: There is no state or batch, and nothing compiled; `step` runs
+            without a compiler, for `debug`; or as a call of the step.
           BatchError: As a call of the step.
           jax.errors.JaxRuntimeError: The compiler found that it needs more memory than
             a device has.
@@ -279,7 +279,7 @@ class Replicator:
         >>> rep.inspect(step_fn, init_fn, batch).counts()
         {'all-reduce replica': 1}
         """
-        if not isinstance(step, CompiledStep):
+        if not isinstance(step, CompiledStep | DebugStep):
             step = self.compile(step)
         return step.inspect(state, batch, key)
 

@@ -1786,8 +1786,9 @@ ROWS = [
         "A strategy that was saved for other variables",
         lambda: partitioned(FSDP.made_for(OTHER_MODEL)),
         ArgumentError,
-        "`strategy` must be one for the variables of this state, got fsdp saved for"
-        " others: `params/b1 float32[1, 8]` is new. Build it anew.",
+        "`strategy` must be one for the variables of this state, got fsdp made for "
+        "others: `params/b1 float32[1, 8]` is new. Make another `Replicator`, with a "
+        "strategy built for this state.",
     ),
     Row(
         "More shards than devices",
@@ -1850,6 +1851,13 @@ ROWS = [
         ArgumentError,
         "`step` must have been called, or come with `state` and `batch`, got one that "
         "is not compiled. Pass `init_fn` and a global batch.",
+    ),
+    Row(
+        "An inspection of a step that runs without a compiler",
+        lambda: replicas(8).inspect(replicas(8).compile(plain_step, debug=True)),
+        ArgumentError,
+        "`step` must be compiled to be inspected, got one with `debug=True`. Pass the "
+        "`step_fn` itself.",
     ),
     Row(
         "A step with other collectives than its test expects",

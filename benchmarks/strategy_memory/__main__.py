@@ -14,12 +14,10 @@ import optax
 from absl import app, flags
 
 import replicator
+from benchmarks import tasks
+from benchmarks.step.placed_step import placed_step
+from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.strategy_memory import ahead_of_time
-from benchmarks.strategy_memory.language_model import (
-    Sizes,
-    hand_written_step,
-    trainer,
-)
 from benchmarks.strategy_memory.shards import worst_error
 from replicator import strategies
 from replicator.engine.memory_errors import memory_need
@@ -30,17 +28,17 @@ _WIDTH = flags.DEFINE_integer("width", 256, "Of the model on fake devices.")
 _TPU = flags.DEFINE_bool("tpu", True, "Compile for TPUs, too, if libtpu is installed.")
 
 
-def temporaries_bytes(sizes: Sizes) -> tuple[int, int]:
+def temporaries_bytes(task: tasks.Task) -> tuple[int, int]:
     """Return the temporaries of a device: of our step, and of the one by hand."""
     tx = optax.adamw(1e-3)
     rep = replicator.Replicator(strategy=strategies.fsdp())
-    init_fn, step_fn = trainer(sizes, tx)
-    found = rep.inspect(step_fn, init_fn, sizes.batch())
+    init_fn = replicator_init(task, tx)
+    found = rep.inspect(replicator_step(task, tx), init_fn, task.batch)
     print(found)
     shapes = state_shapes(init_fn, rep.layout, name="init_fn")
     where = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-    by_hand = hand_written_step(sizes, tx, rep.mesh, where)
-    need = memory_need(by_hand.lower(shapes, sizes.batch()).compile())
+    by_hand = placed_step(task, tx, where)
+    need = memory_need(by_hand.lower(shapes, task.batch).compile())
     assert found.memory is not None, "a CPU says"
     assert need is not None, "a CPU says"
     return found.memory.temporaries_bytes, need.temporaries_bytes
@@ -49,18 +47,14 @@ def temporaries_bytes(sizes: Sizes) -> tuple[int, int]:
 def main(argv: list[str]) -> None:
     del argv
     replicator.fake_devices(DEVICES)
-    sizes = Sizes(
-        layers=4,
-        width=_WIDTH.value,
-        heads=4,
-        context=64,
-        vocabulary=2 * _WIDTH.value,
-        global_batch=16,
+    width = _WIDTH.value
+    task = tasks.language_model(
+        16, vocabulary=2 * width, layers=4, width=width, context=64, remat=True
     )
-    ours, by_hand = temporaries_bytes(sizes)
+    ours, by_hand = temporaries_bytes(task)
     print(f"temporaries {ours:,} bytes, by hand {by_hand:,}")
     result: dict[str, float | None] = {
-        "worst_error": round(worst_error(sizes, optax.adamw(1e-3)), 4),
+        "worst_error": round(worst_error(task, optax.adamw(1e-3)), 4),
         "temp_ratio": round(ours / by_hand, 4),
         "devices": DEVICES,
         "fits": None,

@@ -20,7 +20,8 @@ import optax
 from absl import app, flags
 from jax.experimental import topologies
 
-from benchmarks.strategy_memory.language_model import Sizes, trainer
+from benchmarks import tasks
+from benchmarks.step.step_pair import replicator_init, replicator_step
 from replicator import Replicator, strategies
 from replicator.engine.inspection.collectives import Collective
 from replicator.engine.memory_errors import is_out_of_memory
@@ -88,24 +89,26 @@ def activation_gathers(
 def main(argv: list[str]) -> None:
     del argv
     devices = topologies.get_topology_desc(_TOPOLOGY.value, platform="tpu").devices
-    sizes = Sizes(
+    task = tasks.language_model(
+        len(devices),
+        vocabulary=16 * _WIDTH.value,
         layers=_LAYERS.value,
         width=_WIDTH.value,
         heads=_WIDTH.value // 128,
         context=_CONTEXT,
-        vocabulary=16 * _WIDTH.value,
-        global_batch=len(devices),
         compute_dtype=jnp.bfloat16,
+        remat=True,
     )
     rep = Replicator(
         devices=devices, strategy=strategies.fsdp(), compilation_cache=False
     )
-    init_fn, step_fn = trainer(sizes, optax.adamw(1e-3))
+    tx = optax.adamw(1e-3)
+    init_fn, step_fn = replicator_init(task, tx), replicator_step(task, tx)
     made = jax.eval_shape(init_fn, jax.random.key(0))
     weights = [leaf.shape for leaf in jax.tree.leaves(made["model"])]
     started_s = time.monotonic()
     try:
-        found = rep.inspect(step_fn, init_fn, jax.eval_shape(sizes.batch))
+        found = rep.inspect(step_fn, init_fn, task.batch)
     except jax.errors.JaxRuntimeError as failure:
         if not is_out_of_memory(failure):
             raise

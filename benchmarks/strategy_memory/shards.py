@@ -5,19 +5,20 @@ from typing import Any
 
 import jax
 
-from benchmarks.strategy_memory.language_model import Sizes, trainer
+from benchmarks.step.step_pair import replicator_init, replicator_step
+from benchmarks.tasks import Task
 from replicator import Replicator, strategies
 from replicator.base.types import PyTree
 
 
-def worst_error(sizes: Sizes, tx: Any) -> float:
+def worst_error(task: Task, tx: Any) -> float:
     """Return the largest error of bytes on a device against an equal part.
 
     Of the optimizer's state under `zero1`, and of all state under `fsdp`, each after an
     update, from the shards that lie on each device; relative to the equal part.
     """
-    under_zero1 = _after_a_step(strategies.zero1(), sizes, tx)
-    under_fsdp = _after_a_step(strategies.fsdp(), sizes, tx)
+    under_zero1 = _after_a_step(strategies.zero1(), task, tx)
+    under_fsdp = _after_a_step(strategies.fsdp(), task, tx)
     return max(uneven(under_zero1["opt"]), uneven(under_fsdp))
 
 
@@ -38,8 +39,8 @@ def uneven(tree: PyTree) -> float:
     return max(abs(nbytes / equal - 1) for nbytes in on_device.values())
 
 
-def _after_a_step(strategy: strategies.Strategy, sizes: Sizes, tx: Any) -> PyTree:
+def _after_a_step(strategy: strategies.Strategy, task: Task, tx: Any) -> PyTree:
     rep = Replicator(strategy=strategy)
-    init_fn, step_fn = trainer(sizes, tx)
-    state, _ = rep.compile(step_fn)(rep.init(init_fn), sizes.batch())
+    state = rep.init(replicator_init(task, tx))
+    state, _ = rep.compile(replicator_step(task, tx))(state, task.batch)
     return state

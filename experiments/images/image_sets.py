@@ -85,10 +85,12 @@ class ImageSet:
           in [-1, 1], "label": int32 [b]}, b of this pipeline.
 
         Raises:
-          ArgumentError: The batch does not divide evenly over pipelines.
+          ArgumentError: The batch does not divide evenly over pipelines; or, later, an
+            example is of none of the classes.
         """
         source = self.sources["train"]
         examples = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+        examples = examples.map(self._checked)
         if self.augment != "none":
             examples = examples.random_map(_AUGMENT[self.augment])
         return pipeline_batches(
@@ -107,15 +109,27 @@ class ImageSet:
         Returns:
           Images, float32 [n, resolution, resolution, channels] in [-1, 1], and labels,
           int32 [n].
+
+        Raises:
+          ArgumentError: An example is of none of the classes.
         """
         source = self.sources[split]
         size = len(source) if limit is None else min(limit, len(source))
         shape = (size, self.resolution, self.resolution, self.channels)
         images, labels = np.empty(shape, np.float32), np.empty(size, np.int32)
         for index in range(size):
-            example = source[index]
+            example = self._checked(source[index])
             images[index], labels[index] = example["image"], example["label"]
         return images, labels
+
+    def _checked(self, example: Example) -> Example:
+        # Of such a label one-hot codes are zeros: nothing would tell of it.
+        if not 0 <= example["label"] < self.num_classes:
+            raise ArgumentError(
+                f"`sources` must hold labels from 0 to {self.num_classes - 1}, got "
+                f"{example['label']} in `{self.name}`. Leave out what has no class."
+            )
+        return example
 
 
 def open_image_set(

@@ -38,7 +38,7 @@ def save_picture(images: np.ndarray, path: Path, *, step: int | None = None) -> 
     """
     picture = tiled(images)
     path.parent.mkdir(parents=True, exist_ok=True)
-    factor = max(1, _WIDE // picture.shape[1])
+    factor = max(1, round(_WIDE / picture.shape[1]))
     large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     Image.fromarray(large[..., 0] if large.shape[-1] == 1 else large).save(path)
     if step is not None:

@@ -260,9 +260,10 @@ class CompiledStep:
     ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state in its place."""
         state = as_arrays(flat.tree)
+        shardings = self._layout.state_shardings(state)
         check_own_axes("state", state, self._layout)
         check_keys(key, self._options.steps_per_call)
-        state = put(state, self._layout.state_shardings(state))
+        state = put(state, shardings)
         signature = _signature((state, batch, key))
         program = self._programs.get(signature)
         if program is None:

@@ -6,6 +6,8 @@ follows from its microbatches must be traced. It needs one device's memory for t
 batch, and is slow.
 """
 
+from typing import NoReturn
+
 import jax
 import jax.numpy as jnp
 
@@ -51,6 +53,17 @@ class DebugStep:
         # Off the mesh: one replica sees plain arrays.
         plain = jax.tree.map(jnp.asarray, jax.device_get((state, value, key)))
         return self._update(*plain)
+
+    def inspect(self, *given: object) -> NoReturn:
+        """Refuse: nothing is compiled here.
+
+        Raises:
+          ArgumentError: Always.
+        """
+        raise ArgumentError(
+            "`step` must be compiled to be inspected, got one with `debug=True`. Pass "
+            "the `step_fn` itself."
+        )
 
     def _join(self, leaf: jax.Array) -> jax.Array:
         return leaf if self._accumulate == 1 else leaf.reshape(-1, *leaf.shape[2:])

@@ -6,7 +6,7 @@ from replicator.base.types import StepFn
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.layout import Layout
-from replicator.engine.partitioned import PartitionedLayout
+from replicator.engine.partitioned import PartitionedLayout, refuse_own_sums
 from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.optimizer_state import Reduction
@@ -65,11 +65,7 @@ def check_own_sums(layout: Layout, accumulate: int) -> None:
       ArgumentError: `accumulate` is not 1, and all devices are one replica.
     """
     if isinstance(layout, PartitionedLayout) and accumulate != 1:
-        raise ArgumentError(
-            "`accumulate` must be 1 for an optimizer that is wrapped under a strategy "
-            f"that partitions, got {accumulate}. Accumulate with "
-            f"`rep.compile(step_fn, accumulate={accumulate})`."
-        )
+        refuse_own_sums(accumulate)
 
 
 def compiled_step(

@@ -27,6 +27,7 @@ from replicator.collectives.context.axes import (
 )
 from replicator.engine.layout import STATE, Kind
 from replicator.engine.reemission.emit import Mark, reemit
+from replicator.engine.step.optimizer_state import OwnSums
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
@@ -40,7 +41,7 @@ class PartitionedLayout:
     """One replica over all devices; see `Layout` for attributes and methods.
 
     Args:
-      strategy: One that partitions, or a builder of one: it is called with the
+      strategy: One that partitions, or a builder of one: it is called once, with the
         variables of the first state whose shardings are asked for.
       devices: To choose from, those of one process side by side.
 
@@ -161,13 +162,7 @@ class PartitionedLayout:
 
     def _placements(self, state: PyTree) -> list[Placement]:
         """Return how each leaf of a state, or of a `RunState`, lies."""
-        for path, node in named_leaves(state, is_leaf=is_per_replica):
-            if is_per_replica(node):
-                raise ArgumentError(
-                    "`state` must hold no `PerReplica` leaf under a strategy that "
-                    f"partitions, got one at `{path}`: there is one replica. Keep a "
-                    "plain array, or use `strategies.data_parallel()`."
-                )
+        _refuse_own(state)
         variables = variables_of(_user(state))
         if self._chosen is None:
             built = _built(self._given, variables, self._devices)
@@ -256,7 +251,8 @@ def _built(
             "`strategy` must return one that partitions where it is a function, got "
             f"{found.name}. For copies alone return `Rules([], replica=None)`."
         )
-    return found
+    # Its rules are for these: `check_state` refuses another model.
+    return found if found.variables else found.made_for(variables)
 
 
 class _Leaves(list):
@@ -311,6 +307,36 @@ def _traced(fn: Callable[..., Any], given: list) -> tuple[core.ClosedJaxpr, PyTr
                 "`strategies.data_parallel()`.",
             )
             raise
+
+
+def refuse_own_sums(accumulate: int) -> None:
+    """Refuse an optimizer that adds up, call by call, what each replica has.
+
+    Raises:
+      ArgumentError: Always: all devices are one replica.
+    """
+    raise ArgumentError(
+        "`accumulate` must be 1 for an optimizer that is wrapped under a strategy that "
+        f"partitions, got {accumulate}. Accumulate with "
+        f"`rep.compile(step_fn, accumulate={accumulate})`."
+    )
+
+
+def _refuse_own(state: PyTree) -> None:
+    """Refuse what each replica would hold its own of."""
+
+    def is_own(node: PyTree) -> bool:
+        return is_per_replica(node) or isinstance(node, OwnSums)
+
+    for path, node in named_leaves(state, is_leaf=is_own):
+        if isinstance(node, OwnSums):
+            refuse_own_sums(node.every)
+        if is_per_replica(node):
+            raise ArgumentError(
+                "`state` must hold no `PerReplica` leaf under a strategy that "
+                f"partitions, got one at `{path}`: there is one replica. Keep a "
+                "plain array, or use `strategies.data_parallel()`."
+            )
 
 
 def _user(state: PyTree) -> PyTree:

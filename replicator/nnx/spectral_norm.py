@@ -46,7 +46,8 @@ class SpectralNorm(nnx.Module):
         Args:
           layer: The layer, `nnx.Linear` or `nnx.Conv` for example. All axes of its
             `kernel` but the last are the rows of a matrix.
-          epsilon: Below what length a vector is not brought to length 1.
+          epsilon: Up to what singular value a kernel counts as zeros, and is left as
+            it is.
           rngs: Random keys for the first vector.
 
         Raises:
@@ -82,10 +83,14 @@ class SpectralNorm(nnx.Module):
         fixed = lax.stop_gradient(matrix)
         left = _unit(fixed @ self.vector[...], self.epsilon)
         right = _unit(left @ fixed, self.epsilon)
-        if not self.use_running_average:
-            self.vector.set_value(right.astype(self.vector[...].dtype))
         sigma = left @ matrix @ right
-        sigma = jnp.where(sigma > 0, sigma, 1)  # a kernel of zeros stays
+        # A kernel of zeros stays, and so does the vector: out of zeros no power
+        # iteration finds one again.
+        is_zero = sigma <= self.epsilon
+        if not self.use_running_average:
+            moved = right.astype(self.vector[...].dtype)
+            self.vector.set_value(jnp.where(is_zero, self.vector[...], moved))
+        sigma = jnp.where(is_zero, 1, sigma)
         divided = (matrix / sigma).reshape(kernel.shape).astype(kernel.dtype)
         layer.kernel.set_value(divided)
         return layer(*args)

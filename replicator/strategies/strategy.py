@@ -87,7 +87,8 @@ class Strategy:
       kind: `"replicates"`: a replica on each device. `"partitions"`: one replica over
         all of them.
       replica: Size of the mesh axis `replica`, over which nothing is cut but batches;
-        None for all devices that the other axes leave.
+        None for all devices that the other axes leave, as it must be where it
+        replicates.
       shard: Size of the mesh axis `shard`.
       model: Size of the mesh axis `model`.
       batch_axes: Mesh axes that batches are cut over.
@@ -139,12 +140,11 @@ class Strategy:
 
     def _check_replicates(self) -> None:
         sizes = tuple(getattr(self, axis) for axis in AXES)
-        # The default of `replica` passes: whoever says nothing chose no other number.
-        if self.kind == "replicates" and sizes not in ((None, 1, 1), (1, 1, 1)):
+        if self.kind == "replicates" and sizes != (None, 1, 1):
             raise ArgumentError(
-                "`strategy` must leave mesh axes alone where it replicates, on all "
-                f"devices, got {self._mesh_words()}. Use `data_parallel()`, or "
-                '`kind="partitions"`.'
+                "`strategy` must have replica=None (all devices), shard=1 and model=1 "
+                f"where it replicates, got {self._mesh_words()}. Use "
+                "`data_parallel()`."
             )
 
     def sizes(self, num_devices: int) -> dict[str, int]:
@@ -231,8 +231,8 @@ class Strategy:
             side = "missing" if differing[0] in want else "new"
             raise ArgumentError(
                 f"`strategy` must be one for the variables of this state, got "
-                f"{self.name} saved for others: `{differing[0]}` is {side}. "
-                "Build it anew."
+                f"{self.name} made for others: `{differing[0]}` is {side}. "
+                "Make another `Replicator`, with a strategy built for this state."
             )
         for rule in self.rules if variables else ():
             if not any(fnmatchcase(v.follows, rule.pattern) for v in variables):

@@ -6,14 +6,13 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks import tasks
+from benchmarks.partition_overhead import PAIRS
+from benchmarks.step.placed_step import placed_step
+from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.strategy_memory.ahead_of_time import activation_gathers
-from benchmarks.strategy_memory.language_model import (
-    Sizes,
-    hand_written_step,
-    trainer,
-)
 from benchmarks.strategy_memory.shards import uneven
-from replicator import Replicator, strategies
+from replicator import Replicator
 from replicator.engine.inspection.collectives import Collective
 
 WEIGHTS = [(20, 2048, 8192), (20, 2048, 3, 16, 128), (2048,)]
@@ -58,17 +57,19 @@ def test_bytes_on_devices_are_compared_with_an_equal_part(mesh):
 
 
 @pytest.mark.slow
-def test_the_step_by_hand_makes_the_same_update():
-    sizes = Sizes(
-        layers=2, width=64, heads=2, context=16, vocabulary=128, global_batch=16
+@pytest.mark.parametrize(("strategy", "multiplied"), PAIRS)
+def test_the_step_by_hand_makes_the_same_update(strategy, multiplied):
+    task = tasks.language_model(
+        16, vocabulary=128, width=64, heads=4, context=16, remat=True
     )
     tx = optax.sgd(0.1, momentum=0.9)
-    rep = Replicator(strategy=strategies.fsdp())
-    init_fn, step_fn = trainer(sizes, tx)
+    rep = Replicator(strategy=strategy)
+    init_fn, step_fn = replicator_init(task, tx), replicator_step(task, tx)
     state = rep.init(init_fn)
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
-    by_hand, _ = hand_written_step(sizes, tx, rep.mesh, where)(state, sizes.batch())
-    ours, _ = rep.compile(step_fn)(rep.init(init_fn), sizes.batch())
+    step = placed_step(task, tx, where, multiplied=multiplied)
+    by_hand, _ = step(state, task.batch)
+    ours, _ = rep.compile(step_fn)(rep.init(init_fn), task.batch)
 
     for leaf, other in zip(
         jax.tree.leaves(ours), jax.tree.leaves(by_hand), strict=True

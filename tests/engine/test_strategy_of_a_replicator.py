@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from replicator import Replicator, strategies
+from replicator import Replicator, strategies, wrap_optimizer
 from replicator.engine.evaluation.blocks import BlockRunner
 from replicator.engine.metrics.declared import Concat, Sum
 from replicator.errors import ArgumentError, BatchError
@@ -193,6 +193,30 @@ def test_a_builder_gets_the_variables_of_a_state_that_is_put():
     assert rep.mesh.shape["shard"] == 8
 
 
+def test_a_builder_is_asked_once_and_another_model_is_refused():
+    seen = []
+    rep = over(lambda variables, devices: seen.append(variables) or FSDP)
+    rep.init(init_fn)
+    rep.init(trainer(optax.sgd(0.1))[0])  # another optimizer of the same model
+    match = "got fsdp made for others: .* Make another `Replicator`"
+
+    def wider(key):
+        return {"params": {"w1": jnp.zeros((4, 16))}}
+
+    with pytest.raises(ArgumentError, match=match):
+        rep.init(wider)
+    with pytest.raises(ArgumentError, match=match):
+        rep.run(step_fn, [batch], init_fn=wider, steps=1, display=False)
+    assert len(seen) == 1
+
+
+def test_a_strategy_that_a_builder_reads_stays_bound_to_its_variables():
+    other = strategies.variables_of({"w": np.zeros(8, np.float32)})
+    rep = over(lambda variables, devices: FSDP.made_for(other))
+    with pytest.raises(ArgumentError, match=r"fsdp made for others: `\S+ .*` is "):
+        rep.init(init_fn)
+
+
 @pytest.mark.slow
 def test_a_builder_is_asked_before_a_step_is_inspected():
     rep = over(lambda variables, devices: FSDP)
@@ -234,6 +258,19 @@ def test_a_plain_optimizer_is_asked_to_be_wrapped_under_accumulation():
     rep = over(FSDP)
     with pytest.raises(ArgumentError, match="wrap_optimizer"):
         rep.compile(step_fn, accumulate=2)(rep.init(init_fn), batch)
+
+
+def test_sums_of_an_own_loop_are_refused_by_name_in_any_state():
+    # Wrapped without the replicator, which could have refused it.
+    own_init, own_step = trainer(wrap_optimizer(optax.sgd(0.1), accumulate=4))
+    rep = over(FSDP)
+    match = "`accumulate` must be 1 for an optimizer .* partitions, got 4"
+    with pytest.raises(ArgumentError, match=match):
+        rep.init(own_init)
+    with pytest.raises(ArgumentError, match=match):
+        rep.put(own_init(None))
+    with pytest.raises(ArgumentError, match=match):
+        rep.run(own_step, [batch], init_fn=own_init, steps=1, display=False)
 
 
 @pytest.mark.parametrize("strategy", [FSDP, lambda variables, devices: FSDP])

@@ -262,9 +262,13 @@ RULES = {
         lambda: Strategy(name="a", rules=Rule(pattern="*")),
         r"`rules` must be a list of rules, got Rule\(",
     ),
-    "copies of which each device has one": (
+    "two replicas, where each device has one": (
         lambda: Strategy(name="a", kind="replicates", replica=2),
-        "must leave mesh axes alone where it replicates, .* got replica=2, ",
+        "must have replica=None .* where it replicates, got replica=2, ",
+    ),
+    "one replica, where each device has one": (
+        lambda: Strategy(name="a", kind="replicates"),
+        "must have replica=None .* where it replicates, got replica=1, ",
     ),
     "an axis twice": (
         lambda: Rule(pattern="*", stored=("model", "model")),
@@ -324,7 +328,5 @@ def test_a_partition_that_does_not_divide_and_may_not_stay_whole_is_refused():
 def test_a_strategy_saved_for_other_variables_is_refused():
     kept = strategies.fsdp().made_for(VARIABLES)
     kept.check_variables(VARIABLES)
-    with pytest.raises(
-        ArgumentError, match=r"saved for others: `n int32.*` is missing"
-    ):
+    with pytest.raises(ArgumentError, match=r"made for others: `n int32.*` is missing"):
         kept.check_variables(tuple(v for v in VARIABLES if v.path != "n"))

@@ -139,8 +139,7 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
       ArgumentError: A leaf is no array, or lacks its replica axis, or, where there is
         one replica, is not the same in all processes.
     """
-    _check_given(name, state, layout)
-    shardings = layout.state_shardings(state)
+    shardings = _given_shardings(name, state, layout)
     if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
         require_same_state(layout.mesh, state)
 
@@ -154,9 +153,8 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
 
 def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     """Return a first state that is a copy of `state`; arguments as `placed_copy`'s."""
-    _check_given(name, state, layout)
+    shardings = _given_shardings(name, state, layout)
     shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
-    shardings = layout.state_shardings(state)
     layout.check_state(shapes)
     return FirstState(
         shapes=_with_shardings(shapes, shardings),
@@ -164,9 +162,12 @@ def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     )
 
 
-def _check_given(name: str, state: PyTree, layout: Layout) -> None:
+def _given_shardings(name: str, state: PyTree, layout: Layout) -> PyTree:
     _check_numbers(name, state)
+    # First: a layout with no place for `PerReplica` leaves asks for no axis of theirs.
+    shardings = layout.state_shardings(state)
     check_own_axes(name, state, layout)
+    return shardings
 
 
 def _check_numbers(name: str, state: PyTree) -> None:
@@ -198,9 +199,10 @@ def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
             lambda leaf: 0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state
         ),
     )
-    check_own_axes(name, state, layout)
     shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
-    return _with_shardings(shapes, layout.state_shardings(shapes))
+    shardings = layout.state_shardings(shapes)
+    check_own_axes(name, state, layout)
+    return _with_shardings(shapes, shardings)
 
 
 def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:

@@ -1,0 +1,136 @@
+"""The command end to end, tiny, and what it refuses before anything is trained."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.biggan import Config, run
+from experiments.images.image_sets import open_image_set
+from replicator.errors import ArgumentError
+from replicator.inputs import InputContext
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--channels=1", "--standing=1", "--global_batch=16"]
+PICTURES = ["progress", "samples", "interpolations", "truncation"]
+KEYS = {
+    "sample_accuracy",
+    "by_class",
+    "fid",
+    "fid_halves",
+    "inception_score",
+    "nearest",
+    "nearest_held_out",
+    "truncation",
+    "trained_s",
+    "seconds",
+}
+
+
+def command(directory, *flags):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "experiments.biggan"),
+            *(f"--directory={directory}", *TINY, *flags),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "REPLICATOR_FAKE_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two steps: its folder, and its last line."""
+    directory = tmp_path_factory.mktemp("biggan")
+    return directory, command(directory, "--steps=2", "--bfloat16", "--attention=8")
+
+
+@pytest.mark.slow
+def test_the_command_trains_draws_and_judges(trained):
+    directory, judged = trained
+    assert judged.keys() >= KEYS
+    assert 0 <= judged["sample_accuracy"] <= 1
+    assert len(judged["by_class"]) == 10
+    assert judged["truncation"].keys() == {"2.0", "1.0", "0.5", "0.1"}
+    for name in PICTURES:
+        with Image.open(directory / f"{name}.png") as picture:
+            assert picture.width > 100
+    assert list((directory / "tensorboard").iterdir())
+
+
+@pytest.mark.slow
+def test_it_goes_on_from_its_checkpoint(trained):
+    directory, _ = trained
+    flags = ["--steps=4", "--bfloat16", "--attention=8", "--discriminator_steps=2"]
+    command(directory, *flags, "--accumulate=2", "--truncation=0.7")
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    steps = [record["step"] for record in map(json.loads, lines) if "step" in record]
+    assert max(steps) == 4
+
+
+@pytest.fixture
+def config(tmp_path):
+    return Config(directory=str(tmp_path / "run"), data_dir=str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"dataset": "nope"}, "there is none. Run `tfds build nope"),
+        ({"resolution": 24}, "`resolution` must be one of .*, got 24"),
+        ({"resolution": 8}, r"`resolution` must be one of \[16, .*\], got 8"),
+        ({"latent": 25}, "`latent` must be a multiple of 3 at 16 pixels.*Use 27"),
+        ({"attention": 5}, "`attention` must be None or one of"),
+        ({"truncation": -1.0}, "`truncation` must be above 0"),
+        ({"truncation": float("inf")}, "`truncation` must be above 0"),
+        ({"standing": 0}, "`standing` must be at least 1"),
+        ({"discriminator_steps": 0}, "`discriminator_steps` must be at least 1"),
+        ({"stats": "some"}, "`stats` must be"),
+        ({"inception": "no.pth"}, "no.pth"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(
+    config, choices, message
+):
+    with pytest.raises(ArgumentError, match=message):
+        run(dataclasses.replace(config, **choices))
+    assert not Path(config.directory).exists()
+
+
+def test_a_run_on_other_images_is_not_gone_on_from(config):
+    directory = Path(config.directory)
+    directory.mkdir()
+    (directory / "images.txt").write_text("mnist (10 classes, 16 pixels)")
+    with pytest.raises(ArgumentError) as error:
+        run(config)
+    assert str(error.value) == (
+        "`directory` must be that of a run on digits (10 classes, 16 pixels), got "
+        f"{directory}, where one learned mnist (10 classes, 16 pixels). Use another "
+        "directory."
+    )
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_examples_of_none_of_the_classes_are_refused(label):
+    digits = open_image_set("digits", resolution=8)
+    wrong = {**digits.sources["train"][0], "label": np.int32(label)}
+    sources = {"train": [wrong] * 4, "test": [wrong] * 4}
+    image_set = dataclasses.replace(digits, sources=sources)
+    one = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
+    message = f"labels from 0 to 9, got {label} in `digits`"
+    with pytest.raises(ArgumentError, match=message):
+        next(iter(image_set.train_input_fn(one, global_batch=4, seed=0)))
+    with pytest.raises(ArgumentError, match=message):
+        image_set.arrays("test")
