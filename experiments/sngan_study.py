@@ -193,7 +193,7 @@ def train(
         result.state,
         truncations=[None],
         batches=max(1, config.standing // case.global_batch),
-        batch_size=case.global_batch,
+        global_batch=case.global_batch,
         seed=seed,
     )
     return gan, generator
