@@ -84,6 +84,7 @@ class Config:
       accumulate: Microbatches of an update.
       discriminator_steps: Updates of the discriminator to one of the generator.
       steps: Updates of the discriminator.
+      progress_every: Updates from one `progress.png` to the next.
       generator_rate: Of the generator's Adam.
       discriminator_rate: Of the discriminator's Adam.
       decay: Of the average of the generator's parameters.
@@ -110,6 +111,7 @@ class Config:
     accumulate: int = 1
     discriminator_steps: int = 1
     steps: int = 4000
+    progress_every: int = 500
     generator_rate: float = 2e-4
     discriminator_rate: float = 4e-4
     decay: float = 0.999
@@ -175,7 +177,7 @@ def train(
         directory=directory,
         checkpoint_dir=directory / "checkpoints",
         checkpoint_every=every(seconds=120),
-        hooks=[StateCallback(_progress(config, gan), every(n_steps=500))],
+        hooks=[_progress(config, gan)],
     ) as session:
         both = session.compile(gan.step_fn)
         critic = session.compile(gan.critic_step_fn)
@@ -186,7 +188,7 @@ def train(
         return jax.device_get(session.state)
 
 
-def _progress(config: Config, gan: Gan) -> Any:
+def _progress(config: Config, gan: Gan) -> StateCallback:
     def draw(event: StateEvent) -> None:
         # With running statistics: standing ones are for the end.
         state = jax.device_get(event.state)
@@ -197,7 +199,7 @@ def _progress(config: Config, gan: Gan) -> Any:
         images = _rows(generator, latents[:_ROWS], labels[:_ROWS])
         save_picture(images, path, step=event.step)
 
-    return draw
+    return StateCallback(draw, every(n_steps=config.progress_every))
 
 
 def _orders(

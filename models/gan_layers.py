@@ -194,9 +194,7 @@ class GeneratorBlock(nnx.Module):
         self.shortcut = layers.conv(into, out, kernel=1)
         self.attention = Attention(out, layers=layers) if attends else None
 
-    def __call__(
-        self, x: Features, condition: Condition
-    ) -> Float[Array, "batch 2*height 2*width out"]:
+    def __call__(self, x: Features, condition: Condition) -> Features:
         """Add what the convolutions make of `x` to `x`."""
         y = _doubled(jax.nn.relu(self.norms[0](x, condition)))
         y = self.convs[0](y)
@@ -227,7 +225,7 @@ class DiscriminatorBlock(nnx.Module):
         self.attention = Attention(out, layers=layers) if attends else None
         self.halves, self.is_first = halves, is_first
 
-    def __call__(self, x: Features) -> Float[Array, "batch new_height new_width out"]:
+    def __call__(self, x: Features) -> Features:
         """Add what the convolutions make of `x` to `x`."""
         y = self.convs[0](x if self.is_first else jax.nn.relu(x))
         y = self.convs[1](jax.nn.relu(y))
@@ -282,10 +280,10 @@ def check_attention(attention: int | None, heights: Sequence[int]) -> None:
         )
 
 
-def _doubled(x: Features) -> Float[Array, "batch 2*height 2*width features"]:
+def _doubled(x: Features) -> Features:
     return x.repeat(2, axis=1).repeat(2, axis=2)
 
 
-def _halved(x: Features) -> Float[Array, "batch height//2 width//2 features"]:
+def _halved(x: Features) -> Features:
     batch, height, width, features = x.shape
     return x.reshape(batch, height // 2, 2, width // 2, 2, features).mean((2, 4))

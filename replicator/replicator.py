@@ -269,8 +269,8 @@ class Replicator:
           of a device, and arithmetic; printed, a table.
 
         Raises:
-          ArgumentError: There is no state or batch, and nothing compiled; `step` runs
-            without a compiler, for `debug`; or as a call of the step.
+          ArgumentError: There is no state or batch, and nothing compiled; the step is
+            one for `debug`; or as a call of the step.
           BatchError: As a call of the step.
           jax.errors.JaxRuntimeError: The compiler found that it needs more memory than
             a device has.

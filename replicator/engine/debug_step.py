@@ -54,8 +54,8 @@ class DebugStep:
         plain = jax.tree.map(jnp.asarray, jax.device_get((state, value, key)))
         return self._update(*plain)
 
-    def inspect(self, *given: object) -> NoReturn:
-        """Refuse: nothing is compiled here.
+    def inspect(self, *_: PyTree) -> NoReturn:
+        """Refuse what `CompiledStep.inspect` does: no compiler has seen this step.
 
         Raises:
           ArgumentError: Always.

@@ -1,7 +1,6 @@
 """A step has the same answer on every layout; `CASES` has a row for each maker."""
 
 import json
-import re
 from typing import NamedTuple
 
 import jax
@@ -393,9 +392,10 @@ def test_a_state_without_its_axis_of_replicas_is_refused_by_name(layout):
     count = layout.num_replicas + 1
     state = born(layout) | {"own": PerReplica(np.zeros((count, 2), np.float32))}
     step = compiled_step(step_fn, layout, CompileOptions(), counted=False)
-    message = f"leading axis of {layout.num_replicas} replicas at `own`"
+    # One that partitions has no place for such a leaf, whatever its axes.
+    message = f"(leading axis of {layout.num_replicas} replicas|got one) at `own`"
 
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         step(state, batch)
 
 

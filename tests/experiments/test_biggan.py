@@ -17,7 +17,7 @@ from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--channels=1", "--standing=1", "--global_batch=16"]
+TINY = ["--channels=1", "--standing=1", "--global_batch=16", "--progress_every=2"]
 PICTURES = ["progress", "samples", "interpolations", "truncation"]
 KEYS = {
     "sample_accuracy",
@@ -43,7 +43,7 @@ def command(directory, *flags):
         env={**os.environ, "REPLICATOR_FAKE_DEVICES": "2"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

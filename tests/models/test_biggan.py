@@ -32,10 +32,9 @@ def parameters(network):
     ("resolution", "latent"),
     [
         (16, 6),
-        (64, 10),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((32, 8), (128, 12), (256, 14))
+            for each in ((32, 8), (64, 10), (128, 12), (256, 14))
         ),
     ],
 )
