@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 
 def draw_curves(
@@ -71,6 +72,8 @@ def draw_scores(
         axes.minorticks_off()
         axes.set(xlabel=xlabel)
         axes.grid(alpha=0.3)
+    row[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    row[0].yaxis.set_major_formatter("{x:g}")
     row[0].set(ylabel=ylabel)
     _save(figure, path)
 

@@ -193,7 +193,7 @@ def train(
         result.state,
         truncations=[None],
         batches=max(1, config.standing // case.global_batch),
-        batch_size=case.global_batch,
+        global_batch=case.global_batch,
         seed=seed,
     )
     return gan, generator
@@ -325,16 +325,14 @@ def _write(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def _report(rows: list[dict[str, Any]], config: Config) -> Table:
-    table = Table(
-        "batch norm", "shared by", "global batch", "FID", "of each seed", "read right"
-    )
+    table = Table("batch norm", "examples", "global batch", "FID", "by seed", "right")
     for row in rows:
         table.add_row(
             row["norm"],
-            f"{row['stats_batch']} examples",
+            str(row["stats_batch"]),
             str(row["global_batch"]),
             f"{row['fid']:.3f}",
-            ", ".join(f"{each:.3f}" for each in row["fids"]),
+            " ".join(f"{each:.3f}" for each in row["fids"]),
             f"{row['sample_accuracy']:.1%}",
         )
     table.caption = f"{config.steps} updates each; {config.directory}/study.png"
