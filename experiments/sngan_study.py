@@ -9,6 +9,10 @@ an SNGAN of 8 × 8 pixels on eight replicas, fake ones, with each choice of
   2 and of 4 replicas, or all;
 - the global batch, 8 to 512, with statistics over all replicas.
 
+At 64 examples each replica has 8; where it has but 2, sharing matters more:
+
+    python -m experiments.sngan_study --global_batch=16 --global_batches=16
+
 All runs make the same number of updates, as in the paper, so that a larger batch sees
 more examples; the rest is the same, too: rates, seeds, an update of the generator to
 each of the discriminator. A run is judged by the Fréchet distance (`fid`) between as
