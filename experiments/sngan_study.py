@@ -13,18 +13,18 @@ At 64 examples each replica has 8; where it has but 2, sharing matters more:
 
     python -m experiments.sngan_study --global_batch=16 --global_batches=16
 
-All runs make the same number of updates, as in the paper, so that a larger batch sees
-more examples; the rest is the same, too: rates, seeds, an update of the generator to
-each of the discriminator. A run is judged by the Fréchet distance (`fid`) between as
-many drawn images as there are digits to train on, of the same classes, and those, on
-features of a small classifier that is trained on them; `sample_accuracy` is the share
-of drawn images that the classifier reads as what was ordered.
+All runs make the same number of updates, so that a larger batch sees more examples; the
+rest is the same, too: rates, seeds, an update of the generator to each of the
+discriminator. A run is judged by the Fréchet distance (`fid`) between as many drawn
+images as there are digits to train on, of the same classes, and those, on features of a
+small classifier that is trained on them; `sample_accuracy` is the share of drawn images
+that the classifier reads as what was ordered.
 
-The folder gets `study.png` and `study.json`; what stands in the latter is not run
-again. The last line is one JSON object: the table, `global_over_local` (the distance
-with statistics over all replicas divided by that with each replica's own) and
-`fid_halves`, the distance between two halves of the digits (which, being of half as
-many images, is no lower bound).
+The folder gets `study.png` and `study.json`; what stands in the latter is not run again
+(after a change of the networks, take another folder). The last line is one JSON object:
+the table, `global_over_local` (the distance with statistics over all replicas divided
+by that with each replica's own) and `fid_halves`, the distance between two halves of
+the digits (which, being of half as many images, is no lower bound).
 """
 
 import dataclasses
