@@ -23,11 +23,9 @@ from rich.table import Table
 
 import replicator
 from benchmarks import tasks
-from benchmarks.step.placed_step import Multiplied, placed_step
+from benchmarks.step.placed_step import PAIRS, Multiplied, placed_step
 from benchmarks.step.step_pair import OwnLoop, replicator_init, replicator_step
 from benchmarks.timing import Estimate, ratio, time_rounds
-from models.transformer import TENSOR_PARALLEL
-from replicator import strategies
 from replicator.engine.inspection.collectives import collectives_of
 from replicator.strategies import Strategy
 
@@ -36,11 +34,6 @@ _ROUNDS = flags.DEFINE_integer("rounds", 20, "Interleaved blocks of each step.")
 _STEPS = flags.DEFINE_integer("steps", 4, "Steps per block.")
 _WIDTH = flags.DEFINE_integer("width", 128, "Of the language model.")
 _CONTEXT = flags.DEFINE_integer("context", 32, "Tokens of a sequence.")
-
-PAIRS: tuple[tuple[Strategy, Multiplied], ...] = (
-    (strategies.fsdp(), "whole"),
-    (strategies.tensor_parallel(TENSOR_PARALLEL, model=4, replicas=2), "in pieces"),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

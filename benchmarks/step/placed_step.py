@@ -17,11 +17,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.step.step_pair import replicator_step
 from benchmarks.tasks import Task
-from models.transformer import Transformer
+from models.transformer import TENSOR_PARALLEL, Transformer
+from replicator import strategies
 from replicator.base.types import PyTree
 from replicator.nnx import value_and_grad
+from replicator.strategies import Strategy
 
 Multiplied = Literal["whole", "in pieces"]
+
+PAIRS: tuple[tuple[Strategy, Multiplied], ...] = (
+    (strategies.fsdp(), "whole"),
+    (strategies.tensor_parallel(TENSOR_PARALLEL, model=4, replicas=2), "in pieces"),
+)
+"""Strategies of eight devices, and what an expert writes for each."""
 
 
 def placed_step(

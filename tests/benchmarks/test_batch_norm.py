@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.batch_norm import OURS, make_norms, require_equal
+from benchmarks.step.norms import OURS, make_norms, require_equal
 
 
 def results(**changed):

@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import tasks
-from benchmarks.partition_overhead import PAIRS
-from benchmarks.step.placed_step import placed_step
+from benchmarks.step.placed_step import PAIRS, placed_step
 from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.strategy_memory.ahead_of_time import activation_gathers
 from benchmarks.strategy_memory.shards import uneven

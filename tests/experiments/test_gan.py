@@ -128,10 +128,9 @@ STRATEGIES = {
 @pytest.mark.parametrize(
     ("name", "accumulate"),
     [
-        ("data_parallel", (1,)),
-        ("zero1", (1,)),
         ("fsdp", (1,)),
-        pytest.param("data_parallel", (2,), marks=pytest.mark.nightly),
+        pytest.param("data_parallel", (1, 2), marks=pytest.mark.nightly),
+        pytest.param("zero1", (1,), marks=pytest.mark.nightly),
         pytest.param("zero1", (2,), marks=pytest.mark.nightly),
         pytest.param("fsdp", (2,), marks=pytest.mark.nightly),
     ],

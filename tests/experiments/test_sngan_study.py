@@ -133,6 +133,7 @@ def run_study(directory):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_has_a_row_for_each_case_and_runs_none_again(tmp_path):
     _, found = run_study(tmp_path)
     assert [row["norm"] for row in found["table"]] == ["per replica", "global"]
