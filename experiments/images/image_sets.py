@@ -64,7 +64,8 @@ class ImageSet:
     resolution: int
     channels: int
     augment: Augment
-    sources: Mapping[Split, Sequence[Example]]
+    # Not shown: grain writes out what it maps, and would write all images.
+    sources: Mapping[Split, Sequence[Example]] = dataclasses.field(repr=False)
     threads: int
 
     def train_input_fn(
