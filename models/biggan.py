@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.gan_layers import (
+    BOTTOM,
     ORTHOGONAL,
     GeneratorBlock,
     Images,
@@ -50,7 +51,6 @@ _PLANS = {
     128: _Plan((16, 16, 8, 4, 2, 1), (1, 2, 4, 8, 16, 16), 5),
     256: _Plan((16, 16, 8, 8, 4, 2, 1), (1, 2, 4, 8, 8, 16, 16), 6),
 }
-_BOTTOM = 4  # height of the generator's first features
 
 
 class Generator(nnx.Module):
@@ -105,14 +105,14 @@ class Generator(nnx.Module):
                 f"part for each block and one for the first features, got {latent}. "
                 f"Use {-(-latent // parts) * parts}."
             )
-        heights = [_BOTTOM * 2 ** (n + 1) for n in range(parts - 1)]
+        heights = [BOTTOM * 2 ** (n + 1) for n in range(parts - 1)]
         check_attention(attention, heights)
         layers = Layers(rngs, compute_dtype)
         part = latent // parts
         self.embed = nnx.Linear(
             num_classes, shared, use_bias=False, kernel_init=ORTHOGONAL, rngs=rngs
         )
-        self.first = layers.dense(part, _BOTTOM**2 * widths[0])
+        self.first = layers.dense(part, BOTTOM**2 * widths[0])
         self.blocks = nnx.List(
             GeneratorBlock(
                 *width,
@@ -126,7 +126,6 @@ class Generator(nnx.Module):
         self.norm = norm(widths[-1], dtype=compute_dtype, rngs=rngs)
         self.last = layers.conv(widths[-1], image_channels, kernel=3)
         self.latent, self.num_classes = latent, num_classes
-        self.compute_dtype = compute_dtype
 
     def __call__(self, latents: Float[Array, "batch latent"], labels: Labels) -> Images:
         """Draw this replica's images.
@@ -142,7 +141,7 @@ class Generator(nnx.Module):
         one_hot = jax.nn.one_hot(labels, self.num_classes, dtype=full_dtype)
         classes = self.embed(one_hot)
         first, *parts = jnp.split(latents, len(self.blocks) + 1, axis=1)
-        x = self.first(first).reshape(len(latents), _BOTTOM, _BOTTOM, -1)
+        x = self.first(first).reshape(len(latents), BOTTOM, BOTTOM, -1)
         for block, part in zip(self.blocks, parts, strict=True):
             x = block(x, jnp.concatenate([part, classes], axis=1))
         x = self.last(jax.nn.relu(self.norm(x)))

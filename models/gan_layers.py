@@ -27,6 +27,9 @@ Condition: TypeAlias = Float[Array, "batch condition"]
 MakeNorm: TypeAlias = Callable[..., BatchNorm]
 """`BatchNorm`, or a partial of it: `functools.partial(BatchNorm, stats="replica")`."""
 
+BOTTOM = 4
+"""Height and width of a generator's first features."""
+
 ORTHOGONAL = jax.nn.initializers.orthogonal()
 
 

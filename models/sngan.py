@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.gan_layers import (
+    BOTTOM,
     GeneratorBlock,
     Images,
     Labels,
@@ -27,8 +28,6 @@ from models.gan_layers import (
 from replicator.collectives.moments import wider_dtype
 from replicator.errors import ArgumentError, check_count, check_whole
 from replicator.nnx import BatchNorm
-
-_BOTTOM = 4  # height of the generator's first features
 
 
 class Generator(nnx.Module):
@@ -70,7 +69,7 @@ class Generator(nnx.Module):
         doublings = _doublings(resolution)
         check_count("num_classes", num_classes)
         layers = Layers(rngs, compute_dtype, spectral=False)
-        self.first = layers.dense(latent, _BOTTOM**2 * channels)
+        self.first = layers.dense(latent, BOTTOM**2 * channels)
         self.blocks = nnx.List(
             GeneratorBlock(
                 channels,
@@ -98,7 +97,7 @@ class Generator(nnx.Module):
         """
         full_dtype = wider_dtype(latents.dtype, jnp.float32)
         classes = jax.nn.one_hot(labels, self.num_classes, dtype=full_dtype)
-        x = self.first(latents).reshape(len(latents), _BOTTOM, _BOTTOM, -1)
+        x = self.first(latents).reshape(len(latents), BOTTOM, BOTTOM, -1)
         for block in self.blocks:
             x = block(x, classes)
         x = self.last(jax.nn.relu(self.norm(x)))
@@ -140,8 +139,8 @@ class Discriminator(ProjectionDiscriminator):
 def _doublings(resolution: int) -> int:
     """Return how often the generator's first features are doubled."""
     check_whole("resolution", resolution)
-    doublings = int(resolution).bit_length() - _BOTTOM.bit_length()
-    if doublings < 1 or resolution != _BOTTOM << doublings:
+    doublings = int(resolution).bit_length() - BOTTOM.bit_length()
+    if doublings < 1 or resolution != BOTTOM << doublings:
         raise ArgumentError(
             f"`resolution` must be 8, 16, 32 or another power of 2 from 8 on, got "
             f"{resolution}. Resize the images."
