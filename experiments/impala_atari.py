@@ -84,7 +84,7 @@ class Config:
     batch_size: int = 8
     unroll_length: int = 20
     threads: int = 2
-    chunk: int = 42
+    chunk: int = 16
     learning_rate: float = 5e-4
     entropy_cost: float = 0.005
     discount: float = 0.99

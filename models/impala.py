@@ -59,7 +59,7 @@ class ActorCritic:
       hidden: Features after the torso.
       lstm: Units of an LSTM behind them; 0 for none.
       chunk: Images that convolutions take at once, at most; 0 for all of them. On a CPU
-        56 learn from 32 trajectories of 20 steps in half the CPU time; an accelerator
+        16 learn from 32 trajectories of 20 steps in half the CPU time; an accelerator
         wants 0.
       channels_first: Whether images are [channels, height, width], as Atari's emulator
         stacks its frames; it costs nothing.

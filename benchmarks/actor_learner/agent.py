@@ -25,7 +25,7 @@ from replicator.launchpad_bridge import acting
 from replicator.launchpad_bridge.learner.published import PublishedVariables
 from replicator.launchpad_bridge.trajectories.table import Turn
 
-_CHUNK = 56
+_CHUNK = 16
 _IN_FLIGHT = 2
 _TAKE_S = 0.25
 _MANY = 10**9

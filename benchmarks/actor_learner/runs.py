@@ -6,7 +6,6 @@ but those of one way wait before a shut gate.
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from benchmarks.actor_learner.counters import Counters, Reading
 from benchmarks.actor_learner.setup import Setup
 from benchmarks.actor_learner.window import Window
 
-_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 _LOOK_S = 0.01
 _LONGEST_S = 300.0
 
@@ -188,9 +186,11 @@ class _MakeEnvironment:
 
 
 def _one_thread() -> lp.Resources:
-    """Return what keeps the policies of several processes from fighting for cores."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
-    return lp.Resources(env={"XLA_FLAGS": flags})
+    """Return what keeps the policies of several processes from fighting for cores.
+
+    `NPROC` is the size of XLA's pool of threads; no flag of XLA's makes it smaller.
+    """
+    return lp.Resources(env={"NPROC": "1"})
 
 
 def _wait(run: lp.Run, condition: Callable[[], bool]) -> None:
