@@ -33,7 +33,7 @@ test: $(VENV)/.ready
 
 test-slow: $(VENV)/.ready
 	sh tests/install_chromium.sh
-	$(RUN_TESTS) -m "slow and not nightly" $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "slow and not nightly" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # What takes hours: more kills and more damage than `make test-slow` has time for. Fails
 # at the first number that misses its bar.
