@@ -14,9 +14,9 @@ TINY = {
     "no_hang": ["--runs=2", "--steps=20", "--devices=2", "--devices=4"],
     "import_time": ["--rounds=1"],
     "kill_resume": [
-        *("--kills=2", "--terms=2", "--starts=1"),  # over one and two processes
+        *("--kills=8", "--terms=2", "--starts=1"),  # over one and two processes
     ],
-    "session": ["--rounds=2", "--steps=2", "--kills=2"],
+    "session": ["--rounds=2", "--steps=2", "--kills=4"],
     "corruption": ["--cases=40"],
     "checkpoint_stall": [
         *("--state_mb=8", "--step_ms=2", "--interval_s=3", "--rounds=2", "--saves=2"),
@@ -59,9 +59,9 @@ EXACT = {
     "no_hang": {"failures": 0, "runs": 2},
     "import_time": {},
     "kill_resume": {
-        **{"kills": 2, "failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
+        **{"kills": 8, "failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
     },
-    "session": {"kills": 2, "failures": 0, "lost_steps": 0},
+    "session": {"kills": 4, "failures": 0, "lost_steps": 0},
     "corruption": {"silent": 0, "cases": 40},
     "checkpoint_stall": {},
     "goodput": {"kills": 1},

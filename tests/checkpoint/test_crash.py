@@ -49,10 +49,7 @@ def test_death_before_any_operation_leaves_one_whole_state(tmp_path, stride):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize(
-    "call",
-    ["rename", "mkdir", "unlink", pytest.param("fsync", marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize("call", ["fsync", "rename", "mkdir", "unlink"])
 def test_death_at_a_system_call_leaves_one_whole_state(tmp_path, call):
     start = start_with_step_1(tmp_path / "start")
     steps, n = [], 0

@@ -145,8 +145,7 @@ def relative_distance(found, expected):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["tiny", pytest.param("resnet18", marks=[pytest.mark.slow, pytest.mark.nightly])],
+    "name", ["tiny", pytest.param("resnet18", marks=pytest.mark.slow)]
 )
 def test_eight_replicas_equal_one_device(name, batch):
     model = random_model(name)

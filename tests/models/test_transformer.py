@@ -179,8 +179,14 @@ def test_each_kind_has_the_gradient_of_one_device_under_every_strategy(name, kin
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["data_parallel", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp",
+        pytest.param("data_parallel", marks=pytest.mark.nightly),
+        pytest.param("tensor_parallel", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_answer_is_that_of_one_device_in_double_precision_too(name):
     init_fn, step_fn = trainer(replicas(1))
     report = assert_replica_invariant(

@@ -73,7 +73,7 @@ class DieOnce(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_learner_that_lost_a_process_ends_with_the_same_bits(rank, tmp_path):
     ended = []
     for hooks in ([DieOnce(rank)], []):

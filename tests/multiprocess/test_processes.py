@@ -41,7 +41,7 @@ def is_alive(pid):
 def test_what_hangs_is_killed_and_shown(tmp_path):
     with pytest.raises(AssertionError, match="it hangs here"):
         run_processes(
-            hang, tmp_path, processes=1, devices=1, timeout_s=12, directory=tmp_path
+            hang, tmp_path, processes=1, devices=1, timeout_s=20, directory=tmp_path
         )
     pids = [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()]
     assert pids

@@ -189,10 +189,7 @@ def test_a_client_that_does_not_read_slows_no_other_and_fills_no_memory(address)
         unread.close()
 
 
-@pytest.mark.parametrize(
-    "chances",
-    [pytest.param({"lose": 0.25}, marks=pytest.mark.nightly), {"break_off": 0.02}],
-)
+@pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.02}])
 def test_ten_thousand_calls_have_their_effect_once_whatever_is_lost(address, chances):
     faults = Faults(**chances)
     with (

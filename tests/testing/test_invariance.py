@@ -167,7 +167,6 @@ def test_ragged_means_weighted_by_tokens_obey_the_law():
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_a_conv_net_obeys_the_full_law():
     init_fn, step_fn = trainer(
         wrap_optimizer(optax.sgd(0.05, momentum=0.9)), conv_loss, init_conv

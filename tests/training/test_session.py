@@ -489,6 +489,7 @@ def test_the_script_of_the_docs_killed_and_started_again_has_the_bits_of_run(tmp
         while not list((tmp_path / "runs/own/checkpoints").glob("[0-9]*")):
             assert killed.poll() is None
         killed.kill()
+        assert killed.stdout.read().count("4000 ") == 0
     went_on = subprocess.run(
         command, timeout=120, check=True, stderr=subprocess.PIPE, **options
     )
