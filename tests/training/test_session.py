@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -488,6 +489,7 @@ def test_the_script_of_the_docs_killed_and_started_again_has_the_bits_of_run(tmp
     with subprocess.Popen(command, **options) as killed:
         while not list((tmp_path / "runs/own/checkpoints").glob("[0-9]*")):
             assert killed.poll() is None
+            time.sleep(0.01)
         killed.kill()
         assert killed.stdout.read().count("4000 ") == 0
     went_on = subprocess.run(
