@@ -15,7 +15,12 @@ import numpy as np
 
 from replicator.base.types import PyTree
 
-_OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OPERATORS = (
+    *_ARITHMETIC,
+    *(f"r{name}" for name in _ARITHMETIC),
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "len", "iter", "getitem"),
+)
 
 
 @functools.partial(
@@ -72,10 +77,6 @@ class Padded:
         """Return the array itself, for `jax.numpy`."""
         return jnp.asarray(self.whole())
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return a part of the array itself."""
-        return self.whole()[index]
-
     def __getattr__(self, name: str) -> Any:
         """Refuse what an array has and this has not."""
         raise AttributeError(
@@ -89,14 +90,11 @@ class Padded:
 
 
 def _operator(name: str) -> Any:
-    def apply(self: Padded, other: Any) -> Any:
-        return getattr(jnp.asarray(self), name)(other)
-
-    return apply
+    return lambda self, *given: getattr(self.whole(), name)(*given)
 
 
-for _name in (f"__{way}{name}__" for name in _OPERATORS for way in ("", "r")):
-    setattr(Padded, _name, _operator(_name))
+for _name in _OPERATORS:
+    setattr(Padded, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def is_padded(node: PyTree) -> bool:

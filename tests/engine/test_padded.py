@@ -98,7 +98,7 @@ def poison(state):
     return jax.tree.map(fill, state, is_leaf=lambda node: isinstance(node, Padded))
 
 
-@pytest.mark.parametrize("make", [tied, mlp])
+@pytest.mark.parametrize("make", [tied, pytest.param(mlp, marks=pytest.mark.slow)])
 def test_what_is_in_the_padding_reaches_no_value(make):
     model, rep = make(), over(strategies.fsdp(**PAD))
     init_fn, step_fn = trainer(model, adamw)
@@ -118,6 +118,19 @@ def test_what_is_in_the_padding_reaches_no_value(make):
         poison(found),
     )
     assert np.isfinite(predicted).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp", "zero1", "zero2"])
+def test_padding_adds_no_collective(name):
+    strategy, counts = getattr(strategies, name)(**PAD), []
+    for rows, width in ((16, 8), (WORDS, WIDTH)):
+        params = {"embedding": normals(rows, width, seed=1), "b": jnp.zeros(width)}
+        model = tied()
+        model.params = params
+        init_fn, step_fn = trainer(model, adamw)
+        counts.append(over(strategy).inspect(step_fn, init_fn, model.batch).counts())
+    assert counts[0] == counts[1]
 
 
 def test_to_cut_and_to_pad_sends_nothing():
@@ -193,6 +206,7 @@ def fsdp_run(model, strategy, tmp_path, steps, **options):
     return rep, rep.run(step_fn, [model.batch], init_fn=init_fn, steps=steps, **options)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_true_shapes_and_restores_under_any_strategy(tmp_path):
     model = tied()
     _, first = fsdp_run(model, strategies.fsdp(**PAD), tmp_path, 1)
@@ -281,6 +295,7 @@ def test_a_session_takes_a_state_that_a_function_of_ones_own_made():
     assert apart(jnp.asarray(kept) * 2, expected["params"]["embedding"]) <= 1e-4
 
 
+@pytest.mark.slow
 def test_a_step_that_is_debugged_sees_the_array_without_padding():
     model, rep = tied(), over(strategies.fsdp(**PAD))
     init_fn, step_fn = trainer(model, adamw)
