@@ -85,6 +85,9 @@ class PartitionedLayout:
         Raises:
           ArgumentError: As `state_shardings`.
         """
+        rules = self._chosen.strategy.rules if self._chosen else None
+        if rules is not None and all(rule.uneven != "pad" for rule in rules):
+            return unpadded(state)
         placements = self._placements(state)  # a builder's mesh is known after
         leaves, structure = jax.tree.flatten(state, is_leaf=is_padded)
         return structure.unflatten(

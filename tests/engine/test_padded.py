@@ -416,5 +416,7 @@ def test_inspection_counts_padded_bytes_and_names_variables():
     found = rep.inspect(step_fn, init_fn, model.batch)
 
     # 16 of 13 rows, 8 of 5 numbers, over 8 devices; and two examples.
-    assert found.memory.arguments_bytes == (16 * WIDTH + 8) * 4 // 8 + 2 * 4
+    kept_bytes = (16 * WIDTH + 8) * 4 // 8
+    assert found.memory.arguments_bytes == kept_bytes + 2 * 4
+    assert found.memory.aliased_bytes == kept_bytes  # donated, and taken
     assert {each.variable for each in found.collectives} >= {"params/embedding"}

@@ -170,8 +170,9 @@ def _given(name: str, state: PyTree, layout: Layout) -> tuple[PyTree, PyTree]:
     _check_numbers(name, state)
     # First: a layout with no place for `PerReplica` leaves asks for no axis of theirs.
     state = layout.pad_state(state)
+    shardings = layout.state_shardings(state)
     check_own_axes(name, state, layout)
-    return state, layout.state_shardings(state)
+    return state, shardings
 
 
 def _check_numbers(name: str, state: PyTree) -> None:
