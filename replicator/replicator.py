@@ -160,8 +160,7 @@ class Replicator:
           seed: Of the key it gets; the same as in `run(seed=...)`.
 
         Returns:
-          The state; `PerReplica` leaves have a leading replica axis, and what a rule
-          of the strategy pads is a `strategies.Padded`.
+          The state; `PerReplica` leaves have a leading replica axis.
 
         Raises:
           ArgumentError: `init_fn` is no function of a key, `seed` is no whole number,
