@@ -1779,8 +1779,8 @@ ROWS = [
         lambda: partitioned(strategies.tensor_parallel({"params/w1": ("model",)})),
         ArgumentError,
         "`params/w1` must divide over {'model': 8}, got the shape [4, 8] for the "
-        "partition ('model',). Change its rule, or let it stay whole: "
-        '`uneven="whole"`.',
+        "partition ('model',). Change its rule, let it stay whole, "
+        '`uneven="whole"`, or pad it: `uneven="pad"`.',
     ),
     Row(
         "A strategy that was saved for other variables",

@@ -1,6 +1,7 @@
 """The strategies that a case is put under, and the optimizers, by name."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import optax
 
@@ -9,7 +10,7 @@ from replicator.strategies import Rule, Strategy
 
 TensorRules = Mapping[str, tuple[str | None, ...]]
 
-ALL_CUT = {"whole_below_bytes": 0}
+ALL_CUT: dict[str, Any] = {"whole_below_bytes": 0}
 _MESHES = {1: (1, 1, 1), 2: (1, 2, 1), 4: (1, 2, 2), 8: (2, 2, 2)}
 
 
@@ -59,6 +60,28 @@ BUILDERS: Mapping[str, Callable[[int, TensorRules], Strategy]] = {
     ),
 }
 """By name: the strategy for so many devices, of a case's tensor rules."""
+
+
+def _model_padded(devices: int, tensor: TensorRules) -> Strategy:
+    """Cut the largest dimension also where it is multiplied, whatever it is."""
+    del tensor
+    rule = Rule(pattern="*", stored="model", computed="model", uneven="pad")
+    replica = 2 if devices > 2 else 1
+    return strategies.Rules([rule], replica=replica, model=None, **ALL_CUT)
+
+
+PADDED: Mapping[str, Callable[[int, TensorRules], Strategy]] = {
+    "zero1-pad": lambda devices, tensor: strategies.zero1(uneven="pad", **ALL_CUT),
+    "zero2-pad": lambda devices, tensor: strategies.zero2(
+        replicas=min(devices, 2), uneven="pad", **ALL_CUT
+    ),
+    "fsdp-pad": lambda devices, tensor: strategies.fsdp(uneven="pad", **ALL_CUT),
+    "hybrid-pad": lambda devices, tensor: strategies.hybrid(
+        shard=max(devices // 2, 1), uneven="pad", **ALL_CUT
+    ),
+    "model-pad": _model_padded,
+}
+"""Likewise, with what does not divide padded."""
 
 # Epsilons far above rounding: the sign of a gradient that is zero decides nothing.
 OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {

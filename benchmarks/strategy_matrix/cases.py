@@ -274,7 +274,7 @@ CASES = (
     ),
     Case(
         name="uneven",
-        # What divides is cut, and the rest left whole, where nobody asks for more.
+        # What divides is cut, and the rest left whole; or padded, under those that pad.
         **_trained(models.lstm, **_recurrent(7, 5, 6, 3)),
         batch=_rows(7, x=(TIME, 5), y=(TIME, 3)),
         tensor={"params/in": _COLUMNS},

@@ -16,14 +16,14 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS
+from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS, PADDED
 from benchmarks.strategy_matrix.cases import CASES, Case
 from benchmarks.truth.compare import farthest, seen
 from replicator import Replicator
 from replicator.base.mesh import put
 from replicator.base.types import PyTree
 from replicator.engine.layout import Layout
-from replicator.strategies import Strategy
+from replicator.strategies import Strategy, unpadded
 
 STEPS = (0, 1, 10)
 MODEL_TOLERANCE = 5e-5
@@ -92,21 +92,22 @@ def problem(setting: Setting, oracles: Oracles) -> str | None:
 
 def _judged(setting: Setting, oracles: Oracles) -> str | None:
     case = next(each for each in CASES if each.name == setting.case)
-    strategy = BUILDERS[setting.builder](setting.devices, case.tensor)
+    builder = {**BUILDERS, **PADDED}[setting.builder]
+    strategy = builder(setting.devices, case.tensor)
     rep = Replicator(setting.devices, strategy=strategy, compilation_cache=False)
     wraps = strategy.kind == "replicates"
     init_fn, step_fn = case.parts(_wrap(setting.optimizer, rep if wraps else None))
     step, state = rep.compile(step_fn), rep.init(init_fn)
-    structure = jax.tree.structure(state)
+    structure = jax.tree.structure(unpadded(state))
     if _cuts(strategy, setting.devices) and not _is_in_pieces(state):
         return "nothing of the state lies in pieces: this would show nothing"
     for number, visit in zip(
         STEPS, oracles.visits(case, setting.optimizer), strict=True
     ):
-        given = structure.unflatten(visit.before)
+        given = rep.layout.pad_state(structure.unflatten(visit.before))
         state, metrics = step(put(given, rep.layout.state_shardings(given)), case.batch)
         tolerance = max(case.tolerance, MODEL_TOLERANCE * (strategy.model != 1))
-        if wrong := _differing(visit, state, metrics, tolerance):
+        if wrong := _differing(visit, unpadded(state), metrics, tolerance):
             return f"at step {number}: {wrong}"
         if not _is_in_place(rep.layout, state):
             return f"at step {number}: the new state lies elsewhere"

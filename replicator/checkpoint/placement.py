@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.base.mesh import put
+from replicator.base.padded import is_padded, pad_to
 from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord, Manifest
 from replicator.checkpoint.resize import resize
@@ -88,6 +89,8 @@ def place_like(
             lost.append(
                 f"`{leaf.path}` is the {leaf.on_resize} of {before.shape[0]} replicas."
             )
+        if is_padded(value):
+            array = pad_to(array, value.padded.shape)
         placed.append(_with_key_type(before, array))
     tree = jax.tree.unflatten(
         jax.tree.structure(like), _put(placed, like, values, shardings)
@@ -172,6 +175,7 @@ def _resize(saved: LeafRecord, leaf: LeafRecord, array: np.ndarray) -> np.ndarra
 
 
 def _as_it_is(leaf: LeafRecord, value: Any) -> Any:
+    value = value.padded if is_padded(value) else value
     if isinstance(value, jax.ShapeDtypeStruct):
         raise CheckpointMismatchError(
             f"`like` must hold arrays where `only` does not match, got none at "

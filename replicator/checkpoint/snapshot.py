@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.padded import is_padded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path
 from replicator.base.types import PyTree
@@ -134,17 +135,20 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
 
 
 def describe_leaves(tree: PyTree) -> tuple[tuple[LeafRecord, ...], list[Any]]:
-    """Say what each leaf of a tree is, and list the leaves.
+    """Say what each leaf of a tree is, and list the leaves; `Padded` is one of them.
 
     Raises:
       ArgumentError: There is no leaf, one is no array, or two have one path.
     """
     leaves: list[LeafRecord] = []
     values: list[Any] = []
-    nodes, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_per_replica)
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: is_per_replica(node) or is_padded(node)
+    )
     for above, node in nodes:
         on_resize = node.on_resize if is_per_replica(node) else None
-        for below, value in jax.tree_util.tree_flatten_with_path(node)[0]:
+        below_it = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_padded)[0]
+        for below, value in below_it:
             leaves.append(_record((*above, *below), value, on_resize))
             values.append(value)
     _require_own_paths(leaves)
@@ -194,6 +198,9 @@ def _require_own_paths(leaves: list[LeafRecord]) -> None:
 
 def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
     """List what a leaf is put together from, as (where it goes, array on a device)."""
+    if is_padded(value):
+        pieces = _pieces(leaf, value.padded)
+        return list(filter(None, (_cut(*piece, value.shape) for piece in pieces)))
     if not isinstance(value, jax.Array):
         return []
     data = jax.random.key_data(value) if leaf.key_impl else value
@@ -203,8 +210,25 @@ def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
     return [(shard.index, shard.data) for shard in shards]
 
 
+def _cut(
+    index: Any, piece: jax.Array, shape: tuple[int, ...]
+) -> tuple[Any, jax.Array] | None:
+    """Return a piece without padding; None if it is nothing else."""
+    starts = [0 if index is ... else index[d].start or 0 for d in range(len(shape))]
+    own = tuple(
+        slice(0, min(size, n - start))
+        for size, n, start in zip(piece.shape, shape, starts, strict=True)
+    )
+    if any(part.stop <= 0 for part in own):
+        return None
+    places = zip(starts, own, strict=True)
+    where = tuple(slice(start, start + part.stop) for start, part in places)
+    return where, piece[own]
+
+
 def _is_spread(value: Any) -> bool:
     """Tell whether other processes hold pieces of a leaf that are not here."""
+    value = value.padded if is_padded(value) else value
     if not isinstance(value, jax.Array):
         return False
     return not (value.is_fully_addressable or value.is_fully_replicated)
@@ -213,7 +237,7 @@ def _is_spread(value: Any) -> bool:
 def _fetch(
     leaf: LeafRecord, value: Any, indices: list[Any], copies: list[jax.Array]
 ) -> Callable[[], np.ndarray]:
-    if not isinstance(value, jax.Array):
+    if not isinstance(value.padded if is_padded(value) else value, jax.Array):
         return np.array(value).copy
     if indices == [...]:
         return functools.partial(np.asarray, copies[0])

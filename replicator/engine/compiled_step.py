@@ -259,7 +259,7 @@ class CompiledStep:
         self, flat: FlatTree, batch: PyTree, key: Key | None
     ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state in its place."""
-        state = as_arrays(flat.tree)
+        state = self._layout.pad_state(as_arrays(flat.tree))
         shardings = self._layout.state_shardings(state)
         check_own_axes("state", state, self._layout)
         check_keys(key, self._options.steps_per_call)

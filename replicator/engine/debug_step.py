@@ -11,6 +11,7 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
+from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree
@@ -51,7 +52,8 @@ class DebugStep:
         placed = isinstance(batch, Placed)
         value = jax.tree.map(self._join, batch.value) if placed else batch
         # Off the mesh: one replica sees plain arrays.
-        plain = jax.tree.map(jnp.asarray, jax.device_get((state, value, key)))
+        given = unpadded(jax.device_get((state, value, key)))
+        plain = jax.tree.map(jnp.asarray, given)
         return self._update(*plain)
 
     def inspect(self, *_: PyTree) -> NoReturn:

@@ -53,8 +53,23 @@ class Layout(BatchLayout, Protocol):
     around it: whoever has rules for paths applies them to the user's part.
     """
 
+    def pad_state(self, state: PyTree) -> PyTree:
+        """Return a state as it is kept between steps.
+
+        Args:
+          state: Arrays, of NumPy, of JAX, or traced; kept so already, or not, or as
+            another layout keeps it.
+
+        Returns:
+          The state, with `Padded` in place of what this layout pads, and nothing else.
+
+        Raises:
+          ArgumentError: As `state_shardings`.
+        """
+        ...
+
     def state_shardings(self, shapes: PyTree) -> PyTree:
-        """Return the shardings of a state, a prefix of `shapes`.
+        """Return the shardings of a state as it is kept, a prefix of `shapes`.
 
         Raises:
           ArgumentError: This engine has no place for a leaf; names it.
@@ -78,7 +93,8 @@ class Layout(BatchLayout, Protocol):
           fn: What one replica does with its own values.
           inputs: The kind of each argument.
           outputs: A prefix of what `fn` returns, with kinds as leaves. A result of kind
-            state has the structure of the argument of that kind.
+            state has the structure of the argument of that kind. To `fn` no state is
+            padded, and to what is returned here it is as it is kept.
 
         Returns:
           A function of global arrays, with global results; of results that are neither

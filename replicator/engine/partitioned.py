@@ -18,6 +18,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.mesh import REPLICA_AXIS, partition_mesh, replicated
+from replicator.base.padded import Padded, is_padded, pad_to, unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Device, PyTree
@@ -31,7 +32,7 @@ from replicator.engine.step.optimizer_state import OwnSums
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
-from replicator.strategies.strategy import Cut, Placement, Strategy
+from replicator.strategies.strategy import Cut, Placement, Strategy, padded_shape
 from replicator.strategies.variables import Variable, variables_of
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,22 @@ class PartitionedLayout:
         spec = PartitionSpec(*[None] * axis, self.strategy.batch_axes or None)
         return NamedSharding(self.mesh, spec)
 
+    def pad_state(self, state: PyTree) -> PyTree:
+        """Return a state with what its rules pad as `Padded`.
+
+        Raises:
+          ArgumentError: As `state_shardings`.
+        """
+        rules = self._chosen.strategy.rules if self._chosen else None
+        if rules is not None and all(rule.uneven != "pad" for rule in rules):
+            return unpadded(state)
+        placements = self._placements(state)  # a builder's mesh is known after
+        leaves, structure = jax.tree.flatten(state, is_leaf=is_padded)
+        return structure.unflatten(
+            _kept(leaf, padded_shape(np.shape(leaf), each.stored, self.mesh.shape))
+            for leaf, each in zip(leaves, placements, strict=True)
+        )
+
     def state_shardings(self, shapes: PyTree) -> PyTree:
         """Return a sharding for each leaf of a state.
 
@@ -102,7 +119,7 @@ class PartitionedLayout:
 
         def program(*values: PyTree) -> PyTree:
             given = [
-                self._lie(kind, value)
+                self._lie(kind, unpadded(value) if kind == STATE else value)
                 for kind, value in zip(inputs, values, strict=True)
             ]
             traced, shapes = _traced(fn, given)
@@ -205,6 +222,8 @@ class PartitionedLayout:
     def _give_back(self, kind: Kind, result: PyTree) -> PyTree:
         if kind.name == "per_replica":
             result = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, kind.axis), result)
+        if kind == STATE:
+            result = self.pad_state(result)
         if kind.name == "examples":  # every process can read all
             kind = Kind("equal")
         return self._lie(kind, result)
@@ -253,6 +272,17 @@ def _built(
         )
     # Its rules are for these: `check_state` refuses another model.
     return found if found.variables else found.made_for(variables)
+
+
+def _kept(leaf: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array with padding up to `shape`, or none where it needs none."""
+    if is_padded(leaf):
+        if leaf.padded.shape == shape != leaf.shape:
+            return leaf
+        leaf = leaf.whole()
+    if np.shape(leaf) == shape:
+        return leaf
+    return Padded(pad_to(leaf, shape), np.shape(leaf))
 
 
 class _Leaves(list):

@@ -15,6 +15,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.mesh import readable, replica_spec, split_over_replicas
+from replicator.base.padded import unpadded
 from replicator.base.per_replica import (
     declared_leaves,
     give_own,
@@ -45,6 +46,10 @@ class ReplicatedLayout:
         """Return one sharding for all leaves: each replica has its rows."""
         del shapes
         return self._cut(axis=axis)
+
+    def pad_state(self, state: PyTree) -> PyTree:
+        """Return a state without padding: each replica keeps all of it."""
+        return unpadded(state)
 
     def state_shardings(self, shapes: PyTree) -> PyTree:
         """Return a prefix tree of shardings: declared leaves cut over replicas."""

@@ -1,5 +1,6 @@
 """Strategies: how a step and its state are spread over devices, as data."""
 
+from replicator.base.padded import Padded, unpadded
 from replicator.strategies.builders import (
     Rules,
     data_parallel,
@@ -15,6 +16,7 @@ from replicator.strategies.text import from_json, from_yaml, to_json, to_yaml
 from replicator.strategies.variables import Variable, variables_made_by, variables_of
 
 __all__ = [
+    "Padded",
     "Rule",
     "Rules",
     "Strategy",
@@ -28,6 +30,7 @@ __all__ = [
     "tensor_parallel",
     "to_json",
     "to_yaml",
+    "unpadded",
     "variables_made_by",
     "variables_of",
     "zero1",

@@ -14,6 +14,7 @@ from replicator.strategies.strategy import (
     Partition,
     Rule,
     Strategy,
+    Uneven,
 )
 from replicator.strategies.variables import Variable
 
@@ -31,6 +32,7 @@ def zero1(
     replicas: int = 1,
     shards: int | None = None,
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
+    uneven: Uneven = "whole",
 ) -> Strategy:
     """Cut the optimizer's state; parameters and gradients are whole.
 
@@ -41,8 +43,9 @@ def zero1(
       replicas: Whole copies, each on its part of the devices.
       shards: Devices that share a copy; all that there are by default.
       whole_below_bytes: Smaller variables stay whole.
+      uneven: What becomes of those that do not divide, as in a `Rule`.
     """
-    rule = Rule(pattern="*", optimizer="shard", gradient=())
+    rule = Rule(pattern="*", optimizer="shard", gradient=(), uneven=uneven)
     return _sharded("zero1", rule, replicas, shards, whole_below_bytes)
 
 
@@ -51,9 +54,10 @@ def zero2(
     replicas: int = 1,
     shards: int | None = None,
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
+    uneven: Uneven = "whole",
 ) -> Strategy:
     """Cut the optimizer's state and gradients; arguments as for `zero1`."""
-    rule = Rule(pattern="*", optimizer="shard")
+    rule = Rule(pattern="*", optimizer="shard", uneven=uneven)
     return _sharded("zero2", rule, replicas, shards, whole_below_bytes)
 
 
@@ -62,6 +66,7 @@ def fsdp(
     replicas: int = 1,
     shards: int | None = None,
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
+    uneven: Uneven = "whole",
 ) -> Strategy:
     """Cut all state; each parameter is whole where it is multiplied.
 
@@ -74,18 +79,24 @@ def fsdp(
     >>> fsdp(replicas=2).sizes(8)
     {'replica': 2, 'shard': 4, 'model': 1}
     """
-    rule = Rule(pattern="*", stored="shard")
+    rule = Rule(pattern="*", stored="shard", uneven=uneven)
     return _sharded("fsdp", rule, replicas, shards, whole_below_bytes)
 
 
-def hybrid(*, shard: int, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> Strategy:
+def hybrid(
+    *,
+    shard: int,
+    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+    uneven: Uneven = "whole",
+) -> Strategy:
     """Cut all state over `shard` devices; all devices together hold whole copies.
 
     Args:
       shard: Devices that share a copy: those of a host, where links are fast.
       whole_below_bytes: Smaller variables stay whole.
+      uneven: What becomes of those that do not divide, as in a `Rule`.
     """
-    rules = (Rule(pattern="*", stored="shard"),)
+    rules = (Rule(pattern="*", stored="shard", uneven=uneven),)
     return Strategy(
         name="hybrid",
         replica=None,
@@ -96,7 +107,11 @@ def hybrid(*, shard: int, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> Strateg
 
 
 def tensor_parallel(
-    rules: Mapping[str, Partition], *, model: int | None = None, replicas: int = 1
+    rules: Mapping[str, Partition],
+    *,
+    model: int | None = None,
+    replicas: int = 1,
+    uneven: Uneven = "refuse",
 ) -> Strategy:
     """Cut parameters along dimensions that are named, also where they are multiplied.
 
@@ -104,6 +119,7 @@ def tensor_parallel(
       rules: Partition for each pattern of paths; all others stay whole.
       model: Devices that share a copy; all by default.
       replicas: Copies, each of which gets its part of a batch.
+      uneven: What becomes of parameters that do not divide, as in a `Rule`.
 
     Raises:
       ArgumentError: `rules` map no patterns to partitions.
@@ -122,7 +138,7 @@ def tensor_parallel(
         replica=replicas,
         model=model,
         rules=tuple(
-            Rule(pattern=pattern, stored=cut, computed=cut, uneven="refuse")
+            Rule(pattern=pattern, stored=cut, computed=cut, uneven=uneven)
             for pattern, cut in rules.items()
         ),
     )

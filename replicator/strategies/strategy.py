@@ -2,16 +2,17 @@
 
 A partition says along which mesh axes the dimensions of an array are cut: `()` whole;
 `(None, "model")` the second dimension over `model`; `"shard"` the largest dimension
-that divides over `shard`, the first of equals: its pieces are contiguous.
+that divides over `shard`, the first of equals: its pieces are contiguous. Where none
+does, a rule may have the largest padded.
 """
 
 import difflib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from replicator.errors import (
     ArgumentError,
@@ -29,6 +30,9 @@ Cut = tuple[str | None, ...]
 AXES = ("replica", "shard", "model")
 WHOLE_BELOW_BYTES = 16 * 1024
 
+Uneven = Literal["whole", "refuse", "pad"]
+"""What becomes of a variable that does not divide."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
@@ -40,8 +44,8 @@ class Rule:
       computed: Partition where it is multiplied; whole by default.
       gradient: Partition of its gradient; None for that of the optimizer's state.
       optimizer: Partition of what an optimizer keeps for it; None for `stored`.
-      uneven: What becomes of a variable that does not divide: left `"whole"`, or
-        `"refuse"`d.
+      uneven: What becomes of a variable that does not divide: left `"whole"`,
+        `"refuse"`d, or cut with padding behind it: `"pad"`.
     """
 
     pattern: str
@@ -49,11 +53,11 @@ class Rule:
     computed: Partition = ()
     gradient: Partition | None = None
     optimizer: Partition | None = None
-    uneven: Literal["whole", "refuse"] = "whole"
+    uneven: Uneven = "whole"
 
     def __post_init__(self) -> None:
         check_text("pattern", self.pattern)
-        check_word("uneven", self.uneven, ("whole", "refuse"))
+        check_word("uneven", self.uneven, get_args(Uneven))
         for name in ("stored", "computed", "gradient", "optimizer"):
             partition = _checked(name, getattr(self, name))
             if partition is None and name in ("stored", "computed"):
@@ -199,23 +203,24 @@ class Strategy:
     ) -> Cut:
         shape = variable.shape
         whole = (None,) * len(shape)
+        # What an optimizer keeps in another shape has no dimensions that a rule means.
+        is_other = variable.is_optimizer and variable.follows == variable.path
+        pads = rule.uneven == "pad" and not is_other
         if isinstance(partition, str):
             if variable.nbytes < self.whole_below_bytes or sizes[partition] == 1:
                 return whole
-            ways = [(n, -d) for d, n in enumerate(shape) if n % sizes[partition] == 0]
-            if ways:
-                dimension = -max(ways)[1]
+            every = [(n, -d) for d, n in enumerate(shape)]
+            ways = [way for way in every if way[0] % sizes[partition] == 0]
+            if ways or pads:
+                dimension = -max(ways or every)[1]
                 return tuple(
                     partition if d == dimension else None for d in range(len(shape))
                 )
         elif len(partition) <= len(shape):
             cut = (*partition, *whole[len(partition) :])
-            if all(
-                n % sizes.get(a or "", 1) == 0 for n, a in zip(shape, cut, strict=True)
-            ):
+            if pads or padded_shape(shape, cut, sizes) == shape:
                 return tuple(a if sizes.get(a or "", 1) > 1 else None for a in cut)
-        # What an optimizer keeps in another shape has no dimensions that a rule names.
-        if rule.uneven == "refuse" and not variable.is_optimizer:
+        if rule.uneven != "whole" and not variable.is_optimizer:
             raise _uneven(variable, partition, sizes)
         return whole
 
@@ -272,6 +277,19 @@ class Strategy:
             for line in changed
             if line[0] in "+-" and line[:3] not in ("+++", "---")
         )
+
+
+def padded_shape(
+    shape: tuple[int, ...], cut: Cut, sizes: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return a shape with what is cut rounded up, so that it divides.
+
+    >>> padded_shape((50257, 512), ("shard", None), {"shard": 8})
+    (50264, 512)
+    """
+    return tuple(
+        n + -n % sizes.get(a or "", 1) for n, a in zip(shape, cut, strict=True)
+    )
 
 
 def parameters_of(variables: tuple[Variable, ...]) -> tuple[str, ...]:
@@ -336,5 +354,5 @@ def _uneven(variable: Variable, partition: Partition, sizes: dict) -> ArgumentEr
     return ArgumentError(
         f"`{variable.path}` must divide over {cut}, got the shape "
         f"{list(variable.shape)} for the partition {partition!r}. Change its rule, "
-        'or let it stay whole: `uneven="whole"`.'
+        'let it stay whole, `uneven="whole"`, or pad it: `uneven="pad"`.'
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from replicator.strategies.strategy import Cut, Strategy
+from replicator.strategies.strategy import Cut, Strategy, padded_shape
 from replicator.strategies.variables import Variable
 
 
@@ -13,9 +13,9 @@ class Row:
 
     Attributes:
       path: Its path.
-      nbytes: Bytes of the whole array.
+      nbytes: Bytes of the whole array, without padding.
       stored: The mesh axis of each dimension.
-      device_bytes: Bytes on each device between steps.
+      device_bytes: Bytes on each device between steps, with padding.
       wire_bytes: Bytes that a device sends a step for it, if collectives are rings:
         gathered where it is used, forward and backward; its gradient scattered, or
         summed whole. Tensor-parallel activations are not in it.
@@ -70,18 +70,21 @@ def table(strategy: Strategy, variables: Sequence[Variable], num_devices: int) -
 
 def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Row:
     placed = strategy.place(variable, sizes)
-    pieces = _pieces(placed.stored, sizes)
+    kept = _padded(variable, [placed.stored], sizes)
     return Row(
         path=variable.path,
         nbytes=variable.nbytes,
         stored=placed.stored,
-        device_bytes=variable.nbytes // pieces,
+        device_bytes=kept.nbytes // _pieces(placed.stored, sizes),
         wire_bytes=0 if variable.is_optimizer else _wire(strategy, variable, sizes),
     )
 
 
 def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
     placed = strategy.place(variable, sizes)
+    moments = strategy.place(replace(variable, path="", is_optimizer=True), sizes)
+    cuts = [placed.stored, placed.computed, placed.gradient, moments.stored]
+    variable = _padded(variable, cuts, sizes)
     stored, computed = (_pieces(c, sizes) for c in (placed.stored, placed.computed))
     part = variable.nbytes // computed
     # A ring moves (n-1)/n of the result to gather, and as much to scatter.
@@ -93,10 +96,17 @@ def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
     scattered = part - part // cut
     summed = 2 * (part // cut) * (over // cut - 1) // max(over // cut, 1)
     # Parameters that are stored whole, and updated in pieces, are gathered afterwards.
-    moments = strategy.place(replace(variable, is_optimizer=True), sizes)
     updated = max(_pieces(moments.stored, sizes) // stored, 1)
     kept = variable.nbytes // stored * (updated - 1) // updated
     return gathered + scattered + summed + kept
+
+
+def _padded(variable: Variable, cuts: Sequence[Cut], sizes: dict[str, int]) -> Variable:
+    """Return a variable as large as it is where it is cut in these ways."""
+    shape = variable.shape
+    for cut in cuts:
+        shape = padded_shape(shape, cut, sizes)
+    return replace(variable, shape=shape)
 
 
 def _pieces(cut: Cut, sizes: dict[str, int]) -> int:

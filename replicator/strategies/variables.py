@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.padded import is_padded
 from replicator.base.trees import leaf_path
 from replicator.base.types import InitFn, PyTree
 from replicator.errors import check_function
@@ -56,7 +57,8 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
     optimizer's; but not the `model` right below, as `nnx.ModelAndOptimizer` has it.
 
     Args:
-      state: Arrays or `jax.ShapeDtypeStruct`s, the user's part of a run's state.
+      state: Arrays or `jax.ShapeDtypeStruct`s, the user's part of a run's state. An
+        array that is kept with padding counts without.
 
     >>> params = {"w": jnp.ones((4, 2))}
     >>> state = {"params": params, "opt": optax.trace(0.9).init(params)}
@@ -64,9 +66,12 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
     [('opt/trace/w', 'params/w'), ('params/w', 'params/w')]
     """
     found: list[tuple[str, Any, bool]] = []
-    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_optimizer)
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda node: _is_optimizer(node) or is_padded(node)
+    )
     for above, node in nodes:
-        for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]:
+        leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_padded)[0]
+        for below, leaf in leaves:
             parts = _names((*above, *below))
             by_kind = _is_optimizer(node)
             found.append(("/".join(parts), leaf, by_kind or _named_optimizer(parts)))

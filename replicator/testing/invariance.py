@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.base.mesh import replica_mesh
+from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
@@ -173,7 +174,7 @@ class _Case:
         visited = {}
         for done in range(max(at_steps) + 1):
             if done in at_steps:
-                visited[done] = jax.device_get(run.user)
+                visited[done] = unpadded(jax.device_get(run.user))
             if done < max(at_steps):
                 run, _ = step(run, _as_wide(self.batch))
         return visited
@@ -352,7 +353,8 @@ def _on_each_replica(update: KeyedStep, layout: Layout, *, accumulate: int) -> C
 
 def _put(state: PyTree, layout: Layout) -> PyTree:
     """Put a one-replica state in its place; declared leaves start as replica 0's."""
-    placed = repeat_own(take_own(state), num_replicas=layout.num_replicas)
+    own = repeat_own(take_own(state), num_replicas=layout.num_replicas)
+    placed = layout.pad_state(own)
     return jax.device_put(placed, layout.state_shardings(placed))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.run_ahead import RunAhead
-from replicator.engine.step.state import require_form, step_key
+from replicator.engine.step.state import in_form, step_key
 from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
@@ -293,7 +293,7 @@ class Session:
         loop, taken = self._opened.loop, self._taken
         loop.require_room(1)
         if state is not _SAME:
-            require_form(state, self._of.first.shapes.user)
+            state = in_form(state, self._of.first.shapes.user, self._of.layout)
         self._taken = []
         loop.begin_step()
         self._run_ahead.admit(metrics)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks.strategy_matrix.__main__ import settings
-from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS
+from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS, PADDED
 from benchmarks.strategy_matrix.cases import CASES
 from benchmarks.strategy_matrix.law import Oracles, Setting, problem
 from benchmarks.worker import Worker, WorkerEnded
@@ -29,6 +29,8 @@ def under(case, builder, optimizer="adamw"):
         pytest.param("scatters", "replicas2", marks=pytest.mark.slow),
         pytest.param("custom-vjp", "zero2", marks=pytest.mark.slow),
         pytest.param("cond", "rules", marks=pytest.mark.slow),
+        pytest.param("uneven", "zero2-pad", marks=pytest.mark.slow),
+        pytest.param("uneven", "model-pad", marks=pytest.mark.slow),
     ],
 )
 def test_a_strategy_gives_the_update_of_one_device(case, builder, caplog):
@@ -60,7 +62,7 @@ def test_what_raises_is_a_failure_and_not_the_end():
 def test_all_that_there_is_is_visited():
     chosen = settings(full=False)
     assert {each.case for each in chosen} == {case.name for case in CASES}
-    assert {each.builder for each in chosen} == set(BUILDERS)
+    assert {each.builder for each in chosen} == {*BUILDERS, *PADDED}
     assert {each.optimizer for each in chosen} == set(OPTIMIZERS)
     assert {each.devices for each in chosen} == {1, 2, 4, 8}
     assert set(chosen) < set(settings(full=True))

@@ -8,6 +8,7 @@ import numpy as np
 from replicator import InputOptions, Replicator, strategies
 from replicator.base.to_host import whole_on_host
 from replicator.errors import ArgumentError
+from replicator.strategies import unpadded
 from tests.multiprocess.programs import global_batches
 from tests.steps import adam, errors, mlp, trainer
 
@@ -31,6 +32,10 @@ STRATEGIES = {
     # `model` lies over all processes: each of them needs the whole batch.
     "tensor_parallel": strategies.tensor_parallel({"params/w1": (None, "model")}),
     "rules": by_rules,
+    # Of four rows, and of one, over eight devices: some hold nothing but padding.
+    "padded": strategies.Rules(
+        [strategies.Rule(pattern="*", stored=("shard",), uneven="pad")], shard=None
+    ),
 }
 NAMES = list(STRATEGIES)
 
@@ -83,7 +88,7 @@ def own_loop(name):
     step, state = rep.compile(step_fn, accumulate=3), rep.put(init_fn(None))
     for batch in global_batches(2):
         state, _ = step(state, batch)
-    return whole_on_host(state["params"])
+    return unpadded(whole_on_host(state["params"]))
 
 
 def gone_on(directory):
@@ -120,7 +125,7 @@ def trained(name, directory, steps):
         return [{"x": parts[context.pipeline_index]}]
 
     return {
-        "params": whole_on_host(state["params"]),
+        "params": unpadded(whole_on_host(state["params"])),
         "evaluated": evaluated["loss"],
         "predicted": predicted,
         "uneven": rep.predict(lambda state, rows: rows["x"], uneven, state),

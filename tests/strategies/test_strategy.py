@@ -31,6 +31,7 @@ BUILT = {
     "hybrid": strategies.hybrid(shard=4),
     "tensor_parallel": strategies.tensor_parallel({"*/kernel": (None, "model")}),
     "rules": Rules([Rule(pattern="*", stored="shard", uneven="whole")], shard=8),
+    "padded": strategies.fsdp(uneven="pad", whole_below_bytes=0),
 }
 
 
@@ -157,6 +158,41 @@ def test_the_largest_dimension_that_divides_is_cut():
 def test_small_variables_and_those_that_do_not_divide_stay_whole():
     assert stored(strategies.fsdp(), "params/dense/bias") == (None,)
     assert stored(strategies.fsdp(), "params/odd") == (None, None)
+
+
+def test_where_none_divides_the_largest_dimension_is_padded():
+    padded = BUILT["padded"]
+    assert stored(padded, "params/odd") == (None, "shard")
+    assert stored(padded, "opt/0/mu/odd") == (None, "shard")
+    assert stored(padded, "params/dense/kernel") == ("shard", None)
+    assert stored(padded, "n") == ()
+
+
+def test_a_dimension_that_is_named_is_padded():
+    rules = {"params/odd": ("model",)}
+    padded = strategies.tensor_parallel(rules, model=8, uneven="pad")
+    assert stored(padded, "params/odd") == ("model", None)
+
+
+def test_what_an_optimizer_keeps_in_another_shape_is_not_padded():
+    factored = made(optax.scale_by_factored_rms(min_dim_size_to_factor=4))
+    [row] = [each for each in factored if each.path == "opt/v_row/odd"]
+    assert row.shape == (7,)
+    assert stored(BUILT["padded"], row.path, factored) == (None,)
+
+
+def test_a_row_counts_padding_on_devices_and_on_the_wire():
+    found = {row.path: row for row in rows(BUILT["padded"], VARIABLES, 8)}
+    odd = found["params/odd"]
+    assert odd.nbytes == 7 * 999 * 4
+    assert odd.device_bytes == 7 * 1000 * 4 // 8
+    assert odd.wire_bytes == 3 * 7 * 1000 * 4 * 7 // 8
+    [zero1] = [
+        row
+        for row in rows(strategies.zero1(uneven="pad"), VARIABLES, 8)
+        if row.path == "params/odd"
+    ]
+    assert zero1.device_bytes == odd.nbytes
 
 
 def test_zero1_cuts_the_state_of_the_optimizer_alone():

@@ -154,7 +154,7 @@ class BlockRunner:
         return _Programs(make(block), make(2 * block), block, is_cut=devices > 1)
 
     def _place(self, state: PyTree) -> PyTree:
-        state = as_arrays(state)
+        state = self._layout.pad_state(as_arrays(state))
         check_own_axes("state", state, self._layout)
         return put(state, self._layout.state_shardings(state))
 

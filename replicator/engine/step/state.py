@@ -101,12 +101,13 @@ def check_own_axes(name: str, state: PyTree, layout: Layout) -> None:
                 )
 
 
-def require_form(state: PyTree, shapes: PyTree) -> None:
-    """Refuse a state that could not be saved as that of a run.
+def in_form(state: PyTree, shapes: PyTree, layout: Layout) -> PyTree:
+    """Return a state as it is kept, if it could be saved as that of a run.
 
     Args:
       state: After an update that was not compiled here.
       shapes: Of the first state.
+      layout: How replicas lie on devices.
 
     Raises:
       StateError: Its structure, a shape or a dtype is another.
@@ -117,13 +118,15 @@ def require_form(state: PyTree, shapes: PyTree) -> None:
         getattr(leaf, "shape", None) == want.shape and leaf.dtype == want.dtype
         for leaf, want in zip(leaves, wanted, strict=True)
     ):
-        return  # what follows costs a hundred times as much
+        return state  # what follows costs a hundred times as much
+    state = layout.pad_state(state)
     difference = first_difference(shapes, state)
     if difference is not None:
         raise StateError(
             "`state` must be of the structure, shapes and dtypes of the first state, "
             f"got another: {difference}. Hand over every leaf, updated."
         )
+    return state
 
 
 def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree:
@@ -139,7 +142,7 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
       ArgumentError: A leaf is no array, or lacks its replica axis, or, where there is
         one replica, is not the same in all processes.
     """
-    shardings = _given_shardings(name, state, layout)
+    state, shardings = _given(name, state, layout)
     if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
         require_same_state(layout.mesh, state)
 
@@ -153,8 +156,8 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
 
 def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     """Return a first state that is a copy of `state`; arguments as `placed_copy`'s."""
-    shardings = _given_shardings(name, state, layout)
-    shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    given, shardings = _given(name, state, layout)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), given)
     layout.check_state(shapes)
     return FirstState(
         shapes=_with_shardings(shapes, shardings),
@@ -162,12 +165,14 @@ def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     )
 
 
-def _given_shardings(name: str, state: PyTree, layout: Layout) -> PyTree:
+def _given(name: str, state: PyTree, layout: Layout) -> tuple[PyTree, PyTree]:
+    """Return a state as it is kept, and its shardings."""
     _check_numbers(name, state)
     # First: a layout with no place for `PerReplica` leaves asks for no axis of theirs.
+    state = layout.pad_state(state)
     shardings = layout.state_shardings(state)
     check_own_axes(name, state, layout)
-    return shardings
+    return state, shardings
 
 
 def _check_numbers(name: str, state: PyTree) -> None:
@@ -199,7 +204,9 @@ def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
             lambda leaf: 0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state
         ),
     )
-    shapes = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), state)
+    shapes = jax.eval_shape(
+        lambda tree: layout.pad_state(jax.tree.map(jnp.asarray, tree)), state
+    )
     shardings = layout.state_shardings(shapes)
     check_own_axes(name, state, layout)
     return _with_shardings(shapes, shardings)
@@ -228,7 +235,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
                 "of the state."
             )
         state = jax.tree.map(jnp.asarray, made)
-        return repeat_own(state, num_replicas=layout.num_replicas)
+        return layout.pad_state(repeat_own(state, num_replicas=layout.num_replicas))
 
     with collection_paused():
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from replicator.base.host.paths import checked_path
 from replicator.base.mesh import replicated
+from replicator.base.padded import unpadded
 from replicator.base.types import Device, PyTree
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ArgumentError, BatchError, CallTimeoutError
@@ -303,7 +304,7 @@ class ReplicatedLearner:
 
     def _copy(self, state: PyTree) -> dict[str, PyTree]:
         # Copies: the next step takes the state over. Nobody waits for them here.
-        newest = self._options.variables(self._lifted.user_state(state))
+        newest = self._options.variables(self._lifted.user_state(unpadded(state)))
         return jax.tree.map(jnp.copy, newest)
 
     def _local(self, state: PyTree) -> PyTree:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.experimental import checkify
 
+from replicator.base.padded import unpadded
 from replicator.base.to_host import whole_on_host
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
@@ -139,7 +140,7 @@ def _before(
         calls = {"steps_per_call": placed.steps_per_call}
         value = whole_on_host(placed.value)
         batch = joined_batch(value, accumulate=placed.accumulate, **calls)
-        return whole_on_host(first_replica(state)), batch, calls
+        return unpadded(whole_on_host(first_replica(state))), batch, calls
     except Exception as problem:
         # The run's own failure is what its user must see.
         _log.warning(

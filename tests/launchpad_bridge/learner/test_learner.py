@@ -123,18 +123,30 @@ def own_builder(variables, devices):
     return strategies.Rules(rules, shard=len(devices), **CUT)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [strategies.fsdp(**CUT), pytest.param(own_builder, marks=pytest.mark.slow)],
+# Of two columns over four devices.
+PADDED = strategies.Rules(
+    [strategies.Rule(pattern="*/w", stored=(None, "shard"), uneven="pad")], shard=None
 )
-def test_under_a_strategy_it_learns_the_same_and_actors_get_variables_whole(strategy):
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    [
+        (strategies.fsdp(**CUT), 2),
+        pytest.param(own_builder, 2, marks=pytest.mark.slow),
+        pytest.param(PADDED, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_under_a_strategy_it_learns_the_same_and_actors_get_variables_whole(
+    strategy, replicas
+):
     program = lp.Program("partitioned")
     node = lp.ReplicatedLearnerNode(
         learning.step_fn,
         learning.init_fn,
         steps=2,
         batch_size=4,
-        replicas=2,
+        replicas=replicas,
         strategy=strategy,
         display=False,
     )
