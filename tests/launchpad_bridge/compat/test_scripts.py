@@ -250,7 +250,7 @@ def test_data_classes_of_the_program_travel(tmp_path, kind):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Run a script beside a neighbour and a copy of Launchpad; return what it prints."""
+    """Return what a script prints beside a neighbour and a copy of Launchpad."""
     above = tmp_path_factory.mktemp("above")
     folder = above / "inner"
     (folder / "launchpad").mkdir(parents=True)
