@@ -8,6 +8,9 @@ BIN = $(VENV)/bin
 # Fast and slow tests alike; `make test PYTEST_ARGS="-k batch_norm"` runs a part.
 PYTEST_ARGS ?=
 RUN_TESTS = $(BIN)/python -m pytest
+# Every worker and every process that a test starts would compile all modules anew, and
+# pytest rewrite the asserts of four hundred files.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow nightly soak test-newest lint bench lock clean
 .DEFAULT_GOAL := test

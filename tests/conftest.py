@@ -1,5 +1,6 @@
 """Eight fake CPU devices, strict types, and the fixtures that every test may use."""
 
+import gc
 import os
 import re
 import signal
@@ -47,6 +48,18 @@ def pytest_collection_modifyitems(items):
 
 def pytest_unconfigure():
     _PROGRAMS.cleanup()
+
+
+@pytest.fixture(scope="module")
+def quick_collections():
+    """Let `gc.collect` look through this file's objects alone: jax's are millions.
+
+    Once for the whole run would not do. What the files between leave behind is as much,
+    and a test that freezes objects for itself thaws all of them.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_a_with_block_closes(endless):
     assert closed.is_set()
 
 
-def test_forgetting_it_stops_its_thread(endless):
+def test_forgetting_it_stops_its_thread(endless, quick_collections):
     source, closed = endless
     items = Prefetcher(source)
     next(items)

@@ -1,12 +1,8 @@
 """What all tests of rpc share."""
 
-import gc
-
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def only_new_objects_are_looked_through():
-    """Make `gc.collect` quick: modules, jax above all, are hundred thousands."""
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(scope="module", autouse=True)
+def nothing_older_is_looked_through(quick_collections):
+    """Whether something is left open is asked of `gc.collect`, in file after file."""

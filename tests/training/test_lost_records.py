@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,12 +199,19 @@ def test_a_writer_that_hangs_holds_up_the_run_once(caplog):
     assert told(caplog, "3 rows of metrics could not be written")
 
 
-def test_a_run_killed_before_it_was_saved_is_the_same_run(tmp_path):
-    for each_step, code in ((KILLED_AT_5, -signal.SIGKILL), ("    pass", 0)):
-        done = subprocess.run(
-            command(str(tmp_path), each_step), timeout=120, check=False
-        )
-        assert done.returncode == code
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Return the directory of a run that was killed before it was saved."""
+    directory = tmp_path_factory.mktemp("killed")
+    words = command(str(directory), KILLED_AT_5)
+    done = subprocess.run(words, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return directory
+
+
+def test_a_run_killed_before_it_was_saved_is_the_same_run(killed, tmp_path):
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    subprocess.run(command(str(tmp_path)), timeout=120, check=True)
     events = read_events(tmp_path)
     assert [each["kind"] for each in events].count("started") == 2
     found = goodput(events)
@@ -213,7 +221,7 @@ def test_a_run_killed_before_it_was_saved_is_the_same_run(tmp_path):
     assert steps_in(tmp_path / "earlier" / "0")[0] == 1
 
 
-def test_another_run_than_the_one_that_was_killed_is_a_run_of_its_own(tmp_path):
-    subprocess.run(command(str(tmp_path), KILLED_AT_5), timeout=120, check=False)
+def test_another_run_than_the_one_that_was_killed_is_a_run_of_its_own(killed, tmp_path):
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     train(tmp_path, steps=4)
     assert (tmp_path / "earlier" / "0" / "events.jsonl").exists()

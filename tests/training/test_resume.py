@@ -122,6 +122,15 @@ def test_metrics_of_a_cut_run_are_those_of_one_that_was_not(cut_run):
     assert numbers(found) == numbers(expected)
 
 
+@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
+def test_metrics_of_a_cut_run_hold_each_step_once(cut_run):
+    (_, records), _ = cut_run
+    lines = (records / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == STEPS
+
+
 def measured(directory, steps=4, **options):
     """Train, and evaluate at the end."""
     rep = replicas(2)
@@ -223,18 +232,6 @@ def test_another_number_of_replicas_goes_on_from_the_same_values(tmp_path):
         np.sum(expected.state["seen"].value),
         rtol=1e-5,
     )
-
-
-@pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
-def test_metrics_of_a_resumed_run_hold_each_step_once(tmp_path):
-    records = {"directory": tmp_path / "records", "write_every": 1}
-    with pytest.raises(Cut):
-        run(tmp_path, cut_at=7, **records)
-    run(tmp_path, **records)
-    lines = (tmp_path / "records" / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == STEPS
 
 
 OF_THE_PROCESS = ("progress/", "goodput/", "memory/", "compile/", "program/")

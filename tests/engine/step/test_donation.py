@@ -1,5 +1,6 @@
 """What a step takes over is there, and stands alone: no state crashes the process."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -13,9 +14,10 @@ from replicator.base.mesh import replicated
 from replicator.engine.step.donation import SharedBufferWarning
 from tests.steps import regression_batch, replicas
 
-# In a process of its own: where such a buffer is donated, Python ends by a signal.
+# In a process of its own: where such a buffer is donated, Python ends by a signal, and
+# the last line says in which case.
 PROGRAM = """
-import warnings
+import json, warnings
 import replicator
 replicator.fake_devices({devices})
 import jax, jax.numpy as jnp, numpy as np
@@ -30,13 +32,15 @@ def halved(state, batch, key=None):
     half = lambda x: x / 2 if jnp.issubdtype(x.dtype, jnp.floating) else x * 2
     return jax.tree.map(half, state), {{}}
 
-step = rep.compile(halved)
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    for turn in range(4):
-{turn}
-        jax.block_until_ready(state)
-print([str(each.message).split(", and")[0] for each in told])
+for name, turns in {shared}.items():
+    print(name, end=": ", flush=True)
+    here = dict(globals(), step=rep.compile(halved))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for here["turn"] in range(4):
+            exec(turns, here)
+            jax.block_until_ready(here["state"])
+    print(json.dumps([str(each.message) for each in told]), flush=True)
 """
 SHARED = {
     "from the first call on": """
@@ -82,16 +86,22 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("case", SHARED)
-def test_memory_shared_with_the_state_is_copied_and_told_once(case, devices):
-    turn = textwrap.indent(textwrap.dedent(SHARED[case]), " " * 8)
-    program = PROGRAM.format(devices=devices, turn=turn)
-    ended = subprocess.run(
+@pytest.fixture(scope="module", params=[1, 4], ids="{} devices".format)
+def ended(request):
+    """Return how the program ended that tries every case on some devices."""
+    shared = {name: textwrap.dedent(turns) for name, turns in SHARED.items()}
+    program = PROGRAM.format(devices=request.param, shared=shared)
+    return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.count("shares its memory with") == 1, ended.stdout
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_memory_shared_with_the_state_is_copied_and_told_once(case, ended):
+    assert ended.returncode == 0, f"{ended.stdout}{ended.stderr[-2000:]}"
+    lines = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
+    [told] = json.loads(lines[case])
+    assert told.count("shares its memory with") == 1
 
 
 def doubled(state, batch):

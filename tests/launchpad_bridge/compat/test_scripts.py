@@ -248,19 +248,31 @@ def test_data_classes_of_the_program_travel(tmp_path, kind):
     assert "pushed Transition [0 1] 3" in out
 
 
-def test_a_script_finds_its_name_its_arguments_and_its_neighbours(tmp_path):
-    folder = tmp_path / "inner"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Return what a script prints beside a neighbour and a copy of Launchpad."""
+    above = tmp_path_factory.mktemp("above")
+    folder = above / "inner"
+    (folder / "launchpad").mkdir(parents=True)
+    (folder / "launchpad" / "__init__.py").write_text("raise ImportError('upstream')")
     (folder / "neighbour.py").write_text("import launchpad\nNAME = launchpad.__name__")
-    script = folder / "script.py"
-    script.write_text(
-        "import sys, neighbour\n"
+    (folder / "script.py").write_text(
+        "import sys, neighbour, launchpad\n"
         "import __main__\n"
         "print(__name__, __main__.__file__ == __file__, sys.argv, neighbour.NAME)\n"
+        "print(launchpad.Program)\n"
     )
-    status, out = run(["inner/script.py", "--a", "b"], folder=tmp_path)
+    status, out = run(["inner/script.py", "--a", "b"], folder=above)
     assert status == 0, out
-    assert "__main__ True ['inner/script.py', '--a', 'b'] launchpad" in out
+    return out
+
+
+def test_a_script_finds_its_name_its_arguments_and_its_neighbours(told):
+    assert "__main__ True ['inner/script.py', '--a', 'b'] launchpad" in told
+
+
+def test_a_copy_of_launchpad_beside_the_script_is_not_taken(told):
+    assert "replicator.launchpad_bridge.program.Program" in told
 
 
 @pytest.mark.slow
@@ -274,16 +286,6 @@ def test_a_module_runs_with_its_package(tmp_path):
     status, out = run(["-m", "package", "x"], folder=tmp_path)
     assert status == 0, out
     assert "__main__ word ['x']" in out
-
-
-def test_a_copy_of_launchpad_beside_the_script_is_not_taken(tmp_path):
-    (tmp_path / "launchpad").mkdir()
-    (tmp_path / "launchpad" / "__init__.py").write_text("raise ImportError('upstream')")
-    script = tmp_path / "script.py"
-    script.write_text("import launchpad\nprint(launchpad.Program)")
-    status, out = run([script], folder=tmp_path)
-    assert status == 0, out
-    assert "replicator.launchpad_bridge.program.Program" in out
 
 
 def test_a_node_that_fails_fails_the_script_and_is_named(tmp_path):

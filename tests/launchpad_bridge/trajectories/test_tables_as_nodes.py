@@ -210,7 +210,9 @@ class Watching(TrajectoryQueue):
         return sum(each() is not None for each in self._inserted)
 
 
-def test_arrays_in_shared_memory_are_not_held_when_the_insert_is_over():
+def test_arrays_in_shared_memory_are_not_held_when_the_insert_is_over(
+    quick_collections,
+):
     large = rows(1, 2, steps=2**18)  # 2 MiB of floats
     with (
         rpc.Server(Watching(), address="unix:") as server,
