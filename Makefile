@@ -21,9 +21,9 @@ demo: $(VENV)/.ready
 	REPLICATOR_FAKE_DEVICES=$${REPLICATOR_FAKE_DEVICES-8} \
 	  $(BIN)/python -m experiments.digits_resnet --strategy=$(STRATEGY)
 
-# Two workers: a test traces and compiles on one core. Files stay whole, as what one
-# compiles its tests share.
-WORKERS ?= 2
+# Three workers for two cores: a test traces and compiles on one, and some wait. Files stay
+# whole, as what one compiles its tests share.
+WORKERS ?= 3
 # Half of their time is XLA's, for programs that run once. Slow tests, benchmarks and
 # `make test-newest` compile as users do. (The newest jax does not know the last flag.)
 QUICK_COMPILE = --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
@@ -34,9 +34,11 @@ test: $(VENV)/.ready
 	XLA_FLAGS="$${XLA_FLAGS:+$$XLA_FLAGS }$(QUICK_COMPILE)" \
 	  $(RUN_TESTS) -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
+# They start processes of their own.
+SLOW_WORKERS ?= 2
 test-slow: $(VENV)/.ready
 	sh tests/install_chromium.sh
-	$(RUN_TESTS) -m "slow and not nightly" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "slow and not nightly" -n $(SLOW_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # What takes hours: more kills and more damage than `make test-slow` has time for. Fails
 # at the first number that misses its bar.
