@@ -47,6 +47,7 @@ nightly: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.hold kill_resume --kills=500 --terms=50
 	$(BIN)/python -m benchmarks.hold corruption --cases=100000
 	$(BIN)/python -m benchmarks.hold no_hang --runs=200
+	$(BIN)/python -m benchmarks.hold strategy_matrix --full
 
 # 64 clients of one rpc server, ten minutes: nothing may fail or grow.
 soak: $(VENV)/.ready
