@@ -31,7 +31,7 @@ def test_who_has_it_off_keeps_it_off():
         gc.enable()
 
 
-def test_what_was_made_meanwhile_is_not_young_afterwards():
+def test_what_was_made_meanwhile_is_not_young_afterwards(quick_collections):
     gc.collect()
     with collection_paused():
         made = [[] for _ in range(10_000)]
