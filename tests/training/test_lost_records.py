@@ -173,8 +173,12 @@ def test_a_run_that_goes_on_does_without_its_record(tmp_path, caplog):
     assert told(caplog, "The run goes on without all of its records")
 
 
+# Rows are written by a thread: not before the first is there.
 KILLED_AT_5 = """
     if event.step == 5:
+        rows = directory / "metrics.jsonl"
+        while not (rows.exists() and rows.stat().st_size):
+            lost.wait(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
