@@ -1198,7 +1198,7 @@ ROWS = [
         "A word for a seed",
         lambda: run([regression_batch()], seed="one"),
         ArgumentError,
-        "`seed` must be a whole number, got 'one'. Use 0.",
+        "`seed` must be a whole number of 64 bits, got 'one'. Use 0.",
     ),
     Row(
         "No step",

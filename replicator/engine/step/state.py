@@ -273,18 +273,26 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     """Return two keys: for `init_fn`, and for the steps.
 
     Raises:
-      ArgumentError: `seed` is no whole number.
+      ArgumentError: `seed` is no whole number, or has more than 64 bits.
     """
     try:
         operator.index(seed)
-    except TypeError as failure:
+        # As `jax.random.key` does: a whole number of Python's has 64 bits.
+        start = jnp.asarray(np.int64(seed) if isinstance(seed, int) else seed)
+    except (TypeError, OverflowError) as failure:
         raise ArgumentError(
-            f"`seed` must be a whole number, got {seed!r}. Use 0."
+            f"`seed` must be a whole number of 64 bits, got {seed!r}. Use 0."
         ) from failure
-    # To seed, to split and to take apart would be four programs to compile at a start.
-    split = jax.jit(lambda: jax.random.key_data(jax.random.split(jax.random.key(seed))))
-    for_init, for_steps = np.asarray(split())
+    kind = jax.config.jax_default_prng_impl  # pyright: ignore
+    for_init, for_steps = np.asarray(_two_keys(start, kind))
     return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
+
+
+# One program, for all seeds: to seed, to split and to take apart would be four to
+# compile at a start. JAX does not ask whether keys are of another kind by now.
+@functools.partial(jax.jit, static_argnames="kind")
+def _two_keys(seed: jax.Array, kind: str) -> jax.Array:
+    return jax.random.key_data(jax.random.split(jax.random.key(seed, impl=kind)))
 
 
 def step_key(key: jax.Array, step: jax.Array) -> Key:

@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from replicator import PerReplica
-from replicator.engine.step.state import as_arrays, first_run
+from replicator.engine.step.state import as_arrays, first_run, run_keys
+from replicator.errors import ArgumentError
 from tests.helpers import replicated_layout
 from tests.steps import assert_equal_bits, regression_batch, replicas
 
@@ -39,6 +40,31 @@ def test_it_does_not_depend_on_the_number_of_replicas(n):
 def test_it_depends_on_the_seed():
     one, other = (replicas(2).init(init_both, seed=s)["params"]["w"] for s in (0, 1))
     assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**31, 2**40 + 3, np.uint32(2**32 - 1)])
+def test_its_keys_are_those_of_jax(seed):
+    wanted = jax.random.key_data(jax.random.split(jax.random.key(seed)))
+    assert_equal_bits([jax.random.key_data(key) for key in run_keys(seed)], [*wanted])
+
+
+def test_its_keys_are_of_the_kind_that_is_asked_for_by_now():
+    run_keys(0)
+    with jax.default_prng_impl("rbg"):
+        kinds = [str(jax.random.key_impl(key)) for key in run_keys(0)]
+    assert kinds == ["rbg", "rbg"]
+
+
+def test_keys_of_another_seed_compile_nothing(caplog):
+    run_keys(0)
+    with jax.log_compiles():
+        run_keys(1)
+    assert not caplog.records
+
+
+def test_a_seed_of_more_than_64_bits_is_refused():
+    with pytest.raises(ArgumentError, match="`seed` must be a whole number of 64 bits"):
+        run_keys(2**63)
 
 
 def test_python_numbers_become_arrays():
