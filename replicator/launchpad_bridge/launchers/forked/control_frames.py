@@ -20,14 +20,19 @@ _MOST_DESCRIPTORS = 64
 Message = dict[str, Any]
 
 
+def frame(message: Message) -> bytes:
+    """Return the bytes of one message."""
+    data = json.dumps(message).encode()
+    return _LENGTH.pack(len(data)) + data
+
+
 def send(to: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
     """Send one message; the descriptors stay open here.
 
     Raises:
       OSError: The other end is gone.
     """
-    data = json.dumps(message).encode()
-    data = _LENGTH.pack(len(data)) + data
+    data = frame(message)
     sent = socket.send_fds(to, [data], list(descriptors))
     to.sendall(data[sent:])
 

@@ -33,6 +33,7 @@ from replicator.distributed.processes.sweep import MARK, kill_session
 from replicator.launchpad_bridge.launchers.forked.control_frames import (
     Message,
     Receiver,
+    frame,
     send,
 )
 from replicator.launchpad_bridge.launchers.forked.preloading import preload
@@ -113,6 +114,7 @@ class _Server:
         self._control = control
         self._receiver = receiver
         self._order = order
+        self._unsent = bytearray()
         self._children: dict[int, _Child] = {}
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
@@ -127,13 +129,14 @@ class _Server:
         self._selector.register(inbox, selectors.EVENT_READ)
         self._selector.register(self._control, selectors.EVENT_READ)
         while True:
-            ready = [key.fileobj for key, _ in self._selector.select()]
+            ready = {key.fileobj: events for key, events in self._selector.select()}
             if inbox in ready:
                 # A full buffer loses nothing: one byte makes `_reap` look at all.
                 with contextlib.suppress(BlockingIOError):
                     inbox.recv(4096)
                 self._reap()
-            if self._control in ready:
+            self._send_rest()
+            if ready.get(self._control, 0) & selectors.EVENT_READ:
                 messages = self._receiver.receive()
                 if messages is None:
                     return None
@@ -191,9 +194,22 @@ class _Server:
         self._control.close()
 
     def _tell(self, message: Message) -> None:
-        # If the launcher is gone, the next look at the socket says so.
-        with contextlib.suppress(OSError):
-            send(self._control, message)
+        self._unsent += frame(message)
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        """Send what there is room for."""
+        # The launcher may be sending, and reads later: if this process waited until it
+        # does, each would wait for the other.
+        try:
+            sent = self._control.send(self._unsent, socket.MSG_DONTWAIT)
+            del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:  # the launcher is gone: the next look at the socket says so
+            self._unsent.clear()
+        writes = selectors.EVENT_WRITE if self._unsent else 0
+        self._selector.modify(self._control, selectors.EVENT_READ | writes)
 
     def _reap(self) -> None:
         """Take in whoever has ended, and end all that they leave behind."""
