@@ -83,6 +83,15 @@ def is_checkpoint_directory(directory: Path) -> bool:
     return (directory / LOCK_NAME).exists() or bool(list_steps(directory))
 
 
+def _require_checkpoint_directory(directory: Path) -> None:
+    if not directory.is_dir() or not is_checkpoint_directory(directory):
+        what = "has no checkpoint" if directory.is_dir() else "is no directory"
+        raise CheckpointError(
+            f"`directory` must be one that checkpoints were saved to, got {directory}, "
+            f"which {what}. Check the path."
+        )
+
+
 def scan(directory: Path) -> Found:
     """List what is in a directory of checkpoints.
 
@@ -90,12 +99,7 @@ def scan(directory: Path) -> Found:
       CheckpointError: It is none.
       CheckpointMismatchError: A newer version wrote to it.
     """
-    if not directory.is_dir() or not is_checkpoint_directory(directory):
-        what = "has no checkpoint" if directory.is_dir() else "is no directory"
-        raise CheckpointError(
-            f"`directory` must be one that checkpoints were saved to, got {directory}, "
-            f"which {what}. Check the path."
-        )
+    _require_checkpoint_directory(directory)
     manifests, damaged = [], {}
     for step in list_steps(directory):
         try:
@@ -175,13 +179,13 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
       CheckpointError: It is damaged or absent.
       CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
     """
-    found = scan(directory)
-    if step in found.damaged:
-        raise found.damaged[step]
-    for manifest in found.manifests:
-        if manifest.step == step:
-            return _restore(directory, manifest, wanted, ())
-    there = ", ".join(str(manifest.step) for manifest in found.manifests) or "none"
+    # Of the others no manifest is read: a newer version may have written them.
+    _require_checkpoint_directory(directory)
+    steps = list_steps(directory)
+    if step in steps:
+        manifest = read_manifest(checkpoint_path(directory, step))
+        return _restore(directory, manifest, wanted, ())
+    there = ", ".join(map(str, steps)) or "none"
     raise CheckpointError(
         f"`step` must be one that was saved, got {step} (there: {there}). "
         "Leave it out for the newest."

@@ -139,3 +139,10 @@ def test_what_a_newer_version_wrote_is_not_damaged_and_stays(two_steps, tmp_path
     with pytest.raises(CheckpointMismatchError, match=r"got 2, of a newer .* Upgrade"):
         use(copy, how)
     assert sorted(copy.rglob("*")) == before
+
+
+def test_what_a_newer_version_wrote_does_not_hide_an_older_step(two_steps, tmp_path):
+    copy = written_by_a_newer_version(shutil.copytree(two_steps, tmp_path / "copy"))
+    restored = CheckpointStore(copy).restore(step=1)
+    assert restored is not None
+    assert restored.step == 1
