@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import NoReturn, Self, final
 
+from replicator.base.host.paths import expanded
 from replicator.errors import AuthenticationError, EncodeError
 from replicator.rpc.security.private_files import (
     check_private,
@@ -61,13 +62,13 @@ class Secret:
         """Return the one that `write` put into a file.
 
         Args:
-          path: A regular file of this user, mode 0600 or less; no link.
+          path: A regular file of this user, mode 0600 or less; no link. `~` is home.
 
         Raises:
           AuthenticationError: It is another thing, or others may have read or made it.
           OSError: It cannot be opened.
         """
-        descriptor = open_private(path)
+        descriptor = open_private(expanded(path))
         try:
             return cls.from_descriptor(descriptor)
         finally:
@@ -127,7 +128,7 @@ class Secret:
           AuthenticationError: Others can write to the directory.
           FileExistsError: Something is there.
         """
-        descriptor = create_private(path)
+        descriptor = create_private(expanded(path))
         try:
             os.write(descriptor, self._key)
         finally:

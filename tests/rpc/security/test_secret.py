@@ -33,6 +33,12 @@ def test_what_was_written_is_read(secret, path):
     assert hash(Secret.read(path)) == hash(secret)
 
 
+def test_home_is_found_by_its_short_name(secret, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    secret.write("~/secret")
+    assert Secret.read("~/secret") == Secret.read(tmp_path / "secret") == secret
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
 def test_the_file_is_its_owners_only_whatever_the_umask(secret, tmp_path, umask):
     before = os.umask(umask)
