@@ -160,11 +160,11 @@ class Replicator:
           seed: Of the key it gets; the same as in `run(seed=...)`.
 
         Returns:
-          The state; `PerReplica` leaves have a leading replica axis.
+          The state; `PerReplica` leaves have a replica axis, padded ones are `Padded`.
 
         Raises:
-          ArgumentError: `init_fn` is no function of a key, `seed` is no whole number,
-            or JAX traces the call.
+          ArgumentError: `init_fn` is no function of a key, `seed` no whole number, or
+            JAX traces the call.
         """
         check_function("init_fn", init_fn, "key")
         require_eager("rep.init")

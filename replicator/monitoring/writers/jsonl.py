@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicator.base.host.clock import Clock, SystemClock
-from replicator.base.host.paths import checked_path
+from replicator.base.host.paths import checked_path, sync
 from replicator.base.host.strict_json import strict_json
 from replicator.errors import ArgumentError
 
@@ -96,6 +96,7 @@ def drop_after(path: Path, *, step: int, evaluated_step: int | None = None) -> N
     kept = [line for line in path.read_bytes().splitlines() if _stays(line, last)]
     draft = path.with_suffix(".kept")
     draft.write_bytes(b"".join(line + b"\n" for line in kept))
+    sync(draft)  # a new name must not outlive what it names, should the power fail
     # Dying before this leaves the old file, and a draft that the next call writes over.
     draft.replace(path)
 
