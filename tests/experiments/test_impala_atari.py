@@ -84,7 +84,7 @@ def test_a_minute_of_training_ends_with_numbers_and_pictures(flags, tmp_path):
                 "experiments.impala_atari",
                 f"--directory={tmp_path}",
             ),
-            *("--game=breakout", "--minutes=0.3", "--episodes=3", *flags),
+            *("--game=breakout", "--minutes=0.5", "--episodes=3", *flags),
         ],
         cwd=ROOT,
         capture_output=True,
