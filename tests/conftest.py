@@ -46,11 +46,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("nightly")
 
 
-# After pytest's own, which collects what tests left and says what was not closed.
-# It collects once more, and so does Python at its exit: seconds each, for nothing new.
-@pytest.hookimpl(trylast=True)
 def pytest_unconfigure():
-    gc.freeze()
     _PROGRAMS.cleanup()
 
 

@@ -163,8 +163,8 @@ def test_who_says_nothing_is_given_up_and_keeps_nobody_waiting(server):
 @pytest.mark.parametrize("flood", FLOODS)
 def test_strangers_cannot_make_a_server_grow(server, flood):
     flood(server, 2 << 20)
-    growth = attacks.growth_kib(server, flood, strangers=8, num_bytes=8 << 20)
-    assert growth < 32 << 10
+    growth = attacks.growth_kib(server, flood, strangers=8, num_bytes=4 << 20)
+    assert growth < 16 << 10
 
 
 @pytest.mark.slow
