@@ -283,16 +283,16 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
         raise ArgumentError(
             f"`seed` must be a whole number of 64 bits, got {seed!r}. Use 0."
         ) from failure
-    kind = jax.config.jax_default_prng_impl  # pyright: ignore
-    for_init, for_steps = np.asarray(_two_keys(start, kind))
+    impl = jax.config.jax_default_prng_impl  # pyright: ignore
+    for_init, for_steps = np.asarray(_two_keys(start, impl))
     return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
 
 
-# One program, for all seeds: to seed, to split and to take apart would be four to
-# compile at a start. JAX does not ask whether keys are of another kind by now.
-@functools.partial(jax.jit, static_argnames="kind")
-def _two_keys(seed: jax.Array, kind: str) -> jax.Array:
-    return jax.random.key_data(jax.random.split(jax.random.key(seed, impl=kind)))
+# One program for all seeds: to seed, to split and to take apart would be four to
+# compile at a start. `jax.jit` does not look whether the default `impl` has changed.
+@functools.partial(jax.jit, static_argnames="impl")
+def _two_keys(seed: jax.Array, impl: str) -> jax.Array:
+    return jax.random.key_data(jax.random.split(jax.random.key(seed, impl=impl)))
 
 
 def step_key(key: jax.Array, step: jax.Array) -> Key:

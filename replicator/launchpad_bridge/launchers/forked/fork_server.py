@@ -135,8 +135,10 @@ class _Server:
                 with contextlib.suppress(BlockingIOError):
                     inbox.recv(4096)
                 self._reap()
-            self._send_rest()
-            if ready.get(self._control, 0) & selectors.EVENT_READ:
+            events = ready.get(self._control, 0)
+            if events & selectors.EVENT_WRITE:
+                self._send_rest()
+            if events & selectors.EVENT_READ:
                 messages = self._receiver.receive()
                 if messages is None:
                     return None
