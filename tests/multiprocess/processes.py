@@ -85,6 +85,12 @@ def kill(process):
     process.wait()
 
 
+def stop(process):
+    """Stop the child, and wait until it stands still: it runs on for a while after."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def _start(program, arguments, folder, place):
     rank = place[0]
     with open(folder / f"{rank}.log", "wb") as log:

@@ -17,6 +17,7 @@ from replicator.rpc.client.client import Client, statistics
 from replicator.rpc.protocols import Kind
 from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import connect
+from tests.multiprocess.processes import stop
 from tests.multiprocess.rpc_processes import LONG_S, process
 from tests.rpc.courier_cases import Probe, wait_until
 from tests.rpc.fakes import Faults, faulty
@@ -133,7 +134,7 @@ def test_a_stopped_server_is_told_to_be_silent_and_found_again(address, caplog):
         Client(address, heartbeat_s=0.1) as client,
     ):
         client.echo(1)
-        server.send_signal(signal.SIGSTOP)
+        stop(server)
         started_s = time.monotonic()
         with pytest.raises(
             CallTimeoutError, match=r"no sign of life.*stopped, stuck or"

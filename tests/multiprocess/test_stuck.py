@@ -1,13 +1,13 @@
 """Fault 22: one process is alive but stuck. All say where they are, and all end."""
 
 import re
-import signal
 
 import pytest
 
 from replicator.base.host.exit_codes import HUNG
 from replicator.monitoring.events import read_events
 from tests.multiprocess.groups import group
+from tests.multiprocess.processes import stop
 
 pytestmark = pytest.mark.slow
 WORKER = "tests.multiprocess.loop_worker"
@@ -61,7 +61,7 @@ def test_a_process_that_is_stopped_is_named_as_silent(tmp_path):
 
     with group(arguments) as members:
         members[1].wait_for("step 5")
-        members[1].process.send_signal(signal.SIGSTOP)
+        stop(members[1].process)
         assert members[0].wait() == HUNG, members[0].report()
         assert re.search(r"process 1: no answer .*<- behind", members[0].report())
 

@@ -7,6 +7,7 @@ import pytest
 
 from replicator.checkpoint import CheckpointStore
 from tests.multiprocess.groups import start
+from tests.multiprocess.processes import stop
 
 pytestmark = pytest.mark.slow
 LEARNER = "tests.multiprocess.learner"
@@ -44,7 +45,7 @@ def test_a_second_learner_is_refused_and_told_who_is_there(learner):
 def test_a_learner_that_stood_still_still_keeps_the_second_out(learner):
     first = learner()
     first.wait_for("step 3")
-    first.process.send_signal(signal.SIGSTOP)
+    stop(first.process)
     second = learner()
     assert second.wait() == 1
     assert f"process {first.process.pid} on " in second.report()
@@ -55,7 +56,7 @@ def test_a_learner_that_stood_still_still_keeps_the_second_out(learner):
 def test_where_locks_do_not_hold_the_stale_learner_is_fenced(learner, tmp_path):
     first = learner("without locks")
     first.wait_for("step 3")
-    first.process.send_signal(signal.SIGSTOP)
+    stop(first.process)
     second = learner("without locks")
     second.wait_for("step 40")
     first.process.send_signal(signal.SIGCONT)

@@ -27,6 +27,7 @@ from replicator.training.watchdog.stacks import (
     where_is,
 )
 from replicator.training.watchdog.watch import Seen, Watched, decide, nears_limit
+from tests.multiprocess.processes import stop
 
 ROOT = Path(__file__).parents[3]
 LIMITS = Limits(step_s=60.0)
@@ -408,8 +409,7 @@ with Watchdog(phases, limits=Limits(step_s=2)):
         text=True,
     ) as run:
         assert run.stdout.readline() == "watched\n"
-        os.kill(run.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(run)
         threading.Event().wait(5)  # longer than the limit: that is the point
         os.kill(run.pid, signal.SIGCONT)
         run.stdin.write("end\n")

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from replicator.errors import ConnectionLostError
 from replicator.rpc.protocols import Kind
 from replicator.rpc.security.secret import DESCRIPTOR_VARIABLE
 from replicator.rpc.transports.between_hosts.grpc_stream import connect_grpc
+from tests.multiprocess.processes import stop
 from tests.rpc.transports.between_hosts.grpc_ends import admitting, arguments, listening
 from tests.rpc.transports.ends import LONG_S, SECRET
 
@@ -78,13 +78,13 @@ def test_a_killed_server_is_noticed_at_once(server):
 def test_a_stopped_server_is_noticed(server):
     process, connection = server
     assert ask(connection, 1) == 1
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process)
     connection.send(Kind.CALL, 2, "nobody hears this", timeout_s=LONG_S)
     assert seconds_until_lost(connection) < STOP_NOTICED_S
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_client_that_is_gone_or_stopped_is_noticed(sent):
+@pytest.mark.parametrize("end", [subprocess.Popen.kill, stop])
+def test_a_client_that_is_gone_or_stopped_is_noticed(end):
     with (
         listening() as listener,
         admitting(listener) as promise,
@@ -92,7 +92,7 @@ def test_a_client_that_is_gone_or_stopped_is_noticed(sent):
         contextlib.closing(promise.result(LONG_S)) as connection,
     ):
         assert connection.receive(timeout_s=LONG_S).payload.take() == "here"
-        os.kill(process.pid, sent)
+        end(process)
         assert seconds_until_lost(connection) < STOP_NOTICED_S
 
 
