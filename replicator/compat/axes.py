@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicator.base.trees import leaf_path, named_leaves
@@ -60,6 +61,28 @@ def with_sentinels(name: str, axes: Any) -> Any:
 
     axes = tuple(axes) if isinstance(axes, list) else axes
     return jax.tree.map(sentinel, axes, is_leaf=lambda axis: axis is None)
+
+
+def with_axes(result: PyTree, out_axes: PyTree) -> PyTree:
+    """Give what one replica returned its device axis, of length 1.
+
+    Raises:
+      ArgumentError: `out_axes` is no prefix of it.
+    """
+    try:
+        axes = jax.tree.broadcast(out_axes, result)
+    except ValueError as failure:
+        raise ArgumentError(
+            "`out_axes` must be a prefix of what the function returns, got "
+            f"{out_axes} for {jax.tree.structure(result)}. Use 0 for all of it."
+        ) from failure
+    return jax.tree.map(
+        lambda leaf, axis: (
+            leaf if axis == WHOLE else jnp.expand_dims(jnp.asarray(leaf), axis)
+        ),
+        result,
+        axes,
+    )
 
 
 def common_size(

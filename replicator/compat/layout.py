@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.mesh import spans_processes
@@ -60,40 +60,24 @@ def put_rows(leaves: Sequence[Any], axes: Sequence[int], mesh: Mesh) -> list[Any
     Returns:
       Global arrays.
     """
-    here = mesh.local_mesh if several_processes(mesh) else mesh
-    targets = [axis_sharding(here, axis) for axis in axes]
-    wrong = [
-        i
-        for i, leaf in enumerate(leaves)
-        if not _lies_under(leaf, targets[i], mesh, axes[i])
-    ]
-    placed = list(leaves)
-    if wrong:
-        moved = jax.device_put([leaves[i] for i in wrong], [targets[i] for i in wrong])
-        for i, leaf in zip(wrong, moved, strict=True):
-            placed[i] = leaf
-    if here is mesh:
-        return placed
-    return [_global(leaf, axis, mesh) for leaf, axis in zip(placed, axes, strict=True)]
+    several = several_processes(mesh)
+    here = mesh.local_mesh if several else mesh
+    placed = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if not _lies_under(leaf, axis, here, mesh):
+            leaf = jax.device_put(leaf, axis_sharding(here, axis))
+        if several and not isinstance(leaf, Tracer):
+            spec = axis_spec(mesh, axis)
+            leaf = multihost_utils.host_local_array_to_global_array(leaf, mesh, spec)
+        placed.append(leaf)
+    return placed
 
 
 def local_rows(array: jax.Array, mesh: Mesh) -> jax.Array:
     """Return the part of a global array that is on the devices of this process."""
-    if not several_processes(mesh) or isinstance(array, Tracer):
-        return array
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        data = local_rows(jax.random.key_data(array), mesh)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     assert isinstance(array.sharding, NamedSharding)  # it came out of our program
-    spec = array.sharding.spec
-    shape = list(array.shape)
-    for axis, name in enumerate(spec):
-        if name is not None:
-            shape[axis] = shape[axis] * len(mesh.local_devices) // mesh.size
-    return jax.make_array_from_single_device_arrays(
-        tuple(shape),
-        NamedSharding(mesh.local_mesh, spec),
-        [shard.data for shard in array.addressable_shards],
+    return multihost_utils.global_array_to_host_local_array(
+        array, mesh, array.sharding.spec
     )
 
 
@@ -110,30 +94,14 @@ def first_row(leaf: Any) -> Any:
     return rows.squeeze(0) if rows.shape[0] == 1 else rows[0]
 
 
-def _lies_under(leaf: Any, target: NamedSharding, mesh: Mesh, axis: int) -> bool:
+def _lies_under(leaf: Any, axis: int, here: Mesh, mesh: Mesh) -> bool:
     if isinstance(leaf, Tracer):
         return True
     if not isinstance(leaf, jax.Array):
         return False
-    sharding = leaf.sharding
+    sharding, target = leaf.sharding, axis_sharding(here, axis)
     if sharding == target:
         return True
     if not leaf.is_fully_addressable:  # a global array, handed on as it is
-        return sharding.is_equivalent_to(axis_sharding(mesh, axis), leaf.ndim)
+        target = axis_sharding(mesh, axis)
     return sharding.is_equivalent_to(target, leaf.ndim)
-
-
-def _global(leaf: Any, axis: int, mesh: Mesh) -> Any:
-    if isinstance(leaf, Tracer) or not leaf.is_fully_addressable:
-        return leaf
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = _global(jax.random.key_data(leaf), axis, mesh)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    shape = list(leaf.shape)
-    if axis != WHOLE:
-        shape[axis] = shape[axis] * mesh.size // len(mesh.local_devices)
-    return jax.make_array_from_single_device_arrays(
-        tuple(shape),
-        axis_sharding(mesh, axis),
-        [shard.data for shard in leaf.addressable_shards],
-    )

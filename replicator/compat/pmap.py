@@ -13,13 +13,16 @@ on running:
 `replicator.compat.jax_utils.unreplicate(result)` takes the row from its device instead.
 """
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import Mesh
 
 from replicator.base.mesh import listed_devices
 from replicator.base.types import Device, PyTree
@@ -28,10 +31,17 @@ from replicator.compat.axes import (
     common_size,
     name_leaves,
     require_function,
+    with_axes,
     with_sentinels,
 )
-from replicator.compat.layout import axis_mesh, local_rows, put_rows, several_processes
-from replicator.compat.mapped_program import Call, MappedProgram
+from replicator.compat.layout import (
+    WHOLE,
+    axis_mesh,
+    axis_spec,
+    local_rows,
+    put_rows,
+    several_processes,
+)
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 from replicator.errors import ArgumentError
 
@@ -115,95 +125,137 @@ def pmap(
     return pmapped
 
 
+@dataclasses.dataclass(eq=False)
 class _Mapped:
-    """What `pmap` was told, and a program for each way in which it was called."""
+    """What `pmap` was told; JAX keeps a program for each way in which it is called."""
 
-    def __init__(
-        self,
-        fn: Callable[..., PyTree],
-        axis_name: Any,
-        *,
-        in_axes: Any,
-        out_axes: Any,
-        static: tuple[int, ...],
-        donated: tuple[int, ...],
-        devices: tuple[Device, ...] | None,
-        axis_size: int | None,
-    ):
-        self._fn = fn
-        self._axis_name = axis_name
-        self._in_axes = in_axes
-        self._out_axes = out_axes
-        self._static = static
-        self._donated = donated
-        self._devices = devices
-        self._axis_size = axis_size
+    fn: Callable[..., PyTree]
+    axis_name: Any
+    _: dataclasses.KW_ONLY
+    in_axes: Any
+    out_axes: Any
+    static: tuple[int, ...]
+    donated: tuple[int, ...]
+    devices: tuple[Device, ...] | None
+    axis_size: int | None
+
+    def __post_init__(self) -> None:
+        static = (0, 1, *(2 + position for position in self.static))
+        donated = {2 + position for position in self.donated}.difference(static)
+        self._run = jax.jit(
+            self._program, static_argnums=static, donate_argnums=tuple(donated)
+        )
+        # A larger program decides itself whose memory it takes.
+        self._run_traced = jax.jit(self._program, static_argnums=static)
         self._axes: dict[Any, tuple[int, ...]] = {}
-        self._programs: dict[Call, MappedProgram] = {}
+        self._meshes: dict[int, Mesh] = {}
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> PyTree:
-        program, leaves = self._prepare(args, kwargs)
-        placed = put_rows(leaves, program.axes, program.mesh)
-        traced = any(isinstance(leaf, Tracer) for leaf in placed)
-        result, done = (program.run_traced if traced else program.run)(*placed)
+        run, mesh, axes, placed, by_name = self._prepare(args, kwargs)
+        result, done = run(mesh, axes, *placed, **by_name)
         if isinstance(done, Tracer):
             return result
-        _IN_FLIGHT.admit(done)
-        if not several_processes(program.mesh):
+        with _LOCK:
+            _in_flight().admit(done)
+        if not several_processes(mesh):
             return result
-        return jax.tree.map(lambda leaf: local_rows(leaf, program.mesh), result)
+        return jax.tree.map(lambda leaf: local_rows(leaf, mesh), result)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        program, leaves = self._prepare(args, kwargs)
-        return program.run.lower(*put_rows(leaves, program.axes, program.mesh))
+        run, mesh, axes, placed, by_name = self._prepare(args, kwargs)
+        return run.lower(mesh, axes, *placed, **by_name)
+
+    def _program(
+        self, mesh: Mesh, axes: tuple[int, ...], /, *args: Any, **kwargs: Any
+    ) -> tuple[PyTree, jax.Array]:
+        """Run the function on each device.
+
+        There is one more result, a byte for each device: what else comes back may be
+        donated to the next call, and somebody must be able to wait for it.
+        """
+        leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
+
+        def one_replica(*rows: jax.Array) -> tuple[PyTree, jax.Array]:
+            own = [
+                row if axis == WHOLE else jax.lax.squeeze(row, (axis,))
+                for row, axis in zip(rows, axes, strict=True)
+            ]
+            dynamic, by_name = jax.tree.unflatten(tree, own)
+            result = self.fn(*self._merged(args, dynamic), **by_name)
+            return with_axes(result, self.out_axes), jnp.zeros((1,), jnp.uint8)
+
+        return jax.shard_map(
+            one_replica,
+            mesh=mesh,
+            in_specs=tuple(axis_spec(mesh, axis) for axis in axes),
+            out_specs=(
+                jax.tree.map(lambda axis: axis_spec(mesh, axis), self.out_axes),
+                axis_spec(mesh, 0),
+            ),
+            # As under `pmap`: gradients are those of one replica, and third-party scans
+            # with a constant first carry are allowed.
+            check_vma=False,
+        )(*leaves)
 
     def _prepare(
         self, args: tuple, kwargs: dict[str, Any]
-    ) -> tuple[MappedProgram, list[Any]]:
+    ) -> tuple[Any, Mesh, tuple[int, ...], list[Any], dict[str, Any]]:
+        """Return a program, its two static arguments, and the user's ones, placed."""
         _refuse_nesting()
-        static, dynamic = self._split(args)
+        self._check_static(args)
+        dynamic = self._dynamic(args)
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
         axes = self._axes.get((tree, len(args)))
         if axes is None:
             axes = self._find_axes(tuple(dynamic), kwargs, len(args))
             self._axes[tree, len(args)] = axes
         size = self._size(dynamic, kwargs, leaves, axes)
-        call = Call(tree=tree, static=static, size=size)
+        mesh = self._meshes.get(size)
+        if mesh is None:
+            mesh = axis_mesh(self.axis_name, self._choose_devices(size))
+            self._meshes[size] = mesh
+        placed = put_rows(leaves, axes, mesh)
+        own, by_name = jax.tree.unflatten(tree, placed)
+        is_traced = any(isinstance(leaf, Tracer) for leaf in placed)
+        run = self._run_traced if is_traced else self._run
+        return run, mesh, axes, self._merged(args, own), by_name
+
+    def _check_static(self, args: tuple) -> None:
+        if self.static and max(self.static) >= len(args):
+            raise ArgumentError(
+                "`static_broadcasted_argnums` must be positions of positional "
+                f"arguments, got {self.static} for {len(args)} of them. Pass static "
+                "arguments by position."
+            )
+        static = [args[position] for position in self.static]
         try:
-            program = self._programs.get(call)
+            hash(tuple(static))
         except TypeError as failure:
             raise ArgumentError(
                 "`static_broadcasted_argnums` must name hashable arguments, got "
-                f"{[type(value).__name__ for _, value in static]}. Pass arrays as "
+                f"{[type(value).__name__ for value in static]}. Pass arrays as "
                 "ordinary arguments, with `in_axes` None."
             ) from failure
-        if program is None:
-            program = self._programs[call] = self._make(call, dynamic, kwargs, axes)
-        return program, leaves
 
-    def _split(self, args: tuple) -> tuple[tuple[tuple[int, Any], ...], list[Any]]:
-        if not self._static:
-            return (), list(args)
-        if max(self._static) >= len(args):
-            raise ArgumentError(
-                "`static_broadcasted_argnums` must be positions of positional "
-                f"arguments, got {self._static} for {len(args)} of them. Pass static "
-                "arguments by position."
-            )
-        static = tuple((i, args[i]) for i in self._static)
-        return static, [arg for i, arg in enumerate(args) if i not in self._static]
+    def _dynamic(self, args: Sequence[Any]) -> list[Any]:
+        return [arg for i, arg in enumerate(args) if i not in self.static]
+
+    def _merged(self, args: Sequence[Any], dynamic: Iterable[Any]) -> list[Any]:
+        """Put other arguments in place of those that are not static."""
+        others = iter(dynamic)
+        return [arg if i in self.static else next(others) for i, arg in enumerate(args)]
 
     def _find_axes(
         self, dynamic: tuple, kwargs: dict[str, Any], count: int
     ) -> tuple[int, ...]:
-        axes = self._in_axes
+        axes = self.in_axes
         if isinstance(axes, tuple):
             if len(axes) != count:
                 raise ArgumentError(
                     f"`in_axes` must have an entry for each of {count} positional "
                     f"arguments, got {len(axes)}. Use 0 for all of them."
                 )
-            axes = tuple(a for i, a in enumerate(axes) if i not in self._static)
+            axes = tuple(a for i, a in enumerate(axes) if i not in self.static)
         try:
             spread = jax.tree.broadcast(axes, dynamic)
         except ValueError as failure:
@@ -218,52 +270,32 @@ class _Mapped:
         self, dynamic: list, kwargs: dict, leaves: list[Any], axes: tuple[int, ...]
     ) -> int:
         size = common_size(
-            leaves, axes, lambda: name_leaves(self._fn, dynamic, kwargs, self._static)
+            leaves, axes, lambda: name_leaves(self.fn, dynamic, kwargs, self.static)
         )
         if size is None:
-            if self._axis_size is None:
+            if self.axis_size is None:
                 raise ArgumentError(
                     "`axis_size` must be given where no argument has a device axis, "
                     "got None. Pass `axis_size=jax.local_device_count()`."
                 )
-            return self._axis_size
-        if self._axis_size not in (None, size, size * jax.process_count()):
+            return self.axis_size
+        if self.axis_size not in (None, size, size * jax.process_count()):
             raise ArgumentError(
                 f"`axis_size` must be the length of the device axis, {size}, got "
-                f"{self._axis_size}. Leave it out."
+                f"{self.axis_size}. Leave it out."
             )
         return size
 
-    def _make(
-        self, call: Call, dynamic: list[Any], kwargs: dict, axes: tuple[int, ...]
-    ) -> MappedProgram:
-        positions = [
-            i for i in range(len(dynamic) + len(call.static)) if i not in self._static
-        ]
-        donated: list[bool] = []
-        for position, argument in zip(positions, dynamic, strict=True):
-            donate = position in self._donated
-            donated += [donate] * len(jax.tree.leaves(argument))
-        donated += [False] * len(jax.tree.leaves(kwargs))
-        return MappedProgram(
-            self._fn,
-            call,
-            axes,
-            out_axes=self._out_axes,
-            donated=tuple(donated),
-            mesh=axis_mesh(self._axis_name, self._choose_devices(call.size)),
-        )
-
     def _choose_devices(self, size: int) -> tuple[Device, ...]:
-        if self._devices is not None:
-            here = [d for d in self._devices if d.process_index == jax.process_index()]
+        if self.devices is not None:
+            here = [d for d in self.devices if d.process_index == jax.process_index()]
             if len(here) != size:
                 raise ArgumentError(
                     "`devices` must have one device of this process for each row, got "
                     f"{len(here)} for {size} rows. Leave it out, or cut the batch "
                     "into as many rows."
                 )
-            return self._devices
+            return self.devices
         processes = range(jax.process_count())
         found = [jax.local_devices(process) for process in processes]
         if min(map(len, found)) < size:
@@ -276,30 +308,19 @@ class _Mapped:
 
     @property
     def _name(self) -> str:
-        return getattr(self._fn, "__name__", type(self._fn).__name__)
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
-class _InFlight:
-    """One bound for all mapped functions: what they fill is the one pool of XLA."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ahead: RunAhead | None = None
-
-    def admit(self, done: jax.Array) -> None:
-        with self._lock:
-            if self._ahead is None:
-                self._ahead = RunAhead(_most_in_flight())
-            self._ahead.admit(done)
+# All mapped functions share one bound: what they fill is the one pool of XLA. The lock
+# is of the bound, held while a call waits for those before it: others wait as well.
+_LOCK = threading.Lock()
 
 
-_IN_FLIGHT = _InFlight()
-
-
-def _most_in_flight() -> int:
+@functools.cache
+def _in_flight() -> RunAhead:
     # Two gloo processes of several fake devices hang with more than one call in flight.
     on_cpu = jax.default_backend() == "cpu"
-    return 1 if on_cpu and jax.process_count() > 1 else DEFAULT_RUN_AHEAD
+    return RunAhead(1 if on_cpu and jax.process_count() > 1 else DEFAULT_RUN_AHEAD)
 
 
 def _refuse_nesting() -> None:

@@ -74,9 +74,6 @@ def first_of_each(tree: PyTree) -> PyTree:
 def _join(rows: Sequence[Any], devices: Sequence[Device]) -> jax.Array:
     sharding = axis_sharding(axis_mesh(ROWS, tuple(devices)), 0)
     if isinstance(rows[0], jax.Array):
-        if jnp.issubdtype(rows[0].dtype, jax.dtypes.prng_key):
-            data = _join([jax.random.key_data(row) for row in rows], devices)
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rows[0]))
         return _from_devices(rows, devices, sharding)
     whole = np.stack([np.asarray(row) for row in rows])
     return jax.device_put(whole, sharding)
