@@ -15,7 +15,6 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import jax
 
@@ -36,24 +35,6 @@ COMMANDS: Mapping[str, str] = {
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
-
-
-class Command(Protocol):
-    """What a command's module holds.
-
-    Attributes:
-      SUMMARY: What it does, in a line.
-    """
-
-    SUMMARY: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare what the command takes."""
-        ...
-
-    def main(self, arguments: argparse.Namespace) -> int:
-        """Do it, and return the exit code."""
-        ...
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -119,7 +100,7 @@ _TRACEBACK = "show the whole traceback of an error"
 
 
 def _add_command(subparsers: argparse._SubParsersAction, name: str) -> None:
-    command = _load(name)
+    command = importlib.import_module(COMMANDS[name])
     parser = subparsers.add_parser(
         name, help=command.SUMMARY, description=f"{command.SUMMARY}."
     )
@@ -129,11 +110,6 @@ def _add_command(subparsers: argparse._SubParsersAction, name: str) -> None:
         "--traceback", action="store_true", default=argparse.SUPPRESS, help=_TRACEBACK
     )
     parser.set_defaults(run=command.main, make_parser=make_parser)
-
-
-def _load(name: str) -> Command:
-    module: Command = importlib.import_module(COMMANDS[name])  # type: ignore[assignment]
-    return module
 
 
 def _versions() -> str:

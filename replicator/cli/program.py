@@ -15,7 +15,7 @@ from replicator.cli.program_view import (
     told_below,
     told_end,
 )
-from replicator.cli.tables import LiveTable, make_console, print_table
+from replicator.cli.tables import live_display, make_console, print_table, show_table
 from replicator.errors import ArgumentError, LaunchError
 from replicator.launchpad_bridge.view.watching.found_runs import (
     FoundRun,
@@ -147,26 +147,23 @@ def _live(watcher: Watcher, interval_s: float, link: str) -> Snapshot:
     """Show it until it ends."""
     snapshot = watcher.sample()
     try:
-        with LiveTable() as table:
+        with live_display() as live:
             while snapshot.phase != "ended":
                 # Not after the end: what servers said last stays to be read.
-                _show(table, snapshot, link)
+                show_table(
+                    live,
+                    HEADER,
+                    rows_of(snapshot, live.console.height - _LINES_AROUND),
+                    above=told_above(snapshot) + link,
+                    below=told_below(snapshot),
+                    right=RIGHT,
+                )
                 _wait(watcher, interval_s)
                 snapshot = watcher.sample()
     except KeyboardInterrupt:
         return snapshot
     print(told_end(snapshot))
     return snapshot
-
-
-def _show(table: LiveTable, snapshot: Snapshot, link: str) -> None:
-    table.show(
-        HEADER,
-        rows_of(snapshot, table.room - _LINES_AROUND),
-        above=told_above(snapshot) + link,
-        below=told_below(snapshot),
-        right=RIGHT,
-    )
 
 
 def _wait(watcher: Watcher, interval_s: float) -> None:

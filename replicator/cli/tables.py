@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Self, final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -42,47 +41,33 @@ def print_table(
     make_console().print(_table(header, rows, title=title, right=right))
 
 
-@final
-class LiveTable:
-    """A table that is drawn anew in its place; the last one stays."""
+def live_display() -> Live:
+    """Return the place below the cursor, drawn anew by `show_table`; the last stays."""
+    return Live(console=make_console(), auto_refresh=False)
 
-    def __init__(self) -> None:
-        """Take the place below the cursor, at the first `show`."""
-        self._live = Live(console=make_console(), auto_refresh=False)
 
-    @property
-    def room(self) -> int:
-        """Return how many lines the terminal has."""
-        return self._live.console.height
+def show_table(
+    live: Live,
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    above: str = "",
+    below: str = "",
+    right: Iterable[str] = (),
+) -> None:
+    """Draw a table in its place.
 
-    def show(
-        self,
-        header: Sequence[str],
-        rows: Iterable[Sequence[object]],
-        *,
-        above: str = "",
-        below: str = "",
-        right: Iterable[str] = (),
-    ) -> None:
-        """Draw it.
-
-        Args:
-          header: The columns.
-          rows: A cell a column, shown as it is.
-          above: A line before it.
-          below: A line after it; "" for none.
-          right: Columns of numbers, which end below each other.
-        """
-        table = _table(header, rows, right=right)
-        parts = [Text(above), table, *([Text(below)] if below else [])]
-        self._live.update(Group(*parts), refresh=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+    Args:
+      live: The place.
+      header: The columns.
+      rows: A cell a column, shown as it is.
+      above: A line before it.
+      below: A line after it; "" for none.
+      right: Columns of numbers, which end below each other.
+    """
+    table = _table(header, rows, right=right)
+    parts = [Text(above), table, *([Text(below)] if below else [])]
+    live.update(Group(*parts), refresh=True)
 
 
 def _table(

@@ -1,6 +1,7 @@
 """The command itself: its table, its errors in one line, its exit codes."""
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def raising(failure):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_each_command_is_a_module_of_three_names(name):
-    command = cli._load(name)
+    command = importlib.import_module(cli.COMMANDS[name])
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     assert callable(command.main)
