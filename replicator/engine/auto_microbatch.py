@@ -25,11 +25,11 @@ from replicator.engine.memory_errors import (
 )
 from replicator.engine.sharded_step import CompileOptions
 from replicator.errors import ArgumentError, DeviceMemoryError, check_count, check_whole
+from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.checks import check_divides
 from replicator.inputs.context import name_of_parts
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
-from replicator.inputs.skipped_batches import require_rereadable
 
 
 def find_accumulate(
@@ -147,7 +147,9 @@ def first_batch(dataset: Dataset, layout: Layout, options: InputOptions) -> PyTr
       ArgumentError: The dataset can be read only once.
       BatchError: It is empty, or does not divide over the replicas.
     """
-    require_rereadable(dataset, why="auto_microbatch=True")
+    check_read_anew(
+        "dataset", dataset, why="auto_microbatch=True", adapters=options.adapters
+    )
     alone = dataclasses.replace(options, accumulate=1, steps_per_call=1, steps=1)
     with open_input(dataset, layout, options=alone) as batches:
         return jax.tree.map(np.asarray, next(batches).value)

@@ -114,18 +114,27 @@ def open_sources(
     return [_open_source(dataset, readers)]
 
 
-def check_read_anew(name: str, dataset: Any) -> None:
+def check_read_anew(
+    name: str, dataset: Any, *, why: str = "", adapters: Sequence[Adapter] = ()
+) -> None:
     """Refuse a dataset that is none, or that can be read once only.
+
+    Args:
+      name: Of the argument.
+      dataset: What the user handed over.
+      why: The argument that asks for it: "on_nonfinite='rollback'".
+      adapters: The user's own.
 
     Raises:
       ArgumentError: It is.
     """
-    if is_input_fn(dataset):
+    if is_input_fn(dataset, adapters):
         return
-    if not _open_source(dataset, BUILT_IN, name=name).repeats:
+    if not _open_source(dataset, (*adapters, *BUILT_IN), name=name).repeats:
         raise ArgumentError(
-            f"`{name}` must be one that can be read again, got {_kind(dataset)}. Hand "
-            "over a list, a grain dataset or `input_fn(context)`."
+            f"`{name}` must be one that can be read again"
+            f"{f' with `{why}`' if why else ''}, got {_kind(dataset)}. Hand over a "
+            "list, a grain dataset or `input_fn(context)`."
         )
 
 

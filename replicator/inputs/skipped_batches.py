@@ -5,39 +5,15 @@ every run over it, wherever the run began. A call of several steps is left out w
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
-from inspect import signature
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
 
-from replicator.base.types import Dataset
-from replicator.errors import ArgumentError
+from replicator.inputs.placement import Placed
+from replicator.inputs.prefetch import Prefetcher
 
 _REMEMBERED = 1024  # calls; a bad number is noticed long before so many more
 
 
-class IndexedBatch(Protocol):
-    """What one call of the step takes, and its place in the input."""
-
-    @property
-    def index(self) -> int: ...  # noqa: D102
-    @property
-    def steps(self) -> int: ...  # noqa: D102
-
-
-Batch = TypeVar("Batch", bound=IndexedBatch)
-Batch_co = TypeVar("Batch_co", bound=IndexedBatch, covariant=True)
-
-
-class IndexedBatches(Protocol[Batch_co]):
-    """An input that is read once and closed."""
-
-    @property
-    def stall_s(self) -> float: ...  # noqa: D102
-    def __next__(self) -> Batch_co: ...
-    def close(self) -> None: ...  # noqa: D102
-
-
-class SkippedBatches(Generic[Batch]):
+class SkippedBatches:
     """An iterator of batches without those left out.
 
     Args:
@@ -50,12 +26,12 @@ class SkippedBatches(Generic[Batch]):
     """
 
     def __init__(
-        self, batches: IndexedBatches[Batch], *, left_out: Iterable[int] = ()
+        self, batches: Prefetcher[Placed], *, left_out: Iterable[int] = ()
     ) -> None:
         self.in_order = True
         self._batches = batches
         self._left_out = frozenset(left_out)
-        self._newest: Batch | None = None  # handed out, and no step has it yet
+        self._newest: Placed | None = None  # handed out, and no step has it yet
         # (the first step of a call, the last, the index of its first batch)
         self._calls: collections.deque[tuple[int, int, int]] = collections.deque(
             maxlen=_REMEMBERED
@@ -66,10 +42,10 @@ class SkippedBatches(Generic[Batch]):
         """Seconds that the input let its consumer wait."""
         return self._batches.stall_s
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Placed]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Placed:
         """Return the next batch that is not left out."""
         batch = next(self._batches)
         while batch.index in self._left_out:
@@ -79,7 +55,7 @@ class SkippedBatches(Generic[Batch]):
         self._newest = batch
         return batch
 
-    def given(self, batch: Batch | None, *, step: int) -> None:
+    def given(self, batch: Placed | None, *, step: int) -> None:
         """Note which batch a call of the step gets.
 
         Args:
@@ -105,27 +81,3 @@ class SkippedBatches(Generic[Batch]):
             if first <= step <= last:
                 return index
         return None
-
-
-def require_rereadable(dataset: Dataset, *, why: str) -> None:
-    """Refuse an input that is gone once it was read.
-
-    Args:
-      dataset: What the user handed over.
-      why: The argument that asks for it: "on_nonfinite='rollback'".
-
-    Raises:
-      ArgumentError: It is an iterator, or yields a batch each time it is called.
-    """
-    iterable = isinstance(dataset, Iterable)
-    once = isinstance(dataset, Iterator) or (not iterable and _is_fetch(dataset))
-    if once:
-        raise ArgumentError(
-            f"`dataset` must be one that can be read again with `{why}`, got "
-            f"`{type(dataset).__name__}`. Hand over a list, a grain dataset or "
-            "`input_fn(context)`."
-        )
-
-
-def _is_fetch(dataset: Callable) -> bool:
-    return callable(dataset) and not signature(dataset).parameters

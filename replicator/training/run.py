@@ -25,8 +25,8 @@ from replicator.engine.make_step import compiled_step, debug_step
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import ArgumentError, check_flags, check_function, check_kind
+from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
-from replicator.inputs.skipped_batches import require_rereadable
 from replicator.monitoring.phases import Phases
 from replicator.training.best_metric import Follow
 from replicator.training.checkpoint_hook import hook_states
@@ -362,7 +362,12 @@ def _require_way_back(of: Training) -> None:
             "`step_fn` and `dataset` must be given to go back to a checkpoint, got "
             f"None. Pass both, or leave `{other}` out."
         )
-    require_rereadable(of.dataset, why="on_nonfinite='rollback'")
+    check_read_anew(
+        "dataset",
+        of.dataset,
+        why="on_nonfinite='rollback'",
+        adapters=of.reading.adapters,
+    )
 
 
 def _require_same(of: Training) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
-from replicator.inputs.adapters import open_sources
+from replicator.inputs.adapters import check_read_anew, open_sources
 from replicator.inputs.context import pipeline_contexts
 from tests.helpers import replicated_layout
 
@@ -171,3 +171,34 @@ def test_tf_data_yields_numpy():
 
     assert source.repeats
     assert _sums(source) == _sums(source) == [1, 5]
+
+
+class Columns:
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [[], (), Columns(), lambda context: iter([])],
+    ids=["list", "tuple", "columns", "input function"],
+)
+def test_what_can_be_read_again_is_accepted(dataset):
+    check_read_anew("dataset", dataset, why="on_nonfinite='rollback'")
+
+
+@pytest.mark.parametrize("dataset", [iter([]), (_ for _ in ()), lambda: np.ones(8)])
+def test_what_is_gone_once_it_was_read_is_refused(dataset):
+    with pytest.raises(ArgumentError, match="with `on_nonfinite='rollback'`, got `"):
+        check_read_anew("dataset", dataset, why="on_nonfinite='rollback'")
+
+
+def test_what_an_adapter_of_the_user_claims_is_read_anew():
+    class Mine:
+        def claims(self, dataset):
+            return dataset == "mine"
+
+        def iterate(self, dataset):
+            return iter([])
+
+    check_read_anew("dataset", "mine", adapters=(Mine(),))

@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
-from replicator.errors import ArgumentError
-from replicator.inputs.skipped_batches import SkippedBatches, require_rereadable
+from replicator.inputs.skipped_batches import SkippedBatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,23 +82,3 @@ def test_it_closes_and_tells_the_stall_of_the_input():
     batches.close()
     assert source.closed
     assert batches.stall_s == 1.5
-
-
-class Columns:
-    def __iter__(self):
-        return iter([])
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [[], (), Columns(), lambda context: iter([])],
-    ids=["list", "tuple", "columns", "input function"],
-)
-def test_what_can_be_read_again_is_accepted(dataset):
-    require_rereadable(dataset, why="on_nonfinite='rollback'")
-
-
-@pytest.mark.parametrize("dataset", [iter([]), (_ for _ in ()), lambda: np.ones(8)])
-def test_what_is_gone_once_it_was_read_is_refused(dataset):
-    with pytest.raises(ArgumentError, match="with `on_nonfinite='rollback'`, got `"):
-        require_rereadable(dataset, why="on_nonfinite='rollback'")

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 from replicator.base.types import PyTree
 from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.errors import NonFiniteError, SpikeError
-from replicator.inputs.skipped_batches import IndexedBatches, SkippedBatches
+from replicator.inputs.placement import Placed
+from replicator.inputs.prefetch import Prefetcher
+from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.training.hooks.hook import Hook, MetricsEvent
 from replicator.training.nonfinite.policy import (
     Action,
@@ -132,7 +134,7 @@ class Recovery(Hook):
             self.history = found
         self._seen = tuple(state["seen"])
 
-    def watch(self, batches: IndexedBatches) -> SkippedBatches:
+    def watch(self, batches: Prefetcher[Placed]) -> SkippedBatches:
         """Return `batches` without those that are left out; see `SkippedBatches`."""
         self._batches = SkippedBatches(batches, left_out=self.history.left_out)
         return self._batches

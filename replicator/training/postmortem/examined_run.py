@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.memory_errors import is_out_of_memory
+from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.feed import open_input
-from replicator.inputs.skipped_batches import require_rereadable
 from replicator.training.checkpoint_hook import open_store
 from replicator.training.guards import guarded
 from replicator.training.open_run import Training, find_start
@@ -79,7 +79,9 @@ def _reopen(of: Training) -> Reopened | None:
     """Return where the run could go on, to come to a step once more."""
     if of.dataset is None or not of.recovery.can_repeat:
         return None
-    require_rereadable(of.dataset, why="a post-mortem bundle")
+    check_read_anew(
+        "dataset", of.dataset, why="a post-mortem bundle", adapters=of.reading.adapters
+    )
     resumed = None
     if of.checkpointing is not None:
         with open_store(of.checkpointing, of.hooks, of.layout) as store:
