@@ -137,12 +137,7 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
     """
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
         return jax.device_put(tree, shardings)
-    return jax.tree.map(
-        lambda sharding, below: jax.tree.map(lambda leaf: _put(leaf, sharding), below),
-        shardings,
-        tree,
-        is_leaf=lambda node: isinstance(node, Sharding),
-    )
+    return jax.tree.map(_put, tree, jax.tree.broadcast(shardings, tree))
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:

@@ -6,7 +6,6 @@ What has to be agreed on, with a wait, is `agreement.exchange`.
 
 import itertools
 import json
-from typing import Protocol
 
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import Json
@@ -22,30 +21,14 @@ _ROOT = "replicator/notices/"
 _opened = itertools.count()
 
 
-class Notices(Protocol):
-    """A board of a group of processes.
+class Notices:
+    """A board in the coordination service's store; each call is one small request.
+
+    All processes must open their boards in the same order.
 
     Attributes:
       process: Which of them this one is.
       count: How many there are.
-    """
-
-    process: int
-    count: int
-
-    def publish(self, name: str, value: Json) -> None:
-        """Pin a notice, in place of this process's last one of that name."""
-        ...
-
-    def peek(self, name: str) -> list[PyTree]:
-        """Return the newest notice of each process, None where there is none."""
-        ...
-
-
-class ServiceNotices:
-    """A board in the coordination service's store; each call is one small request.
-
-    All processes must open their boards in the same order.
     """
 
     def __init__(self) -> None:
@@ -92,13 +75,11 @@ class ServiceNotices:
         return client
 
 
-class OwnNotices:
+class OwnNotices(Notices):
     """The board of a process that is alone."""
 
-    process = 0
-    count = 1
-
     def __init__(self) -> None:
+        self.process, self.count = 0, 1
         self._said: dict[str, str] = {}
 
     def publish(self, name: str, value: Json) -> None:
@@ -112,7 +93,7 @@ class OwnNotices:
 
 def open_notices() -> Notices:
     """Open a board for all processes of this run; a private one with one process."""
-    return OwnNotices() if coordination_client() is None else ServiceNotices()
+    return OwnNotices() if coordination_client() is None else Notices()
 
 
 def _lost(failure: Exception) -> DistributedError:

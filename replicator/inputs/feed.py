@@ -90,7 +90,7 @@ def open_input(
             f"{options.epochs}. Hand over an iterable that starts anew, like a list."
         )
     return Prefetcher(
-        _placed_batches(sources, contexts, layout, options, start),
+        placed_batches(sources, contexts, layout, options, start=start),
         size=options.prefetch or (DEFAULT_PREFETCH if once else _small_prefetch),
         timeout_s=options.timeout_s,
         clock=clock,
@@ -103,13 +103,26 @@ def _small_prefetch(first: Placed) -> int:
     return small_prefetch(sum(leaf.nbytes for leaf in jax.tree.leaves(first.value)))
 
 
-def _placed_batches(
+def placed_batches(
     sources: Sequence[Source],
     contexts: Sequence[InputContext],
     layout: BatchLayout,
     options: InputOptions,
-    start: Position | None,
+    *,
+    start: Position | None = None,
+    blocks: int | None = None,
 ) -> Generator[Placed, None, None]:
+    """Yield batches on their devices.
+
+    Args:
+      sources: What the pipelines of this process read.
+      contexts: Those pipelines.
+      layout: How batches lie on devices.
+      options: How to read.
+      start: Where to begin; at the first batch if None.
+      blocks: Equal blocks that each batch is cut into, each cut over devices; as many
+        as microbatches if None.
+    """
     count = contexts[0].num_pipelines
     once = not all(source.repeats for source in sources)
     batches = host_batches(
@@ -121,7 +134,10 @@ def _placed_batches(
         and start.of_pipelines([each.pipeline_index for each in contexts], count),
         in_step=read_sync_over(layout.mesh, num_pipelines=count, once=once),
     )
-    place = _Place(layout, options, whole=count == 1)
+    cut = options.accumulate if blocks is None else blocks
+    place = _Place(
+        Placement(layout, cut, options.steps_per_call, whole=count == 1), options
+    )
     with contextlib.closing(batches):
         limited = itertools.islice(batches, options.steps)
         for group in _groups(limited, options.steps_per_call):
@@ -140,13 +156,9 @@ def _groups(
 class _Place:
     """Puts groups of host batches on their devices."""
 
-    def __init__(
-        self, layout: BatchLayout, options: InputOptions, *, whole: bool
-    ) -> None:
+    def __init__(self, placement: Placement, options: InputOptions) -> None:
         self._options = options
-        self._placement = Placement(
-            layout, options.accumulate, options.steps_per_call, whole=whole
-        )
+        self._placement = placement
         self._masks: dict[tuple[int, int], jax.Array] = {}
 
     def __call__(self, group: Sequence[HostBatch]) -> Placed:

@@ -8,7 +8,7 @@ is filled up with examples that are there already, and `mask` is 0 for those.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -24,18 +24,12 @@ from replicator.inputs.checks import (
     form_of,
     numeric_arrays,
 )
-from replicator.inputs.context import (
-    BatchLayout,
-    name_of_parts,
-    parts_to_read,
-    pipeline_contexts,
-)
+from replicator.inputs.context import BatchLayout, pipeline_contexts
+from replicator.inputs.feed import placed_batches
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
-from replicator.inputs.placement import Placement
+from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK
-from replicator.inputs.rounds import host_batches
-from replicator.inputs.synchronized_reads import read_sync_over
 
 BATCH = "batch"
 
@@ -72,8 +66,7 @@ def open_one_pass(
         options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )
     sources = open_sources(dataset, contexts, adapters=options.adapters)
-    count = contexts[0].num_pipelines
-    size = layout.num_replicas * replica_batch // count
+    size = layout.num_replicas * replica_batch // contexts[0].num_pipelines
     reading = dataclasses.replace(
         options,
         accumulate=1,
@@ -83,13 +76,10 @@ def open_one_pass(
         remainder="mask",
         allow_nan=True,  # `recut` looks, where it still knows the dataset's own batches
     )
+    recut_sources = [_recut_source(source, size, options) for source in sources]
     return Prefetcher(
-        _placed(
-            [_recut_source(source, size, options) for source in sources],
-            count,
-            Placement(layout, blocks, 1, whole=count == 1),
-            layout,
-            reading,
+        _values(
+            placed_batches(recut_sources, contexts, layout, reading, blocks=blocks)
         ),
         size=options.prefetch or DEFAULT_PREFETCH,
         timeout_s=options.timeout_s,
@@ -129,24 +119,10 @@ def recut(
         yield filling.release()
 
 
-def _placed(
-    sources: Sequence[Source],
-    num_pipelines: int,
-    placement: Placement,
-    layout: BatchLayout,
-    options: InputOptions,
-) -> Generator[PyTree, None, None]:
-    whole = num_pipelines == 1
-    batches = host_batches(
-        sources,
-        parts=parts_to_read(layout, whole=whole),
-        of=name_of_parts(layout),
-        options=options,
-        in_step=read_sync_over(layout.mesh, num_pipelines=num_pipelines, once=False),
-    )
+def _values(batches: Generator[Placed, None, None]) -> Generator[PyTree, None, None]:
     with contextlib.closing(batches):
         for batch in batches:
-            yield placement.put(batch.value)
+            yield batch.value
 
 
 def _recut_source(source: Source, size: int, options: InputOptions) -> Source:

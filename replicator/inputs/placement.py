@@ -87,14 +87,7 @@ def place(
       BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
         over replicas and microbatches.
     """
-    depth = int(steps_per_call > 1)
-    _check_numbers(batch)
-    check_divides(
-        _batch_examples(batch, depth),
-        parts=len(layout.batch_owners),
-        of=name_of_parts(layout),
-        accumulate=accumulate,
-    )
+    _checked_rows(batch, layout, accumulate, depth=int(steps_per_call > 1))
     return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)
 
 
@@ -113,14 +106,7 @@ def placed_shapes(
       BatchError: As `place`.
     """
     depth = int(steps_per_call > 1)
-    _check_numbers(batch)
-    rows = _batch_examples(batch, depth)
-    check_divides(
-        rows,
-        parts=len(layout.batch_owners),
-        of=name_of_parts(layout),
-        accumulate=accumulate,
-    )
+    rows = _checked_rows(batch, layout, accumulate, depth=depth)
     cut = (accumulate, rows // accumulate) if accumulate > 1 else (rows,)
     axis = batch_axis(accumulate, steps_per_call)
     shardings = layout.batch_shardings(batch, axis=axis)
@@ -130,11 +116,7 @@ def placed_shapes(
         sizes = (*leaf.shape[:depth], *cut, *leaf.shape[depth + 1 :])
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
-    return jax.tree.map(
-        lambda sharding, below: jax.tree.map(lambda leaf: shape(sharding, leaf), below),
-        shardings,
-        batch,
-    )
+    return jax.tree.map(shape, jax.tree.broadcast(shardings, batch), batch)
 
 
 def placed(
@@ -208,13 +190,7 @@ class Placement:
             return jax.device_put(batch, shardings)
         if self._whole:
             return put(batch, shardings)
-        return jax.tree.map(
-            lambda sharding, below: jax.tree.map(
-                lambda leaf: self._put_own(leaf, sharding), below
-            ),
-            shardings,
-            batch,
-        )
+        return jax.tree.map(self._put_own, batch, jax.tree.broadcast(shardings, batch))
 
     def _put_own(self, leaf: np.ndarray | jax.Array, sharding: Sharding) -> jax.Array:
         """Put this process's parts; others may hold more of them, or fewer."""
@@ -238,6 +214,21 @@ def _on_device(batch: PyTree) -> bool:
 def stack_batches(batches: Sequence[PyTree]) -> PyTree:
     """Stack batches of one form along a new leading axis of steps."""
     return jax.tree.map(lambda *leaves: _stack(leaves), *batches)
+
+
+def _checked_rows(
+    batch: PyTree, layout: BatchLayout, accumulate: int, *, depth: int
+) -> int:
+    """Return how many examples a global batch has, once it is known to fit."""
+    _check_numbers(batch)
+    rows = _batch_examples(batch, depth)
+    check_divides(
+        rows,
+        parts=len(layout.batch_owners),
+        of=name_of_parts(layout),
+        accumulate=accumulate,
+    )
+    return rows
 
 
 def _check_numbers(batch: PyTree) -> None:
