@@ -1,6 +1,7 @@
 """A running program as lines of a terminal: which rows, and how numbers are written."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -169,10 +170,9 @@ def _group_row(label: str, group: Sequence[WorkerSample]) -> Row:
 
 
 def _states(group: Iterable[WorkerSample]) -> str:
-    counts: dict[str, int] = {}
-    for worker in group:
-        state = worker.outcome if worker.state == "ended" else worker.state
-        counts[state] = counts.get(state, 0) + 1
+    counts = Counter(
+        worker.outcome if worker.state == "ended" else worker.state for worker in group
+    )
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count} {state}" for state, count in counts.items())

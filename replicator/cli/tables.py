@@ -26,7 +26,6 @@ def print_table(
     header: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
-    title: str = "",
     right: Iterable[str] = (),
 ) -> None:
     """Print rows below a header.
@@ -35,10 +34,9 @@ def print_table(
       header: The columns; the last takes what room there is.
       rows: A cell a column. What is in them is shown as it is; `ok`, `warn` and `fail`
         get a colour where the terminal has colours.
-      title: A line above the table.
       right: Columns of numbers, which end below each other.
     """
-    make_console().print(_table(header, rows, title=title, right=right))
+    make_console().print(_table(header, rows, right=right))
 
 
 def live_display() -> Live:
@@ -74,10 +72,9 @@ def _table(
     header: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
-    title: str = "",
     right: Iterable[str] = (),
 ) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left")
+    table = Table(box=SIMPLE_HEAD)
     ends_below = set(right)
     for name in header:
         justify = "right" if name in ends_below else "left"

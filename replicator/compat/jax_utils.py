@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from replicator.base.types import Device, Key, PyTree
-from replicator.compat.layout import axis_mesh, put_rows
-from replicator.compat.replicas import ROWS, device_put_replicated, first_of_each
+from replicator.compat.layout import axis_mesh, first_row, put_rows
+from replicator.compat.replicas import ROWS, device_put_replicated
 from replicator.errors import ArgumentError, check_count
 from replicator.inputs.prefetch import Prefetcher
 
@@ -37,7 +37,7 @@ def replicate(tree: PyTree, devices: Sequence[Device] | None = None) -> PyTree:
 
 def unreplicate(tree: PyTree) -> PyTree:
     """Return the first device's row of each leaf, from that device."""
-    return first_of_each(tree)
+    return jax.tree.map(first_row, tree)
 
 
 def shard(xs: PyTree) -> PyTree:
@@ -80,7 +80,7 @@ def get_metrics(device_metrics: Sequence[PyTree]) -> PyTree:
     Returns:
       One tree of NumPy arrays [steps, ...].
     """
-    fetched = jax.device_get([first_of_each(metrics) for metrics in device_metrics])
+    fetched = jax.device_get([unreplicate(metrics) for metrics in device_metrics])
     return stack_forest(fetched)
 
 

@@ -117,6 +117,20 @@ def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     exchange(name, None, timeout_s=timeout_s)
 
 
+def first_odd(words: Sequence[Json]) -> tuple[int, int] | None:
+    """Return a process that said another thing than most, and one of those.
+
+    Args:
+      words: What each process said.
+
+    >>> first_odd([3, 3, 4])
+    (2, 0)
+    """
+    common = max(words, key=words.count)
+    odd = [process for process, word in enumerate(words) if word != common]
+    return (odd[0], words.index(common)) if odd else None
+
+
 def _encode(name: str, value: Json) -> str:
     check_text("name", name)
     if not re.fullmatch(r"[A-Za-z0-9_./-]+", name):
@@ -196,7 +210,7 @@ def _explain(
         said = _read(client, directory)
         missing = [p for p in range(process_count()) if p not in said]
         elsewhere = _waiting_elsewhere(client, directory, missing)
-        names = describe_processes(client, missing)
+        names = describe_processes(missing)
     except ServiceError:
         missing, elsewhere, names = [], "", ""
     if "DEADLINE_EXCEEDED" not in str(error):

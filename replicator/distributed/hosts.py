@@ -1,26 +1,22 @@
-"""On which host each process runs: noted once, so that errors can say where to look."""
+"""On which host each process runs, so that errors can say where to look.
 
-import socket
+The rendezvous tells every process. A group that met otherwise, by JAX's own
+`initialize`, has no hosts here.
+"""
+
 from collections.abc import Sequence
 
-from replicator.distributed.coordination import CoordinationClient, process_index
-
-_ROOT = "replicator/hosts/"
+_hosts: list[str] = []  # by process
 
 
-def note_host(client: CoordinationClient) -> None:
-    """Tell the other processes this one's host name."""
-    host = socket.gethostname()
-    client.key_value_set(f"{_ROOT}{process_index()}", host, allow_overwrite=True)
+def note_hosts(hosts: Sequence[str]) -> None:
+    """Remember the host name of each process."""
+    _hosts[:] = hosts
 
 
-def describe_processes(client: CoordinationClient, processes: Sequence[int]) -> str:
+def describe_processes(processes: Sequence[int]) -> str:
     """Name processes by index and, where known, host: "process 1 (on node-b)"."""
-    hosts = {
-        int(key.rpartition("/")[2]): host
-        for key, host in client.key_value_dir_get(_ROOT)
-    }
     return ", ".join(
-        f"process {p} (on {hosts[p]})" if p in hosts else f"process {p}"
+        f"process {p} (on {_hosts[p]})" if p < len(_hosts) else f"process {p}"
         for p in processes
     )

@@ -2,10 +2,10 @@
 
 import logging
 import os
+import time
 
 import jax
 
-from replicator.base.host.clock import SystemClock
 from replicator.distributed.clusters import (
     Cluster,
     check_address,
@@ -18,7 +18,7 @@ from replicator.distributed.coordination import (
     process_count,
     process_index,
 )
-from replicator.distributed.hosts import note_host
+from replicator.distributed.hosts import note_hosts
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.rendezvous import meet, resolve
 from replicator.distributed.tpu_metadata import with_tpu_metadata
@@ -129,9 +129,8 @@ def _join(cluster: Cluster, timeout_s: float, heartbeat_s: int) -> None:
     bind_host = os.environ.get(BIND_VARIABLE) or cluster.host
     bind_address = join_address(bind_host, cluster.port)
     check_address(BIND_VARIABLE, bind_address)
-    clock = SystemClock()
-    started_s = clock.now_s()
-    hosts = meet(cluster, bind_host=bind_host, timeout_s=timeout_s, clock=clock)
+    started_s = time.monotonic()
+    hosts = meet(cluster, bind_host=bind_host, timeout_s=timeout_s)
     _log.info("process %d of %s", cluster.process_id, hosts)
     _configure_cpu()
     if cluster.process_id == 0:
@@ -144,13 +143,13 @@ def _join(cluster: Cluster, timeout_s: float, heartbeat_s: int) -> None:
         # What is to be found has been: JAX would ask Kubernetes and metadata servers.
         cluster_detection_method="deactivate",
         # All are here by now; JAX's own wait is only for the last few milliseconds.
-        initialization_timeout=max(10, round(timeout_s - (clock.now_s() - started_s))),
+        initialization_timeout=max(
+            10, round(timeout_s - (time.monotonic() - started_s))
+        ),
         heartbeat_timeout_seconds=heartbeat_s,
         coordinator_bind_address=bind_address,
     )
-    client = coordination_client()
-    assert client is not None, "JAX has just made it"
-    note_host(client)
+    note_hosts(hosts)
     leave_at_once_after_an_exception()
 
 

@@ -13,7 +13,6 @@ import json
 import socket
 import time
 
-from replicator.base.host.clock import Clock
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.rendezvous_server import VERDICT_S, serve
 from replicator.distributed.roster import Hello
@@ -24,16 +23,13 @@ _CONNECT_S = 5.0
 _RETRY_S = 0.05
 
 
-def meet(
-    cluster: Cluster, *, bind_host: str | None, timeout_s: float, clock: Clock
-) -> list[str]:
+def meet(cluster: Cluster, *, bind_host: str | None, timeout_s: float) -> list[str]:
     """Wait until every process of the group has come here.
 
     Args:
       cluster: The group, and which process this is.
       bind_host: Where process 0 listens; by default the coordinator's host.
       timeout_s: How long to wait.
-      clock: Where time comes from.
 
     Returns:
       The host name of each process.
@@ -44,8 +40,8 @@ def meet(
     """
     if cluster.process_id == 0:
         address = resolve(bind_host or cluster.host)
-        return serve(cluster, address=address, timeout_s=timeout_s, clock=clock)
-    return _Guest(cluster, timeout_s, clock).meet()
+        return serve(cluster, address=address, timeout_s=timeout_s)
+    return _Guest(cluster, timeout_s).meet()
 
 
 def resolve(host: str) -> str:
@@ -69,11 +65,10 @@ def resolve(host: str) -> str:
 class _Guest:
     """The side of every process but 0."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster
-        self._clock = clock
         self._timeout_s = timeout_s
-        self._deadline_s = clock.now_s() + timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
         # What went wrong last: the reason that an error gives.
         self._trouble = "it was never reached"
 
@@ -88,7 +83,7 @@ class _Guest:
         return hosts
 
     def _check_time(self) -> None:
-        if self._clock.now_s() < self._deadline_s:
+        if time.monotonic() < self._deadline_s:
             return
         raise DistributedTimeoutError(
             f"Process 0 must answer at {self._cluster.coordinator} within "
@@ -111,7 +106,7 @@ class _Guest:
         return self._obey(line)
 
     def _connect(self) -> socket.socket:
-        left_s = self._deadline_s - self._clock.now_s()
+        left_s = self._deadline_s - time.monotonic()
         connection = socket.create_connection(
             (self._cluster.host, self._cluster.port),
             timeout=max(0.01, min(left_s, _CONNECT_S)),
@@ -127,13 +122,13 @@ class _Guest:
             process_id=self._cluster.process_id,
             num_processes=self._cluster.num_processes,
             host=socket.gethostname(),
-            patience_s=max(0.0, self._deadline_s - self._clock.now_s()),
+            patience_s=max(0.0, self._deadline_s - time.monotonic()),
         )
 
     def _hear_line(self, connection: socket.socket) -> bytes:
         heard = b""
         while not heard.endswith(b"\n") and len(heard) < _MAX_VERDICT:
-            left_s = self._deadline_s + VERDICT_S - self._clock.now_s()
+            left_s = self._deadline_s + VERDICT_S - time.monotonic()
             connection.settimeout(max(0.01, left_s))
             try:
                 more = connection.recv(1 << 16)

@@ -10,9 +10,9 @@ import errno
 import json
 import selectors
 import socket
+import time
 from collections.abc import Iterator
 
-from replicator.base.host.clock import Clock
 from replicator.distributed.clusters import Cluster, join_address
 from replicator.distributed.roster import (
     Hello,
@@ -30,16 +30,13 @@ _MAX_STRANGERS = 64
 _GREETING_S = 10.0
 
 
-def serve(
-    cluster: Cluster, *, address: str, timeout_s: float, clock: Clock
-) -> list[str]:
+def serve(cluster: Cluster, *, address: str, timeout_s: float) -> list[str]:
     """Wait for all processes of the group, and let all go.
 
     Args:
       cluster: The group; this is its process 0.
       address: The address to listen on, of this host.
       timeout_s: How long to wait.
-      clock: Where time comes from.
 
     Returns:
       The host name of each process.
@@ -49,7 +46,7 @@ def serve(
       DistributedError: The processes do not fit each other, or nothing can listen here.
     """
     with _listen(cluster, address) as listener:
-        return _Server(listener, cluster, timeout_s, clock).serve()
+        return _Server(listener, cluster, timeout_s).serve()
 
 
 @contextlib.contextmanager
@@ -93,14 +90,13 @@ class _Visitor:
 
 class _Server:
     def __init__(
-        self, listener: socket.socket, cluster: Cluster, timeout_s: float, clock: Clock
+        self, listener: socket.socket, cluster: Cluster, timeout_s: float
     ) -> None:
         self._listener = listener
         self._address = join_address(listener.getsockname()[0], cluster.port)
-        self._clock = clock
         self._roster = Roster(
             num_processes=cluster.num_processes,
-            deadline_s=clock.now_s() + timeout_s,
+            deadline_s=time.monotonic() + timeout_s,
             hosts={0: socket.gethostname()},
         )
         self._visitors: dict[int, _Visitor] = {}
@@ -124,7 +120,7 @@ class _Server:
 
     def _gather(self, selector: selectors.BaseSelector) -> None:
         while not (self._roster.is_complete or self._refusal):
-            left_s = self._roster.deadline_s - self._clock.now_s()
+            left_s = self._roster.deadline_s - time.monotonic()
             if left_s <= 0:
                 return
             for key, _ in selector.select(min(left_s, 1.0)):
@@ -141,7 +137,7 @@ class _Server:
             if len(strangers) >= _MAX_STRANGERS:
                 self._drop(selector, strangers[0])
             connection.setblocking(False)
-            visitor = _Visitor(connection, self._clock.now_s() + _GREETING_S)
+            visitor = _Visitor(connection, time.monotonic() + _GREETING_S)
             self._visitors[connection.fileno()] = visitor
             selector.register(connection, selectors.EVENT_READ)
 
@@ -165,7 +161,7 @@ class _Server:
         if hello is None:
             self._drop(selector, visitor)
             return
-        entered = self._roster.arrive(hello, now_s=self._clock.now_s())
+        entered = self._roster.arrive(hello, now_s=time.monotonic())
         if isinstance(entered, str):
             self._refusal = entered
         else:
@@ -175,7 +171,7 @@ class _Server:
     def _drop_silent(self, selector: selectors.BaseSelector) -> None:
         for visitor in list(self._visitors.values()):
             silent = visitor.process_id is None
-            if silent and self._clock.now_s() > visitor.leave_by_s:
+            if silent and time.monotonic() > visitor.leave_by_s:
                 self._drop(selector, visitor)
 
     def _drop(self, selector: selectors.BaseSelector, visitor: _Visitor) -> None:

@@ -17,7 +17,7 @@ from replicator.base.host.strict_json import strict_json
 from replicator.base.mesh import spans_processes
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
-from replicator.distributed.agreement import exchange
+from replicator.distributed.agreement import exchange, first_odd
 from replicator.errors import ArgumentError
 
 
@@ -76,14 +76,13 @@ def _require_same(what: str, words: Mapping[str, PyTree]) -> None:
     said = exchange(f"same/{what}", dict(words))
     for name in dict.fromkeys(name for word in said for name in word):
         values = [word.get(name) for word in said]
-        common = max(values, key=values.count)
-        for process, value in enumerate(values):
-            if value != common:
-                raise ArgumentError(
-                    f"`{name}` must be the same in all processes, got {value!r} in "
-                    f"process {process} and {common!r} in process "
-                    f"{values.index(common)}. Start the same program everywhere."
-                )
+        if odd := first_odd(values):
+            process, other = odd
+            raise ArgumentError(
+                f"`{name}` must be the same in all processes, got {values[process]!r} "
+                f"in process {process} and {values[other]!r} in process {other}. Start "
+                "the same program everywhere."
+            )
 
 
 def _is_whole(leaf: PyTree) -> bool:

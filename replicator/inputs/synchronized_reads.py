@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
 from replicator.base.types import PyTree
-from replicator.distributed.agreement import exchange
+from replicator.distributed.agreement import exchange, first_odd
 from replicator.errors import BatchError, DistributedError
 from replicator.inputs.checksums import checksum
 
@@ -218,15 +218,13 @@ def read_sync_over(mesh: Mesh, *, num_pipelines: int, once: bool) -> ReadSync | 
 
 def _refuse_odd(said: list[dict], field: str, must: str) -> None:
     words = [word[field] for word in said]
-    common = max(words, key=words.count)
-    for process, word in enumerate(words):
-        if word == common:
-            continue
-        other = words.index(common)
+    if odd := first_odd(words):
+        process, other = odd
         raise BatchError(
-            f"`dataset` must yield {must} in every process, got {_told(word)} in "
-            f"process {process} and {_told(common)} in process {other}. Seed and cut "
-            "the input alike everywhere, or write `def input_fn(context)`."
+            f"`dataset` must yield {must} in every process, got "
+            f"{_told(words[process])} in process {process} and {_told(words[other])} "
+            f"in process {other}. Seed and cut the input alike everywhere, or write "
+            "`def input_fn(context)`."
         )
 
 

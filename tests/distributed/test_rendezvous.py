@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from replicator.base.host.clock import SystemClock
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.processes.ports import free_port
 from replicator.distributed.rendezvous import meet
@@ -37,9 +36,7 @@ class Host:
 
     def __init__(self, pool, port, process_id, num_processes, timeout_s=LONG_S):
         cluster = member(port, process_id, num_processes)
-        self._future = pool.submit(
-            meet, cluster, bind_host=None, timeout_s=timeout_s, clock=SystemClock()
-        )
+        self._future = pool.submit(meet, cluster, bind_host=None, timeout_s=timeout_s)
 
     def outcome(self):
         try:
@@ -130,21 +127,19 @@ def test_a_port_that_another_program_has_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as other:
         cluster = member(other.getsockname()[1], 0, 2)
         with pytest.raises(DistributedError, match="must be free, got 127"):
-            meet(cluster, bind_host=None, timeout_s=LONG_S, clock=SystemClock())
+            meet(cluster, bind_host=None, timeout_s=LONG_S)
 
 
 def test_an_address_of_another_host_is_refused():
     cluster = member(free_port(), 0, 2)
     with pytest.raises(DistributedError, match="must be an address of process 0's own"):
-        meet(cluster, bind_host="192.0.2.1", timeout_s=1.0, clock=SystemClock())
+        meet(cluster, bind_host="192.0.2.1", timeout_s=1.0)
 
 
 def test_a_host_that_nobody_knows_is_refused():
     cluster = member(free_port(), 0, 2)
     with pytest.raises(DistributedError, match="`coordinator` must name a host"):
-        meet(
-            cluster, bind_host="no-such-host.invalid", timeout_s=1, clock=SystemClock()
-        )
+        meet(cluster, bind_host="no-such-host.invalid", timeout_s=1)
 
 
 STRANGERS = [b"GET / HTTP/1.0\n", b"\x80\x04.\n", b"{" * 5000, b"[]\n", b"", b"\n\n"]
