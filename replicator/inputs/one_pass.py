@@ -8,7 +8,7 @@ is filled up with examples that are there already, and `mask` is 0 for those.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ from replicator.inputs.feed import placed_batches
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
 from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
-from replicator.inputs.remainder import MASK
+from replicator.inputs.remainder import MASK, examples_of, fill_up
 
 BATCH = "batch"
 
@@ -104,7 +104,8 @@ def recut(
       NonFiniteError: A batch holds NaN.
     """
     form: BatchForm | None = None
-    filling = _Filling(size)
+    pieces: list[PyTree] = []  # of the batch that is being filled
+    count = 0
     for index, batch in enumerate(batches):
         where = f"batch {index}"
         arrays = numeric_arrays(batch, where=where)
@@ -114,9 +115,19 @@ def recut(
         check_same_form(expected, found, where=where)
         if not allow_nan:
             check_no_nan(arrays, where=where)
-        yield from filling.add(jax.tree.map(np.asarray, arrays), found.examples)
-    if filling.count:
-        yield filling.release()
+        rows, start = jax.tree.map(np.asarray, arrays), 0
+        while start < found.examples:
+            taken = slice(start, min(start + size - count, found.examples))
+            pieces.append(jax.tree.map(lambda leaf, taken=taken: leaf[taken], rows))
+            count += taken.stop - start
+            start = taken.stop
+            if count == size:
+                yield _joined(pieces, size)
+                pieces, count = [], 0
+        if pieces:  # a producer may use its memory again for the next batch
+            pieces[-1] = jax.tree.map(np.array, pieces[-1])
+    if pieces:
+        yield _joined(pieces, size)
 
 
 def _values(batches: Generator[Placed, None, None]) -> Generator[PyTree, None, None]:
@@ -140,42 +151,13 @@ def _recut_source(source: Source, size: int, options: InputOptions) -> Source:
     return Source(start=start, repeats=source.repeats)
 
 
-class _Filling:
-    """A batch that is being filled: rows are copied, for producers reuse memory."""
+def _joined(pieces: Sequence[PyTree], size: int) -> PyTree:
+    """Make one batch of rows; what is missing are its own rows in turn."""
+    rows = jax.tree.map(lambda *leaves: _concatenated(leaves), *pieces)
+    real = np.arange(size) < examples_of(rows)
+    return {BATCH: fill_up(rows, size), MASK: real.astype(np.float32)}
 
-    def __init__(self, size: int):
-        self.count = 0
-        self._size = size
-        self._rows: PyTree = None
 
-    def add(self, rows: PyTree, examples: int) -> Iterator[PyTree]:
-        """Take over `examples` rows; yield each batch that they make full."""
-        taken = 0
-        while taken < examples:
-            if not self.count:
-                self._rows = jax.tree.map(self._empty, rows)
-            fresh = min(self._size - self.count, examples - taken)
-            self._copy(rows, taken, fresh)
-            self.count += fresh
-            taken += fresh
-            if self.count == self._size:
-                yield self.release()
-
-    def release(self) -> PyTree:
-        """Hand the batch over, filled up by its own rows in turn."""
-        count, rows = self.count, self._rows
-        self.count, self._rows = 0, None
-        again = np.arange(count, self._size) % count
-        for leaf in jax.tree.leaves(rows):
-            leaf[count:] = leaf[again]
-        real = (np.arange(self._size) < count).astype(np.float32)
-        return {BATCH: rows, MASK: real}
-
-    def _empty(self, leaf: np.ndarray) -> np.ndarray:
-        return np.empty((self._size, *leaf.shape[1:]), canonical_dtype(leaf.dtype))
-
-    def _copy(self, rows: PyTree, start: int, count: int) -> None:
-        def copy(into: np.ndarray, leaf: np.ndarray) -> None:
-            into[self.count : self.count + count] = leaf[start : start + count]
-
-        jax.tree.map(copy, self._rows, rows)
+def _concatenated(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    whole = np.concatenate(leaves)
+    return whole.astype(canonical_dtype(whole.dtype), copy=False)

@@ -66,7 +66,7 @@ def join_turn(
       BatchError: The turn is uneven and may not be, or cannot carry a mask.
     """
     parts, full = turn.read.parts, turn.read.full
-    sizes = [0 if part is None else _examples(part) for part in parts]
+    sizes = [0 if part is None else examples_of(part) for part in parts]
     there = [part for part in parts if part is not None]
     sample = there[0] if there else turn.sample
     if turn.examples < turn.full:
@@ -80,7 +80,7 @@ def join_turn(
             )
             return None
     if sizes != [full] * len(sizes):
-        parts = [_fill_up(sample if part is None else part, full) for part in parts]
+        parts = [fill_up(sample if part is None else part, full) for part in parts]
     value = jax.tree.map(lambda *leaves: _join(leaves, accumulate), *parts)
     if remainder != "refuse" and isinstance(value, dict):
         value = _with_mask(value, _mask(sizes, full, accumulate))
@@ -120,13 +120,14 @@ def _check_may_be_uneven(sample: PyTree, found: str, remainder: Remainder) -> No
         )
 
 
-def _examples(batch: PyTree) -> int:
+def examples_of(batch: PyTree) -> int:
+    """Return how many rows the leaves of a batch have."""
     return len(jax.tree.leaves(batch)[0])
 
 
-def _fill_up(batch: PyTree, full: int) -> PyTree:
+def fill_up(batch: PyTree, full: int) -> PyTree:
     """Repeat the examples in turn until there are `full`."""
-    examples = _examples(batch)
+    examples = examples_of(batch)
     if examples == full:
         return batch
     rows = np.arange(full) % examples
