@@ -98,16 +98,23 @@ def common_size(
     Raises:
       ArgumentError: They do not agree, or one lacks the axis.
     """
-    sizes = [
-        _length(leaf, axis)
-        for leaf, axis in zip(leaves, axes, strict=True)
-        if axis != WHOLE
-    ]
+    mapped = [index for index, axis in enumerate(axes) if axis != WHOLE]
+    sizes = [_length(leaves[index], axes[index]) for index in mapped]
     if not sizes:
         return None
     if None not in sizes and len(set(sizes)) == 1:
         return sizes[0]
-    raise ArgumentError(_say_odd(leaves, axes, names()))
+    told = names()
+    if None in sizes:
+        odd = mapped[sizes.index(None)]
+        rule = f"a device axis, axis {axes[odd]}"
+    else:
+        odd = next(i for i, size in zip(mapped, sizes, strict=True) if size != sizes[0])
+        rule = f"{sizes[0]} rows along axis {axes[odd]}, as `{told[mapped[0]]}` has"
+    raise ArgumentError(
+        f"`{told[odd]}` must have {rule}, got shape {np.shape(leaves[odd])}. Give "
+        "`in_axes` None to what each device gets whole."
+    )
 
 
 def name_leaves(
@@ -138,24 +145,3 @@ def _parameters(fn: Callable[..., PyTree]) -> list[str]:
 def _length(leaf: Any, axis: int) -> int | None:
     shape = np.shape(leaf)
     return shape[axis] if len(shape) > axis else None
-
-
-def _say_odd(leaves: Sequence[Any], axes: Sequence[int], names: list[str]) -> str:
-    mapped = [
-        (name, np.shape(leaf), axis, _length(leaf, axis))
-        for name, leaf, axis in zip(names, leaves, axes, strict=True)
-        if axis != WHOLE
-    ]
-    remedy = "Give `in_axes` None to what each device gets whole."
-    for name, shape, axis, size in mapped:
-        if size is None:
-            return (
-                f"`{name}` must have a device axis, axis {axis}, got shape {shape}. "
-                f"{remedy}"
-            )
-    first, _, _, wanted = mapped[0]
-    name, shape, axis, _ = next(each for each in mapped if each[3] != wanted)
-    return (
-        f"`{name}` must have {wanted} rows along axis {axis}, as `{first}` has, got "
-        f"shape {shape}. {remedy}"
-    )

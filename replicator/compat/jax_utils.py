@@ -145,18 +145,15 @@ def pad_shard_unpad(
 
     @functools.wraps(wrapped)
     def padded(*args: Any, min_device_batch: int = 1, **kwargs: Any) -> PyTree:
-        cut_args = [i for i in range(len(args)) if i not in static_argnums]
-        cut_names = [name for name in kwargs if name not in static_argnames]
-        batch = [args[i] for i in cut_args] + [kwargs[name] for name in cut_names]
+        batch = (
+            {i: arg for i, arg in enumerate(args) if i not in static_argnums},
+            {name: arg for name, arg in kwargs.items() if name not in static_argnames},
+        )
         examples = _common_length(batch)
         rows = max(-(-examples // jax.local_device_count()), min_device_batch)
-        pad = functools.partial(_pad, rows=rows)
-        args = tuple(
-            jax.tree.map(pad, a) if i in cut_args else a for i, a in enumerate(args)
-        )
-        for name in cut_names:
-            kwargs[name] = jax.tree.map(pad, kwargs[name])
-        result = wrapped(*args, **kwargs)
+        cut, named = jax.tree.map(functools.partial(_pad, rows=rows), batch)
+        whole = [cut.get(i, arg) for i, arg in enumerate(args)]
+        result = wrapped(*whole, **(kwargs | named))
         if static_return:
             return result
         return jax.tree.map(
@@ -177,7 +174,7 @@ def _placed(iterator: Iterable[PyTree], mesh: Any) -> Generator[PyTree, None, No
         yield jax.tree.unflatten(tree, put_rows(leaves, [0] * len(leaves), mesh))
 
 
-def _common_length(batch: list[PyTree]) -> int:
+def _common_length(batch: PyTree) -> int:
     lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     if len(lengths) != 1:
         raise ArgumentError(

@@ -34,7 +34,7 @@ def device_put_replicated(x: PyTree, devices: Sequence[Device]) -> PyTree:
     Raises:
       ArgumentError: There is no device.
     """
-    _require_devices(devices)
+    listed_devices(devices)
     return jax.tree.map(lambda leaf: _join([leaf] * len(devices), devices), x)
 
 
@@ -51,7 +51,7 @@ def device_put_sharded(shards: Sequence[PyTree], devices: Sequence[Device]) -> P
     Raises:
       ArgumentError: There are not as many trees as devices, or they do not agree.
     """
-    _require_devices(devices)
+    listed_devices(devices)
     if len(shards) != len(devices):
         raise ArgumentError(
             f"`shards` must be one for each device, got {len(shards)} for "
@@ -87,11 +87,3 @@ def _from_devices(
 def _on_one_device(row: jax.Array) -> jax.Array:
     whole = row.is_fully_replicated and row.sharding.num_devices > 1
     return row.addressable_data(0) if whole else row
-
-
-def _require_devices(devices: Sequence[Device]) -> None:
-    if isinstance(devices, Sequence) and not devices:
-        raise ArgumentError(
-            "`devices` must have at least one, got none. Pass `jax.local_devices()`."
-        )
-    listed_devices(devices)
