@@ -99,15 +99,20 @@ class _Server:
             deadline_s=time.monotonic() + timeout_s,
             hosts={0: socket.gethostname()},
         )
-        self._visitors: dict[int, _Visitor] = {}
         self._refusal: str | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    @property
+    def _visitors(self) -> list[_Visitor]:
+        """All connections, the oldest first."""
+        return [key.data for key in self._selector.get_map().values() if key.data]
 
     def serve(self) -> list[str]:
         """Wait for all, then let all go."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
+        with self._selector:
             try:
-                self._gather(selector)
+                self._gather()
             finally:
                 # Before anybody is told to go: JAX listens on the same port next.
                 self._listener.close()
@@ -118,30 +123,32 @@ class _Server:
             raise DistributedTimeoutError(self._who_is_missing())
         return [self._roster.hosts[p] for p in range(self._roster.num_processes)]
 
-    def _gather(self, selector: selectors.BaseSelector) -> None:
+    def _gather(self) -> None:
         while not (self._roster.is_complete or self._refusal):
             left_s = self._roster.deadline_s - time.monotonic()
             if left_s <= 0:
                 return
-            for key, _ in selector.select(min(left_s, 1.0)):
-                if key.fileobj is self._listener:
-                    self._accept(selector)
-                else:
-                    self._hear(selector, self._visitors[key.fd])
-            self._drop_silent(selector)
+            ready = [key.data for key, _ in self._selector.select(min(left_s, 1.0))]
+            for visitor in filter(None, ready):
+                self._hear(visitor)
+            if None in ready:  # the listener; after the others: it may drop one of them
+                self._accept()
+            for visitor in self._visitors:
+                silent = visitor.process_id is None
+                if silent and time.monotonic() > visitor.leave_by_s:
+                    self._drop(visitor)
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            strangers = [v for v in self._visitors.values() if v.process_id is None]
+            strangers = [v for v in self._visitors if v.process_id is None]
             if len(strangers) >= _MAX_STRANGERS:
-                self._drop(selector, strangers[0])
+                self._drop(strangers[0])
             connection.setblocking(False)
             visitor = _Visitor(connection, time.monotonic() + _GREETING_S)
-            self._visitors[connection.fileno()] = visitor
-            selector.register(connection, selectors.EVENT_READ)
+            self._selector.register(connection, selectors.EVENT_READ, visitor)
 
-    def _hear(self, selector: selectors.BaseSelector, visitor: _Visitor) -> None:
+    def _hear(self, visitor: _Visitor) -> None:
         try:
             heard = visitor.connection.recv(_MAX_LINE)
         except BlockingIOError:
@@ -151,15 +158,13 @@ class _Server:
         visitor.said += heard
         line, ended, _ = visitor.said.partition(b"\n")
         if not heard or len(visitor.said) > _MAX_LINE:
-            self._drop(selector, visitor)
+            self._drop(visitor)
         elif ended and visitor.process_id is None:
-            self._enter(selector, visitor, parse_hello(line))
+            self._enter(visitor, parse_hello(line))
 
-    def _enter(
-        self, selector: selectors.BaseSelector, visitor: _Visitor, hello: Hello | None
-    ) -> None:
+    def _enter(self, visitor: _Visitor, hello: Hello | None) -> None:
         if hello is None:
-            self._drop(selector, visitor)
+            self._drop(visitor)
             return
         entered = self._roster.arrive(hello, now_s=time.monotonic())
         if isinstance(entered, str):
@@ -168,15 +173,8 @@ class _Server:
             self._roster = entered
             visitor.process_id = hello.process_id
 
-    def _drop_silent(self, selector: selectors.BaseSelector) -> None:
-        for visitor in list(self._visitors.values()):
-            silent = visitor.process_id is None
-            if silent and time.monotonic() > visitor.leave_by_s:
-                self._drop(selector, visitor)
-
-    def _drop(self, selector: selectors.BaseSelector, visitor: _Visitor) -> None:
-        selector.unregister(visitor.connection)
-        del self._visitors[visitor.connection.fileno()]
+    def _drop(self, visitor: _Visitor) -> None:
+        self._selector.unregister(visitor.connection)
         visitor.connection.close()
         if visitor.process_id is not None:
             self._roster = self._roster.leave(visitor.process_id)
@@ -190,7 +188,7 @@ class _Server:
         else:
             verdict = {"missing": self._who_is_missing()}
         line = json.dumps(verdict).encode() + b"\n"
-        for visitor in self._visitors.values():
+        for visitor in self._visitors:
             with contextlib.suppress(OSError), visitor.connection as connection:
                 connection.settimeout(VERDICT_S)
                 connection.sendall(line)

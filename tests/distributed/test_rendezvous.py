@@ -1,5 +1,6 @@
 """Processes meet, or one error says who did not come: real sockets, in threads."""
 
+import contextlib
 import json
 import re
 import socket
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from replicator.distributed import rendezvous_server
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.processes.ports import free_port
 from replicator.distributed.rendezvous import meet
@@ -153,6 +155,23 @@ def test_strangers_neither_enter_nor_stop_the_rendezvous(pool, jax_service):
     one = Host(pool, port, 1, 2)
     jax_service(port, zero)
     assert zero.outcome() == one.outcome() == [socket.gethostname()] * 2
+
+
+def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
+    cluster = member(free_port(), 0, 2)
+    address = ("127.0.0.1", cluster.port)
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(address))
+        server = rendezvous_server._Server(listener, cluster, timeout_s=0.3)
+        strangers = []
+        for _ in range(rendezvous_server._MAX_STRANGERS):
+            strangers.append(opened.enter_context(socket.create_connection(address)))
+            server._accept()
+        # Both are there when the server looks, the newcomer first.
+        opened.enter_context(socket.create_connection(address))
+        strangers[0].sendall(b"x")
+        with pytest.raises(DistributedTimeoutError, match="process 1 of 2 did not"):
+            server.serve()
 
 
 def call(port, said):
