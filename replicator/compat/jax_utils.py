@@ -9,14 +9,14 @@ thread of its own, with a bound on every wait.
 """
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from replicator.base.types import Device, Key, PyTree
-from replicator.compat.layout import axis_mesh, first_row, put_rows
+from replicator.compat.layout import axis_mesh, axis_sharding, first_row
 from replicator.compat.replicas import ROWS, device_put_replicated
 from replicator.errors import ArgumentError, check_count
 from replicator.inputs.prefetch import Prefetcher
@@ -119,8 +119,9 @@ def prefetch_to_device(
       ArgumentError: `size` is below 1.
     """
     check_count("size", size)
-    mesh = axis_mesh(ROWS, tuple(_here(devices)))
-    return Prefetcher(_placed(iterator, mesh), size=size, timeout_s=timeout_s)
+    sharding = axis_sharding(axis_mesh(ROWS, tuple(_here(devices))), 0)
+    placed = (jax.device_put(batch, sharding) for batch in iterator)
+    return Prefetcher(placed, size=size, timeout_s=timeout_s)
 
 
 def pad_shard_unpad(
@@ -166,12 +167,6 @@ def pad_shard_unpad(
 
 def _here(devices: Sequence[Device] | None) -> Sequence[Device]:
     return jax.local_devices() if devices is None else devices
-
-
-def _placed(iterator: Iterable[PyTree], mesh: Any) -> Generator[PyTree, None, None]:
-    for batch in iterator:
-        leaves, tree = jax.tree.flatten(batch)
-        yield jax.tree.unflatten(tree, put_rows(leaves, [0] * len(leaves), mesh))
 
 
 def _common_length(batch: PyTree) -> int:

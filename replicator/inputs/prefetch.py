@@ -158,8 +158,9 @@ class _Channel(Generic[T]):
         self._filling = True  # false from when it is full until it is half empty
         self._ended = False
         self._error: BaseException | None = None
-        # Its lock is re-entrant: the garbage collector may close the channel from a
-        # thread that is inside it.
+        # Of all the above: the thread adds, the consumer takes, either ends it, and no
+        # other lock is taken inside. Re-entrant: the garbage collector may close the
+        # channel from a thread that is inside it.
         self._changed = threading.Condition()
 
     def put(self, item: T) -> bool:

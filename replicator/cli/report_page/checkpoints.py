@@ -1,9 +1,8 @@
 """List the checkpoints of a run: those that it told of, and those that are there."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
@@ -48,17 +47,13 @@ def find_directory(run: RunFiles) -> Path | None:
     """Return where a run's checkpoints are, if it says so or if they are inside it."""
     arguments = run.record.get("arguments")
     said = [arguments.get("checkpoint_dir")] if isinstance(arguments, Mapping) else []
-    said += _named_by(run.events)
+    # In this order: the place of the newest checkpoint is that of the run.
+    said += [event.get("directory") for event in reversed(run.events)]
     inside = [run.directory / name for name in ("checkpoints", "checkpoint", ".")]
     for path in [*(Path(name) for name in said if isinstance(name, str)), *inside]:
         if _steps_in(path):
             return path
     return None
-
-
-def _named_by(events: Sequence[Mapping[str, Any]]) -> list[Any]:
-    # In this order: the place of the newest checkpoint is that of the run.
-    return [event.get("directory") for event in reversed(events)]
 
 
 def _steps_in(directory: Path | None) -> list[int]:
