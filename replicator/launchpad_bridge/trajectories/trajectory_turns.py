@@ -258,10 +258,8 @@ class TrajectoryTurns:
 
     def _take_next(self, now: "_Progress") -> Taken:
         turns = self._order.turns_of_batch(now.batch)
-        rows = self._order.rows_per_turn
-        start = turns.start % self._most_turns * rows
         assert self._memory is not None, "a batch is there, so somebody made it"
-        trajectories = self._memory.read(slice(start, start + len(turns) * rows))
+        trajectories = self._memory.read(self._slots(turns.start, len(turns)))
         version = self._order.version_of_batch(now.batch)
         episodes = now.pass_batch(self._order)
         self._counts["taken"] += self._order.batch_size
@@ -278,11 +276,16 @@ class TrajectoryTurns:
         )
 
     def _write(self, turn: int, checked: Checked) -> None:
-        rows = self._order.rows_per_turn
         if self._memory is None:
-            self._memory = RowMemory(checked.form, self._most_turns * rows)
-        start = turn % self._most_turns * rows
-        self._memory.write(slice(start, start + rows), checked.leaves)
+            capacity = self._most_turns * self._order.rows_per_turn
+            self._memory = RowMemory(checked.form, capacity)
+        self._memory.write(self._slots(turn, 1), checked.leaves)
+
+    def _slots(self, turn: int, count: int) -> np.ndarray:
+        """Return the rows of turns that follow each other."""
+        start = turn % self._most_turns
+        rows = self._order.rows_per_turn
+        return np.arange(start * rows, (start + count) * rows)
 
     def _turn_of(self, now: "_Progress", actor: str, *, with_snapshot: bool) -> Turn:
         number = now.next_of[actor]
