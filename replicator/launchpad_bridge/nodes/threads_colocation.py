@@ -26,13 +26,7 @@ _LOOK_S = 0.2
 
 
 class Colocation(PyNode[Any, Any]):
-    """Nodes added as one; they are not added to the program themselves.
-
-    Attributes:
-      is_expanded: Whether a planned program has its nodes in its place.
-    """
-
-    is_expanded = False
+    """Nodes added as one; they are not added to the program themselves."""
 
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
         super().__init__(self.run)
@@ -64,7 +58,7 @@ class Colocation(PyNode[Any, Any]):
         """
         if not isinstance(node, PyNode):
             raise ProgramError(f"{type(self).__name__} only works with PyNodes.")
-        if getattr(node, "is_expanded", False):
+        if node.is_expanded:
             raise ProgramError(
                 f"`node` must be one worker, got {node!r} in a {type(self).__name__}. "
                 "Add it to the program itself."
@@ -73,12 +67,6 @@ class Colocation(PyNode[Any, Any]):
         for address in node.addresses:
             self._take_over(address)
         return node.create_handle()
-
-    def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to; the inner nodes are in it, too."""
-        super().belong_to(program, label)
-        for node in self._nodes if self.is_expanded else ():
-            node.belong_to(program, label)
 
     def forget_run(self) -> None:
         """Let the inner nodes begin anew in the next start."""
