@@ -24,12 +24,9 @@ from replicator.launchpad_bridge.running.node_context import (
 )
 from replicator.launchpad_bridge.running.stopping import stop_event
 from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.protocols import Listener
 from replicator.rpc.security.secret import Secret
-from replicator.rpc.security.tls import Tls
 from replicator.rpc.server.methods import Method, idempotent, methods_of
-from replicator.rpc.server.server import Server
+from replicator.rpc.server.server import Server, listen_at
 from replicator.rpc.transports.connect import listen
 
 _HAND_OVER = "set_courier_server"
@@ -39,7 +36,6 @@ _DRAIN_WHEN_STOPPING_S = 1.0
 # Upstream's ways to tune gRPC: nothing to tune here.
 _UNUSED = {"compress", "chunk_tensors", "load_balancing_policy", "propagate_deadline"}
 _OF_CLIENT = {"call_timeout", "timeout_s", "wait_for_ready", "heartbeat_s"}
-_DEFAULT_LIMITS = MessageLimits()
 _OF_SERVER = {"thread_pool_size", "pool_size", "port", "name"}
 
 
@@ -219,12 +215,16 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         if (port := options.pop("port", None)) is not None:
             here.setdefault("secret", _secret_beside(address))
             address = f"{address},grpc://127.0.0.1:{port}"
+        # Else a handler would hold the very objects of its caller.
+        encodes = None if context.by_reference else True
         server = Server(
             name=name,
             pool_size=options.pop(
                 "thread_pool_size", options.pop("pool_size", pool_size)
             ),
-            listeners=_listen(address, by_reference=context.by_reference, **here),
+            listeners=listen_at(
+                address, partial(listen, force_encoding=encodes, **here)
+            ),
         )
         for method, function in methods.items():
             server.bind(method, function)
@@ -257,35 +257,6 @@ def _drain_s(is_well: bool, most_s: float) -> float:
         return 0.0
     is_stopping = context is None or context.stop_event.is_set()
     return min(_DRAIN_WHEN_STOPPING_S, most_s) if is_stopping else most_s
-
-
-def _listen(
-    addresses: str,
-    *,
-    by_reference: bool,
-    limits: MessageLimits = _DEFAULT_LIMITS,
-    secret: Secret | None = None,
-    tls: Tls | None = None,
-) -> list[Listener]:
-    """Listen at all of these, or at none."""
-    listeners: list[Listener] = []
-    try:
-        for address in addresses.split(","):
-            listeners.append(
-                listen(
-                    address,
-                    secret=secret,
-                    limits=limits,
-                    tls=tls,
-                    # Else a handler would hold the very objects of its caller.
-                    force_encoding=None if by_reference else True,
-                )
-            )
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        raise
-    return listeners
 
 
 def _secret_beside(address: str) -> Secret | None:
