@@ -80,7 +80,7 @@ class Watcher:
         """Return how the program is; rates are those since the last sample."""
         note = self.note()
         now = self._ask(note)
-        before, self._before = self._before, now
+        before, self._before = self._before or now, now
         return Snapshot(
             program=self.graph.program,
             run_id=self._run_id,
