@@ -30,12 +30,16 @@ from replicator.launchpad_bridge.learner.published import (
     PublishedVariables,
     Variables,
 )
-from replicator.launchpad_bridge.learner.shares import Share, SharedBatches, Shares
+from replicator.launchpad_bridge.learner.shares import (
+    Saves,
+    Share,
+    SharedBatches,
+    Shares,
+)
 from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories.table import Table, Turn
 from replicator.replicator import Replicator
-from replicator.training.hooks.hook import StepEvent
 from replicator.training.hooks.schedule import Every, every
 from replicator.training.session import Session
 
@@ -76,32 +80,18 @@ class ReplicatedLearner:
         # What threads of the server share with the session's: each guards itself, or is
         # set once (`_taken` and `_shares`, before `_started` is).
         self._published = PublishedVariables(keep=earlier + 1)
-        self._saves = _Saves(options.session.get("checkpoint_every", 1000))
+        when = options.session.get("checkpoint_every", 1000)
+        regular = when if isinstance(when, Every) else every(n_steps=when)
+        self._saves = Saves(regular.n_steps, regular.seconds)
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
         self._runs = threading.Lock()  # held for good by the one `run`
         self._started = threading.Event()
 
-    def insert(
-        self,
-        trajectories: PyTree,
-        *,
-        actor: str,
-        version: int,
-        number: int | None = None,
-        snapshot: bytes | None = None,
-        episodes: Sequence[float] = (),
-    ) -> Turn:
+    def insert(self, trajectories: PyTree, **said: Any) -> Turn:
         """Take in trajectories: `Table.insert` of the learner's own table."""
-        return self._own_table().insert(
-            trajectories,
-            actor=actor,
-            version=version,
-            number=number,
-            snapshot=snapshot,
-            episodes=episodes,
-        )
+        return self._own_table().insert(trajectories, **said)
 
     def turn(self, actor: str) -> Turn:
         """Return what an actor is to do: `Table.turn` of the learner's own table."""
@@ -173,7 +163,7 @@ class ReplicatedLearner:
             known = list_steps(directory) if directory.is_dir() else []
             if known and known[-1] >= target:
                 return known[-1]
-            self._saves.ask()
+            self._saves.asked.set()
             if time.monotonic() >= until_s:
                 raise CallTimeoutError(
                     f"`save` must be done within {timeout_s:g} s, got no checkpoint of "
@@ -258,10 +248,7 @@ class ReplicatedLearner:
         stop = node_context.get_context().stop_event
         if self._process:
             return SharedBatches(
-                self._first,
-                self._process,
-                stopped=stop.wait,
-                save_behind=self._saves.behind,
+                self._first, self._process, self._saves, stopped=stop.wait
             )
         assert self._table is not None
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
@@ -272,12 +259,7 @@ class ReplicatedLearner:
             reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
         )
-        self._shares = Shares(
-            self._taken,
-            self._options.processes,
-            is_save_asked=self._saves.take_request,
-            save_behind=self._saves.behind,
-        )
+        self._shares = Shares(self._taken, self._options.processes, self._saves)
         self._started.set()
         return self._shares
 
@@ -321,44 +303,3 @@ def _devices(replicas: int | None, processes: int) -> list[Device] | None:
         of_process[device.process_index].append(device)
     each = replicas // processes
     return [device for own in of_process.values() for device in own[:each]]
-
-
-class _Saves(Every):
-    """The schedule of a learner's checkpoints, and those asked for besides.
-
-    Threads of the server ask; the session's threads look. In all processes the same
-    updates are saved: the first says behind which, with each batch.
-    """
-
-    def __init__(self, when: int | Every) -> None:
-        regular = when if isinstance(when, Every) else every(n_steps=when)
-        super().__init__(regular.n_steps, regular.seconds)
-        # Frozen, as its base: these are never other objects.
-        object.__setattr__(self, "_asked", threading.Event())
-        object.__setattr__(self, "_behind", set())
-
-    _asked: threading.Event
-    _behind: set[int]
-
-    def ask(self) -> None:
-        """Ask for a checkpoint behind the next batch that is taken."""
-        self._asked.set()
-
-    def take_request(self) -> bool:
-        """Tell whether one was asked for since the last time."""
-        is_asked = self._asked.is_set()
-        self._asked.clear()
-        return is_asked
-
-    def behind(self, step: int) -> None:
-        """Save behind this update."""
-        self._behind.add(step)
-
-    def decide(
-        self, last_s: float | None, event: StepEvent
-    ) -> tuple[float | None, bool]:
-        """Say whether `event` is due."""
-        last_s, is_due = super().decide(last_s, event)
-        is_asked = event.step in self._behind
-        self._behind.discard(event.step)
-        return last_s, is_due or is_asked

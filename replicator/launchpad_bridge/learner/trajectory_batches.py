@@ -122,12 +122,9 @@ class TrajectoryBatches(Iterator[PyTree]):
             # but of a learner that was killed, and went back to its checkpoint. (What
             # is published now would be too strict: more is while this waits.)
             return self._ask("take", newest=self._number, **said), None
-        except TableRestartedError as error:
-            # It holds nothing: actors go back to behind the last batch taken here.
-            self._has_begun = False
-            return None, error
-        except GONE as error:
-            # What it was to give us may have been given, to nobody.
+        except (TableRestartedError, *GONE) as error:
+            # It holds nothing, and actors go back to behind the last batch taken here;
+            # or what it was to give us may have been given, to nobody.
             self._has_begun = False
             return None, error
 
