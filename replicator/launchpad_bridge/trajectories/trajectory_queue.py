@@ -33,6 +33,7 @@ from replicator.launchpad_bridge.trajectories.table import (
 )
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
+_REASONS = ("full_oldest", "full_newest", "too_old", "too_new")  # to drop
 MOST_EPISODES = 65_536
 """Returns of episodes that are kept until trajectories are taken; the last ones."""
 
@@ -99,7 +100,9 @@ class TrajectoryQueue:
         self._episodes: collections.deque[float] = collections.deque(
             maxlen=MOST_EPISODES
         )
-        self._counts = _Counts()
+        self._counts = {"inserted": 0, "taken": 0, "episodes": 0}
+        self._dropped = dict.fromkeys(_REASONS, 0)
+        self._blocked_s = 0.0
         self._largest_take = 1  # what a batch is, as far as is known
 
     def insert(
@@ -137,15 +140,15 @@ class TrajectoryQueue:
         with self._has_room:
             self._memory = self._memory or RowMemory(checked.form, self._capacity)
             slots = self._reserve(given, actor)
-            self._counts.dropped["full_newest"] += given - len(slots)
+            self._dropped["full_newest"] += given - len(slots)
         if slots:
             self._memory.write(
                 np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
             )
         with self._has_rows:
             self._waiting.extend(_Row(slot, said.version) for slot in slots)
-            self._counts.inserted += len(slots)
-            self._counts.episodes += len(returns)
+            self._counts["inserted"] += len(slots)
+            self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)
             self._has_rows.notify_all()
         return Turn()
@@ -199,7 +202,7 @@ class TrajectoryQueue:
             trajectories = memory.read(np.array(slots))
         finally:
             with self._has_room:
-                self._counts.taken += count
+                self._counts["taken"] += count
                 self._free += slots
                 self._has_room.notify_all()
         versions = np.array([row.version for row in rows], np.int64)
@@ -221,14 +224,12 @@ class TrajectoryQueue:
         with self._has_rows:
             skipped = checks["nonfinite"] if self._drops_nonfinite else 0
             return {
-                "inserted": self._counts.inserted,
-                "taken": self._counts.taken,
+                **self._counts,
                 "waiting": len(self._waiting),
                 "capacity": self._capacity,
-                "episodes": self._counts.episodes,
                 "blocked": len(self._line),
-                "blocked_s": self._counts.blocked_s,
-                "dropped": dict(self._counts.dropped) | {"nonfinite": skipped},
+                "blocked_s": self._blocked_s,
+                "dropped": {**self._dropped, "nonfinite": skipped},
                 **checks,
             }
 
@@ -242,7 +243,7 @@ class TrajectoryQueue:
             self._wait_for_room(count, actor)
         while len(self._free) < count:  # they are there, or it is a queue that drops
             self._free.append(self._waiting.popleft().slot)
-            self._counts.dropped["full_oldest"] += 1
+            self._dropped["full_oldest"] += 1
         return [self._free.pop() for _ in range(count)]
 
     def _wait_for_room(self, count: int, actor: str) -> None:
@@ -261,7 +262,7 @@ class TrajectoryQueue:
             self._line.remove(ticket)
             self._has_room.notify_all()  # another one is the first now
             waited_s = time.monotonic() - started_s
-            self._counts.blocked_s += waited_s
+            self._blocked_s += waited_s
         self._check_room_for(count)
         if not has_room:
             raise TableTimeoutError(
@@ -291,7 +292,7 @@ class TrajectoryQueue:
             self._waiting = collections.deque(
                 row for row in self._waiting if not is_dropped(row.version)
             )
-            self._counts.dropped[reason] += len(gone)
+            self._dropped[reason] += len(gone)
             self._free += gone
             self._has_room.notify_all()
 
@@ -321,12 +322,3 @@ class TrajectoryQueue:
 class _Row(NamedTuple):
     slot: int
     version: int
-
-
-class _Counts:
-    def __init__(self) -> None:
-        self.inserted = 0
-        self.taken = 0
-        self.episodes = 0
-        self.blocked_s = 0.0
-        self.dropped = {"full_oldest": 0, "full_newest": 0, "too_old": 0, "too_new": 0}
