@@ -101,7 +101,7 @@ class TrajectoryQueue:
             maxlen=MOST_EPISODES
         )
         self._counts = {"inserted": 0, "taken": 0, "episodes": 0}
-        self._dropped = dict.fromkeys(_REASONS, 0)
+        self._dropped: dict[str, int] = dict.fromkeys(_REASONS, 0)
         self._blocked_s = 0.0
         self._largest_take = 1  # what a batch is, as far as is known
 
