@@ -154,28 +154,22 @@ class _Threads:
 
     def run(self, *, first: bool) -> list[PyTree]:
         """Run them until all, or the first, have ended; raise what one raises."""
-        if self._turns is None:
-            return self._run_all(first)
-        # Where nodes take turns, the inner ones do, and this thread does not.
-        with self._turns.outside([thread.name for thread in self._threads]):
-            return self._run_all(first)
-
-    def _run_all(self, first: bool) -> list[PyTree]:
-        for thread in self._threads:
-            thread.start()
         results: list[PyTree] = [None] * len(self._nodes)
-        for _ in self._nodes:
-            ended = self._next()
-            if ended.error is not None:
-                self.ask_to_stop()
-                self._join(_TAIL_S)
-                ended.error.add_note(
-                    f"In the inner node {self._nodes[ended.number]!r}."
-                )
-                raise ended.error
-            results[ended.number] = ended.result
-            if first:
-                break
+        # Where nodes take turns, the inner ones do, and this thread does not.
+        with self._in_turn("outside", [thread.name for thread in self._threads]):
+            for thread in self._threads:
+                thread.start()
+            for _ in self._nodes:
+                ended = self._next()
+                if ended.error is not None:
+                    self.ask_to_stop()
+                    self._join(_TAIL_S)
+                    inner = self._nodes[ended.number]
+                    ended.error.add_note(f"In the inner node {inner!r}.")
+                    raise ended.error
+                results[ended.number] = ended.result
+                if first:
+                    break
         return results
 
     def ask_to_stop(self) -> None:
@@ -190,22 +184,19 @@ class _Threads:
 
     def _run(self, index: int) -> None:
         context = self._contexts[index]
-        taken = (
-            contextlib.nullcontext()
-            if self._turns is None
-            else (self._turns.taken(self._threads[index].name))
-        )
         try:
-            with context.entered(), taken:
+            with context.entered(), self._in_turn("taken", self._threads[index].name):
                 result = self._nodes[index].function()  # type: ignore[attr-defined]
                 finish_handlers(context)
-        except SystemExit as error:
-            is_well = error.code in (None, 0)
-            self._ended.put(_Ended(index, error=None if is_well else error))
-        except BaseException as error:
-            self._ended.put(_Ended(index, error=error))
-        else:
             self._ended.put(_Ended(index, result))
+        except BaseException as error:
+            is_well = isinstance(error, SystemExit) and error.code in (None, 0)
+            self._ended.put(_Ended(index, error=None if is_well else error))
+
+    def _in_turn(self, how: str, names: Any) -> contextlib.AbstractContextManager[None]:
+        if self._turns is None:
+            return contextlib.nullcontext()
+        return getattr(self._turns, how)(names)
 
     def _next(self) -> _Ended:
         while True:
