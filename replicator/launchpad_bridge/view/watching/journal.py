@@ -77,21 +77,10 @@ class RunJournal:
         now = _note_of(state, finish)
         if now == self._noted:
             return
-        known = self._noted.workers
-        line = {
-            "at_s": time.time(),
-            "run": {
-                "phase": now.phase,
-                "failure": now.failure,
-                "stopped_by": now.stopped_by,
-            },
-            "workers": {
-                name: dataclasses.asdict(worker)
-                for name, worker in now.workers.items()
-                if worker != known.get(name)
-            },
-        }
-        self._noted = now
+        known, self._noted = self._noted.workers, now
+        new = {n: worker for n, worker in now.workers.items() if worker != known.get(n)}
+        run = dataclasses.asdict(dataclasses.replace(now, workers=new))
+        line = {"at_s": time.time(), "workers": run.pop("workers"), "run": run}
         try:
             _append(self._path, f"{json.dumps(line)}\n".encode())
         except OSError as error:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, final
 
-from replicator.errors import LaunchError, RpcError
+from replicator.errors import RpcError
 from replicator.launchpad_bridge.view.watching.found_runs import describe_run
 from replicator.launchpad_bridge.view.watching.journal import JournalReader, RunNote
 from replicator.launchpad_bridge.view.watching.samples import (
@@ -46,13 +46,7 @@ class Watcher:
         Raises:
           LaunchError: No run of this user has it, or it has ended.
         """
-        try:
-            described = describe_run(folder)
-        except (OSError, ValueError) as error:
-            raise LaunchError(
-                f"`folder` must be that of a program that runs, got {str(folder)!r} "
-                f"({error}). It may have ended."
-            ) from error
+        described = describe_run(folder)
         self.graph = graph_of_description(described)
         self._folder = folder
         self._run_id = described["run_id"]
