@@ -218,11 +218,10 @@ class ReplicatedLearner:
                 raise
             return {"step": 0, "metrics": None, "variables": None}
         result = session.result
-        newest = self._versions(result.state, result.step)[result.step]
         return {
             "step": result.step,
             "metrics": result.metrics,
-            "variables": jax.device_get(newest),
+            "variables": jax.device_get(self._newest(result.state)),
         }
 
     def _learn(self, session: Session, rep: Replicator) -> None:
@@ -265,18 +264,16 @@ class ReplicatedLearner:
 
     def _publish_all(self, session: Session) -> None:
         """Publish what the run begins with: earlier versions, too, where they count."""
-        versions = self._versions(session.state, session.steps_done)
+        if self._options.is_partitioned:  # then there are no earlier ones
+            self._publish(session)
+            return
+        versions = self._lifted.versions(self._local(session.state), session.steps_done)
         for version in sorted(versions):
             self._published.publish(version, jax.tree.map(jnp.copy, versions[version]))
 
     def _publish(self, session: Session) -> None:
         if self._process == 0:
             self._published.publish(session.steps_done, self._newest(session.state))
-
-    def _versions(self, state: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
-        if self._options.is_partitioned:
-            return {newest: self._newest(state)}
-        return self._lifted.versions(self._local(state), newest)
 
     def _newest(self, state: PyTree) -> dict[str, PyTree]:
         """Return a copy of what actors get, whole, on one device."""
