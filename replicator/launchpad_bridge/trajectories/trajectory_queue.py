@@ -132,9 +132,14 @@ class TrajectoryQueue:
           ArgumentError: They are too many for `capacity`, beside a batch of what was
             taken so far. What waits for room is told so, too, by the first take.
         """
-        said = self._checks.said(actor, version, episodes)
-        checked = self._checks.check(trajectories, actor, fits=self._check_insert)
-        given, returns = checked.num_rows, said.episodes
+        checked = self._checks.check(
+            trajectories,
+            actor=actor,
+            version=version,
+            episodes=episodes,
+            fits=self._check_insert,
+        )
+        given, returns = checked.num_rows, checked.episodes
         if self._drops_nonfinite:
             returns = [each for each in returns if np.isfinite(each)]
         with self._has_room:
@@ -146,7 +151,7 @@ class TrajectoryQueue:
                 np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
             )
         with self._has_rows:
-            self._waiting.extend(_Row(slot, said.version) for slot in slots)
+            self._waiting.extend(_Row(slot, checked.version) for slot in slots)
             self._counts["inserted"] += len(slots)
             self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)

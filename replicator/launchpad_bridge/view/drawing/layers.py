@@ -63,20 +63,12 @@ def _columns(count: int, links: Sequence[Link]) -> list[int]:
     for box in range(count):
         if after[box] and not before[box]:
             columns[box] = min(columns[target] for target in after[box]) - 1
-    _fill_up(columns, [box for box in range(count) if not after[box] | before[box]])
+    # Those without links go to the right, where there are few; all alone, in a square.
+    alone = [box for box in range(count) if not after[box] | before[box]]
+    wide = max(columns.values(), default=0) + 1 if links else math.isqrt(count)
+    for place, box in enumerate(alone):
+        columns[box] = wide - 1 - place % wide
     return [columns[box] for box in range(count)]
-
-
-def _fill_up(columns: dict[int, int], alone: Sequence[int]) -> None:
-    """Put boxes without links where columns have the fewest; alone, in a square."""
-    for box in alone:
-        del columns[box]
-    fewest = [0] * (max(columns.values(), default=-1) + 1 or math.isqrt(len(alone)))
-    for column in columns.values():
-        fewest[column] += 1
-    for box in alone:
-        columns[box] = fewest.index(min(fewest))
-        fewest[columns[box]] += 1
 
 
 def _ordered(columns: Sequence[int], links: Sequence[Link]) -> list[list[int]]:

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from replicator.distributed.processes.states import Finish, State, WorkerState
 
@@ -115,12 +115,6 @@ class JournalReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _note_of(state: State, finish: Finish | None) -> RunNote:
