@@ -16,7 +16,6 @@ goes back to one of them when it, the table or the learner was started again:
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -144,7 +143,8 @@ class Actor:
                 f"{inference!r}. Leave it out: each actor then runs the policy itself."
             )
         context = node_context.current()
-        self.name = name or (context.worker if context else f"actor/{index}")
+        self._waiting = Waiting.of_node(name, f"actor/{index}")
+        self.name = self._waiting.name
         self._environment = make_environment(index)
         if is_deterministic and not one_episode_per_trajectory:
             _check_snapshots(self._environment)
@@ -157,9 +157,6 @@ class Actor:
         self._begins_anew = one_episode_per_trajectory
         self._attempt = context.attempt if context else 0
         self._start: int | None = 0 if is_deterministic else None  # once it is known
-        # Nothing stops an actor outside of a program.
-        stop = context.stop_event if context else threading.Event()
-        self._waiting = Waiting(self.name, stop)
         self._inference = (
             PulledInference(policy, learner, self._waiting, seed=seed, index=index)
             if inference is None

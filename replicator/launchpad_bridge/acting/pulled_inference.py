@@ -85,14 +85,7 @@ class PulledInference(LocalInference):
 
     def _pull_newest(self) -> None:
         while True:
-            self._use(
-                self._waiting.call(
-                    "variables",
-                    lambda: self._learner.get_variables(
-                        newer_than=self.version, timeout_s=HANDLER_WAIT_S
-                    ),
-                )
-            )
+            self._use(self._waiting.newest_variables(self._learner, self.version))
             if self.version is not None:
                 return
             self._waiting.pause(_PAUSE_S)  # it has published nothing yet
