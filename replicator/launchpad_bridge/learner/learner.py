@@ -91,11 +91,11 @@ class ReplicatedLearner:
 
     def insert(self, trajectories: PyTree, **said: Any) -> Turn:
         """Take in trajectories: `Table.insert` of the learner's own table."""
-        return self._own_table().insert(trajectories, **said)
+        return self._own_table.insert(trajectories, **said)
 
     def turn(self, actor: str) -> Turn:
         """Return what an actor is to do: `Table.turn` of the learner's own table."""
-        return self._own_table().turn(actor)
+        return self._own_table.turn(actor)
 
     def get_variables(
         self,
@@ -129,14 +129,13 @@ class ReplicatedLearner:
           was taken, and `episode_return`, the mean over the last hundred of them, None
           before the first; `table`, the counts of the table.
         """
-        assert self._table is not None, "others call the first process alone"
         taken = self._taken
         returns = [] if taken is None else list(taken.last_returns)
         return {
             "version": self._published.version,
             "episodes": 0 if taken is None else taken.num_episodes,
             "episode_return": statistics.fmean(returns) if returns else None,
-            "table": self._table.statistics(),
+            "table": self._own_table.statistics(),
         }
 
     def save(self, timeout_s: float = 60.0) -> int:
@@ -235,11 +234,9 @@ class ReplicatedLearner:
                 session.step(batch)
                 self._publish(session)
 
+    @property
     def _own_table(self) -> Table:
-        if self._table is None:
-            raise ArgumentError(
-                "`insert` must be called on the learner's first process, got another."
-            )
+        assert self._table is not None, "others call the first process alone"
         return self._table
 
     def _input_fn(self, context: InputContext) -> Any:
@@ -249,10 +246,9 @@ class ReplicatedLearner:
             return SharedBatches(
                 self._first, self._process, self._saves, stopped=stop.wait
             )
-        assert self._table is not None
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
         self._taken = TrajectoryBatches(
-            self._table,
+            self._own_table,
             self._options.batch_size,
             is_stopping=stop.is_set,
             reached=self._published.wait_for,
