@@ -6,7 +6,6 @@ looking costs the program an answer of each server, and not looking costs nothin
 """
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, final
@@ -117,18 +116,15 @@ class Watcher:
             for address in addresses
         ]
         runs = {n for n, worker in note.workers.items() if worker.phase == "running"}
-        answers = self._answers(
-            [address if name in runs else "" for name, address in asked]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "replicator look")
+        answers = self._pool.map(
+            self._answer, [address if name in runs else "" for name, address in asked]
         )
         servers: dict[str, list[ServerStatistics | None]] = {}
         for (name, _), answer in zip(asked, answers, strict=True):
             servers.setdefault(name, []).append(answer)
         return Counts(at_s=time.monotonic(), servers=servers)
-
-    def _answers(self, addresses: Sequence[str]) -> list[ServerStatistics | None]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "replicator look")
-        return list(self._pool.map(self._answer, addresses))
 
     def _answer(self, address: str) -> ServerStatistics | None:
         """Return what a server says; None if it does not, or not in time."""
