@@ -163,7 +163,7 @@ class Actor:
             else RemoteInference(inference, self._waiting, seed=seed, index=index)
         )
         self._acting: Acting | None = None
-        self._number = -1  # of the turn that `_acting` is ready for
+        self._number = 0  # of the turn that `_acting` is ready for
         self._counts = dict.fromkeys(
             ("steps", "trajectories", "episodes", "lost", "refused", "restored"), 0
         )
@@ -235,7 +235,7 @@ class Actor:
     def _unroll(self, turn: Turn) -> Unrolled | None:
         number = self._number if turn.number is None else turn.number
         if self._acting is None or number != self._number or self._begins_anew:
-            self._go_to(turn)
+            self._go_to(number, turn.snapshot)
         assert self._acting is not None
         return unroll(
             self._environment,
@@ -245,18 +245,15 @@ class Actor:
             is_stopped=self._waiting.stop.is_set,
         )
 
-    def _go_to(self, turn: Turn) -> None:
+    def _go_to(self, number: int, snapshot: bytes | None) -> None:
         """Be where a turn begins: begin anew, or go back to a snapshot."""
-        if turn.number is None:
-            number = max(self._number, 0)
-        else:
-            number = turn.number
-            has_snapshot = turn.snapshot is not None and not self._begins_anew
-            goes_back = self._number != -1 or has_snapshot
-            self._counts["restored"] += goes_back and self._number != number
-        if turn.snapshot is not None and not self._begins_anew:
+        if self._begins_anew:
+            snapshot = None
+        goes_back = self._acting is not None or snapshot is not None
+        self._counts["restored"] += goes_back and self._number != number
+        if snapshot is not None:
             self._acting = unpack_acting(
-                self._environment, self._initial_core, turn.snapshot
+                self._environment, self._initial_core, snapshot
             )
         else:
             if number > 0 and self._is_deterministic and not self._begins_anew:

@@ -66,20 +66,17 @@ def lifted(
         )
         return {"state": state, "earlier": first}
 
-    def moved(held: PyTree, state: PyTree) -> PyTree:
-        earlier = jax.tree.map(
-            lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
-            held["earlier"],
-            variables(held["state"]),
-        )
-        return {"state": state, "earlier": earlier}
-
     inner = _of_trajectories(step_fn)
 
     @functools.wraps(step_fn)  # asked whether it takes a key
     def step(held: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         state, metrics = inner(held["state"], batch, *key)
-        return moved(held, state), metrics
+        earlier = jax.tree.map(
+            lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
+            held["earlier"],
+            variables(held["state"]),
+        )
+        return {"state": state, "earlier": earlier}, metrics
 
     def versions(held: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
         def of(age: int) -> dict[str, PyTree]:
