@@ -84,6 +84,7 @@ class InferenceServer:
         # version and variables are one object, so they always belong together.
         self._held: Variables | None = None
         self._is_ready = threading.Event()
+        # Written where a batch runs, of which there is one at a time.
         self._batches = self._calls = self._rows = 0
         self.act = batched_handler(batch_size, timeout=timeout_s)(self.act)
 

@@ -40,6 +40,7 @@ class Server:
         self._port: int = self._reserved.getsockname()[1]
         self._name = name or f"courier:{self._port}"
         self._pool_size = thread_pool_size
+        # Threads of the server look up here; `Bind` and `Unbind` replace whole entries.
         self._functions: dict[str, Callable[..., Any]] = {}
         self._server: RpcServer | None = None
 

@@ -144,6 +144,7 @@ class _Threads:
         self._nodes = nodes
         self._contexts = [outer.inner() for _ in nodes]
         self._turns = None if outer.exchange is None else outer.exchange.turns
+        # Each inner thread puts its end here once; the worker's thread alone takes.
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(

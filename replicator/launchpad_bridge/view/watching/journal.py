@@ -63,7 +63,11 @@ class RunNote:
 
 @final
 class RunJournal:
-    """Writes the notes of one run; in one thread."""
+    """Writes the notes of one run; in one thread.
+
+    A line is one write at the file's end. Of a launcher that dies in it a reader sees a
+    line without an end, and waits for the rest.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Note in a folder; nothing is written yet."""
