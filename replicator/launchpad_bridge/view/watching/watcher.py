@@ -55,7 +55,7 @@ class Watcher:
             worker["name"]: [_socket_of(a) for a in worker["addresses"]]
             for worker in described["workers"]
         }
-        # Threads of the pool add to it, each of another address; `sample` waits for all.
+        # Threads of the pool add to it, each another address; `sample` waits for all.
         self._clients: dict[str, Client] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._before: Counts | None = None
