@@ -260,12 +260,10 @@ class ReplicatedLearner:
 
     def _publish_all(self, session: Session) -> None:
         """Publish what the run begins with: earlier versions, too, where they count."""
-        if self._options.is_partitioned:  # then there are no earlier ones
-            self._publish(session)
-            return
-        versions = self._lifted.versions(self._local(session.state), session.steps_done)
-        for version in sorted(versions):
-            self._published.publish(version, jax.tree.map(jnp.copy, versions[version]))
+        earlier = self._lifted.earlier(self._local(session.state), session.steps_done)
+        for version in sorted(earlier):
+            self._published.publish(version, jax.tree.map(jnp.copy, earlier[version]))
+        self._publish(session)
 
     def _publish(self, session: Session) -> None:
         if self._process == 0:
