@@ -71,20 +71,20 @@ class _Outcome(NamedTuple):
 
 @final
 class SerialEnvironments:
-    """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`."""
+    """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`.
+
+    Attributes:
+      size: How many there are.
+    """
 
     def __init__(self, ones: Sequence["_Gymnasium | _DmEnv"]) -> None:
         if not ones:
             raise ArgumentError(
                 "`makers` must hold at least one function, got none. Pass `[make]`."
             )
+        self.size = len(ones)
         self._ones = ones
         self._step: Step | None = None
-
-    @property
-    def size(self) -> int:
-        """Return how many environments there are."""
-        return len(self._ones)
 
     @property
     def can_snapshot(self) -> bool:

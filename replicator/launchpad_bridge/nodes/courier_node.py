@@ -102,6 +102,9 @@ class CourierHandle(Handle[Client]):
 class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
     """Makes an object in its worker, and lets others call its methods.
 
+    Attributes:
+      courier_address: Of the server.
+
     >>> learner = program.add_node(lp.CourierNode(Learner, seed=7), label="learner")
     >>> act = lp.PyNode(lambda learner: learner.step(), learner)     # calls it
     >>> actor = program.add_node(act, label="actor")
@@ -134,17 +137,12 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
           ProgramError: An option is unknown.
         """
         super().__init__(constructor, *args, **kwargs)
-        self._address = RpcAddress("courier")
-        self.allocate_address(self._address)
+        self.courier_address = RpcAddress("courier")
+        self.allocate_address(self.courier_address)
         self._courier_kwargs = _checked("courier_kwargs", courier_kwargs, _OF_SERVER)
         self._client_kwargs = _checked(
             "courier_client_kwargs", courier_client_kwargs, _OF_CLIENT | _UNUSED
         )
-
-    @property
-    def courier_address(self) -> Address:
-        """Return the address of the server."""
-        return self._address
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Give the constructor its arguments now: for nodes that need each other.
@@ -164,7 +162,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
     def create_handle(self) -> CourierHandle:
         """Return a handle, which becomes a client of the object's methods."""
-        return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
+        handle = CourierHandle(self.courier_address, **self._client_kwargs)
+        return self._track_handle(handle)
 
     def run(self) -> Any:
         """Make the object, serve it, call its `run()`; return what that returns."""
@@ -173,7 +172,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         if hasattr(instance, _HAND_OVER):
             return self._hand_over(instance, server)
         server.start()
-        self._address.publish(server.address)
+        self.courier_address.publish(server.address)
         is_well = False
         try:
             result = instance.run() if self._runs(instance) else stop_event().wait()
@@ -208,7 +207,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
     ) -> Any:
         """Start a server: of `rpc`, or what the launcher has in its place."""
         options = dict(self._courier_kwargs)
-        address, here = self._address.listening(), self._address.server_options()
+        address = self.courier_address.listening()
+        here = self.courier_address.server_options()
         name = options.pop("name", context.worker)
         if context.exchange is not None:
             return context.exchange.serve(name, address, methods)
