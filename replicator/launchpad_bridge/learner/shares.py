@@ -35,8 +35,11 @@ class Saves(Every):
         by the thread that reads batches, taken out of by the one that saves.
     """
 
-    asked: threading.Event = dataclasses.field(default_factory=threading.Event)
-    behind: set[int] = dataclasses.field(default_factory=set)
+    # Not told of in `repr`, by which processes compare what they were given.
+    asked: threading.Event = dataclasses.field(
+        default_factory=threading.Event, repr=False
+    )
+    behind: set[int] = dataclasses.field(default_factory=set, repr=False)
 
     def decide(
         self, last_s: float | None, event: StepEvent
