@@ -27,7 +27,7 @@ CULPRITS = {
     "args[0].args[1]": lp.PyNode(print, lp.Deferred(Holder, 1, LOCK)),
     "the function": lp.PyNode(lambda: LOCK.locked()),
 }
-CULPRITS["args[0].lock"]._func_args[0].lock = LOCK
+CULPRITS["args[0].lock"]._args[0].lock = LOCK
 
 
 @pytest.mark.parametrize(("path", "node"), CULPRITS.items(), ids=CULPRITS)

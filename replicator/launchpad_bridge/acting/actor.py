@@ -16,7 +16,6 @@ goes back to one of them when it, the table or the learner was started again:
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -144,7 +143,8 @@ class Actor:
                 f"{inference!r}. Leave it out: each actor then runs the policy itself."
             )
         context = node_context.current()
-        self.name = name or (context.worker if context else f"actor/{index}")
+        self._waiting = Waiting.of_node(name, f"actor/{index}")
+        self.name = self._waiting.name
         self._environment = make_environment(index)
         if is_deterministic and not one_episode_per_trajectory:
             _check_snapshots(self._environment)
@@ -157,16 +157,13 @@ class Actor:
         self._begins_anew = one_episode_per_trajectory
         self._attempt = context.attempt if context else 0
         self._start: int | None = 0 if is_deterministic else None  # once it is known
-        # Nothing stops an actor outside of a program.
-        stop = context.stop_event if context else threading.Event()
-        self._waiting = Waiting(self.name, stop)
         self._inference = (
             PulledInference(policy, learner, self._waiting, seed=seed, index=index)
             if inference is None
             else RemoteInference(inference, self._waiting, seed=seed, index=index)
         )
         self._acting: Acting | None = None
-        self._number = -1  # of the turn that `_acting` is ready for
+        self._number = 0  # of the turn that `_acting` is ready for
         self._counts = dict.fromkeys(
             ("steps", "trajectories", "episodes", "lost", "refused", "restored"), 0
         )
@@ -238,7 +235,7 @@ class Actor:
     def _unroll(self, turn: Turn) -> Unrolled | None:
         number = self._number if turn.number is None else turn.number
         if self._acting is None or number != self._number or self._begins_anew:
-            self._go_to(turn)
+            self._go_to(number, turn.snapshot)
         assert self._acting is not None
         return unroll(
             self._environment,
@@ -248,18 +245,15 @@ class Actor:
             is_stopped=self._waiting.stop.is_set,
         )
 
-    def _go_to(self, turn: Turn) -> None:
+    def _go_to(self, number: int, snapshot: bytes | None) -> None:
         """Be where a turn begins: begin anew, or go back to a snapshot."""
-        if turn.number is None:
-            number = max(self._number, 0)
-        else:
-            number = turn.number
-            has_snapshot = turn.snapshot is not None and not self._begins_anew
-            goes_back = self._number != -1 or has_snapshot
-            self._counts["restored"] += goes_back and self._number != number
-        if turn.snapshot is not None and not self._begins_anew:
+        if self._begins_anew:
+            snapshot = None
+        goes_back = self._acting is not None or snapshot is not None
+        self._counts["restored"] += goes_back and self._number != number
+        if snapshot is not None:
             self._acting = unpack_acting(
-                self._environment, self._initial_core, turn.snapshot
+                self._environment, self._initial_core, snapshot
             )
         else:
             if number > 0 and self._is_deterministic and not self._begins_anew:

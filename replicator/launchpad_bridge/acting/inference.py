@@ -27,14 +27,9 @@ from replicator.launchpad_bridge.acting.local_inference import (
     fold_steps,
     run_mapped,
 )
-from replicator.launchpad_bridge.acting.waiting import (
-    HANDLER_WAIT_S,
-    ProgramStoppedError,
-    Waiting,
-)
+from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
 from replicator.launchpad_bridge.batched_handler import batched_handler
 from replicator.launchpad_bridge.learner.published import Variables
-from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories.table import Turn
 
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
@@ -80,10 +75,7 @@ class InferenceServer:
             raise ArgumentError(
                 f"`refresh_s` must be more than 0 seconds, got {refresh_s}. Use 0.02."
             )
-        context = node_context.current()
-        stop = context.stop_event if context else threading.Event()
-        name = context.worker if context else "inference"
-        self._waiting = Waiting(name, stop)
+        self._waiting = Waiting.of_node(None, "inference")
         self._policy = policy
         self._learner = learner
         self._refresh_s = refresh_s
@@ -92,6 +84,7 @@ class InferenceServer:
         # version and variables are one object, so they always belong together.
         self._held: Variables | None = None
         self._is_ready = threading.Event()
+        # Written where a batch runs, of which there is one at a time.
         self._batches = self._calls = self._rows = 0
         self.act = batched_handler(batch_size, timeout=timeout_s)(self.act)
 
@@ -138,12 +131,7 @@ class InferenceServer:
     def refresh(self) -> bool:
         """Ask the learner for newer variables; return whether there were any."""
         version = None if self._held is None else self._held.version
-        found = self._waiting.call(
-            "variables",
-            lambda: self._learner.get_variables(
-                newer_than=version, timeout_s=HANDLER_WAIT_S
-            ),
-        )
+        found = self._waiting.newest_variables(self._learner, version)
         if found is None:
             return False
         placed = jax.device_put(found.values, self._device)

@@ -4,9 +4,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from replicator.base.types import PyTree
 from replicator.errors import ReplicatorError
 from replicator.launchpad_bridge.acting.local_inference import LocalInference, Policy
 from replicator.launchpad_bridge.acting.waiting import (
@@ -22,7 +19,7 @@ _TRIES_UNTIL_SAID = 10
 _PAUSE_S = 0.1
 
 
-class PulledInference:
+class PulledInference(LocalInference):
     """An `Act` with a learner's variables: the newest, or those of a turn.
 
     Attributes:
@@ -41,25 +38,15 @@ class PulledInference:
           seed: Of the run.
           index: Of the actor.
         """
+        super().__init__(policy, seed=seed, index=index)
         self.version: int | None = None
-        self._local = LocalInference(policy, seed=seed, index=index)
         self._learner = learner
         self._waiting = waiting
-
-    def __call__(
-        self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """Return actions, extras and the next core; see `Act`."""
-        return self._local(observation, first, core, steps)
 
     def first_version(self) -> int:
         """Return the version of the variables that it has."""
         assert self.version is not None, "it is ready for a turn"
         return self.version
-
-    def draw_apart(self, start: int) -> None:
-        """Draw other numbers than other starts; see `LocalInference`."""
-        self._local.draw_apart(start)
 
     def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
         """Have the variables for a turn.
@@ -98,14 +85,7 @@ class PulledInference:
 
     def _pull_newest(self) -> None:
         while True:
-            self._use(
-                self._waiting.call(
-                    "variables",
-                    lambda: self._learner.get_variables(
-                        newer_than=self.version, timeout_s=HANDLER_WAIT_S
-                    ),
-                )
-            )
+            self._use(self._waiting.newest_variables(self._learner, self.version))
             if self.version is not None:
                 return
             self._waiting.pause(_PAUSE_S)  # it has published nothing yet
@@ -127,5 +107,5 @@ class PulledInference:
 
     def _use(self, found: Variables | None) -> None:
         if found is not None:
-            self._local.use(found.values)
+            self.use(found.values)
             self.version = found.version

@@ -1,7 +1,7 @@
 """Plain environments of gymnasium or `dm_env`, stepped in turn by one thread."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
@@ -42,7 +42,6 @@ def from_gymnasium_envs(
     >>> step.last, step.discount
     (array([ True,  True]), array([1., 1.], dtype=float32))
     """
-    _check_makers(makers)
     return SerialEnvironments([_Gymnasium(make()) for make in makers])
 
 
@@ -60,7 +59,6 @@ def from_dm_env(makers: Sequence[Callable[[int], Any]]) -> "SerialEnvironments":
     Raises:
       ArgumentError: There is none.
     """
-    _check_makers(makers)
     return SerialEnvironments([_DmEnv(make) for make in makers])
 
 
@@ -71,33 +69,22 @@ class _Outcome(NamedTuple):
     is_last: bool
 
 
-class _One(Protocol):
-    """One environment, whatever its library."""
-
-    @property
-    def environment(self) -> Any: ...
-
-    def reset(self, seed: int | None) -> PyTree:
-        """Begin an episode and return its first observation; None goes on by chance."""
-        ...
-
-    def step(self, action: PyTree) -> _Outcome: ...
-
-    def close(self) -> None: ...
-
-
 @final
 class SerialEnvironments:
-    """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`."""
+    """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`.
 
-    def __init__(self, ones: Sequence[_One]) -> None:
+    Attributes:
+      size: How many there are.
+    """
+
+    def __init__(self, ones: Sequence["_Gymnasium | _DmEnv"]) -> None:
+        if not ones:
+            raise ArgumentError(
+                "`makers` must hold at least one function, got none. Pass `[make]`."
+            )
+        self.size = len(ones)
         self._ones = ones
         self._step: Step | None = None
-
-    @property
-    def size(self) -> int:
-        """Return how many environments there are."""
-        return len(self._ones)
 
     @property
     def can_snapshot(self) -> bool:
@@ -157,6 +144,7 @@ class _Gymnasium:
         self.environment = environment
 
     def reset(self, seed: int | None) -> PyTree:
+        """Begin an episode and return its first observation; None goes on by chance."""
         return self.environment.reset(seed=seed)[0]
 
     def step(self, action: PyTree) -> _Outcome:
@@ -194,13 +182,6 @@ class _DmEnv:
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
-
-
-def _check_makers(makers: Sequence[Callable[..., Any]]) -> None:
-    if not makers:
-        raise ArgumentError(
-            "`makers` must hold at least one function, got none. Pass `[make]`."
-        )
 
 
 def _stacked(trees: Sequence[PyTree]) -> PyTree:

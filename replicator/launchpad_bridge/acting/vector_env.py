@@ -50,16 +50,16 @@ def from_gymnasium(vector_env: Any) -> "GymnasiumVector":
 
 @final
 class GymnasiumVector:
-    """The `VectorEnvironment` of a `VectorEnv`; made by `from_gymnasium`."""
+    """The `VectorEnvironment` of a `VectorEnv`; made by `from_gymnasium`.
+
+    Attributes:
+      size: How many environments there are.
+    """
 
     def __init__(self, vector_env: Any) -> None:
+        self.size: int = vector_env.num_envs
         self._env = vector_env
         self._step: Step | None = None
-
-    @property
-    def size(self) -> int:
-        """Return how many environments there are."""
-        return self._env.num_envs
 
     @property
     def can_snapshot(self) -> bool:

@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 from replicator.errors import ConnectionLostError, ServerStoppedError
+from replicator.launchpad_bridge.running import node_context
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.05
@@ -44,6 +45,19 @@ class Waiting:
         self.stop = stop
         self.waits = 0
         self.waited_s = 0.0
+
+    @classmethod
+    def of_node(cls, name: str | None, otherwise: str) -> Self:
+        """Return what waits for the node that runs here; outside of one nothing stops.
+
+        Args:
+          name: Of the worker; its own in a program by default.
+          otherwise: Its name outside of a program.
+        """
+        context = node_context.current()
+        if context is None:
+            return cls(name or otherwise, threading.Event())
+        return cls(name or context.worker, context.stop_event)
 
     def call(
         self,
@@ -81,6 +95,15 @@ class Waiting:
                     "%s has waited %.1f s for %s and goes on", self.name, waited_s, what
                 )
             return answer
+
+    def newest_variables(self, learner: Any, newer_than: int | None) -> Any:
+        """Return a learner's newest `Variables`; None where these are those known."""
+        return self.call(
+            "variables",
+            lambda: learner.get_variables(
+                newer_than=newer_than, timeout_s=HANDLER_WAIT_S
+            ),
+        )
 
     def lost(self, what: str, error: Exception) -> None:
         """Say what is waited for, and why.

@@ -17,6 +17,10 @@ class Server:
     """Serves functions: `Bind`, `Start`, `Stop`, `Join`.
 
     Handlers run in threads, as many at once as the pool has.
+
+    Attributes:
+      port: Of this host.
+      address: What a `courier.Client` on this host is given.
     """
 
     def __init__(
@@ -37,21 +41,13 @@ class Server:
         """
         self._reserved = _reserved(port or 0)
         weakref.finalize(self, self._reserved.close)
-        self._port: int = self._reserved.getsockname()[1]
-        self._name = name or f"courier:{self._port}"
+        self.port: int = self._reserved.getsockname()[1]
+        self.address = f"localhost:{self.port}"
+        self._name = name or f"courier:{self.port}"
         self._pool_size = thread_pool_size
+        # Threads of the server look up here; `Bind` and `Unbind` replace whole entries.
         self._functions: dict[str, Callable[..., Any]] = {}
         self._server: RpcServer | None = None
-
-    @property
-    def port(self) -> int:
-        """Return the port."""
-        return self._port
-
-    @property
-    def address(self) -> str:
-        """Return what a `courier.Client` on this host is given."""
-        return f"localhost:{self._port}"
 
     @property
     def has_started(self) -> bool:
@@ -101,7 +97,7 @@ class Server:
         if self._server is not None:
             raise ArgumentError("Server already started. Make a new one.")
         server = RpcServer(
-            name=self._name, address=socket_of(self._port), pool_size=self._pool_size
+            name=self._name, address=socket_of(self.port), pool_size=self._pool_size
         )
         for name, function in self._functions.items():
             server.bind(name, self._routed(name, function))

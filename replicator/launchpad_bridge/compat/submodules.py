@@ -5,6 +5,7 @@ All of these modules are made here, from one table, when the package is imported
 """
 
 import functools
+import itertools
 import os
 import sys
 import types
@@ -81,7 +82,6 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     _EXAMPLES: {},
     "launchpad.flags": {"FLAGS": FLAGS, "LAUNCH_TYPE": LAUNCH_TYPE},
     "launchpad.program": _top("Program", "make_program"),
-    "launchpad.launch": {},
     "launchpad.launch.launch": {"FLAGS": FLAGS, "launch": launch},
     "launchpad.launch.serialization": {
         "check_nodes_are_serializable": _check_nodes_are_serializable
@@ -92,11 +92,8 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     f"{_TESTS}_processing": {"launch": _launch_as(LaunchType.TEST_MULTI_PROCESSING)},
     f"{_LOCAL}_threading": {"launch": _launch_as(LaunchType.LOCAL_MULTI_THREADING)},
     f"{_LOCAL}_processing": {"launch": _launch_as(LaunchType.LOCAL_MULTI_PROCESSING)},
-    "launchpad.nodes": {},
     "launchpad.nodes.base": _top("Handle", "Node", "extract_handles"),
-    "launchpad.nodes.cacher": {},
     "launchpad.nodes.cacher.node": _top("CacherNode"),
-    "launchpad.nodes.courier": {},
     "launchpad.nodes.courier.courier_utils": _top("batched_handler"),
     "launchpad.nodes.courier.node": {
         **_top("CourierClient", "CourierHandle"),
@@ -106,27 +103,20 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "launchpad.nodes.dereference": _top(
         "Deferred", "Dereferenceable", "maybe_dereference"
     ),
-    "launchpad.nodes.multi_processing_colocation": {},
     "launchpad.nodes.multi_processing_colocation.node": _top(
         "MultiProcessingColocation"
     ),
-    "launchpad.nodes.multi_threading_colocation": {},
     "launchpad.nodes.multi_threading_colocation.node": _top("MultiThreadingColocation"),
-    "launchpad.nodes.python": {},
     "launchpad.nodes.python.local_multi_processing": _top("PythonProcess"),
     "launchpad.nodes.python.node": _top("PyClassNode", "PyNode"),
     "launchpad.nodes.python.xm_docker": _top("DockerConfig"),
-    "launchpad.nodes.reverb": {},
     "launchpad.nodes.reverb.node": {
         **_top("ReverbNode"),
         "ReverbHandle": ReverbHandle,
         "REVERB_PORT_NAME": "reverb",
     },
-    "launchpad.program_stopper": {},
     "launchpad.program_stopper.program_stopper": _top("make_program_stopper"),
-    "launchpad.stop_program": {},
     "launchpad.stop_program.stop": _top("stop"),
-    "courier.python": {},
     "courier.python.client": {
         "Client": Client,
         "list_methods": lp.list_methods,
@@ -134,7 +124,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     },
     "courier.python.py_server": {"Server": Server},
 }
-"""Every module below the two packages, with its names."""
+"""Every module below the two packages that has names; those above are there, too."""
 
 PACKAGES: Mapping[str, Mapping[str, Any]] = {
     "launchpad": {
@@ -156,9 +146,10 @@ def fill(package: str) -> dict[str, Any]:
       package: "launchpad" or "courier".
     """
     made = {
-        name: _module(name, names)
-        for name, names in MODULES.items()
-        if name.startswith(f"{package}.")
+        name: _module(name, MODULES.get(name, {}))
+        for full in MODULES
+        if full.startswith(f"{package}.")
+        for name in list(itertools.accumulate(full.split("."), "{}.{}".format))[1:]
     }
     for name, module in made.items():
         above, _, last = name.rpartition(".")

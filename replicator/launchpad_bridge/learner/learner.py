@@ -30,12 +30,16 @@ from replicator.launchpad_bridge.learner.published import (
     PublishedVariables,
     Variables,
 )
-from replicator.launchpad_bridge.learner.shares import Share, SharedBatches, Shares
+from replicator.launchpad_bridge.learner.shares import (
+    Saves,
+    Share,
+    SharedBatches,
+    Shares,
+)
 from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories.table import Table, Turn
 from replicator.replicator import Replicator
-from replicator.training.hooks.hook import StepEvent
 from replicator.training.hooks.schedule import Every, every
 from replicator.training.session import Session
 
@@ -76,36 +80,22 @@ class ReplicatedLearner:
         # What threads of the server share with the session's: each guards itself, or is
         # set once (`_taken` and `_shares`, before `_started` is).
         self._published = PublishedVariables(keep=earlier + 1)
-        self._saves = _Saves(options.session.get("checkpoint_every", 1000))
+        when = options.session.get("checkpoint_every", 1000)
+        regular = when if isinstance(when, Every) else every(n_steps=when)
+        self._saves = Saves(regular.n_steps, regular.seconds)
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
         self._runs = threading.Lock()  # held for good by the one `run`
         self._started = threading.Event()
 
-    def insert(
-        self,
-        trajectories: PyTree,
-        *,
-        actor: str,
-        version: int,
-        number: int | None = None,
-        snapshot: bytes | None = None,
-        episodes: Sequence[float] = (),
-    ) -> Turn:
+    def insert(self, trajectories: PyTree, **said: Any) -> Turn:
         """Take in trajectories: `Table.insert` of the learner's own table."""
-        return self._own_table().insert(
-            trajectories,
-            actor=actor,
-            version=version,
-            number=number,
-            snapshot=snapshot,
-            episodes=episodes,
-        )
+        return self._own_table.insert(trajectories, **said)
 
     def turn(self, actor: str) -> Turn:
         """Return what an actor is to do: `Table.turn` of the learner's own table."""
-        return self._own_table().turn(actor)
+        return self._own_table.turn(actor)
 
     def get_variables(
         self,
@@ -139,14 +129,13 @@ class ReplicatedLearner:
           was taken, and `episode_return`, the mean over the last hundred of them, None
           before the first; `table`, the counts of the table.
         """
-        assert self._table is not None, "others call the first process alone"
         taken = self._taken
         returns = [] if taken is None else list(taken.last_returns)
         return {
             "version": self._published.version,
             "episodes": 0 if taken is None else taken.num_episodes,
             "episode_return": statistics.fmean(returns) if returns else None,
-            "table": self._table.statistics(),
+            "table": self._own_table.statistics(),
         }
 
     def save(self, timeout_s: float = 60.0) -> int:
@@ -173,7 +162,7 @@ class ReplicatedLearner:
             known = list_steps(directory) if directory.is_dir() else []
             if known and known[-1] >= target:
                 return known[-1]
-            self._saves.ask()
+            self._saves.asked.set()
             if time.monotonic() >= until_s:
                 raise CallTimeoutError(
                     f"`save` must be done within {timeout_s:g} s, got no checkpoint of "
@@ -228,11 +217,10 @@ class ReplicatedLearner:
                 raise
             return {"step": 0, "metrics": None, "variables": None}
         result = session.result
-        newest = self._versions(result.state, result.step)[result.step]
         return {
             "step": result.step,
             "metrics": result.metrics,
-            "variables": jax.device_get(newest),
+            "variables": jax.device_get(self._newest(result.state)),
         }
 
     def _learn(self, session: Session, rep: Replicator) -> None:
@@ -246,11 +234,9 @@ class ReplicatedLearner:
                 session.step(batch)
                 self._publish(session)
 
+    @property
     def _own_table(self) -> Table:
-        if self._table is None:
-            raise ArgumentError(
-                "`insert` must be called on the learner's first process, got another."
-            )
+        assert self._table is not None, "others call the first process alone"
         return self._table
 
     def _input_fn(self, context: InputContext) -> Any:
@@ -258,43 +244,30 @@ class ReplicatedLearner:
         stop = node_context.get_context().stop_event
         if self._process:
             return SharedBatches(
-                self._first,
-                self._process,
-                stopped=stop.wait,
-                save_behind=self._saves.behind,
+                self._first, self._process, self._saves, stopped=stop.wait
             )
-        assert self._table is not None
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
         self._taken = TrajectoryBatches(
-            self._table,
+            self._own_table,
             self._options.batch_size,
             is_stopping=stop.is_set,
             reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
         )
-        self._shares = Shares(
-            self._taken,
-            self._options.processes,
-            is_save_asked=self._saves.take_request,
-            save_behind=self._saves.behind,
-        )
+        self._shares = Shares(self._taken, self._options.processes, self._saves)
         self._started.set()
         return self._shares
 
     def _publish_all(self, session: Session) -> None:
         """Publish what the run begins with: earlier versions, too, where they count."""
-        versions = self._versions(session.state, session.steps_done)
-        for version in sorted(versions):
-            self._published.publish(version, jax.tree.map(jnp.copy, versions[version]))
+        earlier = self._lifted.earlier(self._local(session.state), session.steps_done)
+        for version in sorted(earlier):
+            self._published.publish(version, jax.tree.map(jnp.copy, earlier[version]))
+        self._publish(session)
 
     def _publish(self, session: Session) -> None:
         if self._process == 0:
             self._published.publish(session.steps_done, self._newest(session.state))
-
-    def _versions(self, state: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
-        if self._options.is_partitioned:
-            return {newest: self._newest(state)}
-        return self._lifted.versions(self._local(state), newest)
 
     def _newest(self, state: PyTree) -> dict[str, PyTree]:
         """Return a copy of what actors get, whole, on one device."""
@@ -321,44 +294,3 @@ def _devices(replicas: int | None, processes: int) -> list[Device] | None:
         of_process[device.process_index].append(device)
     each = replicas // processes
     return [device for own in of_process.values() for device in own[:each]]
-
-
-class _Saves(Every):
-    """The schedule of a learner's checkpoints, and those asked for besides.
-
-    Threads of the server ask; the session's threads look. In all processes the same
-    updates are saved: the first says behind which, with each batch.
-    """
-
-    def __init__(self, when: int | Every) -> None:
-        regular = when if isinstance(when, Every) else every(n_steps=when)
-        super().__init__(regular.n_steps, regular.seconds)
-        # Frozen, as its base: these are never other objects.
-        object.__setattr__(self, "_asked", threading.Event())
-        object.__setattr__(self, "_behind", set())
-
-    _asked: threading.Event
-    _behind: set[int]
-
-    def ask(self) -> None:
-        """Ask for a checkpoint behind the next batch that is taken."""
-        self._asked.set()
-
-    def take_request(self) -> bool:
-        """Tell whether one was asked for since the last time."""
-        is_asked = self._asked.is_set()
-        self._asked.clear()
-        return is_asked
-
-    def behind(self, step: int) -> None:
-        """Save behind this update."""
-        self._behind.add(step)
-
-    def decide(
-        self, last_s: float | None, event: StepEvent
-    ) -> tuple[float | None, bool]:
-        """Say whether `event` is due."""
-        last_s, is_due = super().decide(last_s, event)
-        is_asked = event.step in self._behind
-        self._behind.discard(event.step)
-        return last_s, is_due or is_asked

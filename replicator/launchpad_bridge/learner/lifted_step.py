@@ -31,13 +31,13 @@ class Lifted(NamedTuple):
       init_fn: Makes the state.
       step_fn: Makes an update.
       user_state: Returns the user's state, of the session's.
-      versions: Returns the variables by version, of a state with so many updates.
+      earlier: Returns variables of before by version, of a state with so many updates.
     """
 
     init_fn: InitFn
     step_fn: StepFn
     user_state: Callable[[PyTree], PyTree]
-    versions: Callable[[PyTree, int], dict[int, dict[str, PyTree]]]
+    earlier: Callable[[PyTree, int], dict[int, dict[str, PyTree]]]
 
 
 def lifted(
@@ -56,7 +56,7 @@ def lifted(
             init_fn=init_fn,
             step_fn=_of_trajectories(step_fn),
             user_state=lambda state: state,
-            versions=lambda state, newest: {newest: variables(state)},
+            earlier=lambda state, newest: {},
         )
 
     def init(key: jax.Array) -> PyTree:
@@ -66,35 +66,29 @@ def lifted(
         )
         return {"state": state, "earlier": first}
 
-    def moved(held: PyTree, state: PyTree) -> PyTree:
-        earlier = jax.tree.map(
-            lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
-            held["earlier"],
-            variables(held["state"]),
-        )
-        return {"state": state, "earlier": earlier}
-
     inner = _of_trajectories(step_fn)
 
     @functools.wraps(step_fn)  # asked whether it takes a key
     def step(held: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         state, metrics = inner(held["state"], batch, *key)
-        return moved(held, state), metrics
+        earlier = jax.tree.map(
+            lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
+            held["earlier"],
+            variables(held["state"]),
+        )
+        return {"state": state, "earlier": earlier}, metrics
 
     def versions(held: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
         def of(age: int) -> dict[str, PyTree]:
             return jax.tree.map(lambda x: x[-age], held["earlier"])
 
-        ages = range(1, min(earlier, newest) + 1)
-        return {newest: variables(held["state"])} | {
-            newest - age: of(age) for age in ages
-        }
+        return {newest - age: of(age) for age in range(1, min(earlier, newest) + 1)}
 
     return Lifted(
         init_fn=init,
         step_fn=step,
         user_state=lambda held: held["state"],
-        versions=versions,
+        earlier=versions,
     )
 
 

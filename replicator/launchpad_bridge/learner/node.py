@@ -115,12 +115,6 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         """Return a handle, which becomes a client of the learner's methods."""
         return self._first.create_handle()
 
-    def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to; its processes are in it, too."""
-        super().belong_to(program, label)
-        for node in (self._first, *self._nodes):
-            node.belong_to(program, label)
-
 
 class LearnerProcess(GroupMember[Any]):
     """One process of a learner of several.
@@ -139,6 +133,11 @@ class LearnerProcess(GroupMember[Any]):
     def inner_nodes(self) -> list[Node[Any]]:
         """Return the node that runs in it: its address and its handles are found so."""
         return [self._learner]
+
+    def belong_to(self, program: Any, label: str) -> None:
+        """Know the program that this was added to; so does who has the handles."""
+        super().belong_to(program, label)
+        self._learner.belong_to(program, label)
 
 
 def _members(

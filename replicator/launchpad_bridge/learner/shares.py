@@ -16,8 +16,39 @@ from replicator import rpc
 from replicator.base.types import PyTree
 from replicator.errors import DistributedError
 from replicator.launchpad_bridge.learner.trajectory_batches import GONE, LOOK_S
+from replicator.training.hooks.hook import StepEvent
+from replicator.training.hooks.schedule import Every
 
 _STOP_COMES_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Saves(Every):
+    """The schedule of a learner's checkpoints, and those asked for besides.
+
+    Threads of the server ask; the session's threads look. In all processes the same
+    updates are saved: the first says behind which, with each batch.
+
+    Attributes:
+      asked: Set to ask for a checkpoint behind the next batch that is taken.
+      behind: The updates, of those to come, behind which one was asked for. Added to
+        by the thread that reads batches, taken out of by the one that saves.
+    """
+
+    # Not told of in `repr`, by which processes compare what they were given.
+    asked: threading.Event = dataclasses.field(
+        default_factory=threading.Event, repr=False
+    )
+    behind: set[int] = dataclasses.field(default_factory=set, repr=False)
+
+    def decide(
+        self, last_s: float | None, event: StepEvent
+    ) -> tuple[float | None, bool]:
+        """Say whether `event` is due."""
+        last_s, is_due = super().decide(last_s, event)
+        is_asked = event.step in self.behind
+        self.behind.discard(event.step)
+        return last_s, is_due or is_asked
 
 
 @rpc.register
@@ -45,22 +76,13 @@ class Shares(Iterator[PyTree]):
     Args:
       batches: Whole ones; says by `get_state` where it is.
       processes: How many share them.
-      is_save_asked: Asked once for each batch: whether to save behind it.
-      save_behind: Told the updates behind which to save.
+      saves: Looked at for each batch: whether to save behind it.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        processes: int,
-        *,
-        is_save_asked: Callable[[], bool],
-        save_behind: Callable[[int], None],
-    ) -> None:
+    def __init__(self, batches: Any, processes: int, saves: Saves) -> None:
         self._batches = batches
         self._processes = processes
-        self._is_save_asked = is_save_asked
-        self._save_behind = save_behind
+        self._saves = saves
         # Guards `_parts` and `_ended`; nothing is called while it is held.
         self._changed = threading.Condition()
         self._parts: dict[tuple[int, int], Share] = {}  # by number and process
@@ -78,9 +100,10 @@ class Shares(Iterator[PyTree]):
                 self._ended = True
                 self._changed.notify_all()
             raise
-        is_saved = self._is_save_asked()
+        is_saved = self._saves.asked.is_set()
         if is_saved:
-            self._save_behind(number + 1)
+            self._saves.asked.clear()
+            self._saves.behind.add(number + 1)
         state = self._batches.get_state()
         parts = [
             Share(batch=part, state=state, is_saved=is_saved)
@@ -118,22 +141,22 @@ class SharedBatches(Iterator[PyTree]):
     Args:
       first: A client of the first process.
       process: Which one this is.
+      saves: Told the updates behind which to save.
       stopped: Waits so many seconds until the program is stopping; tells whether it is.
-      save_behind: Told the updates behind which to save.
     """
 
     def __init__(
         self,
         first: Any,
         process: int,
+        saves: Saves,
         *,
         stopped: Callable[[float], bool],
-        save_behind: Callable[[int], None],
     ) -> None:
         self._first = first
         self._process = process
+        self._saves = saves
         self._stopped = stopped
-        self._save_behind = save_behind
         self._state: dict[str, Any] = {"batch": 0, "cut": None}
 
     def __iter__(self) -> Self:
@@ -160,7 +183,7 @@ class SharedBatches(Iterator[PyTree]):
                 raise StopIteration
             self._state = share.state
             if share.is_saved:
-                self._save_behind(number + 1)
+                self._saves.behind.add(number + 1)
             return share.batch
 
     def get_state(self) -> dict[str, Any]:

@@ -75,8 +75,8 @@ class TrajectoryBatches(Iterator[PyTree]):
         self._reached = reached
         self._max_policy_lag = max_policy_lag
         self._number = 0  # of the next batch: what its update is called
-        self._cut: Cut | None = None
-        self._cut_as_json: dict[str, Any] | None = None  # asked for twice a batch
+        # Of the last batch, as JSON: what is asked for twice a batch.
+        self._cut: dict[str, Any] | None = None
         self._has_begun = False
         self.num_episodes = 0
         self.last_returns: collections.deque[float] = collections.deque(maxlen=100)
@@ -115,19 +115,16 @@ class TrajectoryBatches(Iterator[PyTree]):
         """Take once; return also why the table is not there, where it is not."""
         try:
             if not self._has_begun:
-                self._ask("begin", cut=self._cut)
+                self._ask("begin", cut=self._cut and Cut.from_json(self._cut))
                 self._has_begun = True
             said = {"count": self._batch_size, "oldest": oldest, "timeout_s": LOOK_S}
             # A batch is for the update after so many: a later version is none of ours,
             # but of a learner that was killed, and went back to its checkpoint. (What
             # is published now would be too strict: more is while this waits.)
             return self._ask("take", newest=self._number, **said), None
-        except TableRestartedError as error:
-            # It holds nothing: actors go back to behind the last batch taken here.
-            self._has_begun = False
-            return None, error
-        except GONE as error:
-            # What it was to give us may have been given, to nobody.
+        except (TableRestartedError, *GONE) as error:
+            # It holds nothing, and actors go back to behind the last batch taken here;
+            # or what it was to give us may have been given, to nobody.
             self._has_begun = False
             return None, error
 
@@ -144,8 +141,7 @@ class TrajectoryBatches(Iterator[PyTree]):
                 "learner a table of its own."
             )
         self._number += 1
-        self._cut = taken.cut
-        self._cut_as_json = taken.cut and taken.cut.to_json()
+        self._cut = taken.cut and taken.cut.to_json()
         self.num_episodes += len(taken.episodes)
         self.last_returns.extend(taken.episodes)
         version = np.asarray(taken.versions, np.int32)
@@ -159,11 +155,10 @@ class TrajectoryBatches(Iterator[PyTree]):
 
     def get_state(self) -> dict[str, Any]:
         """Return where it is, as plain JSON, for a checkpoint."""
-        return {"batch": self._number, "cut": self._cut_as_json}
+        return {"batch": self._number, "cut": self._cut}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on where `get_state` was asked; what the table holds is told so."""
         self._number = state["batch"]
-        self._cut = state["cut"] and Cut.from_json(state["cut"])
-        self._cut_as_json = state["cut"]
+        self._cut = state["cut"]
         self._has_begun = False

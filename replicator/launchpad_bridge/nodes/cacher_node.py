@@ -6,6 +6,7 @@ never with something older than `stale_after_ms`: then it asks, and the caller w
 """
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -84,20 +85,24 @@ class _Entry(NamedTuple):
     value: PyTree
 
 
+_NEVER = _Entry(-math.inf, None)
+
+
 class _Known:
     """One call that is remembered."""
 
     def __init__(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> None:
         self.args = args
         self.kwargs = kwargs
-        # Held during a call to the target. A refresh does without: it replaces `entry`.
+        # Held during a call to the target, by who made it and all who ask the same. A
+        # refresh does without: it replaces `entry`.
         self.lock = threading.Lock()
-        self.entry: _Entry | None = None
+        self.entry = _NEVER
         self.is_asked = False
 
     def renew(self, entry: _Entry) -> None:
         """Take an answer, unless a later one is known."""
-        if self.entry is None or entry.asked_s >= self.entry.asked_s:
+        if entry.asked_s >= self.entry.asked_s:
             self.entry = entry
 
 
@@ -139,15 +144,10 @@ class Cacher:
           ArgumentError: An argument is no plain value, or there are too many calls.
         """
         known = self._known_of(method, args, kwargs)
-        entry = known.entry
-        if entry is not None and self._is_fresh(entry):
-            return entry.value
         with known.lock:  # others who ask the same wait for this answer
-            entry = known.entry
-            if entry is None or not self._is_fresh(entry):
-                asked_s = self._now_s()
-                value = self.target.call(method, args, kwargs)
-                entry = _Entry(asked_s, value)
+            entry, now_s = known.entry, self._now_s()
+            if now_s - entry.asked_s > self._stale_after_s:
+                entry = _Entry(now_s, self.target.call(method, args, kwargs))
                 known.renew(entry)
             return entry.value
 
@@ -156,7 +156,7 @@ class Cacher:
         with self._lock:
             calls = list(self._known.items())
         for (method, *_), known in calls:
-            if known.entry is None or known.is_asked:
+            if known.entry is _NEVER or known.is_asked:
                 continue
             known.is_asked = True
             asked_s = self._now_s()
@@ -168,9 +168,6 @@ class Cacher:
         # A refresh that failed is no news: callers are told once the answer is stale.
         if not future.cancelled() and future.exception() is None:
             known.renew(_Entry(asked_s, future.result()))
-
-    def _is_fresh(self, entry: _Entry) -> bool:
-        return self._now_s() - entry.asked_s <= self._stale_after_s
 
     def _known_of(
         self, method: str, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]

@@ -24,12 +24,9 @@ from replicator.launchpad_bridge.running.node_context import (
 )
 from replicator.launchpad_bridge.running.stopping import stop_event
 from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.protocols import Listener
 from replicator.rpc.security.secret import Secret
-from replicator.rpc.security.tls import Tls
 from replicator.rpc.server.methods import Method, idempotent, methods_of
-from replicator.rpc.server.server import Server
+from replicator.rpc.server.server import Server, listen_at
 from replicator.rpc.transports.connect import listen
 
 _HAND_OVER = "set_courier_server"
@@ -39,7 +36,6 @@ _DRAIN_WHEN_STOPPING_S = 1.0
 # Upstream's ways to tune gRPC: nothing to tune here.
 _UNUSED = {"compress", "chunk_tensors", "load_balancing_policy", "propagate_deadline"}
 _OF_CLIENT = {"call_timeout", "timeout_s", "wait_for_ready", "heartbeat_s"}
-_DEFAULT_LIMITS = MessageLimits()
 _OF_SERVER = {"thread_pool_size", "pool_size", "port", "name"}
 
 
@@ -106,6 +102,9 @@ class CourierHandle(Handle[Client]):
 class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
     """Makes an object in its worker, and lets others call its methods.
 
+    Attributes:
+      courier_address: Of the server.
+
     >>> learner = program.add_node(lp.CourierNode(Learner, seed=7), label="learner")
     >>> act = lp.PyNode(lambda learner: learner.step(), learner)     # calls it
     >>> actor = program.add_node(act, label="actor")
@@ -138,17 +137,12 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
           ProgramError: An option is unknown.
         """
         super().__init__(constructor, *args, **kwargs)
-        self._address = RpcAddress("courier")
-        self.allocate_address(self._address)
+        self.courier_address = RpcAddress("courier")
+        self.allocate_address(self.courier_address)
         self._courier_kwargs = _checked("courier_kwargs", courier_kwargs, _OF_SERVER)
         self._client_kwargs = _checked(
             "courier_client_kwargs", courier_client_kwargs, _OF_CLIENT | _UNUSED
         )
-
-    @property
-    def courier_address(self) -> Address:
-        """Return the address of the server."""
-        return self._address
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Give the constructor its arguments now: for nodes that need each other.
@@ -168,7 +162,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
     def create_handle(self) -> CourierHandle:
         """Return a handle, which becomes a client of the object's methods."""
-        return self._track_handle(CourierHandle(self._address, **self._client_kwargs))
+        handle = CourierHandle(self.courier_address, **self._client_kwargs)
+        return self._track_handle(handle)
 
     def run(self) -> Any:
         """Make the object, serve it, call its `run()`; return what that returns."""
@@ -177,7 +172,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         if hasattr(instance, _HAND_OVER):
             return self._hand_over(instance, server)
         server.start()
-        self._address.publish(server.address)
+        self.courier_address.publish(server.address)
         is_well = False
         try:
             result = instance.run() if self._runs(instance) else stop_event().wait()
@@ -212,19 +207,24 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
     ) -> Any:
         """Start a server: of `rpc`, or what the launcher has in its place."""
         options = dict(self._courier_kwargs)
-        address, here = self._address.listening(), self._address.server_options()
+        address = self.courier_address.listening()
+        here = self.courier_address.server_options()
         name = options.pop("name", context.worker)
         if context.exchange is not None:
             return context.exchange.serve(name, address, methods)
         if (port := options.pop("port", None)) is not None:
             here.setdefault("secret", _secret_beside(address))
             address = f"{address},grpc://127.0.0.1:{port}"
+        # Else a handler would hold the very objects of its caller.
+        encodes = None if context.by_reference else True
         server = Server(
             name=name,
             pool_size=options.pop(
                 "thread_pool_size", options.pop("pool_size", pool_size)
             ),
-            listeners=_listen(address, by_reference=context.by_reference, **here),
+            listeners=listen_at(
+                address, partial(listen, force_encoding=encodes, **here)
+            ),
         )
         for method, function in methods.items():
             server.bind(method, function)
@@ -257,35 +257,6 @@ def _drain_s(is_well: bool, most_s: float) -> float:
         return 0.0
     is_stopping = context is None or context.stop_event.is_set()
     return min(_DRAIN_WHEN_STOPPING_S, most_s) if is_stopping else most_s
-
-
-def _listen(
-    addresses: str,
-    *,
-    by_reference: bool,
-    limits: MessageLimits = _DEFAULT_LIMITS,
-    secret: Secret | None = None,
-    tls: Tls | None = None,
-) -> list[Listener]:
-    """Listen at all of these, or at none."""
-    listeners: list[Listener] = []
-    try:
-        for address in addresses.split(","):
-            listeners.append(
-                listen(
-                    address,
-                    secret=secret,
-                    limits=limits,
-                    tls=tls,
-                    # Else a handler would hold the very objects of its caller.
-                    force_encoding=None if by_reference else True,
-                )
-            )
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        raise
-    return listeners
 
 
 def _secret_beside(address: str) -> Secret | None:

@@ -1,50 +1,30 @@
 """A server under the names of Launchpad's courier: for objects that start their own."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Any, final
 
 _DRAIN_S = 10.0
 
 
-class Listening(Protocol):
-    """A server as `rpc` has it, or what a launcher puts in its place."""
-
-    @property
-    def address(self) -> str:
-        """Return where clients reach it."""
-        ...
-
-    def stop(self, drain_s: float) -> None:
-        """Take no more calls, answer those there are."""
-        ...
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has stopped."""
-        ...
-
-
 @final
 class CourierServer:
-    """What `set_courier_server` is given: starts and stops when the object says so."""
+    """What `set_courier_server` is given: starts and stops when the object says so.
 
-    def __init__(
-        self, start: Callable[[dict[str, Callable[..., Any]]], Listening]
-    ) -> None:
-        """Hold what starts a server of some methods."""
+    Attributes:
+      has_started: Whether it was started.
+    """
+
+    def __init__(self, start: Callable[[dict[str, Callable[..., Any]]], Any]) -> None:
+        """Hold what starts a server of some methods: of `rpc`, or a launcher's."""
+        self.has_started = False
         self._start = start
         self._methods: dict[str, Callable[..., Any]] = {}
-        self._has_started = False
-        self._server: Listening | None = None
+        self._server: Any = None
 
     @property
     def address(self) -> str:
         """Return where clients reach it; "" where it does not listen."""
         return "" if self._server is None else self._server.address
-
-    @property
-    def has_started(self) -> bool:
-        """Return whether it was started."""
-        return self._has_started
 
     def bind(self, name: str, function: Callable[..., Any]) -> None:
         """Let clients call a function; before the start."""
@@ -52,7 +32,7 @@ class CourierServer:
 
     def start(self) -> None:
         """Listen, and serve. With nothing to serve it does not listen."""
-        self._has_started = True
+        self.has_started = True
         if self._methods:
             self._server = self._start(self._methods)
 
@@ -69,16 +49,4 @@ class CourierServer:
     def set_is_healthy(self, is_healthy: bool = True) -> None:
         """Do nothing: a server is healthy while it answers."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _UPSTREAM:
-            return getattr(self, _UPSTREAM[name])
-        raise AttributeError(f"A courier server has no `{name}`.")
-
-
-_UPSTREAM = {
-    "Start": "start",
-    "Stop": "stop",
-    "Join": "join",
-    "Bind": "bind",
-    "SetIsHealthy": "set_is_healthy",
-}
+    Start, Stop, Join, Bind, SetIsHealthy = start, stop, join, bind, set_is_healthy

@@ -55,12 +55,6 @@ class JaxProcesses(PyNode[Any, Worked], Generic[Worked]):
         """Return the members: a planned program has them in the place of this node."""
         return list(self._members)
 
-    def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to; the members are in it, too."""
-        super().belong_to(program, label)
-        for member in self._members:
-            member.belong_to(program, label)
-
 
 class GroupMember(PyNode[Any, Worked], Generic[Worked]):
     """One of the processes; made by `JaxProcesses`.

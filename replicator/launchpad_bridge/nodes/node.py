@@ -21,9 +21,11 @@ class Node(abc.ABC, Generic[HandleT]):
     Attributes:
       addresses: Where servers of this node will listen.
       is_configured: Whether its arguments came by `configure`, after its handle.
+      is_expanded: Whether a planned program has its inner nodes in its place.
     """
 
     is_configured: bool = False
+    is_expanded: bool = False
 
     def __init__(self) -> None:
         self._launch_context = LaunchContext()
@@ -80,8 +82,10 @@ class Node(abc.ABC, Generic[HandleT]):
         return self._owner
 
     def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to."""
+        """Know the program that this was added to, and so what takes its place."""
         self._owner = (program, label)
+        for node in self.inner_nodes if self.is_expanded else ():
+            node.belong_to(program, label)
 
     def inputs(self) -> Iterator[tuple[str, Handle[Any]]]:
         """Yield the handles among the arguments, as they are now, with their paths."""

@@ -29,8 +29,8 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
         """
         super().__init__()
         self._function = function
-        self._func_args = args
-        self._func_kwargs = kwargs
+        self._args = args
+        self._kwargs = kwargs
         self.collect_input_handles()
 
     @property
@@ -41,7 +41,7 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
     @property
     def arguments(self) -> Arguments:
         """Return where handles may stand."""
-        return (self._func_args, self._func_kwargs)
+        return (self._args, self._kwargs)
 
     @property
     def description(self) -> str:
@@ -65,7 +65,7 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
         return None
 
     def _call_function(self) -> Worked:
-        args, kwargs = dereferenced((self._func_args, self._func_kwargs))
+        args, kwargs = dereferenced(self.arguments)
         return self._function(*args, **kwargs)
 
 
@@ -91,23 +91,10 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
           **kwargs: Its named arguments, likewise.
         """
-        self._constructor = constructor
-        self._args = args
-        self._kwargs = kwargs
+        super().__init__(constructor, *args, **kwargs)
         self._should_run = True
         self._instance: Worked | None = None
         self._is_constructed = False
-        super().__init__(self.run)
-
-    @property
-    def arguments(self) -> Arguments:
-        """Return where handles may stand."""
-        return (self._args, self._kwargs)
-
-    @property
-    def description(self) -> str:
-        """Return what it makes, for people."""
-        return name_of(self._constructor)
 
     def disable_run(self) -> None:
         """Only make the object: a test calls its methods, step by step."""
@@ -133,13 +120,15 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
         self._instance = None
         self._is_constructed = False
 
+    def _call_function(self) -> Any:
+        return self.run()
+
     def _runs(self, instance: object) -> bool:
         return self._should_run and hasattr(instance, "run")
 
     def _construct_instance(self) -> Any:
         if not self._is_constructed:
-            args, kwargs = dereferenced((self._args, self._kwargs))
-            self._instance = self._constructor(*args, **kwargs)
+            self._instance = super()._call_function()
             self._is_constructed = True
         return self._instance
 

@@ -28,7 +28,11 @@ class ReverbHandle(Handle[Any]):
 
 
 class ReverbNode(PyNode[ReverbHandle, None]):
-    """Serves a Reverb replay buffer."""
+    """Serves a Reverb replay buffer.
+
+    Attributes:
+      reverb_address: Of the server.
+    """
 
     def __init__(
         self,
@@ -56,24 +60,19 @@ class ReverbNode(PyNode[ReverbHandle, None]):
         self._priority_tables_fn = priority_tables_fn
         self._checkpoint_ctor = checkpoint_ctor
         self._checkpoint_time_delta_minutes = minutes
-        self._address = Address("reverb")
-        self.allocate_address(self._address)
-
-    @property
-    def reverb_address(self) -> Address:
-        """Return the address of the server."""
-        return self._address
+        self.reverb_address = Address("reverb")
+        self.allocate_address(self.reverb_address)
 
     def create_handle(self) -> ReverbHandle:
         """Return a handle, which becomes a client of the buffer."""
-        return self._track_handle(ReverbHandle(self._address))
+        return self._track_handle(ReverbHandle(self.reverb_address))
 
     def run(self) -> None:
         """Serve until the program stops; save now and then."""
         make_checkpointer = self._checkpoint_ctor
         server = _reverb().Server(
             tables=self._priority_tables_fn(),
-            port=get_port_from_address(self._address.resolve()),
+            port=get_port_from_address(self.reverb_address.resolve()),
             checkpointer=None if make_checkpointer is None else make_checkpointer(),
         )
         minutes = self._checkpoint_time_delta_minutes

@@ -26,13 +26,7 @@ _LOOK_S = 0.2
 
 
 class Colocation(PyNode[Any, Any]):
-    """Nodes added as one; they are not added to the program themselves.
-
-    Attributes:
-      is_expanded: Whether a planned program has its nodes in its place.
-    """
-
-    is_expanded = False
+    """Nodes added as one; they are not added to the program themselves."""
 
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
         super().__init__(self.run)
@@ -64,7 +58,7 @@ class Colocation(PyNode[Any, Any]):
         """
         if not isinstance(node, PyNode):
             raise ProgramError(f"{type(self).__name__} only works with PyNodes.")
-        if getattr(node, "is_expanded", False):
+        if node.is_expanded:
             raise ProgramError(
                 f"`node` must be one worker, got {node!r} in a {type(self).__name__}. "
                 "Add it to the program itself."
@@ -73,12 +67,6 @@ class Colocation(PyNode[Any, Any]):
         for address in node.addresses:
             self._take_over(address)
         return node.create_handle()
-
-    def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to; the inner nodes are in it, too."""
-        super().belong_to(program, label)
-        for node in self._nodes if self.is_expanded else ():
-            node.belong_to(program, label)
 
     def forget_run(self) -> None:
         """Let the inner nodes begin anew in the next start."""
@@ -156,6 +144,7 @@ class _Threads:
         self._nodes = nodes
         self._contexts = [outer.inner() for _ in nodes]
         self._turns = None if outer.exchange is None else outer.exchange.turns
+        # Each inner thread puts its end here once; the worker's thread alone takes.
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(
@@ -166,28 +155,22 @@ class _Threads:
 
     def run(self, *, first: bool) -> list[PyTree]:
         """Run them until all, or the first, have ended; raise what one raises."""
-        if self._turns is None:
-            return self._run_all(first)
-        # Where nodes take turns, the inner ones do, and this thread does not.
-        with self._turns.outside([thread.name for thread in self._threads]):
-            return self._run_all(first)
-
-    def _run_all(self, first: bool) -> list[PyTree]:
-        for thread in self._threads:
-            thread.start()
         results: list[PyTree] = [None] * len(self._nodes)
-        for _ in self._nodes:
-            ended = self._next()
-            if ended.error is not None:
-                self.ask_to_stop()
-                self._join(_TAIL_S)
-                ended.error.add_note(
-                    f"In the inner node {self._nodes[ended.number]!r}."
-                )
-                raise ended.error
-            results[ended.number] = ended.result
-            if first:
-                break
+        # Where nodes take turns, the inner ones do, and this thread does not.
+        with self._in_turn("outside", [thread.name for thread in self._threads]):
+            for thread in self._threads:
+                thread.start()
+            for _ in self._nodes:
+                ended = self._next()
+                if ended.error is not None:
+                    self.ask_to_stop()
+                    self._join(_TAIL_S)
+                    inner = self._nodes[ended.number]
+                    ended.error.add_note(f"In the inner node {inner!r}.")
+                    raise ended.error
+                results[ended.number] = ended.result
+                if first:
+                    break
         return results
 
     def ask_to_stop(self) -> None:
@@ -202,22 +185,19 @@ class _Threads:
 
     def _run(self, index: int) -> None:
         context = self._contexts[index]
-        taken = (
-            contextlib.nullcontext()
-            if self._turns is None
-            else (self._turns.taken(self._threads[index].name))
-        )
         try:
-            with context.entered(), taken:
+            with context.entered(), self._in_turn("taken", self._threads[index].name):
                 result = self._nodes[index].function()  # type: ignore[attr-defined]
                 finish_handlers(context)
-        except SystemExit as error:
-            is_well = error.code in (None, 0)
-            self._ended.put(_Ended(index, error=None if is_well else error))
-        except BaseException as error:
-            self._ended.put(_Ended(index, error=error))
-        else:
             self._ended.put(_Ended(index, result))
+        except BaseException as error:
+            is_well = isinstance(error, SystemExit) and error.code in (None, 0)
+            self._ended.put(_Ended(index, error=None if is_well else error))
+
+    def _in_turn(self, how: str, names: Any) -> contextlib.AbstractContextManager[None]:
+        if self._turns is None:
+            return contextlib.nullcontext()
+        return getattr(self._turns, how)(names)
 
     def _next(self) -> _Ended:
         while True:

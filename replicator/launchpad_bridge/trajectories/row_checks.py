@@ -24,23 +24,24 @@ _END_OF_VERSIONS = 1 << 31  # a learner's batches have them as int32
 
 
 class Checked(NamedTuple):
-    """Trajectories that may be copied into a table: leaves [n, ...]; n may be 0."""
+    """Trajectories that may be copied into a table, and what was said of them.
+
+    Attributes:
+      form: Of each.
+      leaves: [n, ...]; n may be 0.
+      version: Of the policy that acted.
+      episodes: Returns of those that ended.
+    """
 
     form: RowForm
     leaves: Sequence[np.ndarray]
+    version: int
+    episodes: list[float]
 
     @property
     def num_rows(self) -> int:
         """Return how many they are."""
         return len(self.leaves[0])
-
-
-class Said(NamedTuple):
-    """What was said of trajectories, in types that a learner can go on with."""
-
-    version: int
-    episodes: list[float]
-    snapshot: bytes | None
 
 
 class _Expected(NamedTuple):
@@ -84,80 +85,39 @@ class RowChecks:
                 )
             self._expected = _Expected(form, places)
 
-    def said(
+    def check(
         self,
+        trajectories: PyTree,
+        *,
         actor: str,
         version: Any,
         episodes: Sequence[Any],
         snapshot: Any = None,
-    ) -> Said:
-        """Return what an actor said of its trajectories, as a learner can use it.
-
-        Raises:
-          TrajectoryError: `version` is no number of updates, `episodes` are no numbers,
-            or `snapshot` no bytes.
-          ArgumentError: `actor` is no name.
-        """
-        check_text("actor", actor)
-        is_whole = isinstance(version, numbers.Integral)
-        if not is_whole or not 0 <= int(version) < _END_OF_VERSIONS:
-            raise self._not_as_said(
-                f"`version` of {actor} must be a whole number from 0 to 2**31 - 1, got "
-                f"{version!r}. Pass that of the variables it acted with.",
-                actor,
-            )
-        try:
-            returns = [float(each) for each in episodes]
-        except (TypeError, ValueError, OverflowError):
-            raise self._not_as_said(
-                f"`episodes` of {actor} must be a list of numbers, got {episodes!r}. "
-                "Pass the returns of those that ended.",
-                actor,
-            ) from None
-        if snapshot is not None and not isinstance(snapshot, bytes):
-            raise self._not_as_said(
-                f"`snapshot` of {actor} must be bytes, got "
-                f"{type(snapshot).__name__}. Pass None for none.",
-                actor,
-            )
-        return Said(int(version), returns, snapshot)
-
-    def check(
-        self,
-        trajectories: PyTree,
-        actor: str,
-        *,
-        fits: Callable[[int], None] = lambda count: None,
+        fits: Callable[[int], None],
     ) -> Checked:
-        """Return what of these may be inserted.
+        """Return what of these may be inserted, as a learner can use it.
 
         The first ones that nothing refuses are the form of all others.
 
         Args:
           trajectories: Leaves [n, ...].
           actor: Whose they are.
+          version: Of the policy that acted.
+          episodes: Returns of those that ended.
+          snapshot: Of the actor.
           fits: Given how many are left; raises where the table cannot take them.
 
         Raises:
-          TrajectoryError: They have another form than the first, or are not finite.
+          TrajectoryError: They have another form than the first, or are not finite;
+            `version` is no number of updates, `episodes` are no numbers, or `snapshot`
+            no bytes.
+          ArgumentError: `actor` is no name.
         """
+        check_text("actor", actor)
         try:
-            while True:
-                expected = self._expected or self._first(trajectories, actor)
-                leaves = expected.form.check(trajectories, actor)
-                looked_at = [leaves[place] for place in expected.looked_at]
-                is_finite = finite_rows(looked_at, len(leaves[0]))
-                if self._on_nonfinite == "skip" and not is_finite.all():
-                    leaves = [leaf[is_finite] for leaf in leaves]
-                fits(len(leaves[0]))
-                if self._on_nonfinite != "raise" or is_finite.all():
-                    with self._lock:
-                        self._expected = self._expected or expected
-                        # Two may be the first at once: the later one looks again.
-                        if self._expected is not expected:
-                            continue
-                self._count_nonfinite(is_finite, actor)
-                return Checked(expected.form, leaves)
+            returns = _said(actor, version, episodes, snapshot)
+            form, leaves = self._rows(trajectories, actor, fits)
+            return Checked(form, leaves, int(version), returns)
         except (TrajectoryError, ArgumentError):
             self._count_refused(actor)
             raise
@@ -174,9 +134,25 @@ class RowChecks:
             name = actor if is_known else OTHER_ACTORS
             self._refused[name] = self._refused.get(name, 0) + 1
 
-    def _not_as_said(self, message: str, actor: str) -> TrajectoryError:
-        self._count_refused(actor)
-        return TrajectoryError(message)
+    def _rows(
+        self, trajectories: PyTree, actor: str, fits: Callable[[int], None]
+    ) -> tuple[RowForm, list[np.ndarray]]:
+        while True:
+            expected = self._expected or self._first(trajectories, actor)
+            leaves = expected.form.check(trajectories, actor)
+            looked_at = [leaves[place] for place in expected.looked_at]
+            is_finite = finite_rows(looked_at, len(leaves[0]))
+            if self._on_nonfinite == "skip" and not is_finite.all():
+                leaves = [leaf[is_finite] for leaf in leaves]
+            fits(len(leaves[0]))
+            if self._on_nonfinite != "raise" or is_finite.all():
+                with self._lock:
+                    self._expected = self._expected or expected
+                    # Two may be the first at once: the later one looks again.
+                    if self._expected is not expected:
+                        continue
+            self._count_nonfinite(is_finite, actor)
+            return expected.form, leaves
 
     def _first(self, trajectories: PyTree, actor: str) -> _Expected:
         form = form_of(trajectories, actor)
@@ -217,3 +193,27 @@ class RowChecks:
                 f"{len(is_finite)}. Look at its environment, or pass "
                 '`on_nonfinite="skip"`.'
             )
+
+
+def _said(
+    actor: str, version: Any, episodes: Sequence[Any], snapshot: Any
+) -> list[float]:
+    """Refuse what no learner can go on with; return the returns of episodes."""
+    is_whole = isinstance(version, numbers.Integral)
+    if not is_whole or not 0 <= int(version) < _END_OF_VERSIONS:
+        raise TrajectoryError(
+            f"`version` of {actor} must be a whole number from 0 to 2**31 - 1, got "
+            f"{version!r}. Pass that of the variables it acted with."
+        )
+    if snapshot is not None and not isinstance(snapshot, bytes):
+        raise TrajectoryError(
+            f"`snapshot` of {actor} must be bytes, got {type(snapshot).__name__}. Pass "
+            "None for none."
+        )
+    try:
+        return [float(each) for each in episodes]
+    except (TypeError, ValueError, OverflowError):
+        raise TrajectoryError(
+            f"`episodes` of {actor} must be a list of numbers, got {episodes!r}. Pass "
+            "the returns of those that ended."
+        ) from None

@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from replicator.base.trees import named_leaves
+from replicator.base.trees import first_difference, named_leaves
 from replicator.base.types import PyTree
+from replicator.inputs.checks import holds_numbers
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError
-
-Slots = np.ndarray | slice
-"""Which rows of the memory: int64 [n], or n that follow each other."""
 
 
 class RowForm:
@@ -51,12 +48,15 @@ class RowForm:
         """
         found, structure = jax.tree.flatten(trajectories)
         leaves = [np.asarray(leaf) for leaf in found]
-        wrong = (
-            self._first_difference(trajectories, leaves)
-            if structure != self._structure
-            else self._first_other_leaf(leaves)
-            or _first_other_count(self.names, leaves)
-        )
+        count = len(leaves[0]) if leaves and leaves[0].ndim else 1
+        given = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        due = [((count, *shape), dtype) for shape, dtype in self._rows]
+        wrong = None if count else "there must be at least one row, got none"
+        if structure != self._structure or given != due:
+            blank = [np.broadcast_to(np.zeros((), of), shape) for shape, of in due]
+            wrong = first_difference(
+                self.to_tree(blank), jax.tree.unflatten(structure, leaves)
+            )
         if wrong:
             raise TrajectoryError(
                 f"`trajectories` of {actor} must have the form of the first ones: "
@@ -72,47 +72,24 @@ class RowForm:
         """Return leaves as trajectories."""
         return jax.tree.unflatten(self._structure, leaves)
 
-    def _first_other_leaf(self, leaves: Sequence[np.ndarray]) -> str | None:
-        for name, (shape, dtype), leaf in zip(
-            self.names, self._rows, leaves, strict=True
-        ):
-            if leaf.dtype != dtype or leaf.ndim == 0 or leaf.shape[1:] != shape:
-                got = f"{leaf.dtype}[{_sizes(leaf.shape)}]"
-                return f"`{name}` must be {dtype}[{_sizes(('n', *shape))}], got {got}"
-        return None
-
-    def _first_difference(
-        self, trajectories: PyTree, leaves: Sequence[np.ndarray]
-    ) -> str:
-        names = [name for name, _ in named_leaves(trajectories)]
-        for name in self.names:
-            if name not in names:
-                return f"`{name}` is missing"
-        for name in names:
-            if name not in self.names:
-                return f"`{name}` is new"
-        structure = jax.tree.structure(trajectories)
-        return f"they must be {self._structure}, got {structure}"
-
 
 def form_of(trajectories: PyTree, actor: str) -> RowForm:
-    """Return the form of the first trajectories that came.
+    """Return the form of the first trajectories that came; `RowForm.check` is next.
 
     Args:
       trajectories: Leaves [n, ...].
       actor: Whose they are.
 
     Raises:
-      TrajectoryError: They are no arrays of one n of at least 1.
+      TrajectoryError: They are no arrays with at least one row.
     """
     named = [(name, np.asarray(leaf)) for name, leaf in named_leaves(trajectories)]
     wrong = None if named else "there is no array in them"
     for name, leaf in named:
-        if leaf.ndim == 0:
-            wrong = f"`{name}` must have a first axis, of trajectories"
-        elif not _holds_numbers(leaf.dtype):
+        if leaf.shape[:1] in ((), (0,)):
+            wrong = f"`{name}` must have a first axis, of one trajectory or more"
+        elif not holds_numbers(leaf.dtype):
             wrong = f"`{name}` must hold numbers, got {leaf.dtype}"
-    wrong = wrong or _first_other_count(*zip(*named, strict=True))
     if wrong:
         raise TrajectoryError(
             f"`trajectories` of {actor} must be arrays, one row for each: {wrong}. "
@@ -131,15 +108,13 @@ class RowMemory:
         self._form = form
         self._leaves = form.make_rows(capacity)
 
-    def write(self, slots: Slots, leaves: Sequence[np.ndarray]) -> None:
-        """Copy leaves [n, ...] into n rows."""
+    def write(self, slots: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
+        """Copy leaves [n, ...] into n rows, int64 [n]."""
         for mine, leaf in zip(self._leaves, leaves, strict=True):
             mine[slots] = leaf
 
-    def read(self, slots: Slots) -> PyTree:
-        """Return n rows as new trajectories, leaves [n, ...]."""
-        if isinstance(slots, slice):
-            return self._form.to_tree([leaf[slots].copy() for leaf in self._leaves])
+    def read(self, slots: np.ndarray) -> PyTree:
+        """Return n rows, int64 [n], as new trajectories, leaves [n, ...]."""
         found = self._form.make_rows(len(slots))
         for leaf, to in zip(self._leaves, found, strict=True):
             # With "raise" NumPy would copy twice; these numbers are our own.
@@ -158,25 +133,3 @@ def finite_rows(leaves: Sequence[np.ndarray], count: int) -> np.ndarray:
 
 def _dtype_of(leaf: Any) -> np.dtype:
     return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype)
-
-
-def _holds_numbers(dtype: np.dtype) -> bool:
-    # Of JAX: it knows the kinds of `ml_dtypes`, too. A learner can place no others.
-    return any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
-
-
-def _sizes(shape: Sequence[Any]) -> str:
-    return ",".join(map(str, shape))
-
-
-def _first_other_count(
-    names: Sequence[str], leaves: Sequence[np.ndarray]
-) -> str | None:
-    """Say which leaf has another first axis than the first leaf, or an empty one."""
-    for name, leaf in zip(names, leaves, strict=True):
-        if len(leaf) != len(leaves[0]):
-            other = f"`{names[0]}` has {len(leaves[0])}"
-            return f"`{name}` has {len(leaf)} rows, and {other}"
-        if len(leaf) == 0:
-            return f"`{name}` must have at least one row, got none"
-    return None

@@ -10,6 +10,7 @@ back when `insert` returns; and out of it once, into a batch.
 """
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from replicator.launchpad_bridge.trajectories.table import (
 )
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
+_REASONS = ("full_oldest", "full_newest", "too_old", "too_new")  # to drop
 MOST_EPISODES = 65_536
 """Returns of episodes that are kept until trajectories are taken; the last ones."""
 
@@ -86,8 +88,7 @@ class TrajectoryQueue:
         self._capacity = capacity
         self._when_full: WhenFull = when_full
         self._drops_nonfinite = on_nonfinite == "skip"
-        # Guards all below but the contents of `_memory`: a row is in `_free`, or in
-        # `_waiting`, or one thread that copies has it, which does so without the lock.
+        # Guards all below, the copying included: a row is in `_free` or in `_waiting`.
         lock = threading.Lock()
         self._has_room = threading.Condition(lock)
         self._has_rows = threading.Condition(lock)
@@ -99,7 +100,9 @@ class TrajectoryQueue:
         self._episodes: collections.deque[float] = collections.deque(
             maxlen=MOST_EPISODES
         )
-        self._counts = _Counts()
+        self._counts = {"inserted": 0, "taken": 0, "episodes": 0}
+        self._dropped: dict[str, int] = dict.fromkeys(_REASONS, 0)
+        self._blocked_s = 0.0
         self._largest_take = 1  # what a batch is, as far as is known
 
     def insert(
@@ -129,23 +132,27 @@ class TrajectoryQueue:
           ArgumentError: They are too many for `capacity`, beside a batch of what was
             taken so far. What waits for room is told so, too, by the first take.
         """
-        said = self._checks.said(actor, version, episodes)
-        checked = self._checks.check(trajectories, actor, fits=self._check_insert)
-        given, returns = checked.num_rows, said.episodes
+        checked = self._checks.check(
+            trajectories,
+            actor=actor,
+            version=version,
+            episodes=episodes,
+            fits=self._check_insert,
+        )
+        given, returns = checked.num_rows, checked.episodes
         if self._drops_nonfinite:
             returns = [each for each in returns if np.isfinite(each)]
         with self._has_room:
             self._memory = self._memory or RowMemory(checked.form, self._capacity)
             slots = self._reserve(given, actor)
-            self._counts.dropped["full_newest"] += given - len(slots)
-        if slots:
+            self._dropped["full_newest"] += given - len(slots)
             self._memory.write(
-                np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
+                np.array(slots, np.int64),
+                [leaf[: len(slots)] for leaf in checked.leaves],
             )
-        with self._has_rows:
-            self._waiting.extend(_Row(slot, said.version) for slot in slots)
-            self._counts.inserted += len(slots)
-            self._counts.episodes += len(returns)
+            self._waiting.extend(_Row(slot, checked.version) for slot in slots)
+            self._counts["inserted"] += len(slots)
+            self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)
             self._has_rows.notify_all()
         return Turn()
@@ -189,19 +196,15 @@ class TrajectoryQueue:
                 timeout_s=timeout_s,
             ):
                 return None
-            rows = [self._waiting.popleft() for _ in range(count)]
+            assert self._memory is not None, "rows wait, so somebody made it"
+            slots = [row.slot for row in itertools.islice(self._waiting, count)]
+            trajectories = self._memory.read(np.array(slots))
+            rows = [self._waiting.popleft() for _ in slots]
             episodes = list(self._episodes)
             self._episodes.clear()
-            memory = self._memory
-        assert memory is not None, "rows wait, so somebody made it"
-        slots = [row.slot for row in rows]
-        try:
-            trajectories = memory.read(np.array(slots))
-        finally:
-            with self._has_room:
-                self._counts.taken += count
-                self._free += slots
-                self._has_room.notify_all()
+            self._counts["taken"] += count
+            self._free += slots
+            self._has_room.notify_all()
         versions = np.array([row.version for row in rows], np.int64)
         return Taken(trajectories=trajectories, versions=versions, episodes=episodes)
 
@@ -221,14 +224,12 @@ class TrajectoryQueue:
         with self._has_rows:
             skipped = checks["nonfinite"] if self._drops_nonfinite else 0
             return {
-                "inserted": self._counts.inserted,
-                "taken": self._counts.taken,
+                **self._counts,
                 "waiting": len(self._waiting),
                 "capacity": self._capacity,
-                "episodes": self._counts.episodes,
                 "blocked": len(self._line),
-                "blocked_s": self._counts.blocked_s,
-                "dropped": dict(self._counts.dropped) | {"nonfinite": skipped},
+                "blocked_s": self._blocked_s,
+                "dropped": {**self._dropped, "nonfinite": skipped},
                 **checks,
             }
 
@@ -238,11 +239,11 @@ class TrajectoryQueue:
             return []
         if self._when_full == "drop_newest":
             count = min(count, len(self._free))
-        elif len(self._free) < count or self._line:
+        if self._when_full == "block" and (len(self._free) < count or self._line):
             self._wait_for_room(count, actor)
-        while len(self._free) < count:  # they are there, or it is a queue that drops
+        while len(self._free) < count:
             self._free.append(self._waiting.popleft().slot)
-            self._counts.dropped["full_oldest"] += 1
+            self._dropped["full_oldest"] += 1
         return [self._free.pop() for _ in range(count)]
 
     def _wait_for_room(self, count: int, actor: str) -> None:
@@ -254,14 +255,14 @@ class TrajectoryQueue:
                 self._has_room,
                 lambda: (
                     count > self._most_inserted()
-                    or (self._line[0] is ticket and self._room() >= count)
+                    or (self._line[0] is ticket and len(self._free) >= count)
                 ),
             )
         finally:
             self._line.remove(ticket)
             self._has_room.notify_all()  # another one is the first now
             waited_s = time.monotonic() - started_s
-            self._counts.blocked_s += waited_s
+            self._blocked_s += waited_s
         self._check_room_for(count)
         if not has_room:
             raise TableTimeoutError(
@@ -269,12 +270,6 @@ class TrajectoryQueue:
                 f"trajectories: {len(self._waiting)} of {self._capacity} wait to be "
                 'taken. Insert them again, or use `when_full="drop_oldest"`.'
             )
-
-    def _room(self) -> int:
-        """Return how many rows an insert may have now."""
-        if self._when_full == "block":
-            return len(self._free)
-        return len(self._free) + len(self._waiting)  # all but those being copied
 
     def _has_enough(self, count: int, oldest: int | None, newest: int | None) -> bool:
         if len(self._waiting) < count:
@@ -291,7 +286,7 @@ class TrajectoryQueue:
             self._waiting = collections.deque(
                 row for row in self._waiting if not is_dropped(row.version)
             )
-            self._counts.dropped[reason] += len(gone)
+            self._dropped[reason] += len(gone)
             self._free += gone
             self._has_room.notify_all()
 
@@ -321,12 +316,3 @@ class TrajectoryQueue:
 class _Row(NamedTuple):
     slot: int
     version: int
-
-
-class _Counts:
-    def __init__(self) -> None:
-        self.inserted = 0
-        self.taken = 0
-        self.episodes = 0
-        self.blocked_s = 0.0
-        self.dropped = {"full_oldest": 0, "full_newest": 0, "too_old": 0, "too_new": 0}

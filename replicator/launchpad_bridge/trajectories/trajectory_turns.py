@@ -14,7 +14,7 @@ same: a turn is a function of actor, number and version.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -134,11 +134,13 @@ class TrajectoryTurns:
         check_whole("number", number)
         assert number is not None, "it is a whole number"
         number = int(number)
-        said = self._checks.said(actor, version, episodes, snapshot)
         checked = self._checks.check(
             trajectories,
-            actor,
-            fits=lambda count: self._check_turn(count, actor, said.version, number),
+            actor=actor,
+            version=version,
+            episodes=episodes,
+            snapshot=snapshot,
+            fits=lambda count: self._check_turn(count, actor, version, number),
         )
         turn = self._order.turn_of(actor, number)
         with self._changed:
@@ -152,7 +154,7 @@ class TrajectoryTurns:
                 self._counts["ignored" if number < now.next_of[actor] else "ahead"] += 1
                 return self._turn_of(now, actor, with_snapshot=True)
             self._write(turn, checked)
-            now.held[turn] = _Held(said.snapshot, said.episodes)
+            now.held[turn] = _Held(snapshot, checked.episodes)
             now.next_of[actor] += 1
             self._counts["inserted"] += checked.num_rows
             self._changed.notify_all()
@@ -226,11 +228,10 @@ class TrajectoryTurns:
         Raises:
           ArgumentError: It is of other actors, or of another order of turns.
         """
-        snapshots = dict.fromkeys(self._order.actors) if cut is None else cut.snapshots
-        self._order.check_cut(snapshots, None if cut is None else cut.order)
-        batch = 0 if cut is None else cut.batch
+        cut = cut or Cut(batch=0, snapshots=dict.fromkeys(self._order.actors))
+        self._order.check_cut(cut)
         with self._changed:
-            self._progress = _Progress(self._order, batch, snapshots, self._most_turns)
+            self._progress = _Progress(self._order, cut, self._most_turns)
             self._begun += 1
             self._changed.notify_all()
 
@@ -258,10 +259,8 @@ class TrajectoryTurns:
 
     def _take_next(self, now: "_Progress") -> Taken:
         turns = self._order.turns_of_batch(now.batch)
-        rows = self._order.rows_per_turn
-        start = turns.start % self._most_turns * rows
         assert self._memory is not None, "a batch is there, so somebody made it"
-        trajectories = self._memory.read(slice(start, start + len(turns) * rows))
+        trajectories = self._memory.read(self._slots(turns.start, len(turns)))
         version = self._order.version_of_batch(now.batch)
         episodes = now.pass_batch(self._order)
         self._counts["taken"] += self._order.batch_size
@@ -278,11 +277,16 @@ class TrajectoryTurns:
         )
 
     def _write(self, turn: int, checked: Checked) -> None:
-        rows = self._order.rows_per_turn
         if self._memory is None:
-            self._memory = RowMemory(checked.form, self._most_turns * rows)
-        start = turn % self._most_turns * rows
-        self._memory.write(slice(start, start + rows), checked.leaves)
+            capacity = self._most_turns * self._order.rows_per_turn
+            self._memory = RowMemory(checked.form, capacity)
+        self._memory.write(self._slots(turn, 1), checked.leaves)
+
+    def _slots(self, turn: int, count: int) -> np.ndarray:
+        """Return the rows of turns that follow each other."""
+        start = turn % self._most_turns
+        rows = self._order.rows_per_turn
+        return np.arange(start * rows, (start + count) * rows)
 
     def _turn_of(self, now: "_Progress", actor: str, *, with_snapshot: bool) -> Turn:
         number = now.next_of[actor]
@@ -352,20 +356,14 @@ class _Progress:
       end_turn: The first one that there is no room for.
     """
 
-    def __init__(
-        self,
-        order: TurnOrder,
-        batch: int,
-        snapshots: Mapping[str, bytes | None],
-        most_turns: int,
-    ) -> None:
-        self.batch = batch
-        self.at_batch = dict(snapshots)
+    def __init__(self, order: TurnOrder, cut: Cut, most_turns: int) -> None:
+        self.batch = cut.batch
+        self.at_batch = dict(cut.snapshots)
         self.next_of = {
-            actor: order.number_at_batch(actor, batch) for actor in order.actors
+            actor: order.number_at_batch(actor, cut.batch) for actor in order.actors
         }
         self.held: dict[int, _Held] = {}
-        self.end_turn = order.turns_of_batch(batch).start + most_turns
+        self.end_turn = order.turns_of_batch(cut.batch).start + most_turns
 
     def is_ready(self, order: TurnOrder) -> bool:
         """Return whether all turns of the next batch are there."""

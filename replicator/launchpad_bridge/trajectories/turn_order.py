@@ -7,10 +7,11 @@ which is learnt from after so many updates, and is acted with the variables that
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from replicator.errors import ArgumentError, check_count, check_whole
+from replicator.launchpad_bridge.trajectories.table import Cut
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,27 +59,24 @@ class TurnOrder:
         """Return it as plain JSON; equal for equal orders."""
         return dataclasses.asdict(self) | {"actors": list(self.actors)}
 
-    def check_cut(
-        self, snapshots: Mapping[str, Any], order: Mapping[str, Any] | None
-    ) -> None:
+    def check_cut(self, cut: Cut) -> None:
         """Refuse a cut of other turns.
 
         Args:
-          snapshots: By actor.
-          order: What `to_json` returned where it was made; None: not known.
+          cut: With what `to_json` returned where it was made, if that is known.
 
         Raises:
           ArgumentError: It is of other actors, or of another order.
         """
-        if order is not None and dict(order) != self.to_json():
+        if cut.order is not None and dict(cut.order) != self.to_json():
             raise ArgumentError(
                 f"`cut` must be of this table's order, {self.to_json()}, got one of "
-                f"{dict(order)}. Go on as the run was begun, or begin it anew."
+                f"{dict(cut.order)}. Go on as the run was begun, or begin it anew."
             )
-        if set(snapshots) != set(self.actors):
+        if set(cut.snapshots) != set(self.actors):
             raise ArgumentError(
                 "`cut` must be of the actors of this table, got "
-                f"{', '.join(sorted(snapshots))} for "
+                f"{', '.join(sorted(cut.snapshots))} for "
                 f"{', '.join(sorted(self.actors))}. Start as many as before."
             )
 

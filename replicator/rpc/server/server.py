@@ -190,7 +190,7 @@ class Server:
                     "a function."
                 )
             if self._listeners is None:
-                self._listeners = _listen_at(self._address.split(","), self._listen)
+                self._listeners = listen_at(self._address, self._listen)
             self._is_started = True
         _warn_of_batches(self._methods.values(), self._service.pool.size)
         raise_limit()
@@ -356,13 +356,11 @@ class Server:
                     caller.give_up_calls()
 
 
-def _listen_at(
-    addresses: Sequence[str], listen: Callable[[str], Listener]
-) -> list[Listener]:
-    """Listen at all addresses, or at none."""
+def listen_at(addresses: str, listen: Callable[[str], Listener]) -> list[Listener]:
+    """Listen at all addresses, joined by commas, or at none."""
     listeners: list[Listener] = []
     try:
-        for address in addresses:
+        for address in addresses.split(","):
             listeners.append(listen(address.strip()))
     except BaseException:
         for listener in listeners:

@@ -10,6 +10,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator import strategies
 from replicator.checkpoint.commit import list_steps
+from replicator.launchpad_bridge.learner.shares import Saves
 from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
 
@@ -212,3 +213,10 @@ def test_metrics_that_are_none_are_refused(name):
     learner.dereference().insert(learning.rows(2), actor="me", version=0)
     with pytest.raises(lp.NodeFailedError, match="must return a dict of metrics"):
         run.wait(TIMEOUT_S)
+
+
+def test_schedules_of_two_processes_are_told_alike():
+    one, other = Saves(2, None), Saves(2, None)
+    one.asked.set()
+    other.behind.add(3)
+    assert repr(one) == repr(other)

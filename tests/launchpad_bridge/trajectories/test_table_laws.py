@@ -110,20 +110,20 @@ OTHER_FORMS = {
     "dtype": (
         with_pixels(np.float32),
         "`trajectories` of actor/1 must have the form of the first ones: "
-        "`observation/pixels` must be uint8[n,3,4], got float32[2,3,4]. Change what "
+        "`observation/pixels` is float32[2,3,4] instead of uint8[2,3,4]. Change what "
         "this actor inserts.",
     ),
     "shape": (
         with_pixels(lambda pixels: pixels[:, :2]),
-        "`observation/pixels` must be uint8[n,3,4], got uint8[2,2,4]",
+        "`observation/pixels` is uint8[2,2,4] instead of uint8[2,3,4]",
     ),
     "count": (
         with_pixels(lambda pixels: pixels[:1]),
-        "`observation/pixels` has 1 rows, and `observation/id` has 2",
+        "`observation/pixels` is uint8[1,3,4] instead of uint8[2,3,4]",
     ),
     "no rows": (
         lambda tree: jax.tree.map(lambda leaf: leaf[:0], tree),
-        "`observation/id` must have at least one row, got none",
+        "there must be at least one row, got none",
     ),
     "a leaf less": (without_pixels, "`observation/pixels` is missing"),
     "a leaf more": (
@@ -132,11 +132,11 @@ OTHER_FORMS = {
     ),
     "a list": (
         lambda tree: {**tree, "core": []},
-        "they must be PyTreeDef({'core': (), ",
+        "`core` is PyTreeDef([]) instead of PyTreeDef(())",
     ),
     "a number": (
         lambda tree: {**tree, "reward": 1.0},
-        "`reward` must be float32[n,3], got float64[]",
+        "`reward` is float64[] instead of float32[2,3]",
     ),
 }
 

@@ -39,7 +39,7 @@ def act(table):
         try:
             if number == 1:
                 bad = {**good, "reward": good["reward"].astype(np.float16)}
-                with pytest.raises(TrajectoryError, match="`reward` must be float32"):
+                with pytest.raises(TrajectoryError, match="`reward` is float16"):
                     table.insert(bad, **arguments)
             turn = table.insert(good, **arguments, episodes=[float(number)])
         except ReplicatorError:

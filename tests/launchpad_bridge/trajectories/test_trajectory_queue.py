@@ -134,6 +134,18 @@ def test_counts_add_up_when_threads_race(when_full):
     assert len(queue._free) == 12 - counts["waiting"]
 
 
+def test_an_insert_of_nothing_but_nan_waits_for_nobody_in_line():
+    queue = TrajectoryQueue(capacity=1)
+    queue.insert(rows(0), actor="a", version=0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        blocked = pool.submit(queue.insert, rows(1), actor="b", version=0)
+        while queue.statistics()["blocked"] == 0:
+            pass
+        queue.insert(rows(2, reward=np.nan), actor="c", version=0)
+        queue.take(1, timeout_s=SOON_S)
+        blocked.result(SOON_S)
+
+
 def test_who_waits_for_room_is_served_in_order():
     queue = TrajectoryQueue(8)
     for first in (0, 4):

@@ -6,7 +6,8 @@ both                                          one arrow between two groups
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from replicator.launchpad_bridge.graph import Edge, Graph
 
@@ -48,67 +49,46 @@ def arrows_of(graph: Graph) -> list[Arrow]:
         labels = label_of[edge.source], label_of[edge.target]
         pairs = between.setdefault(labels, {})
         pairs.setdefault((edge.source, edge.target), []).append(edge)
-    arrows: list[Arrow] = []
-    for (source, target), pairs in between.items():
-        if source == target:
-            arrows += _inside(source, groups[source], pairs)
-        else:
-            arrows += _across(source, target, groups, pairs)
-    return arrows
+    return [
+        arrow
+        for (source, target), pairs in between.items()
+        for arrow in _arrows(source, target, groups, pairs)
+    ]
 
 
-_Pairs = Mapping[tuple[str, str], Sequence[Edge]]
-
-
-def _inside(label: str, names: Sequence[str], pairs: _Pairs) -> list[Arrow]:
-    """Return arrows between the workers of one group."""
-    others = {(a, b) for a in names for b in names if a != b}
-    if len(names) > 2 and others <= set(pairs):
-        whole = End(label=label, name=None)
-        return [Arrow(source=whole, target=whole, edges=_joined(pairs.values()))]
-    return [_single(label, a, label, b, edges) for (a, b), edges in pairs.items()]
-
-
-def _across(
-    source: str, target: str, groups: Mapping[str, Sequence[str]], pairs: _Pairs
-) -> list[Arrow]:
-    """Return arrows from one group to another."""
-    callers, called = groups[source], groups[target]
+def _arrows(
+    source: str,
+    target: str,
+    groups: Mapping[str, Sequence[str]],
+    pairs: Mapping[tuple[str, str], Sequence[Edge]],
+) -> Iterator[Arrow]:
+    """Yield arrows from one group to another, or inside of one; whole groups first."""
     left = dict(pairs)
-
-    def take(wanted: list[tuple[str, str]], caller: End, callee: End) -> list[Arrow]:
-        if len(wanted) < 2 or not all(pair in left for pair in wanted):
-            return []
-        edges = _joined(left.pop(pair) for pair in wanted)
-        return [Arrow(source=caller, target=callee, edges=edges)]
-
-    all_callers = _end(source, callers)
-    all_called = _end(target, called)
-    arrows = take([(a, b) for a in callers for b in called], all_callers, all_called)
-    for b in called:
-        into = [(a, b) for a in callers]
-        arrows += take(into, all_callers, End(label=target, name=b))
-    for a in callers:
-        out = [(a, b) for b in called]
-        arrows += take(out, End(label=source, name=a), all_called)
-    arrows += [_single(source, a, target, b, edges) for (a, b), edges in left.items()]
-    return arrows
+    callers, called = [*_ends(source, groups)], [*_ends(target, groups)]
+    if source == target and len(callers) > 1:
+        (whole, names), *callers = callers
+        called = callers
+        others = {(a, b) for a in names for b in names if a != b}
+        if len(names) > 2 and others <= left.keys():
+            yield Arrow(source=whole, target=whole, edges=_joined(left.values()))
+            return
+    for (caller, sources), (callee, targets) in itertools.product(callers, called):
+        wanted = [(a, b) for a in sources for b in targets]
+        if all(pair in left for pair in wanted):
+            edges = _joined(left.pop(pair) for pair in wanted)
+            yield Arrow(source=caller, target=callee, edges=edges)
 
 
-def _end(label: str, names: Sequence[str]) -> End:
-    """Return a whole group, which may be a single worker."""
-    return End(label=label, name=names[0] if len(names) == 1 else None)
+def _ends(
+    label: str, groups: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[End, Sequence[str]]]:
+    """Yield a whole group, and each of its workers, with their names."""
+    names = groups[label]
+    if len(names) > 1:
+        yield End(label=label, name=None), names
+    for name in names:
+        yield End(label=label, name=name), [name]
 
 
-def _single(
-    source: str, caller: str, target: str, called: str, edges: Sequence[Edge]
-) -> Arrow:
-    return Arrow(
-        source=End(label=source, name=caller),
-        target=End(label=target, name=called),
-        edges=tuple(edges),
-    )
-
-
-def _joined(edges: Iterable[Sequence[Edge]]) -> tuple[Edge, ...]:
+def _joined(edges: Iterable[Sequence[Edge]]) -> Sequence[Edge]:
     return tuple(edge for some in edges for edge in some)

@@ -23,6 +23,11 @@ class Box:
         return self.x + self.width
 
     @property
+    def bottom(self) -> float:
+        """Return its lower edge."""
+        return self.y + self.height
+
+    @property
     def middle(self) -> float:
         """Return how far down its middle is."""
         return self.y + self.height / 2

@@ -1,4 +1,4 @@
-"""How arrows run: from side to side, along passages, and beside a column.
+"""How arrows run: from side to side, beside a column, and below what is in their way.
 
 Where several arrows meet at a side they stand apart, in the order of where they come
 from, so that two that run to and fro are two lines.
@@ -6,7 +6,8 @@ from, so that two that run to and fro are two lines.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End
 from replicator.launchpad_bridge.view.drawing.boxes import Box
@@ -14,10 +15,14 @@ from replicator.launchpad_bridge.view.drawing.layers import Point
 
 _HEAD = 7.0
 _LOOP = 24.0
-_BESIDE = 20.0
-"""Ends that are no further apart stand on the same side, of boxes below each other."""
+_BESIDE = 40.0
+"""Ends that are no further apart are of boxes below each other, on the same side."""
 _ENDS_USE = 0.7
 """How much of a side arrows use."""
+_BELOW = 16.0
+"""How far lanes, of arrows that pass columns, are below boxes and each other."""
+Lane: TypeAlias = tuple[float, float, float]
+"""Where it begins, where it ends, and how far down it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,31 +32,54 @@ class Curve:
     Attributes:
       path: "M x y C ...".
       middle: A point on it, about half way.
-      right: How far right it runs.
+      right: No point of it is further right.
+      bottom: No point of it is further down.
     """
 
     path: str
     middle: Point
     right: float
+    bottom: float
 
 
-def curves_of(
-    arrows: Sequence[Arrow],
-    boxes: Mapping[End, Box],
-    ways: Sequence[Sequence[Point]],
-) -> list[Curve]:
+def curves_of(arrows: Sequence[Arrow], boxes: Mapping[End, Box]) -> list[Curve]:
     """Return how each arrow runs.
 
     Args:
       arrows: Of the picture.
-      boxes: Where what they join stands.
-      ways: What each arrow passes.
+      boxes: Where what they join stands; each whole group among them.
     """
+    groups = {end.label: box for end, box in boxes.items() if end.name is None}
+    lanes: list[Lane] = []
+    lane_of = {
+        pair: _lane(groups[pair[0]], groups[pair[1]], groups.values(), lanes)
+        for pair in dict.fromkeys((a.source.label, a.target.label) for a in arrows)
+    }
+    ways = [lane_of[arrow.source.label, arrow.target.label] for arrow in arrows]
     ends = _ends(arrows, boxes, ways)
     return [
         _curve([ends[number, True], *ways[number], ends[number, False]])
         for number in range(len(arrows))
     ]
+
+
+def _lane(
+    source: Box, target: Box, groups: Iterable[Box], lanes: list[Lane]
+) -> list[Point]:
+    """Return the ends of a new lane, below all between two groups; none if none is."""
+    left, right = sorted((source, target), key=lambda box: box.x)
+    passed = [box for box in groups if left.right < box.x and box.right < right.x]
+    if not passed:
+        return []
+    begin, end = min(box.x for box in passed), max(box.right for box in passed)
+    y = max(box.bottom for box in passed) + _BELOW
+    while any(
+        abs(y - other) < _BELOW and a <= end and begin <= b for a, b, other in lanes
+    ):
+        y += _BELOW
+    lanes.append((begin, end, y))
+    points = [(begin, y), (end, y)]
+    return points if left is source else points[::-1]
 
 
 def _ends(
@@ -83,53 +111,26 @@ def _ends(
 
 
 def _curve(points: Sequence[Point]) -> Curve:
-    # Between two columns: beside a passage there are boxes.
-    gap = (len(points) - 2) // 4 * 2
-    middle = _middle(points[gap], points[gap + 1])
-    points = _without_head(points)
-    # Around boxes below each other: a quarter of the way to its handles is missing.
-    loops = [
-        edge + 0.75 * (_outside(a, b) - edge)
-        for a, b in list(itertools.pairwise(points))[::2]
-        if _is_beside(a, b)
-        for edge in [max(a[0], b[0])]
-    ]
-    right = max([x for x, _ in points] + loops)
-    return Curve(path=" ".join(_pieces(points)), middle=middle, right=right)
-
-
-def _without_head(points: Sequence[Point]) -> list[Point]:
-    """Return a line that ends where the head drawn at its end begins to narrow."""
-    (last_x, last_y), before = points[-1], points[-2]
-    comes_from_left = last_x > before[0] + _BESIDE
-    return [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
-
-
-def _is_beside(a: Point, b: Point) -> bool:
-    return abs(b[0] - a[0]) <= 2 * _BESIDE
-
-
-def _outside(a: Point, b: Point) -> float:
-    """Return where the handles of a line between boxes below each other are."""
-    return max(a[0], b[0]) + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
-
-
-def _pieces(points: Sequence[Point]) -> Iterator[str]:
-    """Yield level beginnings and ends, joined by curves."""
-    yield f"M{_told(points[0])}"
-    for index, (a, b) in enumerate(itertools.pairwise(points)):
-        if index % 2:  # along a passage
-            yield f"L{_told(b)}"
-            continue
-        bend = (b[0] - a[0]) / 2
-        out, back = a[0] + bend, b[0] - bend
-        if _is_beside(a, b):
-            out = back = _outside(a, b)
-        yield f"C{_told((out, a[1]))} {_told((back, b[1]))} {_told(b)}"
-
-
-def _middle(a: Point, b: Point) -> Point:
-    return (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
+    (x, y), after = points[0], points[1]
+    middle = (x + after[0]) / 2, (y + after[1]) / 2
+    # It ends where the head drawn at its end begins to narrow.
+    before, (last_x, last_y) = points[-2], points[-1]
+    comes_from_left = last_x > before[0] + _BESIDE / 2
+    points = [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
+    is_beside = len(points) == 2 and abs(points[1][0] - x) <= _BESIDE
+    right = max(x for x, _ in points)
+    words = [f"M{_told(points[0])}"]
+    for a, b in itertools.pairwise(points):
+        bend = (a[0] + b[0]) / 2
+        if is_beside:
+            bend = right = right + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
+        words.append(f"C{_told((bend, a[1]))} {_told((bend, b[1]))} {_told(b)}")
+    return Curve(
+        path=" ".join(words),
+        middle=middle,
+        right=right,
+        bottom=max(y for _, y in points),
+    )
 
 
 def _told(point: Point) -> str:

@@ -6,7 +6,7 @@ where single ones call or are called, else in a grid. Then the groups, in column
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from replicator.launchpad_bridge.graph import Graph, Vertex
 from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End, arrows_of
@@ -42,11 +42,11 @@ class DrawnWorker:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnGroup:
-    """A box around several workers.
+    """A box around the workers of a group.
 
     Attributes:
       label: Of the group.
-      title: What is written above them.
+      title: What is written above them; "" for one worker, which needs no box.
       box: Where it stands.
     """
 
@@ -87,96 +87,84 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
         words, too.
     """
     arrows = arrows_of(graph)
-    groups = {
-        label: _group(label, group, arrows, note_lines)
+    groups = [
+        _group(label, group, arrows, note_lines)
         for label, group in graph.groups().items()
-    }
-    number = {label: i for i, label in enumerate(groups)}
+    ]
+    number = {frame.label: i for i, (frame, _) in enumerate(groups)}
     pairs = [(number[a.source.label], number[a.target.label]) for a in arrows]
-    links = [link for link in dict.fromkeys(pairs) if link[0] != link[1]]
-    placed = place(
-        [group.size for group in groups.values()],
-        links,
+    corners = place(
+        [(frame.box.width, frame.box.height) for frame, _ in groups],
+        [link for link in dict.fromkeys(pairs) if link[0] != link[1]],
         between_columns=_WITH_TRAFFIC if note_lines else _WITHOUT,
     )
     workers: list[DrawnWorker] = []
-    frames: list[DrawnGroup] = []
-    corners = _moved(placed.corners, _MARGIN)
-    for (label, group), (x, y) in zip(groups.items(), corners, strict=True):
-        workers += [
-            dataclasses.replace(worker, box=worker.box.moved(x, y))
-            for worker in group.workers
-        ]
-        if group.title:
-            w, h = group.size
-            box = Box(x=x, y=y, width=w, height=h)
-            frames.append(DrawnGroup(label=label, title=group.title, box=box))
-    boxes: dict[End, Box] = {
-        End(label=worker.vertex.label, name=worker.vertex.name): worker.box
-        for worker in workers
-    }
-    boxes |= {End(label=frame.label, name=None): frame.box for frame in frames}
-    passages = dict(zip(links, placed.passages, strict=True))
-    ways = [_moved(passages.get(pair, ()), _MARGIN) for pair in pairs]
-    curves = curves_of(arrows, boxes, ways)
-    rightmost = max((curve.right for curve in curves), default=0.0)
+    boxes: dict[End, Box] = {}
+    for (frame, inside), (x, y) in zip(groups, corners, strict=True):
+        by = x + _MARGIN, y + _MARGIN
+        boxes[End(label=frame.label, name=None)] = frame.box.moved(*by)
+        for worker in inside:
+            workers.append(dataclasses.replace(worker, box=worker.box.moved(*by)))
+            end = End(label=frame.label, name=worker.vertex.name)
+            boxes[end] = workers[-1].box
+    curves = curves_of(arrows, boxes)
+    rights = [box.right + _MARGIN for box in boxes.values()]
+    bottoms = [box.bottom for box in boxes.values()]
     return Layout(
         graph=graph,
         workers=workers,
-        groups=frames,
+        groups=[
+            dataclasses.replace(frame, box=boxes[End(label=frame.label, name=None)])
+            for frame, _ in groups
+            if frame.title
+        ],
         arrows=list(zip(arrows, curves, strict=True)),
-        width=max(placed.width + 2 * _MARGIN, rightmost + _GAP),
-        height=placed.height + 2 * _MARGIN,
+        width=max([*rights, *(curve.right + _GAP for curve in curves)], default=0.0),
+        height=max([*bottoms, *(curve.bottom for curve in curves)], default=0)
+        + _MARGIN,
         note_lines=note_lines,
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Group:
-    workers: Sequence[DrawnWorker]
-    size: Point
-    title: str = ""
-
-
 def _group(
     label: str, vertices: Sequence[Vertex], arrows: Sequence[Arrow], note_lines: int
-) -> _Group:
+) -> tuple[DrawnGroup, list[DrawnWorker]]:
     """Lay one group out, with its corner at (0, 0)."""
     texts = {vertex.text for vertex in vertices}
-    if len(vertices) == 1:
-        (vertex,) = vertices
-        lines = [vertex.name, *([vertex.text] if vertex.text else [])]
-        size = _size(lines, note_lines)
-        worker = DrawnWorker(vertex=vertex, box=_box((0.0, 0.0), size), lines=lines)
-        return _Group(workers=[worker], size=size)
-    # What all of them run is said once, above.
-    is_alike = len(texts) == 1
+    # What all of several run is said once, above.
+    is_said = len(vertices) > 1 and len(texts) == 1
     lines_of = [
-        [vertex.name] if is_alike or not vertex.text else [vertex.name, vertex.text]
+        [vertex.name] if is_said or not vertex.text else [vertex.name, vertex.text]
         for vertex in vertices
     ]
     sizes = [_size(lines, note_lines) for lines in lines_of]
-    size = max(w for w, _ in sizes), max(h for _, h in sizes)
-    step = size[0] + _GAP, size[1] + _GAP
+    width, height = max(w for w, _ in sizes), max(h for _, h in sizes)
+    step = width + _GAP, height + _GAP
+    title, around, above = "", 0.0, 0.0
+    if len(vertices) > 1:
+        what = f" {next(iter(texts))}" if is_said and any(texts) else ""
+        title = shown(f"{label} · {len(vertices)} \N{MULTIPLICATION SIGN}{what}")
+        around, above = _PADDING, _TITLE
     per_row = _per_row(label, len(vertices), arrows, step)
     rows = math.ceil(len(vertices) / per_row)
-    what = f" {next(iter(texts))}" if is_alike and any(texts) else ""
-    title = shown(f"{label} · {len(vertices)} \N{MULTIPLICATION SIGN}{what}")
     widest = max(per_row * step[0] - _GAP, width_of(title))
-    left = _PADDING + (widest - per_row * step[0] + _GAP) / 2
-    top = _PADDING + _TITLE
+    left, top = around + (widest - per_row * step[0] + _GAP) / 2, around + above
     workers = [
         DrawnWorker(
             vertex=vertex,
-            box=_box(
-                (left + i % per_row * step[0], top + i // per_row * step[1]), size
+            box=Box(
+                x=left + i % per_row * step[0],
+                y=top + i // per_row * step[1],
+                width=width,
+                height=height,
             ),
             lines=lines,
         )
         for i, (vertex, lines) in enumerate(zip(vertices, lines_of, strict=True))
     ]
-    height = top + rows * step[1] - _GAP + _PADDING
-    return _Group(workers=workers, size=(widest + 2 * _PADDING, height), title=title)
+    bottom = top + rows * step[1] - _GAP + around
+    box = Box(x=0.0, y=0.0, width=widest + 2 * around, height=bottom)
+    return DrawnGroup(label=label, title=title, box=box), workers
 
 
 def _per_row(label: str, count: int, arrows: Sequence[Arrow], step: Point) -> int:
@@ -184,18 +172,11 @@ def _per_row(label: str, count: int, arrows: Sequence[Arrow], step: Point) -> in
     ends = [end for arrow in arrows for end in (arrow.source, arrow.target)]
     if any(end.label == label and end.name is not None for end in ends):
         return 1
-    return max(1, round(math.sqrt(count * _LOWEST_GRID * step[1] / step[0])))
-
-
-def _moved(points: Iterable[Point], by: float) -> list[Point]:
-    return [(x + by, y + by) for x, y in points]
+    wanted = round(math.sqrt(count * _LOWEST_GRID * step[1] / step[0]))
+    return min(count, max(1, wanted))
 
 
 def _size(lines: Sequence[str], note_lines: int) -> Point:
     width = max(width_of(shown(line)) for line in lines)
     least = 112.0 if note_lines else 40.0
     return max(width + 24.0, least), _LINE * (len(lines) + note_lines) + 14.0
-
-
-def _box(corner: Point, size: Point) -> Box:
-    return Box(x=corner[0], y=corner[1], width=size[0], height=size[1])

@@ -88,13 +88,8 @@ def run_in(folder: Path) -> FoundRun:
             started_s=(folder / DESCRIPTION).stat().st_mtime,
             link=(folder / LINK).read_text() if (folder / LINK).exists() else "",
         )
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, LaunchError):
-            raise
-        raise LaunchError(
-            f"`folder` must be that of a program that runs, got {str(folder)!r} "
-            f"({error}). `replicator program` lists those that run."
-        ) from error
+    except (OSError, KeyError) as error:
+        raise _not_running(folder, error) from error
 
 
 def matching(runs: Iterable[FoundRun], words: str) -> list[FoundRun]:
@@ -115,7 +110,16 @@ def describe_run(folder: Path) -> dict[str, Any]:
     """Return what a run's folder says of its program.
 
     Raises:
-      OSError: It says nothing.
-      ValueError: Something else.
+      LaunchError: It says nothing, or something else.
     """
-    return json.loads((folder / DESCRIPTION).read_text())
+    try:
+        return json.loads((folder / DESCRIPTION).read_text())
+    except (OSError, ValueError) as error:
+        raise _not_running(folder, error) from error
+
+
+def _not_running(folder: Path, error: Exception) -> LaunchError:
+    return LaunchError(
+        f"`folder` must be that of a program that runs, got {str(folder)!r} ({error}). "
+        "It may have ended: `replicator program` lists those that run."
+    )

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from replicator.distributed.processes.states import Finish, State, WorkerState
 
@@ -63,7 +63,11 @@ class RunNote:
 
 @final
 class RunJournal:
-    """Writes the notes of one run; in one thread."""
+    """Writes the notes of one run; in one thread.
+
+    A line is one write at the file's end. Of a launcher that dies in it a reader sees a
+    line without an end, and waits for the rest.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Note in a folder; nothing is written yet."""
@@ -77,21 +81,10 @@ class RunJournal:
         now = _note_of(state, finish)
         if now == self._noted:
             return
-        known = self._noted.workers
-        line = {
-            "at_s": time.time(),
-            "run": {
-                "phase": now.phase,
-                "failure": now.failure,
-                "stopped_by": now.stopped_by,
-            },
-            "workers": {
-                name: dataclasses.asdict(worker)
-                for name, worker in now.workers.items()
-                if worker != known.get(name)
-            },
-        }
-        self._noted = now
+        known, self._noted = self._noted.workers, now
+        new = {n: worker for n, worker in now.workers.items() if worker != known.get(n)}
+        run = dataclasses.asdict(dataclasses.replace(now, workers=new))
+        line = {"at_s": time.time(), "workers": run.pop("workers"), "run": run}
         try:
             _append(self._path, f"{json.dumps(line)}\n".encode())
         except OSError as error:
@@ -126,12 +119,6 @@ class JournalReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _note_of(state: State, finish: Finish | None) -> RunNote:

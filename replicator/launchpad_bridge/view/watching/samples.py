@@ -14,6 +14,9 @@ from replicator.launchpad_bridge.view.watching.journal import RunNote, WorkerNot
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 
 NOT_STARTED = WorkerNote(phase="starting", restarts=0, since_s=0.0)
+_NOTHING = MethodStatistics(
+    calls=0, errors=0, p50_s=0.0, p99_s=0.0, bytes_in=0, bytes_out=0
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,14 +157,14 @@ class Counts:
 
 
 def workers_of(
-    graph: Graph, note: RunNote, before: Counts | None, now: Counts
+    graph: Graph, note: RunNote, before: Counts, now: Counts
 ) -> list[WorkerSample]:
     """Return how each worker is.
 
     Args:
       graph: Of the program.
       note: What the run has noted.
-      before: Of the look before; None at the first.
+      before: Of the look before; at the first look that look itself.
       now: Of this look.
     """
     made: dict[str, float] = {}
@@ -173,7 +176,7 @@ def workers_of(
     ]
 
 
-def edges_of(graph: Graph, before: Counts | None, now: Counts) -> list[EdgeSample]:
+def edges_of(graph: Graph, before: Counts, now: Counts) -> list[EdgeSample]:
     """Return the traffic of each edge; arguments as for `workers_of`."""
     return [
         _edge(source, target, before, now)
@@ -196,20 +199,22 @@ def graph_of_description(described: Mapping[str, Any]) -> Graph:
 def _worker(
     vertex: Vertex,
     note: RunNote,
-    before: Counts | None,
+    before: Counts,
     now: Counts,
     made_per_s: float,
 ) -> WorkerSample:
     noted = note.workers.get(vertex.name, NOT_STARTED)
     servers = now.servers.get(vertex.name, ())
     known = _methods(servers)
-    earlier = {} if before is None else _methods(before.servers.get(vertex.name, ()))
-    seconds = _seconds(before, now)
+    earlier = _methods(before.servers.get(vertex.name, ()))
+    seconds = now.at_s - before.at_s
     methods = {
-        name: _method(known[name], earlier.get(name), seconds) for name in sorted(known)
+        name: _method(known[name], earlier.get(name, _NOTHING), seconds)
+        for name in sorted(known)
     }
+    idle = _method(_NOTHING, _NOTHING, 0.0)
     busiest = max(
-        methods.values(), key=lambda m: (m.calls_per_s, m.calls), default=None
+        methods.values(), key=lambda m: (m.calls_per_s, m.calls), default=idle
     )
     return WorkerSample(
         name=vertex.name,
@@ -225,8 +230,8 @@ def _worker(
         made_per_s=made_per_s,
         calls_per_s=sum(method.calls_per_s for method in methods.values()),
         bytes_per_s=sum(method.bytes_per_s for method in methods.values()),
-        p50_s=0.0 if busiest is None else busiest.p50_s,
-        p99_s=0.0 if busiest is None else busiest.p99_s,
+        p50_s=busiest.p50_s,
+        p99_s=busiest.p99_s,
         queued=sum(method.queued for method in methods.values()),
         running=sum(method.running for method in methods.values()),
         methods=methods,
@@ -245,14 +250,13 @@ def _methods(
 
 
 def _method(
-    now: MethodStatistics, before: MethodStatistics | None, seconds: float
+    now: MethodStatistics, before: MethodStatistics, seconds: float
 ) -> MethodSample:
-    total = now.bytes_in + now.bytes_out
-    was = 0 if before is None else before.bytes_in + before.bytes_out
+    total, was = now.bytes_in + now.bytes_out, before.bytes_in + before.bytes_out
     return MethodSample(
         calls=now.calls,
         errors=now.errors,
-        calls_per_s=_rate(now.calls, 0 if before is None else before.calls, seconds),
+        calls_per_s=_rate(now.calls, before.calls, seconds),
         bytes_per_s=_rate(total, was, seconds),
         p50_s=now.p50_s,
         p99_s=now.p99_s,
@@ -261,10 +265,10 @@ def _method(
     )
 
 
-def _edge(source: str, target: str, before: Counts | None, now: Counts) -> EdgeSample:
+def _edge(source: str, target: str, before: Counts, now: Counts) -> EdgeSample:
     calls, total = _traffic(now, source, target)
     calls_before, was = _traffic(before, source, target)
-    seconds = _seconds(before, now)
+    seconds = now.at_s - before.at_s
     return EdgeSample(
         source=source,
         target=target,
@@ -274,15 +278,11 @@ def _edge(source: str, target: str, before: Counts | None, now: Counts) -> EdgeS
     )
 
 
-def _traffic(counts: Counts | None, source: str, target: str) -> tuple[int, int]:
+def _traffic(counts: Counts, source: str, target: str) -> tuple[int, int]:
     """Return calls and bytes, so far."""
-    servers = () if counts is None else counts.servers.get(target, ())
+    servers = counts.servers.get(target, ())
     met = [s.callers[source] for s in servers if s is not None and source in s.callers]
     return sum(c.calls for c in met), sum(c.bytes_in + c.bytes_out for c in met)
-
-
-def _seconds(before: Counts | None, now: Counts) -> float:
-    return 0.0 if before is None else now.at_s - before.at_s
 
 
 def _rate(now: int, before: int, seconds: float) -> float:

@@ -6,12 +6,11 @@ looking costs the program an answer of each server, and not looking costs nothin
 """
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, final
 
-from replicator.errors import LaunchError, RpcError
+from replicator.errors import RpcError
 from replicator.launchpad_bridge.view.watching.found_runs import describe_run
 from replicator.launchpad_bridge.view.watching.journal import JournalReader, RunNote
 from replicator.launchpad_bridge.view.watching.samples import (
@@ -46,13 +45,7 @@ class Watcher:
         Raises:
           LaunchError: No run of this user has it, or it has ended.
         """
-        try:
-            described = describe_run(folder)
-        except (OSError, ValueError) as error:
-            raise LaunchError(
-                f"`folder` must be that of a program that runs, got {str(folder)!r} "
-                f"({error}). It may have ended."
-            ) from error
+        described = describe_run(folder)
         self.graph = graph_of_description(described)
         self._folder = folder
         self._run_id = described["run_id"]
@@ -62,6 +55,7 @@ class Watcher:
             worker["name"]: [_socket_of(a) for a in worker["addresses"]]
             for worker in described["workers"]
         }
+        # Threads of the pool add to it, each another address; `sample` waits for all.
         self._clients: dict[str, Client] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._before: Counts | None = None
@@ -80,7 +74,7 @@ class Watcher:
         """Return how the program is; rates are those since the last sample."""
         note = self.note()
         now = self._ask(note)
-        before, self._before = self._before, now
+        before, self._before = self._before or now, now
         return Snapshot(
             program=self.graph.program,
             run_id=self._run_id,
@@ -123,18 +117,15 @@ class Watcher:
             for address in addresses
         ]
         runs = {n for n, worker in note.workers.items() if worker.phase == "running"}
-        answers = self._answers(
-            [address if name in runs else "" for name, address in asked]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "replicator look")
+        answers = self._pool.map(
+            self._answer, [address if name in runs else "" for name, address in asked]
         )
         servers: dict[str, list[ServerStatistics | None]] = {}
         for (name, _), answer in zip(asked, answers, strict=True):
             servers.setdefault(name, []).append(answer)
         return Counts(at_s=time.monotonic(), servers=servers)
-
-    def _answers(self, addresses: Sequence[str]) -> list[ServerStatistics | None]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "replicator look")
-        return list(self._pool.map(self._answer, addresses))
 
     def _answer(self, address: str) -> ServerStatistics | None:
         """Return what a server says; None if it does not, or not in time."""

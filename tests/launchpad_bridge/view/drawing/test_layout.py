@@ -92,6 +92,41 @@ def test_all_arrows_are_within_the_picture_also_one_to_its_own_node(note_lines):
                 assert 0 <= y < layout.height
 
 
+def drawn(pairs):
+    names = dict.fromkeys(name for pair in pairs for name in pair)
+    vertices = [Vertex(name=n, label=n, kind="PyNode", text="f") for n in names]
+    edges = [Edge(source=a, target=b, argument="x") for a, b in pairs]
+    return lay_out(Graph(program="p", vertices=vertices, edges=edges))
+
+
+@pytest.mark.parametrize("long", ["ad", "da"])
+def test_an_arrow_passes_below_the_columns_between(long):
+    layout = drawn(["ab", "bc", "cd", long, "xd", "ac"])
+    between = [worker.box for worker in layout.workers if worker.vertex.name in "bc"]
+    for arrow, curve in layout.arrows:
+        points = list(points_of(curve.path))
+        assert max(y for _, y in points) < layout.height
+        if {arrow.source.name, arrow.target.name} == set(long):
+            for box, (x, y) in itertools.product(between, points):
+                is_level = box.x <= x <= box.right
+                assert not (is_level and y < box.bottom), "it runs through a box"
+
+
+def test_arrows_that_pass_the_same_columns_are_lines_of_their_own():
+    layout = drawn(["ab", "bc", "ac", "db", "dc", "eb", "ec"])
+    levels = [
+        {y for _, y in points_of(curve.path) if y > box.bottom}
+        for box in [
+            worker.box for worker in layout.workers if worker.vertex.name == "b"
+        ]
+        for arrow, curve in layout.arrows
+        if arrow.target.name == "c" and arrow.source.name != "b"
+    ]
+    lowest = sorted(max(some) for some in levels)
+    assert len(lowest) == 3
+    assert all(b - a >= 10 for a, b in itertools.pairwise(lowest))
+
+
 def test_arrows_stand_for_all_edges_each_once(layout):
     drawn = [str(edge) for arrow, _ in layout.arrows for edge in arrow.edges]
     assert sorted(drawn) == sorted(map(str, layout.graph.edges))

@@ -55,7 +55,7 @@ def counts(at_s, callers=None, **methods):
 
 
 def server(before, now):
-    return workers_of(GRAPH, NOTE, before, now)[0]
+    return workers_of(GRAPH, NOTE, before or now, now)[0]
 
 
 def test_rates_are_of_the_time_between_two_looks():
@@ -89,7 +89,8 @@ def test_what_waits_and_runs_is_added_up():
 
 
 def test_states_are_those_of_the_supervisor():
-    samples = workers_of(GRAPH, NOTE, None, counts(1.0, add=method(1)))
+    now = counts(1.0, add=method(1))
+    samples = workers_of(GRAPH, NOTE, now, now)
     assert [(s.state, s.outcome, s.restarts) for s in samples] == [
         ("running", "", 2),
         ("ended", "died", 0),
@@ -141,8 +142,8 @@ def test_a_snapshot_is_plain_data():
         phase="running",
         failure="",
         stopped_by="",
-        workers=workers_of(GRAPH, NOTE, None, now),
-        edges=edges_of(GRAPH, None, now),
+        workers=workers_of(GRAPH, NOTE, now, now),
+        edges=edges_of(GRAPH, now, now),
     )
     assert json.loads(snapshot.to_json()) == json.loads(
         json.dumps(dataclasses.asdict(snapshot))
