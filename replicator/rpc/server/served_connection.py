@@ -123,7 +123,7 @@ class ServedConnection:
         if call.is_counted:
             self._give_room(call)
         if not self.service.takes_calls:
-            self.service.tell_call_ended()
+            self.service.call_ended.set()
 
     def say(
         self,

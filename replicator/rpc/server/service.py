@@ -55,8 +55,9 @@ class Service:
         self.replies: ReplyCache[ServedCall] = ReplyCache()
         # Guards `replies` and `_refused`. Nothing is sent or encoded while it is held.
         self.replies_lock = threading.Lock()
-        # Guards nothing: it wakes `_drain`, which looks every 50 ms anyway.
-        self.call_ended = threading.Condition()
+        # Set by who ends a call once `takes_calls` is false; wakes who waits in `stop`,
+        # which looks every 50 ms anyway.
+        self.call_ended = threading.Event()
         self._refused = 0
 
     @property
@@ -69,11 +70,6 @@ class Service:
         """Count a call that was answered without running it."""
         with self.replies_lock:
             self._refused += 1
-
-    def tell_call_ended(self) -> None:
-        """Wake who waits in `stop` for the last call."""
-        with self.call_ended:
-            self.call_ended.notify_all()
 
     def statistics(self) -> ServerStatistics:
         """Return what is known now."""
