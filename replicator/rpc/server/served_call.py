@@ -9,6 +9,7 @@ A handler is not killed when nobody waits any more: it is told, and should look.
 import math
 import threading
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
@@ -76,6 +77,10 @@ class ServedCall:
     """
 
     # Class attributes, so that a call that runs at once need not set them.
+    target = Method("(being read)", lambda: None, is_idempotent=True)
+    args: Sequence[PyTree] = ()
+    kwargs: Mapping[str, PyTree] = types.MappingProxyType({})
+    deadline_s = math.inf
     started_s = 0.0
     is_over = False  # its handler, not yet its reply
     is_counted = False  # in the bytes that its connection may hold
@@ -84,23 +89,12 @@ class ServedCall:
     _event: threading.Event | None = None
 
     def __init__(
-        self,
-        caller: Caller,
-        call_id: int,
-        target: Method,
-        args: Sequence[PyTree],
-        kwargs: Mapping[str, PyTree],
-        received_s: float,
-        deadline_s: float,
-        num_bytes: int,
+        self, caller: Caller, call_id: int, received_s: float, num_bytes: int
     ) -> None:
+        """Be known: what is called is told when its message was read."""
         self.caller = caller
         self.call_id = call_id
-        self.target = target
-        self.args = args
-        self.kwargs = kwargs
         self.received_s = received_s
-        self.deadline_s = deadline_s
         self.num_bytes = num_bytes
 
     @property
