@@ -246,12 +246,12 @@ class _Meeting:
                 self._raise_if_over(call)
                 continue
             match news:
-                case float():
-                    watch_s = news
                 case Batch():
                     self._run(fn, news.calls)
-                case _:
+                case _Row() | _Failure():
                     return news
+                case _:
+                    watch_s = news
 
     def _run(self, fn: Callable[..., PyTree], calls: Sequence[Any]) -> None:
         """Run a batch in this thread; put into each inbox what came of it."""
