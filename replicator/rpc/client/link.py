@@ -12,7 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, final
+from typing import NamedTuple, Protocol, TypeAlias, final
 
 from replicator.base.types import PyTree
 from replicator.errors import (
@@ -93,7 +93,7 @@ class SyncCall:
     answer: Answer | None = None
     server_says: tuple[str, float] | None = None
     inbox: Inbox = dataclasses.field(default_factory=Inbox)
-    deadline_s: ClassVar[float] = math.inf
+    deadline_s: float = math.inf
 
     def is_answered(self) -> bool:
         """Tell whether the answer is there."""

@@ -62,17 +62,6 @@ class Method:
         get their own thread before the next guess.
     """
 
-    __slots__ = (
-        "_calls_until_quick",
-        "_share_of_slow",
-        "batch_size",
-        "function",
-        "is_idempotent",
-        "is_quick",
-        "name",
-        "records",
-    )
-
     def __init__(
         self, name: str, function: Callable[..., Any], *, is_idempotent: bool = False
     ) -> None:

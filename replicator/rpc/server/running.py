@@ -74,9 +74,10 @@ def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -
     bytes_out = 0
     if not call.is_given_up or not service.takes_calls:
         answer, bytes_out = send(call, answer)
-    target.records.add(
-        seconds, call.num_bytes, bytes_out, answer.kind == _ERROR, call.caller.name
-    )
+    counted = seconds, call.num_bytes, bytes_out, answer.kind == _ERROR
+    target.records.add(*counted)
+    if call.caller.records is not None:
+        call.caller.records.add(*counted)
     if call.is_shared:
         _tell_others(service, call, answer, bytes_out)
 
