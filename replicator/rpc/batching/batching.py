@@ -33,6 +33,7 @@ from replicator.rpc.server.served_call import current_call, running_here
 _LOG = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0  # then the log names what is waited for
 _LOOK_S = 1.0  # how often a call that came by RPC looks whether anybody waits for it
+# For all objects: held while one gets its meeting. No other lock is taken under it.
 _BINDING = threading.Lock()
 
 

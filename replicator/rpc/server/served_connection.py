@@ -71,6 +71,7 @@ class ServedConnection:
         self._held_bytes = 0
         self._held_calls = 0
         self._is_closed = False
+        # Set by who makes room or closes; only who has the right to read clears it.
         self._room = threading.Event()
 
     def serve(self) -> None:
