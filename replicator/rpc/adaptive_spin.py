@@ -29,16 +29,6 @@ _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 class ShortWaits:
     """Remembers how long the waits at one place were; one thread at a time waits."""
 
-    __slots__ = (
-        "_let_others",
-        "_look",
-        "_now_s",
-        "_num_well",
-        "_pause",
-        "_pause_left",
-        "_was_short",
-    )
-
     def __init__(
         self,
         look: Callable[[float], object],

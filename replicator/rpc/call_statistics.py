@@ -1,7 +1,6 @@
 """What a server knows about each of its methods: calls, errors, times, bytes.
 
-A call leaves one record in a deque, which is atomic and cheap; the sums are made when
-somebody asks, or when 256 records lie there. Times are those of the last 1,024 calls.
+Times are those of the last 1,024 calls.
 """
 
 import collections
@@ -9,10 +8,7 @@ import dataclasses
 import threading
 from typing import final
 
-_FOLD_AT = 256
 _KEPT_TIMES = 1_024
-_MOST_CALLERS = 256
-"""Who says another name at each connection fills no memory: the rest have no name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +50,6 @@ class CallerStatistics:
     bytes_in: int = 0
     bytes_out: int = 0
 
-    def __add__(self, other: "CallerStatistics") -> "CallerStatistics":
-        return CallerStatistics(
-            calls=self.calls + other.calls,
-            bytes_in=self.bytes_in + other.bytes_in,
-            bytes_out=self.bytes_out + other.bytes_out,
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStatistics:
@@ -87,45 +76,27 @@ class ServerStatistics:
 
 @final
 class CallRecords:
-    """The records of one method; `add` from any thread."""
+    """The sums of one method, or of one caller; `add` from any thread."""
 
-    __slots__ = (
-        "_bytes_in",
-        "_bytes_out",
-        "_callers",
-        "_calls",
-        "_errors",
-        "_lock",
-        "_new",
-        "_s",
-    )
-
-    def __init__(self) -> None:
-        self._new: collections.deque[tuple[float, int, int, bool, str]] = (
-            collections.deque()
-        )
-        self._callers: dict[str, list[int]] = {}
-        self._s: collections.deque[float] = collections.deque(maxlen=_KEPT_TIMES)
-        # Guards the sums, and who takes from `_new`; `add` appends without it.
+    def __init__(self, *, kept_times: int = _KEPT_TIMES) -> None:
+        # Guards all of these; no other lock is taken under it.
         self._lock = threading.Lock()
+        self._s: collections.deque[float] = collections.deque(maxlen=kept_times)
         self._calls = self._errors = self._bytes_in = self._bytes_out = 0
 
     def add(
-        self,
-        seconds: float,
-        bytes_in: int,
-        bytes_out: int,
-        is_error: bool,
-        caller: str = "",
+        self, seconds: float, bytes_in: int, bytes_out: int, is_error: bool
     ) -> None:
         """Remember one call that ended."""
-        self._new.append((seconds, bytes_in, bytes_out, is_error, caller))
-        if len(self._new) >= _FOLD_AT:
-            self._fold()
+        with self._lock:
+            self._s.append(seconds)
+            self._calls += 1
+            self._errors += is_error
+            self._bytes_in += bytes_in
+            self._bytes_out += bytes_out
 
     def summary(self, *, queued: int = 0, running: int = 0) -> MethodStatistics:
         """Return the sums."""
-        self._fold()
         with self._lock:
             times = sorted(self._s)
             return MethodStatistics(
@@ -139,37 +110,12 @@ class CallRecords:
                 running=running,
             )
 
-    def callers(self) -> dict[str, CallerStatistics]:
-        """Return what was called by whom, for clients that said a name."""
-        self._fold()
+    def of_caller(self) -> CallerStatistics:
+        """Return the sums that are told of a caller."""
         with self._lock:
-            return {
-                name: CallerStatistics(
-                    calls=calls, bytes_in=bytes_in, bytes_out=bytes_out
-                )
-                for name, (calls, bytes_in, bytes_out) in self._callers.items()
-            }
-
-    def _fold(self) -> None:
-        with self._lock:
-            while self._new:
-                seconds, bytes_in, bytes_out, is_error, caller = self._new.popleft()
-                if caller:
-                    counts = self._callers.get(caller) or self._counts_of(caller)
-                    counts[0] += 1
-                    counts[1] += bytes_in
-                    counts[2] += bytes_out
-                self._s.append(seconds)
-                self._calls += 1
-                self._errors += is_error
-                self._bytes_in += bytes_in
-                self._bytes_out += bytes_out
-
-    def _counts_of(self, new: str) -> list[int]:
-        """Return the counts of a new name; of one too many, counts that are lost."""
-        if len(self._callers) < _MOST_CALLERS:
-            return self._callers.setdefault(new, [0, 0, 0])
-        return [0, 0, 0]
+            return CallerStatistics(
+                calls=self._calls, bytes_in=self._bytes_in, bytes_out=self._bytes_out
+            )
 
 
 def _percentile(ordered: list[float], fraction: float) -> float:

@@ -1,11 +1,17 @@
+import contextlib
 import dataclasses
 import threading
+import types
 
 import pytest
 
 from replicator.rpc.call_statistics import CallRecords
 from replicator.rpc.client.client import Client, statistics
+from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.codec.registry import Registry
+from replicator.rpc.own_methods import HELLO
 from replicator.rpc.server.server import Server
+from replicator.rpc.server.service import Service
 from tests.rpc.courier_cases import wait_until
 
 
@@ -63,20 +69,45 @@ def test_no_record_is_lost_between_threads():
 
 
 def test_calls_are_counted_by_who_said_its_name():
-    records = CallRecords()
-    for caller, size in (("actor/0", 1), ("", 2), ("actor/1", 3), ("actor/0", 4)):
-        records.add(0.0, size, 10 * size, False, caller)
-    counted = {name: dataclasses.astuple(c) for name, c in records.callers().items()}
-    assert counted == {"actor/0": (2, 5, 50), "actor/1": (1, 3, 30)}
-    assert records.summary().calls == 4
+    with (
+        Server(Counter(), address="inproc:") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        first, nameless, second, again = [
+            stack.enter_context(Client(server.address, name=name))
+            for name in ("actor/0", "", "actor/1", "actor/0")
+        ]
+        for client, calls in ((first, 1), (nameless, 2), (second, 3), (again, 4)):
+            for number in range(calls):
+                client.add(number)
+        counted = {"actor/0": 5, "actor/1": 3}
+        wait_until(lambda: calls_by_caller(server) == counted)
+        assert server.statistics().methods["add"].calls == 10
+
+
+def calls_by_caller(server):
+    known = server.statistics().callers
+    return {name: caller.calls for name, caller in known.items()}
+
+
+def test_bytes_of_a_caller_are_added_up():
+    records = CallRecords(kept_times=0)
+    for size in (1, 4):
+        records.add(0.0, size, 10 * size, False)
+    assert dataclasses.astuple(records.of_caller()) == (2, 5, 50)
 
 
 def test_new_names_without_end_take_no_memory_without_end():
-    records = CallRecords()
+    service = Service(
+        {}, label="server", pool_size=1, limits=MessageLimits(), registry=Registry()
+    )
     for number in range(5000):
-        records.add(0.0, 0, 0, False, f"stranger {number}")
-    assert len(records.callers()) == 256
-    assert records.summary().calls == 5000
+        caller = types.SimpleNamespace(records=None)
+        service.answer(HELLO, caller, [b"id", f"stranger {number}"])
+        assert (caller.records is None) == (number >= 256)
+    assert len(service._callers) == 256
+    service.answer(HELLO, caller, [b"id", "stranger 7"])
+    assert caller.records is not None
 
 
 class Counter:

@@ -1,4 +1,4 @@
-"""Decide which waiting calls run together, and when. Pure: no thread, no clock.
+"""Decide which waiting calls run together, and when. No thread, no clock, no lock.
 
 A call joins the oldest batch that it fits and that has room, or opens one. A batch may
 run when it is full, or when `timeout_s` have passed since its first call; of those that
@@ -7,146 +7,86 @@ batch whose time is over goes on filling.
 """
 
 import dataclasses
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, TypeAlias
-
-CallId: TypeAlias = Any
-"""What tells calls apart, by `==`; the driver's own business."""
+from collections.abc import Hashable
+from typing import Any, final
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRules:
-    """When calls run together.
+    """When calls run together, and how.
 
     Attributes:
       batch_size: Calls in a full batch.
       max_parallelism: Batches that run at once.
       timeout_s: How long the first call of a batch waits for others.
+      pad_batch: Whether the function always gets a full batch.
+      isolate_errors: Whether it is called for each call alone when it raises.
     """
 
     batch_size: int
     max_parallelism: int
     timeout_s: float
+    pad_batch: bool = False
+    isolate_errors: bool = True
 
 
-class Batch(NamedTuple):
-    """Calls that fit each other and wait; `due_s` is when they wait no longer."""
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Calls that fit each other.
 
-    fit: Hashable
-    calls: tuple[CallId, ...]
-    due_s: float
-
-
-class Batches(NamedTuple):
-    """The state: what waits, oldest first, and how many batches run."""
-
-    waiting: tuple[Batch, ...] = ()
-    running: int = 0
-
-
-class Arrived(NamedTuple):
-    """A call came."""
-
-    call: CallId
-    fit: Hashable
-    now_s: float
-
-
-class TimePassed(NamedTuple):
-    """Somebody who watched looked at the clock."""
-
-    now_s: float
-
-
-class Finished(NamedTuple):
-    """A batch has run."""
-
-    now_s: float
-
-
-class Left(NamedTuple):
-    """A caller gave up; one that already runs stays where it is."""
-
-    call: CallId
-    now_s: float
-
-
-class Run(NamedTuple):
-    """Run these calls together, now."""
-
-    calls: tuple[CallId, ...]
-
-
-class Watch(NamedTuple):
-    """Let this call look at the clock at `due_s`, for all of its batch."""
-
-    call: CallId
-    due_s: float
-
-
-Event: TypeAlias = Arrived | TimePassed | Finished | Left
-Action: TypeAlias = Run | Watch
-
-
-def decide(
-    rules: BatchRules, state: Batches, event: Event
-) -> tuple[Batches, Sequence[Action]]:
-    """Return the state after an event, and what is to be done.
-
-    Args:
-      rules: When calls run together.
-      state: As it was.
-      event: What happened.
+    Attributes:
+      fit: What is equal for all of them.
+      due_s: When they wait no longer; the first of them looks at the clock for all.
+      calls: They, oldest first; whatever the driver has for them.
     """
-    watches: Sequence[Action] = ()
-    match event:
-        case Arrived():
-            state, watches = _join(rules, state, event)
-        case Left(call):
-            state, watches = _without(state, call)
-        case Finished():
-            state = state._replace(running=state.running - 1)
-    state, runs = _start(rules, state, event.now_s)
-    started = {call for run in runs for call in run.calls}
-    return state, [*(watch for watch in watches if watch.call not in started), *runs]
+
+    fit: Hashable
+    due_s: float
+    calls: list[Any]
 
 
-def _join(
-    rules: BatchRules, state: Batches, event: Arrived
-) -> tuple[Batches, Sequence[Watch]]:
-    waiting = list(state.waiting)
-    for place, batch in enumerate(waiting):
-        if batch.fit == event.fit and len(batch.calls) < rules.batch_size:
-            waiting[place] = batch._replace(calls=(*batch.calls, event.call))
-            return state._replace(waiting=tuple(waiting)), ()
-    opened = Batch(event.fit, (event.call,), event.now_s + rules.timeout_s)
-    watch = Watch(event.call, opened.due_s)
-    return state._replace(waiting=(*waiting, opened)), (watch,)
+@final
+class Batches:
+    """What waits and how much runs; the driver holds a lock around each call.
 
+    Attributes:
+      waiting: The batches that wait, oldest first.
+      running: How many run.
+    """
 
-def _without(state: Batches, call: CallId) -> tuple[Batches, Sequence[Watch]]:
-    """Take a call out; who is first of its batch then watches in its place."""
-    waiting, watches = [], []
-    for batch in state.waiting:
-        left = tuple(other for other in batch.calls if other != call)
-        if left:
-            waiting.append(batch._replace(calls=left))
-            if left[0] != batch.calls[0]:
-                watches.append(Watch(left[0], batch.due_s))
-    return state._replace(waiting=tuple(waiting)), watches
+    def __init__(self, rules: BatchRules) -> None:
+        self.waiting: list[Batch] = []
+        self.running = 0
+        self._rules = rules
 
+    def join(self, call: Any, fit: Hashable, now_s: float) -> Batch | None:
+        """Let a call wait; return the batch if it is the first, and so must watch."""
+        for batch in self.waiting:
+            if batch.fit == fit and len(batch.calls) < self._rules.batch_size:
+                batch.calls.append(call)
+                return None
+        opened = Batch(fit, now_s + self._rules.timeout_s, [call])
+        self.waiting.append(opened)
+        return opened
 
-def _start(
-    rules: BatchRules, state: Batches, now_s: float
-) -> tuple[Batches, Sequence[Run]]:
-    """Start what may run, oldest first, as long as there is room."""
-    waiting, runs = [], []
-    for batch in state.waiting:
-        may_run = len(batch.calls) >= rules.batch_size or batch.due_s <= now_s
-        if may_run and state.running + len(runs) < rules.max_parallelism:
-            runs.append(Run(batch.calls))
-        else:
-            waiting.append(batch)
-    if not runs:
-        return state, ()
-    return Batches(tuple(waiting), state.running + len(runs)), runs
+    def leave(self, call: Any) -> Batch | None:
+        """Take a call out that waits; return its batch if another must watch now."""
+        for batch in self.waiting:
+            if call in batch.calls:
+                was_first = batch.calls[0] == call
+                batch.calls.remove(call)
+                if not batch.calls:
+                    self.waiting.remove(batch)
+                return batch if was_first and batch.calls else None
+        return None
+
+    def start(self, now_s: float) -> list[Batch]:
+        """Return what runs from now on, oldest first, as far as there is room."""
+        started = []
+        for batch in self.waiting.copy():
+            may_run = len(batch.calls) >= self._rules.batch_size or batch.due_s <= now_s
+            if may_run and self.running < self._rules.max_parallelism:
+                self.waiting.remove(batch)
+                self.running += 1
+                started.append(batch)
+        return started

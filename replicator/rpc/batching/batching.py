@@ -26,24 +26,14 @@ from replicator.errors import (
     CallCancelledError,
     check_count,
 )
-from replicator.rpc.batching.batch_forming import (
-    Arrived,
-    Batches,
-    BatchRules,
-    Event,
-    Finished,
-    Left,
-    Run,
-    TimePassed,
-    Watch,
-    decide,
-)
+from replicator.rpc.batching.batch_forming import Batch, Batches, BatchRules
 from replicator.rpc.batching.batches import fit_of, merge, split
 from replicator.rpc.server.served_call import current_call, running_here
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0  # then the log names what is waited for
 _LOOK_S = 1.0  # how often a call that came by RPC looks whether anybody waits for it
+# For all objects: held while one gets its meeting. No other lock is taken under it.
 _BINDING = threading.Lock()
 
 
@@ -97,16 +87,13 @@ def batched_handler(
             f"`timeout_s` must be 0 or more seconds, got {timeout_s}. Use 0.2."
         )
     rules = BatchRules(
-        batch_size=batch_size, max_parallelism=max_parallelism, timeout_s=timeout_s
+        batch_size=batch_size,
+        max_parallelism=max_parallelism,
+        timeout_s=timeout_s,
+        pad_batch=pad_batch,
+        isolate_errors=isolate_errors,
     )
-    options = _Options(rules, pad_batch, isolate_errors)
-    return lambda fn: BatchedHandler(fn, options)
-
-
-class _Options(NamedTuple):
-    rules: BatchRules
-    pad_batch: bool
-    isolate_errors: bool
+    return lambda fn: BatchedHandler(fn, rules)
 
 
 @final
@@ -116,19 +103,19 @@ class BatchedHandler:
     def __init__(
         self,
         fn: Callable[..., PyTree],
-        options: _Options,
+        rules: BatchRules,
         meeting: "_Meeting | None" = None,
     ) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._options = options
-        self._meeting = meeting or _Meeting(options, _name_of(fn))
+        self._rules = rules
+        self._meeting = meeting or _Meeting(rules, _name_of(fn))
         self._key = f"{_name_of(fn)} (batched)"
 
     @property
     def batch_size(self) -> int:
         """Calls in a full batch: a server needs at least as many threads."""
-        return self._options.rules.batch_size
+        return self._rules.batch_size
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Wait for others, run together, return the row of this call.
@@ -156,9 +143,9 @@ class BatchedHandler:
             meeting = kept.get(self._key)
             # A copy of an object comes with the meeting of the one it was made of.
             if meeting is None or meeting.owner != id(instance):
-                meeting = _Meeting(self._options, _name_of(self._fn), id(instance))
+                meeting = _Meeting(self._rules, _name_of(self._fn), id(instance))
                 kept[self._key] = meeting
-        return type(self)(self._fn.__get__(instance, owner), self._options, meeting)
+        return type(self)(self._fn.__get__(instance, owner), self._rules, meeting)
 
 
 class _Row(NamedTuple):
@@ -177,14 +164,18 @@ _Outcome: TypeAlias = _Row | _Failure
 
 
 class _Call:
-    """One that waits, in a thread of its own; it is told things through its inbox."""
+    """One that waits, in a thread of its own; it is told things through its inbox.
+
+    That is a batch to run, a time when it must look whether its batch is to be run, or
+    its outcome.
+    """
 
     __slots__ = ("arguments", "has_left", "inbox", "served", "started_s", "warn_s")
 
     def __init__(self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> None:
         self.arguments = args, kwargs
         self.has_left = False
-        self.inbox: queue.SimpleQueue[Run | Watch | _Outcome] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Batch | float | _Outcome] = queue.SimpleQueue()
         self.served = current_call()
         self.started_s = time.monotonic()
         self.warn_s = _LONGEST_WAIT_S
@@ -204,20 +195,20 @@ class _Call:
 class _Meeting:
     """Where the calls of one function, of one object, meet.
 
-    The lock guards the state and the order in which inboxes are filled from it; no
-    function of the user runs under it.
+    The lock guards the batches and the order in which inboxes are filled from them; no
+    function of the user runs under it, and no other lock is taken.
     """
 
-    def __init__(self, options: _Options, name: str, owner: int | None = None) -> None:
+    def __init__(self, rules: BatchRules, name: str, owner: int | None = None) -> None:
         self.owner = owner
-        self._options = options
+        self._rules = rules
         self._name = name
         self._lock = threading.Lock()
-        self._state = Batches()
+        self._batches = Batches(rules)
 
-    def __reduce__(self) -> tuple[type, tuple[_Options, str]]:
+    def __reduce__(self) -> tuple[type, tuple[BatchRules, str]]:
         # An object that is copied or pickled takes its rules along, not its callers.
-        return _Meeting, (self._options, self._name)
+        return _Meeting, (self._rules, self._name)
 
     def attend(
         self, fn: Callable[..., PyTree], args: tuple, kwargs: Mapping[str, PyTree]
@@ -226,7 +217,8 @@ class _Meeting:
         call = _Call(args, kwargs)
         fit = fit_of(call.arguments)
         try:
-            self._tell(Arrived(call, fit, call.started_s))
+            with self._lock:
+                self._act(self._batches.join(call, fit, call.started_s))
             outcome = self._wait_outcome(fn, call)
         except BaseException:
             self._leave(call)
@@ -244,7 +236,8 @@ class _Meeting:
             now_s = time.monotonic()
             if watch_s is not None and watch_s <= now_s:
                 watch_s = None
-                self._tell(TimePassed(now_s))
+                with self._lock:
+                    self._act()
             patience_s = call.patience_s()
             if watch_s is not None:
                 patience_s = min(patience_s, watch_s - now_s)
@@ -254,12 +247,12 @@ class _Meeting:
                 self._raise_if_over(call)
                 continue
             match news:
-                case Watch():
-                    watch_s = news.due_s
-                case Run():
+                case Batch():
                     self._run(fn, news.calls)
-                case _:
+                case _Row() | _Failure():
                     return news
+                case _:
+                    watch_s = news
 
     def _run(self, fn: Callable[..., PyTree], calls: Sequence[Any]) -> None:
         """Run a batch in this thread; put into each inbox what came of it."""
@@ -277,7 +270,8 @@ class _Meeting:
         finally:
             running_here.call = own
             # Always, or the batch would count as running for good.
-            self._tell(Finished(time.monotonic()))
+            with self._lock:
+                self._finish()
 
     def _outcomes(
         self, fn: Callable[..., PyTree], calls: Sequence[_Call]
@@ -285,12 +279,12 @@ class _Meeting:
         """Call the function for all; if it raises, for each alone."""
         if not calls:
             return
-        size = self._options.rules.batch_size if self._options.pad_batch else len(calls)
+        size = self._rules.batch_size if self._rules.pad_batch else len(calls)
         try:
             args, kwargs = merge([call.arguments for call in calls], size=size)
             result = fn(*args, **kwargs)
         except Exception as error:
-            if len(calls) == 1 or not self._options.isolate_errors:
+            if len(calls) == 1 or not self._rules.isolate_errors:
                 yield from [_Failure(error)] * len(calls)
                 return
             for call in calls:
@@ -307,34 +301,34 @@ class _Meeting:
         """Take a call out whose caller is gone; hand on what only it was told to do."""
         with self._lock:
             call.has_left = True
-            self._act(Left(call, time.monotonic()))
-            # Each `Run` is put under the lock, so none comes after this look.
+            self._act(self._batches.leave(call))
+            # Each batch is put under the lock, so none comes after this look.
             while not call.inbox.empty():
                 news = call.inbox.get_nowait()
-                if isinstance(news, Run):
+                if isinstance(news, Batch):
                     self._hand_on(news)
 
-    def _hand_on(self, run: Run) -> None:
-        for call in run.calls:
+    def _hand_on(self, batch: Batch) -> None:
+        for call in batch.calls:
             if not call.has_left:
-                call.inbox.put(run)
+                call.inbox.put(batch)
                 return
-        self._act(Finished(time.monotonic()))
+        self._finish()
 
-    def _tell(self, event: Event) -> None:
-        with self._lock:
-            self._act(event)
+    def _finish(self) -> None:
+        self._batches.running -= 1
+        self._act()
 
-    def _act(self, event: Event) -> None:
-        """Take the state on, and tell the calls what they have to do."""
-        self._state, actions = decide(self._options.rules, self._state, event)
-        for action in actions:
-            doer = action.calls[-1] if isinstance(action, Run) else action.call
-            doer.inbox.put(action)
+    def _act(self, watched: Batch | None = None) -> None:
+        """Let start what may; let the first of a batch that waits watch the time."""
+        for batch in self._batches.start(time.monotonic()):
+            batch.calls[-1].inbox.put(batch)
+        if watched is not None and watched in self._batches.waiting:
+            watched.calls[0].inbox.put(watched.due_s)
 
     def _raise_if_over(self, call: _Call) -> None:
         waited_s = time.monotonic() - call.started_s
-        running, waiting = self._state.running, len(self._state.waiting)
+        running, waiting = self._batches.running, len(self._batches.waiting)
         text = (
             f"a call of `{self._name}` has waited {waited_s:.3g} s: {running} batches "
             f"of it run, {waiting} wait"

@@ -72,21 +72,12 @@ class BackgroundReader:
                 continue
             try:
                 link.role.own()
-                self._read()
+                # Not longer: then it is time to look for calls that are late.
+                link.read_until(lambda: not link.waiting, time.monotonic() + _TICK_S)
             finally:
                 link.role.leave()
         # `leave` of another may have woken this thread, which reads no more.
         link.role.pass_on()
-
-    def _read(self) -> None:
-        link = self._link
-        look_s = time.monotonic() + _TICK_S
-        while link.waiting and link.lost is None:
-            link.read_one(_TICK_S)
-            now_s = time.monotonic()
-            if now_s >= look_s:
-                link.expire_calls()
-                look_s = now_s + _TICK_S
 
     def _has_work(self) -> bool:
         """Sleep until there is some; return False to end the thread."""

@@ -140,7 +140,7 @@ class Calls:
         future = CallFuture(request, self._take)
         link = self._connector.link
         if link is None:
-            self._put(future, 0.0)
+            self._resender.put(future, 0.0, self._resend)
         else:
             self._start(future, link)
         return future
@@ -153,8 +153,10 @@ class Calls:
         """Give all calls up; take no more."""
         # First: what is given up from now on is not tried again.
         self._closed.set()
-        left = self._resender.close()
+        # Before those that wait are taken out: who is put back after that finds no
+        # link, and hears in its turn that the client is closed.
         self._connector.close()
+        left = self._resender.take_all()
         for future in left:
             _set_error(future, self._closed_error(future.request.method))
 
@@ -216,7 +218,7 @@ class Calls:
         try:
             step = self._step_after(future.request, answer)
             if isinstance(step, Again):
-                self._put(future, step.delay_s)
+                self._resender.put(future, step.delay_s, self._resend)
                 return
         except Exception as error:
             step = Failed(error)
@@ -225,10 +227,6 @@ class Calls:
         else:
             with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_result(step.value)
-
-    def _put(self, future: CallFuture, delay_s: float) -> None:
-        if not self._resender.put(future, delay_s, self._resend):
-            _set_error(future, self._closed_error(future.request.method))
 
     def _resend(self, futures: list[CallFuture]) -> None:
         """Try futures that wait for a server, all with one attempt to connect."""

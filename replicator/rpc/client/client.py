@@ -16,7 +16,7 @@
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
 from replicator.base.host.plain_text import plain
 from replicator.base.types import PyTree
@@ -41,10 +41,82 @@ from replicator.rpc.transports.connect import connect
 DEFAULT_TIMEOUT_S = 60.0
 _OF_CLIENT: Final = math.nan  # this very object stands for the client's `timeout_s`
 _DEFAULT_LIMITS = MessageLimits()
+_Made = TypeVar("_Made")
+
+
+class _Methods(Generic[_Made]):
+    """The methods of a server, each of which makes a call."""
+
+    def __init__(
+        self,
+        make: Callable[
+            [str, Sequence[PyTree], Mapping[str, PyTree], float | None], _Made
+        ],
+        timeout_s: float | None,
+    ) -> None:
+        self._make = make
+        self._timeout_s = timeout_s
+
+    def __getattr__(self, name: str) -> Callable[..., _Made]:
+        if name.startswith("_"):
+            raise AttributeError(f"A client has no private method, got {name!r}.")
+        make, timeout_s = self._make, self._timeout_s
+
+        def method(*args: PyTree, **kwargs: PyTree) -> _Made:
+            return make(name, args, kwargs, timeout_s)
+
+        self.__dict__[name] = method  # the next look finds it there
+        return method
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> _Made:
+        """Call the `__call__` of the server's object."""
+        return self._make("__call__", args, kwargs, self._timeout_s)
+
+    def call(
+        self,
+        method: str,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
+        *,
+        timeout_s: float | None = _OF_CLIENT,
+    ) -> _Made:
+        """Call a method and wait for its result: `client.method(...)`, spelled out.
+
+        Args:
+          method: Its name.
+          args: Arguments by position.
+          kwargs: Arguments by name.
+          timeout_s: Deadline of this call, also for the handler; None: none. By default
+            that of the client.
+
+        Returns:
+          Of a client, what the method returned; arrays are read-only. Of
+          `client.futures`, the result to be: it never waits for a server, and `cancel`
+          reaches the handler. Functions given to `add_done_callback` run in the thread
+          that reads.
+
+        Raises:
+          EncodeError: An argument cannot be sent; says which. This one and the next
+            `client.futures` raises, too; all others are in the future.
+          MessageTooLargeError: The arguments are past the limit.
+          RemoteError: The method raised; also of the type that it raised.
+          CallTimeoutError: No answer came in time; says what the server is doing.
+          ConnectionLostError: The server is gone; the call may have run.
+          ServerStoppedError: The server stopped while the call ran.
+          AuthenticationError: The server and this client are of different programs.
+          CallCancelledError: The client was closed.
+        """
+        timeout_s = _timeout_of_call(timeout_s, self._timeout_s)
+        return self._make(method, args, kwargs or {}, timeout_s)
 
 
 @final
-class Client:
+class Futures(_Methods[CallFuture]):
+    """The methods of a server; each returns the result to be."""
+
+
+@final
+class Client(_Methods[PyTree]):
     """Calls a server's methods as if they were its own.
 
     Any thread may use it. A call runs at most once, unless its method is `idempotent`;
@@ -90,7 +162,7 @@ class Client:
         """
         _checked_timeout("heartbeat_s", heartbeat_s)
         self._address = address
-        self._timeout_s = _checked_timeout("timeout_s", timeout_s)
+        timeout_s = _checked_timeout("timeout_s", timeout_s)
         dial = dial or (
             lambda left_s: connect(
                 address,
@@ -108,7 +180,8 @@ class Client:
             registry=registry,
             wait_for_ready=wait_for_ready,
         )
-        self._futures = Futures(self._calls, timeout_s)
+        self._futures = Futures(self._calls.submit, timeout_s)
+        super().__init__(self._calls.call, timeout_s)
 
     @property
     def address(self) -> str:
@@ -116,42 +189,9 @@ class Client:
         return self._address
 
     @property
-    def futures(self) -> "Futures":
+    def futures(self) -> Futures:
         """Return the same methods, which return a `concurrent.futures.Future` each."""
         return self._futures
-
-    def call(
-        self,
-        method: str,
-        args: Sequence[PyTree] = (),
-        kwargs: Mapping[str, PyTree] | None = None,
-        *,
-        timeout_s: float | None = _OF_CLIENT,
-    ) -> PyTree:
-        """Call a method and wait for its result: `client.method(...)`, spelled out.
-
-        Args:
-          method: Its name.
-          args: Arguments by position.
-          kwargs: Arguments by name.
-          timeout_s: Deadline of this call, also for the handler; None: none. By default
-            that of the client.
-
-        Returns:
-          What the method returned; arrays are read-only.
-
-        Raises:
-          RemoteError: The method raised; also of the type that it raised.
-          EncodeError: An argument cannot be sent; says which.
-          MessageTooLargeError: The arguments are past the limit.
-          CallTimeoutError: No answer came in time; says what the server is doing.
-          ConnectionLostError: The server is gone; the call may have run.
-          ServerStoppedError: The server stopped while the call ran.
-          AuthenticationError: The server and this client are of different programs.
-          CallCancelledError: The client was closed.
-        """
-        timeout_s = _timeout_of_call(timeout_s, self._timeout_s)
-        return self._calls.call(method, args, kwargs or {}, timeout_s)
 
     def wait_for_ready(self, *, timeout_s: float | None = _OF_CLIENT) -> None:
         """Wait until the server answers.
@@ -171,68 +211,8 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(f"A client has no private method, got {name!r}.")
-        call, timeout_s = self._calls.call, self._timeout_s
-
-        def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            return call(name, args, kwargs, timeout_s)
-
-        self.__dict__[name] = method  # the next look finds it there
-        return method
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Call the `__call__` of the server's object."""
-        return self._calls.call("__call__", args, kwargs, self._timeout_s)
-
     def __repr__(self) -> str:
         return f"Client({self._address!r})"
-
-
-@final
-class Futures:
-    """The methods of a server; each returns the result to be."""
-
-    def __init__(self, calls: Calls, timeout_s: float | None) -> None:
-        self._calls = calls
-        self._timeout_s = timeout_s
-
-    def call(
-        self,
-        method: str,
-        args: Sequence[PyTree] = (),
-        kwargs: Mapping[str, PyTree] | None = None,
-        *,
-        timeout_s: float | None = _OF_CLIENT,
-    ) -> CallFuture:
-        """Call a method; see `Client.call`.
-
-        Returns:
-          The result to be. It never waits for a server; `cancel` reaches the handler.
-          Functions given to `add_done_callback` run in the thread that reads.
-
-        Raises:
-          EncodeError: An argument cannot be sent. All other errors are in the future.
-          MessageTooLargeError: Likewise: the arguments are past the limit.
-        """
-        timeout_s = _timeout_of_call(timeout_s, self._timeout_s)
-        return self._calls.submit(method, args, kwargs or {}, timeout_s)
-
-    def __getattr__(self, name: str) -> Callable[..., CallFuture]:
-        if name.startswith("_"):
-            raise AttributeError(f"A client has no private method, got {name!r}.")
-        submit, timeout_s = self._calls.submit, self._timeout_s
-
-        def method(*args: PyTree, **kwargs: PyTree) -> CallFuture:
-            return submit(name, args, kwargs, timeout_s)
-
-        self.__dict__[name] = method
-        return method
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> CallFuture:
-        """Call the `__call__` of the server's object."""
-        return self._calls.submit("__call__", args, kwargs, self._timeout_s)
 
 
 def list_methods(client: Client) -> list[str]:

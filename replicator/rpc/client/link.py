@@ -8,6 +8,7 @@ What no answer came to within a second is asked after with a ping, which names t
 that wait; the server says which of them run, which wait, and which it does not know.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -83,18 +84,16 @@ class WaitingCall(Protocol):
 
 
 @final
+@dataclasses.dataclass(slots=True, eq=False)
 class SyncCall:
     """A call whose caller waits in its own thread."""
 
-    __slots__ = ("answer", "call_id", "inbox", "is_sent", "server_says")
-    deadline_s = math.inf
-
-    def __init__(self, call_id: int) -> None:
-        self.call_id = call_id
-        self.is_sent = False
-        self.answer: Answer | None = None
-        self.server_says: tuple[str, float] | None = None
-        self.inbox: Inbox = Inbox()
+    call_id: int
+    is_sent: bool = False
+    answer: Answer | None = None
+    server_says: tuple[str, float] | None = None
+    inbox: Inbox = dataclasses.field(default_factory=Inbox)
+    deadline_s: float = math.inf
 
     def is_answered(self) -> bool:
         """Tell whether the answer is there."""
@@ -172,11 +171,11 @@ class Link:
             message = self._receive(timeout_s=patience_s)
             if message.call_id == call_id and message.kind in _ANSWERS:
                 return message
-            return self._ask_on(call_id, deadline_s, message)
+            call = self._enter_sent(call_id, deadline_s, message)
         except CallTimeoutError as error:
             if not is_sent:
                 return Failure(Outcome.LATE, error)
-            return self._ask_on(call_id, deadline_s)
+            call = self._enter_sent(call_id, deadline_s)
         except ConnectionLostError as error:
             self.lose(error)
             return Failure(Outcome.LOST if is_sent else Outcome.REFUSED, error)
@@ -188,6 +187,7 @@ class Link:
         finally:
             # Also after Ctrl-C: others may follow, and wait to be woken.
             self.role.leave()
+        return self._wait(call, deadline_s)
 
     def start(
         self, call: WaitingCall, body: PyTree, *, timeout_s: float | None
@@ -295,8 +295,38 @@ class Link:
         failure = self.start(call, body, timeout_s=timeout_s)
         if failure is not None:
             return failure
+        return self._wait(call, deadline_s)
+
+    def _enter_sent(
+        self, call_id: int, deadline_s: float, message: Message | None = None
+    ) -> SyncCall:
+        """Let a call that was alone wait like others, with the role; take a message."""
+        call = SyncCall(call_id, is_sent=True)
+        self.waiting[call_id] = call
+        self.role.own()
+        if message is not None:
+            self._deliver(message)
+        elif (now_s := time.monotonic()) < deadline_s:
+            self._ping(now_s)
+        return call
+
+    def _wait(self, call: SyncCall, deadline_s: float) -> Answer:
+        """Wait until a call is answered or late; read while nobody else does."""
         try:
-            self._wait(call, deadline_s)
+            if self.role.is_mine():  # a callback of a future calls again
+                self.read_until(call.is_answered, deadline_s)
+            while call.answer is None:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                if not self._try_take(False):
+                    self.role.follow(call.inbox, min(left_s, self._heartbeat_s))
+                    continue
+                try:
+                    self.role.own()
+                    self.read_until(call.is_answered, deadline_s)
+                finally:
+                    self.role.leave()
         finally:
             # This thread may have been woken to read, and leaves instead.
             self.role.pass_on()
@@ -304,44 +334,6 @@ class Link:
                 self.give_up(call)
         self.leave_if_done()
         return call.answer or self.late(call)
-
-    def _ask_on(
-        self, call_id: int, deadline_s: float, message: Message | None = None
-    ) -> Answer:
-        """Wait further for the answer of a call that was alone, with the role."""
-        call = SyncCall(call_id)
-        call.is_sent = True
-        self.waiting[call_id] = call
-        self.role.own()
-        if message is not None:
-            self._deliver(message)
-        elif (now_s := time.monotonic()) < deadline_s:
-            self._ping(now_s)
-        try:
-            self.read_until(call.is_answered, deadline_s)
-        finally:
-            if call.answer is None:
-                self.give_up(call)
-        self.leave_if_done()
-        return call.answer or self.late(call)
-
-    def _wait(self, call: SyncCall, deadline_s: float) -> None:
-        """Wait until a call is answered or late; read while nobody else does."""
-        if self.role.is_mine():  # a callback of a future calls again
-            self.read_until(call.is_answered, deadline_s)
-            return
-        while call.answer is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
-            if not self._try_take(False):
-                self.role.follow(call.inbox, min(left_s, self._heartbeat_s))
-                continue
-            try:
-                self.role.own()
-                self.read_until(call.is_answered, deadline_s)
-            finally:
-                self.role.leave()
 
     def _deliver(self, message: Message) -> None:
         kind = message.kind

@@ -14,7 +14,6 @@ from typing import TypeAlias, final
 from replicator.rpc.client.call_futures import CallFuture
 
 Send: TypeAlias = Callable[[list[CallFuture]], None]
-_IDLE_S = 5.0
 
 
 @final
@@ -28,10 +27,9 @@ class Resender:
         # Guards all of these. `send` is called without it, as it connects.
         self._changed = threading.Condition()
         self._is_running = False
-        self._is_closed = False
 
-    def put(self, future: CallFuture, delay_s: float, send: Send) -> bool:
-        """Let a future be sent after a while; return False if it is closed.
+    def put(self, future: CallFuture, delay_s: float, send: Send) -> None:
+        """Let a future be sent after a while.
 
         Args:
           future: It.
@@ -40,8 +38,6 @@ class Resender:
             The same each time; not kept here, as it leads back here, in a circle.
         """
         with self._changed:
-            if self._is_closed:
-                return False
             due_s = time.monotonic() + delay_s
             heapq.heappush(self._due, (due_s, next(self._order), future))
             self._changed.notify()
@@ -50,19 +46,17 @@ class Resender:
                 threading.Thread(
                     target=self._run, args=[send], name="rpc resending", daemon=True
                 ).start()
-        return True
 
     def waiting(self) -> list[CallFuture]:
         """Return what is not sent yet."""
         return [future for _, _, future in self._due]
 
-    def close(self) -> list[CallFuture]:
-        """Send no more; return what was not sent."""
+    def take_all(self) -> list[CallFuture]:
+        """Take out what was not sent, and return it."""
         with self._changed:
-            self._is_closed = True
-            self._changed.notify()
             left = self.waiting()
             self._due.clear()
+            self._changed.notify()
         return left
 
     def _run(self, send: Send) -> None:
@@ -74,19 +68,15 @@ class Resender:
 
     def _next(self) -> list[CallFuture]:
         """Wait for some that are due, return all that are; none to end the thread."""
-        idle_until_s = time.monotonic() + _IDLE_S
         with self._changed:
-            while not self._is_closed:
+            while self._due:
                 now_s = time.monotonic()
-                until_s = self._due[0][0] if self._due else idle_until_s
-                if until_s > now_s:
-                    self._changed.wait(until_s - now_s)
+                if self._due[0][0] > now_s:
+                    self._changed.wait(self._due[0][0] - now_s)
                     continue
                 due = []
                 while self._due and self._due[0][0] <= now_s:
                     due.append(heapq.heappop(self._due)[2])
-                if not due:
-                    break  # idle for long enough
                 return due
             # Under the lock: a `put` that comes after this starts another thread.
             self._is_running = False

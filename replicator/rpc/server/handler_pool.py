@@ -39,9 +39,13 @@ class HandlerPool:
             return list(self._waiting)
 
     def try_enter(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
+        """Take a slot if one is free and nobody waits for it.
+
+        Also where all that wait are clients whose seats are taken: `submit` starts the
+        call past them.
+        """
         # Without the lock: a call that is put just now may be overtaken, no more.
-        if self._waiting.turns:
+        if self._waiting:
             return False
         try:
             self._free.pop()
@@ -52,7 +56,7 @@ class HandlerPool:
     def leave(self) -> None:
         """Give a slot back."""
         self._free.append(None)
-        if self._waiting.turns:
+        if self._waiting:
             self._dispatch()
 
     def submit(self, call: ServedCall) -> None:
@@ -69,13 +73,15 @@ class HandlerPool:
     def _dispatch(self) -> None:
         """Start calls that wait, as far as there are slots."""
         with self._lock:
-            while self._waiting.turns:
+            while self._waiting:
                 try:
                     self._free.pop()
                 except IndexError:
                     return
                 taken = self._waiting.take()
-                assert taken is not None, "somebody had a turn, under the lock"
+                if taken is None:  # those that wait have all of their seats taken
+                    self._free.append(None)
+                    return
                 try:
                     self._crew.run(functools.partial(self._run, taken[1]))
                 except BaseException:  # the system gives no thread

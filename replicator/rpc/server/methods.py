@@ -62,17 +62,6 @@ class Method:
         get their own thread before the next guess.
     """
 
-    __slots__ = (
-        "_calls_until_quick",
-        "_share_of_slow",
-        "batch_size",
-        "function",
-        "is_idempotent",
-        "is_quick",
-        "name",
-        "records",
-    )
-
     def __init__(
         self, name: str, function: Callable[..., Any], *, is_idempotent: bool = False
     ) -> None:
@@ -84,6 +73,8 @@ class Method:
         self.batch_size = batch_size if isinstance(batch_size, int) else 1
         self.is_quick = False
         self.records = CallRecords()
+        # Written by any thread without a lock: an update that is lost among others
+        # makes the guess a little worse, no more.
         self._share_of_slow = 0.0
         self._calls_until_quick = _CALLS_AT_FIRST
 

@@ -43,17 +43,16 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     call.started_s = started_s
     running_here.call = call
     try:
-        value = target.function(*call.args, **call.kwargs)
-        kind = _REPLY
+        answer = Answer(_REPLY, target.function(*call.args, **call.kwargs))
     except BaseException as error:  # also one that would end a program
-        kind, value = _answer_to(error, service, call)
+        answer = _answer_to(error, service, call)
     finally:
         running_here.call = None
         call.is_over = True
         # Before the reply is sent: who does not take it must not hold a slot.
         service.pool.leave()
     try:
-        _reply(service, call, Answer(kind, value), time.monotonic() - started_s)
+        _reply(service, call, answer, time.monotonic() - started_s)
     except BaseException:  # out of memory: who else waits for it asks again
         if call.is_shared:
             with service.replies_lock:
@@ -68,24 +67,19 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
 def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -> None:
     """Send what came of a handler; take note of how long it took."""
     target = call.target
-    kind, value = answer
     # Arrays that lie in shared memory go back to their pool.
     call.args, call.kwargs = (), _NONE
     if seconds > QUICK_S or not target.is_quick:
         target.took(seconds)
     bytes_out = 0
     if not call.is_given_up or not service.takes_calls:
-        try:
-            bytes_out = call.caller.connection.send(
-                kind, call.call_id, value, timeout_s=REPLY_TIMEOUT_S
-            )
-        except RpcError as error:
-            kind, value = _after_failure(call, Answer(kind, value), error)
-    target.records.add(
-        seconds, call.num_bytes, bytes_out, kind == _ERROR, call.caller.name
-    )
+        answer, bytes_out = send(call, answer)
+    counted = seconds, call.num_bytes, bytes_out, answer.kind == _ERROR
+    target.records.add(*counted)
+    if call.caller.records is not None:
+        call.caller.records.add(*counted)
     if call.is_shared:
-        _tell_others(service, call, Answer(kind, value), bytes_out)
+        _tell_others(service, call, answer, bytes_out)
 
 
 def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answer:
@@ -112,33 +106,28 @@ def run_if_wanted(service: Service, call: ServedCall) -> None:
         run(service, call, now_s)
 
 
-def send(call: ServedCall, answer: Answer) -> None:
-    """Send an answer, or why it cannot be sent."""
+def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
+    """Send an answer, or why it cannot be sent; return what was, and its bytes."""
+    caller = call.caller
     try:
-        call.caller.connection.send(
+        return answer, caller.connection.send(
             answer.kind, call.call_id, answer.value, timeout_s=REPLY_TIMEOUT_S
         )
-    except RpcError as error:
-        _after_failure(call, answer, error)
-
-
-def _after_failure(call: ServedCall, answer: Answer, error: RpcError) -> Answer:
-    """Do what is left when an answer was not sent; return what was, or would be."""
-    caller = call.caller
-    if isinstance(error, EncodeError | MessageTooLargeError):
+    except (EncodeError, MessageTooLargeError) as error:
         answer = _sendable(call, answer, error)
         caller.say(
             Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=REPLY_TIMEOUT_S
         )
-        return answer
-    if isinstance(error, CallTimeoutError):
-        _log.warning(
-            "%s did not take the reply of `%s` for %.0f s: it is disconnected",
-            *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
-        )
+        return answer, 0
+    except RpcError as error:
+        if isinstance(error, CallTimeoutError):
+            _log.warning(
+                "%s did not take the reply of `%s` for %.0f s: it is disconnected",
+                *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
+            )
     # Its socket is closed by now, so who watches that would hear nothing.
     caller.close()
-    return answer
+    return answer, 0
 
 
 def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:

@@ -9,10 +9,12 @@ A handler is not killed when nobody waits any more: it is told, and should look.
 import math
 import threading
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from replicator.base.types import PyTree
+from replicator.rpc.call_statistics import CallRecords
 from replicator.rpc.protocols import Connection, Kind
 from replicator.rpc.server.methods import Method
 
@@ -23,14 +25,14 @@ class Caller(Protocol):
     Attributes:
       connection: Where it is.
       client_id: What it said it is.
-      name: How it calls itself in statistics; "" for nothing.
+      records: What it is counted in; None if it said no name.
       calls: Its calls that have no answer yet, by number.
       is_stalled: Whether it has not taken a reply for a while.
     """
 
     connection: Connection
     client_id: bytes | None
-    name: str
+    records: CallRecords | None
     calls: dict[int, "ServedCall"]
     is_stalled: bool
 
@@ -76,6 +78,10 @@ class ServedCall:
     """
 
     # Class attributes, so that a call that runs at once need not set them.
+    target = Method("(being read)", lambda: None, is_idempotent=True)
+    args: Sequence[PyTree] = ()
+    kwargs: Mapping[str, PyTree] = types.MappingProxyType({})
+    deadline_s = math.inf
     started_s = 0.0
     is_over = False  # its handler, not yet its reply
     is_counted = False  # in the bytes that its connection may hold
@@ -84,23 +90,12 @@ class ServedCall:
     _event: threading.Event | None = None
 
     def __init__(
-        self,
-        caller: Caller,
-        call_id: int,
-        target: Method,
-        args: Sequence[PyTree],
-        kwargs: Mapping[str, PyTree],
-        received_s: float,
-        deadline_s: float,
-        num_bytes: int,
+        self, caller: Caller, call_id: int, received_s: float, num_bytes: int
     ) -> None:
+        """Be known: what is called is told when its message was read."""
         self.caller = caller
         self.call_id = call_id
-        self.target = target
-        self.args = args
-        self.kwargs = kwargs
         self.received_s = received_s
-        self.deadline_s = deadline_s
         self.num_bytes = num_bytes
 
     @property

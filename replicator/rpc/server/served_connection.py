@@ -13,7 +13,6 @@ turns out slow is read by another thread 2 ms later.
 
 import difflib
 import logging
-import math
 import threading
 import time
 from typing import Any, final
@@ -22,6 +21,7 @@ from replicator.base.types import PyTree
 from replicator.errors import RpcError
 from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
 from replicator.rpc.arrivals import checked
+from replicator.rpc.call_statistics import CallRecords
 from replicator.rpc.protocols import Connection, Kind, Message, Payload
 from replicator.rpc.remote_errors import Told
 from replicator.rpc.server.read_handoff import Reader
@@ -48,11 +48,9 @@ class ServedConnection:
     Attributes:
       connection: Where it is.
       service: The server it calls.
-      calls: Its calls that wait or run, or whose reply is being sent, by number.
-      arriving: Its calls that were read and may not be among `calls` yet, by number;
-        each with an item if it was cancelled meanwhile.
+      calls: Its calls from when they arrive until their reply was sent, by number.
       client_id: What it said it is; the same after it connects again.
-      name: How it calls itself in statistics; "" for nothing.
+      records: What it is counted in; None if it said no name.
       is_stalled: Whether it has not taken a reply for a while: then its calls run in
         the pool, where they can hold up no more threads than that has places.
     """
@@ -61,9 +59,8 @@ class ServedConnection:
         self.connection = connection
         self.service = service
         self.calls: dict[int, ServedCall] = {}
-        self.arriving: dict[int, list[None]] = {}
         self.client_id: bytes | None = None
-        self.name = ""
+        self.records: CallRecords | None = None
         self.is_stalled = False
         self.descriptor = -1
         self.is_listed = False
@@ -74,6 +71,7 @@ class ServedConnection:
         self._held_bytes = 0
         self._held_calls = 0
         self._is_closed = False
+        # Set by who makes room or closes; only who has the right to read clears it.
         self._room = threading.Event()
 
     def serve(self) -> None:
@@ -92,13 +90,17 @@ class ServedConnection:
     def handle(self, message: Message, received_s: float, reader: Reader) -> None:
         """Lay the right to read down, and do what a message asks for."""
         kind, call_id, payload = message
-        if kind == _CALL:  # before another thread may read a ping for it
-            self.arriving[call_id] = []
+        call = None
+        # One that is sent twice is answered once. Known before it is read, as another
+        # thread may then read a ping or a cancellation for it.
+        if kind == _CALL and call_id not in self.calls:
+            call = ServedCall(self, call_id, received_s, payload.num_bytes)
+            self.calls[call_id] = call
         # From here on another thread may be in `handle` for the same connection.
         reader.lay_down(received_s)
         try:
-            if kind == _CALL:
-                self._take(call_id, payload, received_s, reader)
+            if call is not None:
+                self._take(call, payload, reader)
             elif kind == Kind.CANCEL:
                 self._cancel(call_id)
             elif kind == Kind.PING:
@@ -110,10 +112,6 @@ class ServedConnection:
         except Exception:
             _log.exception("the connection with %s ends", self.connection.peer)
             self.close()
-        finally:
-            # After `_take` has entered it in `calls`: `_states` looks here first.
-            if kind == _CALL:
-                self.arriving.pop(call_id, None)
 
     def end(self, call: ServedCall) -> None:
         """Forget a call that was answered, or has nobody to answer to."""
@@ -123,7 +121,7 @@ class ServedConnection:
         if call.is_counted:
             self._give_room(call)
         if not self.service.takes_calls:
-            self.service.tell_call_ended()
+            self.service.call_ended.set()
 
     def say(
         self,
@@ -160,7 +158,7 @@ class ServedConnection:
             else:
                 self.end(call)
         for call in self.calls.copy().values():
-            if not call.is_shared:
+            if not call.target.is_idempotent:
                 call.give_up()
         self._room.set()
 
@@ -210,37 +208,25 @@ class ServedConnection:
             _log.debug("%s: %s", self.connection.peer, error)
         self.close()
 
-    def _take(
-        self, call_id: int, payload: Payload, received_s: float, reader: Reader
-    ) -> None:
+    def _take(self, call: ServedCall, payload: Payload, reader: Reader) -> None:
         """Run a call, or let it wait for a thread, or say why not."""
         service = self.service
         try:
             name, args, kwargs, timeout_s = checked(_CALL, payload.take())[:4]
             target = service.methods.get(name)
-            deadline_s = math.inf if timeout_s is None else received_s + timeout_s
+            if timeout_s is not None:
+                call.deadline_s = call.received_s + timeout_s
         except Exception as error:
-            self._answer_unread(call_id, error)
+            self._answer_unread(call, error)
             return
         if target is None:
-            self._answer_own(call_id, name, args or ())
+            self._answer_own(call, name, args or ())
             return
-        if call_id in self.calls:
-            return  # it was sent twice, and the first one will be answered
-        num_bytes = payload.num_bytes
-        call = self.calls[call_id] = ServedCall(
-            self,
-            call_id,
-            target,
-            args or (),
-            kwargs or {},
-            received_s,
-            deadline_s,
-            num_bytes,
-        )
+        call.target = target
+        call.args, call.kwargs = args or (), kwargs or {}
         del args, kwargs  # so that the call can let go of them before it replies
-        # `close`, or a cancellation, ran meanwhile, and may not have seen it.
-        if (self._is_closed and not target.is_idempotent) or self.arriving.get(call_id):
+        # After `target` is set: `close` closes, then looks at that.
+        if self._is_closed and not target.is_idempotent:
             call.give_up()
         # Looked at after the call is in `calls`, where `_drain` counts it.
         if not service.takes_calls:
@@ -250,7 +236,7 @@ class ServedConnection:
         elif target.is_quick and not self.is_stalled and service.pool.try_enter():
             # A slot is taken, which `run` gives back; `relieve` looks at `reader.call`.
             reader.call = call
-            run(service, call, received_s)
+            run(service, call, call.received_s)
             reader.call = None
         else:
             self._submit(call)
@@ -285,9 +271,6 @@ class ServedConnection:
         )
 
     def _cancel(self, call_id: int) -> None:
-        arriving = self.arriving.get(call_id)
-        if arriving is not None:
-            arriving.append(None)  # then looks whether the call is there meanwhile
         call = self.calls.get(call_id)
         if call is not None:
             call.give_up()
@@ -297,17 +280,14 @@ class ServedConnection:
         now_s = time.monotonic()
         states = []
         for call_id in call_ids or ():
-            is_arriving = call_id in self.arriving  # it goes from here to there
             call = self.calls.get(call_id)
             if call is not None and call.started_s:
                 states.append((call_id, "runs", now_s - call.started_s))
             elif call is not None:
                 states.append((call_id, "waits", now_s - call.received_s))
-            elif is_arriving:
-                states.append((call_id, "waits", 0.0))
         return states
 
-    def _answer_own(self, call_id: int, name: str, args: Any) -> None:
+    def _answer_own(self, call: ServedCall, name: str, args: Any) -> None:
         """Answer what the server itself is asked; say so if there is no such method."""
         try:
             value = self.service.answer(name, self, args)
@@ -317,13 +297,16 @@ class ServedConnection:
             text = f"there is no method `{name}`; " + (
                 f"did you mean `{near[0]}`?" if near else f"there are: {offered[:4096]}"
             )
-            self._answer_unread(call_id, AttributeError(text))
+            self._answer_unread(call, AttributeError(text))
         except Exception as error:
-            self._answer_unread(call_id, error)
+            self._answer_unread(call, error)
         else:
-            self.say(Kind.REPLY, value, call_id=call_id)
+            self.calls.pop(call.call_id, None)
+            self.say(Kind.REPLY, value, call_id=call.call_id)
 
-    def _answer_unread(self, call_id: int, error: Exception) -> None:
+    def _answer_unread(self, call: ServedCall, error: Exception) -> None:
+        self.calls.pop(call.call_id, None)
         names = [cls.__name__ for cls in type(error).__mro__[:-2]]
-        self.say(Kind.ERROR, raised(Told(names, str(error))).value, call_id=call_id)
+        answer = raised(Told(names, str(error)))
+        self.say(Kind.ERROR, answer.value, call_id=call.call_id)
         self.service.count_refusal()

@@ -33,8 +33,6 @@ from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
 from replicator.rpc.protocols import Connection, Listener
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
-from replicator.rpc.server import draining
-from replicator.rpc.server.draining import Phase
 from replicator.rpc.server.methods import method_of_function, methods_of
 from replicator.rpc.server.refusal_log import RefusalLog
 from replicator.rpc.server.served_call import ServedCall, current_call
@@ -336,24 +334,27 @@ class Server:
 
     def _drain(self) -> None:
         """Wait for the calls there are, then for those that were cancelled."""
+        # Read at each look: a second `stop` may bring it forward.
+        if self._have_ended(lambda: self._give_up_s):
+            return
+        for caller in self._service.connections.copy():
+            caller.give_up_calls()
+        until_s = time.monotonic() + CANCEL_S
+        # What runs on after that is named in the log: a thread of Python cannot be
+        # ended from outside.
+        self._have_ended(lambda: until_s)
+
+    def _have_ended(self, until_s: Callable[[], float]) -> bool:
+        """Wait until no call runs or waits; return whether that came in time."""
         service = self._service
-        stop = draining.begin(until_s=self._give_up_s)
-        while stop.phase is not Phase.STOPPED:
-            with service.call_ended:
-                if service.calls_left:
-                    service.call_ended.wait(_LOOK_S)
-            if stop.phase is Phase.DRAINING:
-                stop = stop._replace(until_s=self._give_up_s)
-            before = stop.phase
-            stop = draining.decide(
-                stop,
-                now_s=time.monotonic(),
-                calls_left=service.calls_left,
-                cancel_s=CANCEL_S,
-            )
-            if stop.phase is Phase.CANCELLING and before is Phase.DRAINING:
-                for caller in service.connections.copy():
-                    caller.give_up_calls()
+        while service.calls_left:
+            if time.monotonic() >= until_s():
+                return False
+            service.call_ended.wait(_LOOK_S)
+            # Before the calls are counted again: who ends one takes it out, then sets
+            # this.
+            service.call_ended.clear()
+        return True
 
 
 def listen_at(addresses: str, listen: Callable[[str], Listener]) -> list[Listener]:

@@ -10,7 +10,7 @@ from typing import final
 
 from replicator.base.types import PyTree
 from replicator.rpc.arrivals import checked
-from replicator.rpc.call_statistics import CallerStatistics, ServerStatistics
+from replicator.rpc.call_statistics import CallRecords, ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, LIST_METHODS, PROTOCOL, STATISTICS
@@ -24,6 +24,8 @@ from replicator.rpc.server.served_call import Caller, ServedCall
 from replicator.rpc.server.worker_threads import WorkerThreads
 
 _MAX_NAME = 128
+_MOST_CALLERS = 256
+"""Who says another name at each connection fills no memory: the rest have no name."""
 
 
 @final
@@ -52,11 +54,13 @@ class Service:
         )
         # Changed by single atomic operations only.
         self.connections: set[Caller] = set()
+        self._callers: dict[str, CallRecords] = {}
         self.replies: ReplyCache[ServedCall] = ReplyCache()
         # Guards `replies` and `_refused`. Nothing is sent or encoded while it is held.
         self.replies_lock = threading.Lock()
-        # Guards nothing: it wakes `_drain`, which looks every 50 ms anyway.
-        self.call_ended = threading.Condition()
+        # Set by who ends a call once `takes_calls` is false; wakes who waits in `stop`,
+        # which looks every 50 ms anyway.
+        self.call_ended = threading.Event()
         self._refused = 0
 
     @property
@@ -69,11 +73,6 @@ class Service:
         """Count a call that was answered without running it."""
         with self.replies_lock:
             self._refused += 1
-
-    def tell_call_ended(self) -> None:
-        """Wake who waits in `stop` for the last call."""
-        with self.call_ended:
-            self.call_ended.notify_all()
 
     def statistics(self) -> ServerStatistics:
         """Return what is known now."""
@@ -96,21 +95,19 @@ class Service:
             running=len(running),
             pool_size=self.pool.size,
             refused=self._refused,
-            callers=self._callers(),
+            callers={
+                name: called
+                for name, records in self._callers.copy().items()
+                if (called := records.of_caller()).calls
+            },
         )
-
-    def _callers(self) -> dict[str, CallerStatistics]:
-        callers: dict[str, CallerStatistics] = {}
-        for method in self.methods.values():
-            for name, called in method.records.callers().items():
-                callers[name] = callers.get(name, CallerStatistics()) + called
-        return callers
 
     def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
         """Answer a call of the server's own; LookupError if there is no such."""
         if name == HELLO:
             caller.client_id, *names = checked(HELLO, args)
-            caller.name = names[0][:_MAX_NAME] if names else ""
+            if names and names[0]:
+                caller.records = self._records_of(names[0][:_MAX_NAME])
             retried = [m.name for m in self.methods.values() if m.is_idempotent]
             return PROTOCOL, self.label, retried
         if name == LIST_METHODS:
@@ -118,3 +115,10 @@ class Service:
         if name == STATISTICS:
             return dataclasses.asdict(self.statistics())
         raise LookupError(name)
+
+    def _records_of(self, caller: str) -> CallRecords | None:
+        """Return what a caller that says its name is counted in."""
+        known = self._callers.get(caller)
+        if known is None and len(self._callers) < _MOST_CALLERS:
+            return self._callers.setdefault(caller, CallRecords(kept_times=0))
+        return known

@@ -17,6 +17,7 @@ from typing import final
 _log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
+_Inbox = queue.SimpleQueue[Task | None]
 
 
 @final
@@ -34,12 +35,14 @@ class WorkerThreads:
         self._name = name
         self._idle_s = idle_s
         self._max_idle = max_idle
-        # All are changed by single atomic operations only.
-        # Who takes the thread of another off `_idle` owes its inbox exactly one item.
-        self._idle: list[_Member] = []
-        self._members: set[_Member] = set()
+        # Guards `_idle`, `_overdue` and `_is_closed`. No task runs and no thread is
+        # started or waited for under it. `_members` changes by atomic operations.
+        self._lock = threading.Lock()
+        # Who takes the inbox of a thread off this list owes it exactly one item.
+        self._idle: list[_Inbox] = []
         self._overdue: collections.deque[Task] = collections.deque()
         self._is_closed = False
+        self._members: set[threading.Thread] = set()
 
     def run(self, task: Task) -> None:
         """Start a task in a thread of its own.
@@ -47,12 +50,12 @@ class WorkerThreads:
         Raises:
           RuntimeError: The system gives no thread, and the crew has none.
         """
-        try:
-            member = self._idle.pop()
-        except IndexError:
+        with self._lock:
+            inbox = self._idle.pop() if self._idle else None
+        if inbox is None:
             self._hire(task)
         else:
-            member.inbox.put(task)
+            inbox.put(task)
 
     def close(self, timeout_s: float) -> bool:
         """Let idle threads end, and others after their task; wait for all.
@@ -60,78 +63,66 @@ class WorkerThreads:
         Returns:
           Whether all ended within `timeout_s`; the caller's own thread does not count.
         """
-        # Before the list is emptied: `_next` enters a thread, then looks at this.
-        self._is_closed = True
-        while self._idle:
-            try:
-                self._idle.pop().inbox.put(None)
-            except IndexError:
-                break
+        with self._lock:
+            self._is_closed = True
+            while self._idle:
+                self._idle.pop().put(None)
         until_s = time.monotonic() + timeout_s
         own = threading.current_thread()
-        for member in list(self._members):
-            if member.thread is not own:
-                with contextlib.suppress(RuntimeError):  # not started yet
-                    member.thread.join(max(0.0, until_s - time.monotonic()))
-        # Who ends leaves the list, so in it is also who is about to be started.
-        return all(member.thread is own for member in list(self._members))
+        for thread in self._members.copy() - {own}:
+            with contextlib.suppress(RuntimeError):  # not started yet
+                thread.join(max(0.0, until_s - time.monotonic()))
+        # Who ends leaves the set, so in it is also who is about to be started.
+        return self._members.copy() <= {own}
 
-    def work(self, member: "_Member") -> None:
-        """Run tasks in this thread until none comes for a while."""
+    def _hire(self, task: Task) -> None:
+        inbox = _Inbox()
+        inbox.put(task)
+        name = f"{self._name} {len(self._members)}"
+        thread = threading.Thread(
+            target=self._work, args=[inbox], name=name, daemon=True
+        )
+        self._members.add(thread)
         try:
-            while (task := self._next(member)) is not None:
+            thread.start()
+        except RuntimeError:
+            self._members.discard(thread)
+            if not self._members:
+                raise
+            _log.warning("%s: the system gives no more threads", self._name)
+            with self._lock:
+                if self._idle:  # since it was looked at
+                    self._idle.pop().put(task)
+                else:
+                    self._overdue.append(task)  # for who is done next
+
+    def _work(self, inbox: _Inbox) -> None:
+        """Run tasks in this thread until none comes for a while."""
+        task = inbox.get()
+        try:
+            while task is not None:
                 try:
                     task()
                 except BaseException:
                     _log.exception("a thread of %s failed", self._name)
                 del task  # it may hold arrays, and the next may be long in coming
+                task = self._next(inbox)
         finally:
-            self._members.discard(member)
+            self._members.discard(threading.current_thread())
 
-    def _hire(self, task: Task) -> None:
-        member = _Member(self, f"{self._name} {len(self._members)}")
-        self._members.add(member)
-        member.inbox.put(task)
-        try:
-            member.thread.start()
-        except RuntimeError:
-            self._members.discard(member)
-            if not self._members:
-                raise
-            _log.warning("%s: the system gives no more threads", self._name)
-            self._overdue.append(task)  # for who is done next
-
-    def _next(self, member: "_Member") -> Task | None:
+    def _next(self, inbox: _Inbox) -> Task | None:
         """Return what to do; None to end."""
-        if not member.inbox.empty():
-            return member.inbox.get()
-        with contextlib.suppress(IndexError):
-            return self._overdue.popleft()
-        if self._is_closed or len(self._idle) >= self._max_idle:
-            return None
-        self._idle.append(member)
-        if self._is_closed and self._has_left(member):
-            return None  # `close` may have looked at the list before
-        while True:
-            try:
-                return member.inbox.get(timeout=self._idle_s)
-            except queue.Empty:
-                if self._has_left(member):
-                    return None
-                # Who took it off the list is about to give it a task.
-
-    def _has_left(self, member: "_Member") -> bool:
+        with self._lock:
+            if self._overdue:
+                return self._overdue.popleft()
+            if self._is_closed or len(self._idle) >= self._max_idle:
+                return None
+            self._idle.append(inbox)
         try:
-            self._idle.remove(member)
-        except ValueError:
-            return False
-        return True
-
-
-@final
-class _Member:
-    def __init__(self, crew: WorkerThreads, name: str) -> None:
-        self.inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(
-            target=crew.work, args=(self,), name=name, daemon=True
-        )
+            return inbox.get(timeout=self._idle_s)
+        except queue.Empty:
+            with self._lock:
+                if inbox in self._idle:
+                    self._idle.remove(inbox)
+                    return None
+            return inbox.get()  # who took it off the list is about to give it a task
