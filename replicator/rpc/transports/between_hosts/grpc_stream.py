@@ -11,7 +11,7 @@ most (less while others wait); strangers are let in a few at a time, and counted
 
 import contextlib
 import functools
-import queue
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,21 +37,14 @@ from replicator.rpc.transports.between_hosts.chunk_handshake import (
     admit_client,
     prove_to_server,
 )
-from replicator.rpc.transports.between_hosts.chunk_queues import (
-    ClosedError,
-    Incoming,
-    Outgoing,
-)
-from replicator.rpc.transports.between_hosts.chunk_threads import (
-    start_reader,
-    start_writer,
-)
+from replicator.rpc.transports.between_hosts.chunk_queues import Outgoing, start_thread
 from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedConnection
 from replicator.rpc.transports.between_hosts.grpc_options import (
     CLIENT_OPTIONS,
     MAX_CONNECTIONS,
     SERVER_OPTIONS,
 )
+from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.network_rules import (
     check_free,
     in_use,
@@ -98,9 +91,9 @@ def connect_grpc(
     """
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
     channel = _open_channel(place, tls)
-    outgoing, incoming = Outgoing(), Incoming()
+    outgoing = Outgoing()
     call = channel.stream_stream(_CONNECT)(iter(outgoing.take, None))
-    start_reader(_chunks_of(call), incoming, outgoing)
+    stream = _chunks_of(call)
 
     def cut_off() -> None:
         call.cancel()
@@ -109,17 +102,18 @@ def connect_grpc(
     peer = f"the server at {address}"
     handshake = ClientHandshake(secret, binding=_binding(place, tls), peer=peer)
     try:
-        prove_to_server(handshake, incoming, outgoing, peer=peer, timeout_s=timeout_s)
+        rest = prove_to_server(
+            handshake, stream, outgoing, peer=peer, timeout_s=timeout_s
+        )
     except BaseException as failure:
         outgoing.abandon()
-        incoming.stop()
         cut_off()
-        if isinstance(failure, ClosedError):
-            raise unreachable(address, incoming.failure) from None
+        if isinstance(failure, EOFError):
+            raise unreachable(address, str(failure)) from None
         raise
     return ChunkedConnection(
         peer,
-        incoming=incoming,
+        stream=itertools.chain([rest], stream),
         outgoing=outgoing,
         registry=registry,
         limits=limits,
@@ -178,7 +172,7 @@ class GrpcListener:
         self._lock = threading.Lock()
         self._streams = 0
         self._is_open = True
-        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
+        self._arrivals: BoundedQueue[_Arrival] = BoundedQueue(MAX_CONNECTIONS)
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
             handlers=[_Methods(self._arrive)],
@@ -194,10 +188,11 @@ class GrpcListener:
 
     def accept(self) -> Callable[[], ChunkedConnection]:
         """Wait for a peer; see `protocols.Listener`."""
-        arrival = self._arrivals.get()
-        if arrival is None:
-            self._arrivals.put(None)  # for the next who waits
-            raise ConnectionLostError(f"The listener at {self.address} was closed.")
+        try:
+            arrival = self._arrivals.take(None)
+        except EOFError:
+            told = f"The listener at {self.address} was closed."
+            raise ConnectionLostError(told) from None
         return functools.partial(self._meet, arrival)
 
     def close(self) -> None:
@@ -208,10 +203,10 @@ class GrpcListener:
             self._is_open = False
             # A stream that has just ended may have its last words on the way.
             grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
-        with contextlib.suppress(queue.Empty):
-            while arrival := self._arrivals.get_nowait():
-                arrival.cut_off()
-        self._arrivals.put(None)
+        self._arrivals.end()
+        with contextlib.suppress(EOFError):
+            while True:
+                self._arrivals.take(0).cut_off()
         # gRPC leaves a thread behind that waits as long as there are connections, and a
         # process cannot end before it does, unless a daemon thread started it.
         stop = threading.Thread(target=self._server.stop, args=(grace_s,), daemon=True)
@@ -228,7 +223,10 @@ class GrpcListener:
                 return  # it is gone
             # `_leave` waits for the lock, so it does not count before this.
             self._streams += 1
-        self._arrivals.put(arrival)
+        try:
+            self._arrivals.put(arrival, None)
+        except EOFError:  # closed meanwhile
+            arrival.cut_off()
 
     def _leave(self) -> None:
         with self._lock:
@@ -238,33 +236,31 @@ class GrpcListener:
         """Let a peer prove itself; return the connection to it."""
         peer = f"the client at {readable(arrival.context.peer())}"
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
-        incoming, outgoing = Incoming(), Outgoing()
+        stream, outgoing = _chunks_of(arrival.requests), Outgoing()
         handshake = ServerHandshake(
             self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
             names: Any = arrival.context.auth_context().get(_NAMES, ())
             check_client(names, peer=peer)
-            start_reader(_chunks_of(arrival.requests), incoming, outgoing)
-            start_writer(outgoing, arrival.send)
+            start_thread("write", lambda: arrival.send_all(outgoing))
             admit_client(
-                *(handshake, incoming, outgoing),
+                *(handshake, stream, outgoing),
                 peer=peer,
                 deadline=deadline,
-                do_others_wait=lambda: not self._arrivals.empty(),
+                do_others_wait=lambda: bool(self._arrivals),
             )
         except BaseException as failure:
-            incoming.stop()
             outgoing.finish()
             left_s = max(deadline - time.monotonic(), _REFUSAL_S)
             if not handshake.refusal or not outgoing.wait_drained(left_s):
                 arrival.cut_off()
-            if isinstance(failure, ClosedError):
+            if isinstance(failure, EOFError):
                 raise ConnectionLostError(f"{peer} left at the handshake.") from None
             raise
         return ChunkedConnection(
             peer,
-            incoming=incoming,
+            stream=stream,
             outgoing=outgoing,
             registry=self._registry,
             limits=self._limits,
@@ -281,6 +277,12 @@ class _Arrival(NamedTuple):
 
     def cut_off(self) -> None:
         self.context.cancel()
+
+    def send_all(self, outgoing: Outgoing) -> None:
+        """Move what is to leave to the stream, and at the end None."""
+        while (chunk := outgoing.take()) is not None:
+            self.send(chunk)
+        self.send(None)
 
 
 class _Door:
@@ -383,4 +385,4 @@ def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
     except grpc.RpcError as failure:
         details = getattr(failure, "details", lambda: "")()
         failure.__traceback__ = None  # it raises itself: it would hold itself, and us
-    raise ConnectionLostError(plain(details or "the stream was cut off"))
+    raise EOFError(plain(details or "the stream was cut off"))
