@@ -12,15 +12,12 @@ from collections.abc import Callable
 from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
-from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.protocols import Message, Payload
 from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.frames import check_fits, lay_out
-from replicator.rpc.transports.payloads import EncodedPayload, PlainPayload
+from replicator.rpc.transports.payloads import EncodedPayload, Encoding, PlainPayload
 
 FORCE_ENCODING_VARIABLE = "REPLICATOR_RPC_FORCE_ENCODING"
 _WAITING_MESSAGES = 1024
@@ -36,16 +33,14 @@ class InProcessConnection:
         *,
         incoming: BoundedQueue[Message],
         outgoing: BoundedQueue[Message],
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         force_encoding: bool,
     ) -> None:
         """Join two queues to a connection; `connect` makes both ends."""
         self._peer = peer
         self._incoming = incoming
         self._outgoing = outgoing
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._force_encoding = force_encoding
 
     @property
@@ -98,10 +93,9 @@ class InProcessConnection:
         self._incoming.end(drop=True)
 
     def _encoded(self, value: PyTree) -> Payload:
-        registry, limits = self._registry, self._limits
-        head, buffers, _ = encode(value, registry=registry, limits=limits)
-        check_fits(head, lay_out(buffers), limits)
-        return EncodedPayload(head, in_one_piece(buffers), registry, limits)
+        head, buffers, _ = self._encoding.encode(value)
+        check_fits(head, lay_out(buffers), self._encoding.limits)
+        return EncodedPayload(head, in_one_piece(buffers), self._encoding)
 
     def _lost(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")
@@ -114,24 +108,21 @@ class InProcessListener:
         self,
         name: str = "",
         *,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         force_encoding: bool | None = None,
     ) -> None:
         """Enter the process's table of listeners.
 
         Args:
           name: Under which; an empty one is made up.
-          registry: Classes that may travel, where values are encoded.
-          limits: Of messages, likewise.
+          encoding: How values become bytes, where they do.
           force_encoding: Whether they are; by default what the environment says.
 
         Raises:
           AddressInUseError: The name is taken.
         """
         self._name = name or secrets.token_hex(8)
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         if force_encoding is None:
             force_encoding = os.environ.get(FORCE_ENCODING_VARIABLE, "0") not in "0"
         self._force_encoding = force_encoding
@@ -198,8 +189,7 @@ class InProcessListener:
             peer,
             incoming=incoming,
             outgoing=outgoing,
-            registry=self._registry,
-            limits=self._limits,
+            encoding=self._encoding,
             force_encoding=self._force_encoding,
         )
 

@@ -17,9 +17,6 @@ from replicator.errors import (
     DecodeError,
     MessageTooLargeError,
 )
-from replicator.rpc.codec.codec import encode
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports import frames
 from replicator.rpc.transports.between_hosts.chunk_queues import (
@@ -29,7 +26,7 @@ from replicator.rpc.transports.between_hosts.chunk_queues import (
     start_thread,
 )
 from replicator.rpc.transports.bounded_queue import BoundedQueue
-from replicator.rpc.transports.payloads import EncodedPayload
+from replicator.rpc.transports.payloads import EncodedPayload, Encoding
 
 # What a good end may take: our last words leave, and the other end says it is done.
 _DRAIN_S = 1.0
@@ -45,8 +42,7 @@ class ChunkedConnection:
         *,
         stream: Iterator[bytes],
         outgoing: Outgoing,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         cut_off: Callable[[], None],
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
@@ -56,8 +52,7 @@ class ChunkedConnection:
           peer: Who is at the other end.
           stream: What arrives; raises EOFError, and why, if it was cut off.
           outgoing: Where the stream takes what is to leave.
-          registry: Types of messages besides the plain ones.
-          limits: Of messages.
+          encoding: How values become bytes.
           cut_off: Ends the stream at once; may be called at any time.
           let_go: Called in its place when the stream has ended by itself.
         """
@@ -69,12 +64,13 @@ class ChunkedConnection:
         self._failure: Exception | None = None  # why the stream ended, if not well
         self._has_ended = threading.Event()
         self._outgoing = outgoing
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._cut_off = cut_off
         self._let_go = let_go
         self._is_closed = False
-        start_thread("read", lambda: self._read(stream, frames.FrameReader(limits)))
+        start_thread(
+            "read", lambda: self._read(stream, frames.FrameReader(encoding.limits))
+        )
 
     @property
     def peer(self) -> str:
@@ -85,9 +81,7 @@ class ChunkedConnection:
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message whole; see `protocols.Connection`."""
-        head, buffers, num_bytes = encode(
-            value, registry=self._registry, limits=self._limits
-        )
+        head, buffers, num_bytes = self._encoding.encode(value)
         frame = self._frame(kind, call_id, head, buffers)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -113,7 +107,7 @@ class ChunkedConnection:
             raise CallTimeoutError(
                 f"No message came from {self._peer} within {timeout_s} s."
             ) from None
-        payload = EncodedPayload(frame.head, frame.body, self._registry, self._limits)
+        payload = EncodedPayload(frame.head, frame.body, self._encoding)
         return Message(frame.kind, frame.call_id, payload)
 
     def has_received(self) -> bool:
@@ -165,7 +159,7 @@ class ChunkedConnection:
         if not buffers:
             return [frames.frame_without_buffers(kind, call_id, head)]
         layout = frames.lay_out(buffers)
-        frames.check_fits(head, layout, self._limits)
+        frames.check_fits(head, layout, self._encoding.limits)
         return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:

@@ -23,8 +23,6 @@ from grpc_health.v1 import health_pb2
 
 from replicator.base.host.plain_text import plain
 from replicator.errors import ConnectionLostError
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.security.authentication import (
     HANDSHAKE_TIMEOUT_S,
     ClientHandshake,
@@ -53,6 +51,7 @@ from replicator.rpc.transports.network_rules import (
     readable,
     unreachable,
 )
+from replicator.rpc.transports.payloads import Encoding
 
 _CONNECT = "/replicator.rpc.Connections/Connect"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -67,8 +66,7 @@ def connect_grpc(
     address: str,
     *,
     secret: Secret,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     timeout_s: float,
     tls: Tls | None = None,
     insecure: bool = False,
@@ -78,8 +76,7 @@ def connect_grpc(
     Args:
       address: `grpc://host:port`.
       secret: The program's.
-      registry: Types of messages besides the plain ones.
-      limits: Of messages.
+      encoding: How values become bytes.
       timeout_s: How long the server may take to answer.
       tls: Files of a client; needed for hosts other than this one.
       insecure: Do without TLS for those, too.
@@ -115,8 +112,7 @@ def connect_grpc(
         peer,
         stream=itertools.chain([rest], stream),
         outgoing=outgoing,
-        registry=registry,
-        limits=limits,
+        encoding=encoding,
         cut_off=cut_off,
         let_go=channel.close,
     )
@@ -126,8 +122,7 @@ def listen_grpc(
     address: str,
     *,
     secret: Secret,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> "GrpcListener":
@@ -136,8 +131,7 @@ def listen_grpc(
     Args:
       address: `grpc://host:port`; port 0 takes a free one.
       secret: The program's.
-      registry: Types of messages besides the plain ones.
-      limits: Of messages.
+      encoding: How values become bytes.
       tls: Files of a server; needed for addresses that other hosts can reach.
       insecure: Do without TLS for those, too.
 
@@ -147,7 +141,7 @@ def listen_grpc(
       AddressInUseError: Another process listens there.
     """
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
-    return GrpcListener(place, secret=secret, registry=registry, limits=limits, tls=tls)
+    return GrpcListener(place, secret=secret, encoding=encoding, tls=tls)
 
 
 class GrpcListener:
@@ -158,14 +152,12 @@ class GrpcListener:
         place: GrpcAddress,
         *,
         secret: Secret,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         tls: Tls | None,
     ) -> None:
         """Bind and listen; see `listen_grpc`."""
         self._secret = secret
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._tls = tls
         # Guards `_streams` and `_is_open`. gRPC's locks may be taken inside of it, but
         # gRPC calls `_arrive` and `_leave` with none of its own.
@@ -262,8 +254,7 @@ class GrpcListener:
             peer,
             stream=stream,
             outgoing=outgoing,
-            registry=self._registry,
-            limits=self._limits,
+            encoding=self._encoding,
             cut_off=arrival.cut_off,
         )
 

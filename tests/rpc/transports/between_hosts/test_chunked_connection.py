@@ -22,6 +22,7 @@ from replicator.rpc.transports.between_hosts.chunk_queues import (
     Outgoing,
 )
 from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedConnection
+from replicator.rpc.transports.payloads import Encoding
 from tests.rpc.transports.ends import LIMITS, LONG_S, SECRET, SHORT_S, wait_until
 
 
@@ -68,8 +69,7 @@ def connection_of(stream, cut_off=lambda: None):
         "the other end",
         stream=iter(stream),
         outgoing=outgoing,
-        registry=DEFAULT_REGISTRY,
-        limits=LIMITS,
+        encoding=Encoding(DEFAULT_REGISTRY, LIMITS),
         cut_off=cut_off,
     )
 
