@@ -35,6 +35,7 @@ from replicator.rpc.transports.in_process import (
     connect_in_process,
     is_in_process,
 )
+from replicator.rpc.transports.payloads import Encoding
 from replicator.rpc.transports.same_host.unix_handshake import meet_server
 from replicator.rpc.transports.same_host.unix_listener import UnixListener
 
@@ -72,6 +73,7 @@ def connect(
       AuthenticationError: One of both ends did not prove that it belongs.
       ConnectionLostError: Nobody listens there, or does not answer in time.
     """
+    encoding = Encoding(registry, limits)
     places = nearest_first(parse_all(address), is_in_process=is_in_process)
     if not places:
         raise ConnectionLostError(
@@ -87,13 +89,12 @@ def connect(
                 case InProcessAddress():
                     return connect_in_process(place.name, timeout_s=left_s)
                 case UnixAddress():
-                    return _connect_unix(place, secret, registry, limits, left_s)
+                    return _connect_unix(place, secret, encoding, left_s)
                 case GrpcAddress():
                     return _grpc().connect_grpc(
                         str(place),
                         secret=_secret_of(place, secret),
-                        registry=registry,
-                        limits=limits,
+                        encoding=encoding,
                         timeout_s=left_s,
                         tls=tls,
                         insecure=insecure,
@@ -136,23 +137,22 @@ def listen(
       AddressInUseError: Another server listens there; its process is told.
       AuthenticationError: Others may enter the socket's directory, or have the secret.
     """
+    encoding = Encoding(registry, limits)
     place = parse(address)
     match place:
         case InProcessAddress():
             return InProcessListener(
                 place.name,
-                registry=registry,
-                limits=limits,
+                encoding=encoding,
                 force_encoding=force_encoding,
             )
         case UnixAddress():
-            return _listen_unix(place, secret, registry, limits)
+            return _listen_unix(place, secret, encoding)
         case GrpcAddress():
             return _grpc().listen_grpc(
                 address,
                 secret=_secret_of(place, secret),
-                registry=registry,
-                limits=limits,
+                encoding=encoding,
                 tls=tls,
                 insecure=insecure,
             )
@@ -161,8 +161,7 @@ def listen(
 def _connect_unix(
     place: UnixAddress,
     secret: Secret | None,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     timeout_s: float,
 ) -> Connection:
     if not place.path:
@@ -178,8 +177,7 @@ def _connect_unix(
         sock,
         address=str(place),
         secret=secret,
-        registry=registry,
-        limits=limits,
+        encoding=encoding,
         timeout_s=min(max(deadline - time.monotonic(), 0.0), HANDSHAKE_TIMEOUT_S),
     )
 
@@ -207,8 +205,7 @@ def _connected_socket(place: UnixAddress, timeout_s: float) -> socket.socket:
 def _listen_unix(
     place: UnixAddress,
     secret: Secret | None,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
 ) -> Listener:
     owns_directory = not place.path
     if owns_directory:
@@ -221,8 +218,7 @@ def _listen_unix(
         return UnixListener(
             place.path,
             secret=secret or _secret_beside(place) or _new_secret_beside(place),
-            registry=registry,
-            limits=limits,
+            encoding=encoding,
             owns_directory=owns_directory,
         )
     except BaseException:

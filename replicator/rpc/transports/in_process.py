@@ -7,27 +7,21 @@ something that can be sent.
 
 import os
 import secrets
-import threading
-from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
-from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.protocols import Message, Payload
+from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.frames import check_fits, lay_out
-from replicator.rpc.transports.payloads import EncodedPayload, PlainPayload
+from replicator.rpc.transports.payloads import EncodedPayload, Encoding, PlainPayload
 
 FORCE_ENCODING_VARIABLE = "REPLICATOR_RPC_FORCE_ENCODING"
 _WAITING_MESSAGES = 1024
 _WAITING_CLIENTS = 128
-_Item = TypeVar("_Item")
 
 
 class InProcessConnection:
@@ -37,18 +31,16 @@ class InProcessConnection:
         self,
         peer: str,
         *,
-        incoming: "_Queue[Message]",
-        outgoing: "_Queue[Message]",
-        registry: Registry,
-        limits: MessageLimits,
+        incoming: BoundedQueue[Message],
+        outgoing: BoundedQueue[Message],
+        encoding: Encoding,
         force_encoding: bool,
     ) -> None:
         """Join two queues to a connection; `connect` makes both ends."""
         self._peer = peer
         self._incoming = incoming
         self._outgoing = outgoing
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._force_encoding = force_encoding
 
     @property
@@ -101,10 +93,9 @@ class InProcessConnection:
         self._incoming.end(drop=True)
 
     def _encoded(self, value: PyTree) -> Payload:
-        registry, limits = self._registry, self._limits
-        head, buffers, _ = encode(value, registry=registry, limits=limits)
-        check_fits(head, lay_out(buffers), limits)
-        return EncodedPayload(head, in_one_piece(buffers), registry, limits)
+        head, buffers, _ = self._encoding.encode(value)
+        check_fits(head, lay_out(buffers), self._encoding.limits)
+        return EncodedPayload(head, in_one_piece(buffers), self._encoding)
 
     def _lost(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")
@@ -117,28 +108,27 @@ class InProcessListener:
         self,
         name: str = "",
         *,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         force_encoding: bool | None = None,
     ) -> None:
         """Enter the process's table of listeners.
 
         Args:
           name: Under which; an empty one is made up.
-          registry: Classes that may travel, where values are encoded.
-          limits: Of messages, likewise.
+          encoding: How values become bytes, where they do.
           force_encoding: Whether they are; by default what the environment says.
 
         Raises:
           AddressInUseError: The name is taken.
         """
         self._name = name or secrets.token_hex(8)
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         if force_encoding is None:
             force_encoding = os.environ.get(FORCE_ENCODING_VARIABLE, "0") not in "0"
         self._force_encoding = force_encoding
-        self._arrivals: _Queue[InProcessConnection] = _Queue(_WAITING_CLIENTS)
+        self._arrivals: BoundedQueue[InProcessConnection] = BoundedQueue(
+            _WAITING_CLIENTS
+        )
         if _LISTENERS.setdefault(self._name, self) is not self:
             raise AddressInUseError(
                 f"`address` must be free, got {self.address}, where this process "
@@ -177,8 +167,8 @@ class InProcessListener:
         Raises:
           ConnectionLostError: The listener was closed, or does not accept.
         """
-        to_server: _Queue[Message] = _Queue(_WAITING_MESSAGES)
-        to_client: _Queue[Message] = _Queue(_WAITING_MESSAGES)
+        to_server: BoundedQueue[Message] = BoundedQueue(_WAITING_MESSAGES)
+        to_client: BoundedQueue[Message] = BoundedQueue(_WAITING_MESSAGES)
         ours = self._end(self.address, incoming=to_client, outgoing=to_server)
         client = f"a client of {self.address}"
         theirs = self._end(client, incoming=to_server, outgoing=to_client)
@@ -189,14 +179,17 @@ class InProcessListener:
         return ours
 
     def _end(
-        self, peer: str, *, incoming: "_Queue[Message]", outgoing: "_Queue[Message]"
+        self,
+        peer: str,
+        *,
+        incoming: BoundedQueue[Message],
+        outgoing: BoundedQueue[Message],
     ) -> InProcessConnection:
         return InProcessConnection(
             peer,
             incoming=incoming,
             outgoing=outgoing,
-            registry=self._registry,
-            limits=self._limits,
+            encoding=self._encoding,
             force_encoding=self._force_encoding,
         )
 
@@ -219,54 +212,3 @@ def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
 
 
 _LISTENERS: dict[str, InProcessListener] = {}
-
-
-class _Queue(Generic[_Item]):
-    """A bounded queue that can end."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._items: deque[_Item] = deque()
-        self._has_ended = False
-        # May be entered again: the garbage collector may close a connection in here.
-        self._lock = threading.RLock()
-        self._has_item = threading.Condition(self._lock)
-        self._has_room = threading.Condition(self._lock)
-
-    def __bool__(self) -> bool:
-        return bool(self._items)
-
-    def put(self, item: _Item, timeout_s: float | None) -> None:
-        """Append; raise TimeoutError while it is full, EOFError after its end."""
-        with self._lock:
-            if len(self._items) >= self._most and not self._has_ended:
-                self._has_room.wait_for(
-                    lambda: len(self._items) < self._most or self._has_ended, timeout_s
-                )
-            if self._has_ended:
-                raise EOFError
-            if len(self._items) >= self._most:
-                raise TimeoutError
-            self._items.append(item)
-            self._has_item.notify()
-
-    def take(self, timeout_s: float | None) -> _Item:
-        """Return the first; raise TimeoutError if none comes, EOFError at the end."""
-        with self._lock:
-            if not self._items and not self._has_ended:
-                self._has_item.wait_for(
-                    lambda: self._items or self._has_ended, timeout_s
-                )
-            if self._items:
-                self._has_room.notify()
-                return self._items.popleft()
-        raise EOFError if self._has_ended else TimeoutError
-
-    def end(self, *, drop: bool = False) -> None:
-        """Take nothing more, and wake who waits; `drop` also what is in it."""
-        with self._lock:
-            self._has_ended = True
-            if drop:
-                self._items.clear()
-            self._has_item.notify_all()
-            self._has_room.notify_all()

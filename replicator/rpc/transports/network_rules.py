@@ -66,14 +66,14 @@ def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddre
     return place
 
 
-def unreachable(address: str, failure: Exception | None) -> Exception:
+def unreachable(address: str, told: str) -> Exception:
     """Return the error for a stream that ended before the handshake did.
 
     Args:
       address: Where to it was to lead.
-      failure: What gRPC said, if it said something.
+      told: What gRPC said, if it said something.
     """
-    told = "the stream ended" if failure is None else str(failure)
+    told = told or "the stream ended"
     # BoringSSL's words for the chain, and gRPC's own for the name of the host.
     if "CERTIFICATE_VERIFY_FAILED" in told or "Verification Check failed" in told:
         return AuthenticationError(

@@ -1,12 +1,30 @@
 """The value of a message on its way to who asks for it."""
 
+import dataclasses
 from typing import final
 
 from replicator.base.types import PyTree
-from replicator.rpc.codec.codec import decode
+from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.transports.frames import Body
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Encoding:
+    """How the values of a connection become bytes, and values again.
+
+    Attributes:
+      registry: Classes that may travel, besides the plain ones.
+      limits: Of messages.
+    """
+
+    registry: Registry
+    limits: MessageLimits
+
+    def encode(self, value: PyTree) -> Encoded:
+        """Return a value as bytes; see `codec.encode`."""
+        return encode(value, registry=self.registry, limits=self.limits)
 
 
 @final
@@ -17,23 +35,19 @@ class EncodedPayload:
       num_bytes: How many bytes the value takes.
     """
 
-    __slots__ = ("_body", "_head", "_limits", "_registry", "num_bytes")
+    __slots__ = ("_body", "_encoding", "_head", "num_bytes")
 
-    def __init__(
-        self, head: bytes, body: Body, registry: Registry, limits: MessageLimits
-    ) -> None:
+    def __init__(self, head: bytes, body: Body, encoding: Encoding) -> None:
         """Hold what arrived.
 
         Args:
           head: What the codec of the other end wrote.
           body: Likewise; read-only.
-          registry: Classes that may travel.
-          limits: Of messages.
+          encoding: How the value became that.
         """
         self._head = head
         self._body = body
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self.num_bytes = len(head) + len(body)
 
     def take(self) -> PyTree:
@@ -43,7 +57,8 @@ class EncodedPayload:
           DecodeError: The bytes are no value of ours, or past a limit.
         """
         body, self._body = self._body, b""
-        return decode(self._head, body, registry=self._registry, limits=self._limits)
+        known = self._encoding
+        return decode(self._head, body, registry=known.registry, limits=known.limits)
 
 
 @final

@@ -11,6 +11,7 @@ from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.protocols import Kind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.connect import connect, listen
+from replicator.rpc.transports.payloads import Encoding
 from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 
 SECRET = Secret.generate()
@@ -80,13 +81,12 @@ def pass_on(sender, receiver, value, *, kind=Kind.CALL, call_id=7):
 
 
 @contextlib.contextmanager
-def raw_peer(**changes):
+def raw_peer(limits=LIMITS, **changes):
     """Yield a connection, and the socket of a peer who sends what it likes."""
     ours, theirs = socket.socketpair()
     known = {
         "peer": "the other end",
-        "registry": DEFAULT_REGISTRY,
-        "limits": LIMITS,
+        "encoding": Encoding(DEFAULT_REGISTRY, limits),
         "shared": None,
     }
     connection = UnixConnection(ours, **known | changes)

@@ -5,6 +5,8 @@ has no size that the stream must allow; small messages share chunks. It knows no
 and its tests need none.
 """
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,18 +17,16 @@ from replicator.errors import (
     DecodeError,
     MessageTooLargeError,
 )
-from replicator.rpc.codec.codec import encode
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports import frames
 from replicator.rpc.transports.between_hosts.chunk_queues import (
     CHUNK_BYTES,
-    ClosedError,
-    Incoming,
+    WAITING_BYTES,
     Outgoing,
+    start_thread,
 )
-from replicator.rpc.transports.payloads import EncodedPayload
+from replicator.rpc.transports.bounded_queue import BoundedQueue
+from replicator.rpc.transports.payloads import EncodedPayload, Encoding
 
 # What a good end may take: our last words leave, and the other end says it is done.
 _DRAIN_S = 1.0
@@ -40,33 +40,37 @@ class ChunkedConnection:
         self,
         peer: str,
         *,
-        incoming: Incoming,
+        stream: Iterator[bytes],
         outgoing: Outgoing,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         cut_off: Callable[[], None],
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
-        """Join two queues to a connection.
+        """Start to read a stream whose handshake is done.
 
         Args:
           peer: Who is at the other end.
-          incoming: Where the stream puts what arrives.
+          stream: What arrives; raises EOFError, and why, if it was cut off.
           outgoing: Where the stream takes what is to leave.
-          registry: Types of messages besides the plain ones.
-          limits: Of messages.
+          encoding: How values become bytes.
           cut_off: Ends the stream at once; may be called at any time.
           let_go: Called in its place when the stream has ended by itself.
         """
         self._peer = peer
-        self._incoming = incoming
+        # Filled by a thread of this connection, which alone reads the stream.
+        self._incoming: BoundedQueue[frames.Frame] = BoundedQueue(
+            WAITING_BYTES, size=lambda frame: len(frame.head) + len(frame.body)
+        )
+        self._failure: Exception | None = None  # why the stream ended, if not well
+        self._has_ended = threading.Event()
         self._outgoing = outgoing
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._cut_off = cut_off
         self._let_go = let_go
         self._is_closed = False
-        incoming.start(frames.FrameReader(limits))
+        start_thread(
+            "read", lambda: self._read(stream, frames.FrameReader(encoding.limits))
+        )
 
     @property
     def peer(self) -> str:
@@ -77,9 +81,7 @@ class ChunkedConnection:
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message whole; see `protocols.Connection`."""
-        head, buffers, num_bytes = encode(
-            value, registry=self._registry, limits=self._limits
-        )
+        head, buffers, num_bytes = self._encoding.encode(value)
         frame = self._frame(kind, call_id, head, buffers)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -87,7 +89,7 @@ class ChunkedConnection:
                 self._outgoing.put(b"".join(frame), deadline=deadline)
             else:
                 self._outgoing.put_large(_cut(frame), deadline=deadline)
-        except ClosedError:
+        except EOFError:
             raise self._lost() from None
         except TimeoutError:
             raise self._nobody_reads(timeout_s) from None
@@ -98,19 +100,19 @@ class ChunkedConnection:
         if self._is_closed:
             raise self._lost()
         try:
-            frame = self._incoming.next_frame(timeout_s)
-        except ClosedError:
+            frame = self._incoming.take(timeout_s)
+        except EOFError:
             raise self._lost() from None
         except TimeoutError:
             raise CallTimeoutError(
                 f"No message came from {self._peer} within {timeout_s} s."
             ) from None
-        payload = EncodedPayload(frame.head, frame.body, self._registry, self._limits)
+        payload = EncodedPayload(frame.head, frame.body, self._encoding)
         return Message(frame.kind, frame.call_id, payload)
 
     def has_received(self) -> bool:
         """Tell whether `receive` has something to work on without waiting."""
-        return self._incoming.has_some()
+        return bool(self._incoming)
 
     def fileno(self) -> int | None:
         """Return None: there is nothing to `select` on."""
@@ -121,15 +123,35 @@ class ChunkedConnection:
         if self._is_closed:
             return
         self._is_closed = True
-        self._incoming.discard()
+        self._incoming.end(drop=True)  # the stream is read to its end all the same
         self._outgoing.finish()
-        if self._outgoing.wait_drained(_DRAIN_S) and self._incoming.wait_ended(_END_S):
+        if self._outgoing.wait_drained(_DRAIN_S) and self._has_ended.wait(_END_S):
             # To cut it off now would take back last words that are on the wire.
-            self._incoming.stop()
-            self._outgoing.abandon()
             self._let_go()
         else:
             self._end()
+
+    def _read(self, stream: Iterator[bytes], reader: frames.FrameReader) -> None:
+        """Cut what arrives into messages until the stream ends; nothing leaves then."""
+        try:
+            for chunk in stream:
+                self._add(chunk, reader)
+                del chunk  # before the next one takes memory
+                if reader.target is not None:
+                    # A large message is read when those before it were received.
+                    self._incoming.wait_empty()
+        except Exception as failure:  # told by who receives
+            self._failure = failure.with_traceback(None)
+        finally:
+            self._incoming.end()
+            self._outgoing.abandon()
+            self._has_ended.set()
+
+    def _add(self, chunk: bytes, reader: frames.FrameReader) -> None:
+        # Of its own, as it must hold no frame while the next chunk is waited for.
+        with contextlib.suppress(EOFError):  # nobody wants it any more
+            for frame in _frames_of(chunk, reader):
+                self._incoming.put(frame, None)
 
     def _frame(
         self, kind: int, call_id: int, head: bytes, buffers: Sequence[memoryview]
@@ -137,18 +159,18 @@ class ChunkedConnection:
         if not buffers:
             return [frames.frame_without_buffers(kind, call_id, head)]
         layout = frames.lay_out(buffers)
-        frames.check_fits(head, layout, self._limits)
+        frames.check_fits(head, layout, self._encoding.limits)
         return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:
-        self._incoming.stop()
+        self._incoming.end(drop=True)
         self._outgoing.abandon()
         self._cut_off()
 
     def _lost(self) -> ConnectionLostError:
         if not self._is_closed:  # else `close` lets our last words leave first
             self._end()
-        why = self._incoming.failure
+        why = self._failure
         if self._is_closed:
             told = "was closed by this end"
         elif isinstance(why, DecodeError | MessageTooLargeError):
@@ -165,6 +187,22 @@ class ChunkedConnection:
         return CallTimeoutError(
             f"{told}, and has a part of a message. The connection was closed."
         )
+
+
+def _frames_of(chunk: bytes, reader: frames.FrameReader) -> Iterator[frames.Frame]:
+    """Yield the messages that a chunk completes."""
+    rest = memoryview(chunk)
+    while rest and (target := reader.target) is not None:
+        part = rest[: len(target)]
+        target[: len(part)] = part
+        rest = rest[len(part) :]
+        frame = reader.filled(len(part))
+        if frame is not None:
+            yield frame
+    if rest:
+        reader.feed(chunk if len(rest) == len(chunk) else bytes(rest))
+    while (frame := reader.next_frame()) is not None:
+        yield frame
 
 
 def _cut(parts: Sequence[frames.Buffer]) -> Iterator[bytes]:

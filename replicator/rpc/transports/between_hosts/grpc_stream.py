@@ -11,7 +11,7 @@ most (less while others wait); strangers are let in a few at a time, and counted
 
 import contextlib
 import functools
-import queue
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +23,6 @@ from grpc_health.v1 import health_pb2
 
 from replicator.base.host.plain_text import plain
 from replicator.errors import ConnectionLostError
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.security.authentication import (
     HANDSHAKE_TIMEOUT_S,
     ClientHandshake,
@@ -37,21 +35,14 @@ from replicator.rpc.transports.between_hosts.chunk_handshake import (
     admit_client,
     prove_to_server,
 )
-from replicator.rpc.transports.between_hosts.chunk_queues import (
-    ClosedError,
-    Incoming,
-    Outgoing,
-)
-from replicator.rpc.transports.between_hosts.chunk_threads import (
-    start_reader,
-    start_writer,
-)
+from replicator.rpc.transports.between_hosts.chunk_queues import Outgoing, start_thread
 from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedConnection
 from replicator.rpc.transports.between_hosts.grpc_options import (
     CLIENT_OPTIONS,
     MAX_CONNECTIONS,
     SERVER_OPTIONS,
 )
+from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.network_rules import (
     check_free,
     in_use,
@@ -60,6 +51,7 @@ from replicator.rpc.transports.network_rules import (
     readable,
     unreachable,
 )
+from replicator.rpc.transports.payloads import Encoding
 
 _CONNECT = "/replicator.rpc.Connections/Connect"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -74,8 +66,7 @@ def connect_grpc(
     address: str,
     *,
     secret: Secret,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     timeout_s: float,
     tls: Tls | None = None,
     insecure: bool = False,
@@ -85,8 +76,7 @@ def connect_grpc(
     Args:
       address: `grpc://host:port`.
       secret: The program's.
-      registry: Types of messages besides the plain ones.
-      limits: Of messages.
+      encoding: How values become bytes.
       timeout_s: How long the server may take to answer.
       tls: Files of a client; needed for hosts other than this one.
       insecure: Do without TLS for those, too.
@@ -98,9 +88,9 @@ def connect_grpc(
     """
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
     channel = _open_channel(place, tls)
-    outgoing, incoming = Outgoing(), Incoming()
+    outgoing = Outgoing()
     call = channel.stream_stream(_CONNECT)(iter(outgoing.take, None))
-    start_reader(_chunks_of(call), incoming, outgoing)
+    stream = _chunks_of(call)
 
     def cut_off() -> None:
         call.cancel()
@@ -109,20 +99,20 @@ def connect_grpc(
     peer = f"the server at {address}"
     handshake = ClientHandshake(secret, binding=_binding(place, tls), peer=peer)
     try:
-        prove_to_server(handshake, incoming, outgoing, peer=peer, timeout_s=timeout_s)
+        rest = prove_to_server(
+            handshake, stream, outgoing, peer=peer, timeout_s=timeout_s
+        )
     except BaseException as failure:
         outgoing.abandon()
-        incoming.stop()
         cut_off()
-        if isinstance(failure, ClosedError):
-            raise unreachable(address, incoming.failure) from None
+        if isinstance(failure, EOFError):
+            raise unreachable(address, str(failure)) from None
         raise
     return ChunkedConnection(
         peer,
-        incoming=incoming,
+        stream=itertools.chain([rest], stream),
         outgoing=outgoing,
-        registry=registry,
-        limits=limits,
+        encoding=encoding,
         cut_off=cut_off,
         let_go=channel.close,
     )
@@ -132,8 +122,7 @@ def listen_grpc(
     address: str,
     *,
     secret: Secret,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> "GrpcListener":
@@ -142,8 +131,7 @@ def listen_grpc(
     Args:
       address: `grpc://host:port`; port 0 takes a free one.
       secret: The program's.
-      registry: Types of messages besides the plain ones.
-      limits: Of messages.
+      encoding: How values become bytes.
       tls: Files of a server; needed for addresses that other hosts can reach.
       insecure: Do without TLS for those, too.
 
@@ -153,7 +141,7 @@ def listen_grpc(
       AddressInUseError: Another process listens there.
     """
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
-    return GrpcListener(place, secret=secret, registry=registry, limits=limits, tls=tls)
+    return GrpcListener(place, secret=secret, encoding=encoding, tls=tls)
 
 
 class GrpcListener:
@@ -164,21 +152,19 @@ class GrpcListener:
         place: GrpcAddress,
         *,
         secret: Secret,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         tls: Tls | None,
     ) -> None:
         """Bind and listen; see `listen_grpc`."""
         self._secret = secret
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._tls = tls
         # Guards `_streams` and `_is_open`. gRPC's locks may be taken inside of it, but
         # gRPC calls `_arrive` and `_leave` with none of its own.
         self._lock = threading.Lock()
         self._streams = 0
         self._is_open = True
-        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
+        self._arrivals: BoundedQueue[_Arrival] = BoundedQueue(MAX_CONNECTIONS)
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
             handlers=[_Methods(self._arrive)],
@@ -194,10 +180,11 @@ class GrpcListener:
 
     def accept(self) -> Callable[[], ChunkedConnection]:
         """Wait for a peer; see `protocols.Listener`."""
-        arrival = self._arrivals.get()
-        if arrival is None:
-            self._arrivals.put(None)  # for the next who waits
-            raise ConnectionLostError(f"The listener at {self.address} was closed.")
+        try:
+            arrival = self._arrivals.take(None)
+        except EOFError:
+            told = f"The listener at {self.address} was closed."
+            raise ConnectionLostError(told) from None
         return functools.partial(self._meet, arrival)
 
     def close(self) -> None:
@@ -208,10 +195,10 @@ class GrpcListener:
             self._is_open = False
             # A stream that has just ended may have its last words on the way.
             grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
-        with contextlib.suppress(queue.Empty):
-            while arrival := self._arrivals.get_nowait():
-                arrival.cut_off()
-        self._arrivals.put(None)
+        self._arrivals.end()
+        with contextlib.suppress(EOFError):
+            while True:
+                self._arrivals.take(0).cut_off()
         # gRPC leaves a thread behind that waits as long as there are connections, and a
         # process cannot end before it does, unless a daemon thread started it.
         stop = threading.Thread(target=self._server.stop, args=(grace_s,), daemon=True)
@@ -228,7 +215,10 @@ class GrpcListener:
                 return  # it is gone
             # `_leave` waits for the lock, so it does not count before this.
             self._streams += 1
-        self._arrivals.put(arrival)
+        try:
+            self._arrivals.put(arrival, None)
+        except EOFError:  # closed meanwhile
+            arrival.cut_off()
 
     def _leave(self) -> None:
         with self._lock:
@@ -238,36 +228,33 @@ class GrpcListener:
         """Let a peer prove itself; return the connection to it."""
         peer = f"the client at {readable(arrival.context.peer())}"
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
-        incoming, outgoing = Incoming(), Outgoing()
+        stream, outgoing = _chunks_of(arrival.requests), Outgoing()
         handshake = ServerHandshake(
             self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
             names: Any = arrival.context.auth_context().get(_NAMES, ())
             check_client(names, peer=peer)
-            start_reader(_chunks_of(arrival.requests), incoming, outgoing)
-            start_writer(outgoing, arrival.send)
+            start_thread("write", lambda: arrival.send_all(outgoing))
             admit_client(
-                *(handshake, incoming, outgoing),
+                *(handshake, stream, outgoing),
                 peer=peer,
                 deadline=deadline,
-                do_others_wait=lambda: not self._arrivals.empty(),
+                do_others_wait=lambda: bool(self._arrivals),
             )
         except BaseException as failure:
-            incoming.stop()
             outgoing.finish()
             left_s = max(deadline - time.monotonic(), _REFUSAL_S)
             if not handshake.refusal or not outgoing.wait_drained(left_s):
                 arrival.cut_off()
-            if isinstance(failure, ClosedError):
+            if isinstance(failure, EOFError):
                 raise ConnectionLostError(f"{peer} left at the handshake.") from None
             raise
         return ChunkedConnection(
             peer,
-            incoming=incoming,
+            stream=stream,
             outgoing=outgoing,
-            registry=self._registry,
-            limits=self._limits,
+            encoding=self._encoding,
             cut_off=arrival.cut_off,
         )
 
@@ -281,6 +268,12 @@ class _Arrival(NamedTuple):
 
     def cut_off(self) -> None:
         self.context.cancel()
+
+    def send_all(self, outgoing: Outgoing) -> None:
+        """Move what is to leave to the stream, and at the end None."""
+        while (chunk := outgoing.take()) is not None:
+            self.send(chunk)
+        self.send(None)
 
 
 class _Door:
@@ -383,4 +376,4 @@ def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
     except grpc.RpcError as failure:
         details = getattr(failure, "details", lambda: "")()
         failure.__traceback__ = None  # it raises itself: it would hold itself, and us
-    raise ConnectionLostError(plain(details or "the stream was cut off"))
+    raise EOFError(plain(details or "the stream was cut off"))

@@ -130,62 +130,39 @@ class OutgoingSegments:
         # By number, and no longer than that: most connections use few of thousands.
         self._is_lent = bytearray()
         self._uses = array.array("I")
-        self._dropped_numbers: list[int] = []
+        self._free_numbers: list[int] = []
 
     @property
     def num_bytes(self) -> int:
         """Return the size of all segments."""
         return sum(segment.num_bytes for segment in self._segments.values())
 
-    def take(self, num_bytes: int) -> Slot | None:
-        """Return a free slot: the last one if it is, as it may be in a cache."""
-        size = size_class(num_bytes)
-        last = self._last.get(size)
-        # Equal: the receiver has released this very use, and looks at it no more.
-        if last is None or self._board[last.number] != last.uses:
-            free = self._free.get(size)
-            if not free:
-                self._find_released()
-                free = self._free.get(size)
-            if not free:
-                return None
-            last = free.pop()
-        return self._lend(last, size)
+    def take(self, num_bytes: int, common: "CommonMemory | None" = None) -> Slot | None:
+        """Return a free slot; the last one if it is, as it may be in a cache.
 
-    def take_new(self, num_bytes: int) -> Slot | None:
-        """Return a slot of a segment that has room for one more; None: there is none.
+        Args:
+          num_bytes: Of the body.
+          common: Where the body lies already, if it does: that is lent once more.
+
+        Returns:
+          The slot; None: no segment has one or room for one more, or the receiver has
+          not been given the common memory.
 
         Raises:
           OSError: The system has no memory.
         """
+        if common is not None:
+            return self._take_common(common)
         size = size_class(num_bytes)
-        for segment in self._segments.values():
-            if segment.slot_bytes == size and self._has_number():
-                offset = segment.make_slot()
-                if offset is not None:
-                    memory = segment.memory[offset : offset + size]
-                    number = self._number()
-                    uses = self._uses[number]
-                    return self._lend(Slot(segment, offset, memory, number, uses), size)
-        return None
-
-    def take_common(self, common: "CommonMemory") -> Slot | None:
-        """Lend common memory once more; None: the receiver has not been given it."""
-        segment = common.segments.get(self)
-        if segment is None:
-            return None
-        free = self._free.setdefault(_COMMON_SLOTS, [])
+        last = self._last.get(size)
+        # Equal: the receiver has released this very use, and looks at it no more.
+        if last is not None and self._board[last.number] == last.uses:
+            return self._lend(last, size)
+        free = self._free.setdefault(size, [])
         if not free:
             self._find_released()
-        if free:  # a place on the board, wherever it was last
-            slot = free.pop()
-            slot.segment = segment
-        elif self._has_number():
-            number = self._number()
-            slot = Slot(segment, 0, _NO_MEMORY, number, self._uses[number])
-        else:
-            return None
-        return self._lend(slot, _COMMON_SLOTS)
+        slot = free.pop() if free else self._new_slot(size)
+        return None if slot is None else self._lend(slot, size)
 
     def take_back(self, where: Where) -> None:
         """Free a slot whose message was not sent."""
@@ -211,36 +188,38 @@ class OutgoingSegments:
                 dropped.append(number)
         return dropped
 
-    def add(self, num_bytes: int) -> Segment | None:
-        """Make a segment of slots for `num_bytes`; None: it is past the bound.
+    def add(
+        self, num_bytes: int, common: "CommonMemory | None" = None
+    ) -> Segment | None:
+        """Make a segment of slots for `num_bytes`, or of common memory.
+
+        Returns:
+          The segment; None: it is past the bound, or is there already.
 
         Raises:
           OSError: The system has no memory.
         """
         if not self._fits(num_bytes) or not self._has_number():
             return None
-        size = size_class(num_bytes)
-        room = min(_SEGMENT_BYTES, self._max_bytes - self.num_bytes)
-        number, self._next_number = self._next_number, self._next_number + 1
-        segment = Segment.make(number, slot_bytes=size, num_slots=max(1, room // size))
-        self._segments[number] = segment
-        return segment
-
-    def add_common(self, common: "CommonMemory") -> Segment | None:
-        """Make a segment of common memory; None: it is past the bound, or there."""
-        has_room = self._fits(common.num_bytes) and self._has_number()
-        if not has_room or self in common.segments:
+        number = self._next_number
+        if common is None:
+            size = size_class(num_bytes)
+            slots = min(_SEGMENT_BYTES, self._max_bytes - self.num_bytes) // size
+            segment = Segment.make(number, slot_bytes=size, num_slots=max(1, slots))
+        elif self in common.segments:
             return None
-        number, self._next_number = self._next_number, self._next_number + 1
-        segment = self._segments[number] = Segment(
-            number=number,
-            descriptor=common.descriptor,
-            num_bytes=common.num_bytes,
-            memory=_NO_MEMORY,
-            slot_bytes=_COMMON_SLOTS,
-            common=_ref(common),
-        )
-        common.segments[self] = segment
+        else:
+            segment = Segment(
+                number=number,
+                descriptor=common.descriptor,
+                num_bytes=common.num_bytes,
+                memory=_NO_MEMORY,
+                slot_bytes=_COMMON_SLOTS,
+                common=_ref(common),
+            )
+            common.segments[self] = segment
+        self._next_number += 1
+        self._segments[number] = segment
         return segment
 
     def has_released(self, segment: Segment) -> bool:
@@ -263,7 +242,7 @@ class OutgoingSegments:
         free = self._free.get(segment.slot_bytes, [])
         gone = [slot for slot in free if slot.segment is segment]
         free[:] = [slot for slot in free if slot.segment is not segment]
-        self._dropped_numbers += [slot.number for slot in gone]
+        self._free_numbers += [slot.number for slot in gone]
         segment.close()
 
     def close(self) -> None:
@@ -284,16 +263,37 @@ class OutgoingSegments:
     def _fits(self, num_bytes: int) -> bool:
         return self.num_bytes + size_class(num_bytes) <= self._max_bytes
 
-    def _has_number(self) -> bool:
-        return bool(self._dropped_numbers) or len(self._uses) < len(self._board)
+    def _take_common(self, common: "CommonMemory") -> Slot | None:
+        segment = common.segments.get(self)
+        if segment is None:
+            return None
+        if not self._free_numbers:
+            self._find_released()
+        if not self._has_number():
+            return None
+        slot = Slot(segment, 0, _NO_MEMORY, *self._number())
+        return self._lend(slot, _COMMON_SLOTS)
 
-    def _number(self) -> int:
-        """Return a place on the board that no slot has."""
-        if self._dropped_numbers:
-            return self._dropped_numbers.pop()
+    def _new_slot(self, size: int) -> Slot | None:
+        for segment in self._segments.values():
+            if segment.slot_bytes == size and self._has_number():
+                offset = segment.make_slot()
+                if offset is not None:
+                    memory = segment.memory[offset : offset + size]
+                    return Slot(segment, offset, memory, *self._number())
+        return None
+
+    def _has_number(self) -> bool:
+        return bool(self._free_numbers) or len(self._uses) < len(self._board)
+
+    def _number(self) -> tuple[int, int]:
+        """Return a place on the board that no slot has, and its uses so far."""
+        if self._free_numbers:
+            number = self._free_numbers.pop()
+            return number, self._uses[number]
         self._is_lent.append(False)
         self._uses.append(0)
-        return len(self._uses) - 1
+        return len(self._uses) - 1, 0
 
     def _lend(self, slot: Slot, size: int) -> Slot:
         number = slot.number
@@ -323,7 +323,10 @@ class OutgoingSegments:
         del self._lent[slot.number]
         self._is_lent[slot.number] = False
         slot.segment.lent -= 1
-        self._free.setdefault(size, []).append(slot)
+        if slot.segment.common is None:
+            self._free.setdefault(size, []).append(slot)
+        else:
+            self._free_numbers.append(slot.number)
         if self._last.get(size) is slot:
             del self._last[size]
 

@@ -41,7 +41,6 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from replicator.errors import DecodeError
 from replicator.rpc.codec.encoded_once import EncodedOnce
@@ -112,8 +111,7 @@ class SharedMemory:
           Where it is; None: there is no room, and the socket must take it.
         """
         num_bytes = layout.num_bytes
-        take = self._outgoing.take
-        slot = self._slot(num_bytes, lambda: take(num_bytes) or self._new(num_bytes))
+        slot = self._slot(num_bytes)
         if slot is None:
             return None
         # No lock from here on: the slot is this thread's until its frame is sent. If
@@ -132,10 +130,7 @@ class SharedMemory:
         except OSError as error:
             self._warn(layout.num_bytes, f"the system has none ({error})")
             return None
-        common, take = body.memory, self._outgoing.take_common
-        slot = self._slot(
-            common.num_bytes, lambda: take(common) or self._new_common(common)
-        )
+        slot = self._slot(body.memory.num_bytes, body.memory)
         return None if slot is None else slot.where
 
     def take_back(self, where: Where) -> None:
@@ -168,7 +163,7 @@ class SharedMemory:
         self._incoming.let_go()
         self._close_all()
 
-    def _slot(self, num_bytes: int, find: Callable[[], Slot | None]) -> Slot | None:
+    def _slot(self, num_bytes: int, common: CommonMemory | None = None) -> Slot | None:
         # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
         if not self._lock.acquire(True, _LOCK_TIMEOUT_S):
             return None
@@ -176,7 +171,7 @@ class SharedMemory:
         try:
             slot = None
             if not self._is_closed:
-                slot = find()
+                slot = self._found(num_bytes, common)
         except OSError as error:
             slot, reason = None, f"the system has none ({error})"
         finally:
@@ -200,22 +195,16 @@ class SharedMemory:
                 reason,
             )
 
-    def _new(self, num_bytes: int) -> Slot | None:
+    def _found(self, num_bytes: int, common: CommonMemory | None) -> Slot | None:
         outgoing = self._outgoing
-        if slot := outgoing.take_new(num_bytes):
+        if slot := outgoing.take(num_bytes, common):
             return slot
         self._make_room(num_bytes)
-        if not self._is_attached(outgoing.add(num_bytes)):
-            return None
-        return outgoing.take_new(num_bytes)
-
-    def _new_common(self, common: CommonMemory) -> Slot | None:
-        self._make_room(common.num_bytes)
-        if slot := self._outgoing.take_common(common):  # it was a number that it wanted
+        if slot := outgoing.take(num_bytes, common):  # a place on the board was missing
             return slot
-        if not self._is_attached(self._outgoing.add_common(common)):
+        if not self._is_attached(outgoing.add(num_bytes, common)):
             return None
-        return self._outgoing.take_common(common)
+        return outgoing.take(num_bytes, common)
 
     def _make_room(self, num_bytes: int) -> None:
         self._untold.extend(self._outgoing.drop_idle(num_bytes))

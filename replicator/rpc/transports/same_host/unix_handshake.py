@@ -28,8 +28,6 @@ from replicator.errors import (
     DecodeError,
     RpcError,
 )
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.security.authentication import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
@@ -41,6 +39,7 @@ from replicator.rpc.security.authentication import (
     ServerHandshake,
 )
 from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.payloads import Encoding
 from replicator.rpc.transports.same_host.sealed_memory import (
     IS_AVAILABLE,
     make_sealed,
@@ -68,8 +67,7 @@ def meet_client(
     *,
     address: str,
     secret: Secret,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     do_others_wait: Callable[[], bool],
 ) -> UnixConnection:
     """Let a client prove itself, and prove ourselves; return the connection.
@@ -78,8 +76,7 @@ def meet_client(
       sock: As it was accepted; closed if this fails.
       address: Of the listener.
       secret: The program's.
-      registry: Classes that may travel.
-      limits: Of messages.
+      encoding: How values become bytes.
       do_others_wait: Whether this one has less time, `PRESSED_S`.
 
     Raises:
@@ -100,8 +97,8 @@ def meet_client(
                     with contextlib.suppress(RpcError):  # it need not wait for it
                         exchange.send(handshake.refusal)
                 raise
-            shared = _take_offer(exchange, limits.shared_bytes)
-        return _connection(sock, peer, registry, limits, shared)
+            shared = _take_offer(exchange, encoding.limits.shared_bytes)
+        return _connection(sock, peer, encoding, shared)
     except BaseException:
         sock.close()
         raise
@@ -112,8 +109,7 @@ def meet_server(
     *,
     address: str,
     secret: Secret,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     timeout_s: float,
 ) -> UnixConnection:
     """Prove ourselves to a server, and let it prove itself; return the connection.
@@ -122,8 +118,7 @@ def meet_server(
       sock: Connected; closed if this fails.
       address: Of the server.
       secret: The program's.
-      registry: Classes that may travel.
-      limits: Of messages.
+      encoding: How values become bytes.
       timeout_s: How long all of it may take; `HANDSHAKE_TIMEOUT_S` at most.
 
     Raises:
@@ -139,8 +134,8 @@ def meet_server(
             exchange.send(handshake.hello())
             exchange.send(handshake.answer(exchange.receive(CHALLENGE_BYTES)))
             handshake.finish(exchange.receive(WELCOME_BYTES))
-            shared = _offer(exchange, limits.shared_bytes)
-        return _connection(sock, peer, registry, limits, shared)
+            shared = _offer(exchange, encoding.limits.shared_bytes)
+        return _connection(sock, peer, encoding, shared)
     except BaseException:
         sock.close()
         raise
@@ -359,12 +354,9 @@ def _shared(
 def _connection(
     sock: socket.socket,
     peer: str,
-    registry: Registry,
-    limits: MessageLimits,
+    encoding: Encoding,
     shared: SharedMemory | None,
 ) -> UnixConnection:
     sock.settimeout(None)  # a timeout would cost a `poll` for each call
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    return UnixConnection(
-        sock, peer=peer, registry=registry, limits=limits, shared=shared
-    )
+    return UnixConnection(sock, peer=peer, encoding=encoding, shared=shared)

@@ -21,10 +21,9 @@ from typing import Any
 
 from replicator.base.host.forks import let_go_in_child
 from replicator.errors import AddressInUseError, ConnectionLostError
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.security.authentication import NO_ROOM
 from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.payloads import Encoding
 from replicator.rpc.transports.same_host.unix_handshake import meet_client
 from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 
@@ -42,8 +41,7 @@ class UnixListener:
         path: str,
         *,
         secret: Secret,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         owns_directory: bool = False,
     ) -> None:
         """Listen.
@@ -51,8 +49,7 @@ class UnixListener:
         Args:
           path: Of the socket, in a directory that only this user can enter.
           secret: What clients must know.
-          registry: Classes that may travel.
-          limits: Of messages.
+          encoding: How values become bytes.
           owns_directory: Whether `close` removes the directory.
 
         Raises:
@@ -61,8 +58,7 @@ class UnixListener:
         """
         self._path = path
         self._secret = secret
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._owns_directory = owns_directory
         self._is_closed = False
         self._lock = _PathLock(path)
@@ -173,8 +169,7 @@ class UnixListener:
             sock,
             address=self.address,
             secret=self._secret,
-            registry=self._registry,
-            limits=self._limits,
+            encoding=self._encoding,
             do_others_wait=self._do_others_wait,
         )
 

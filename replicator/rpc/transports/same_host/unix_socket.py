@@ -27,10 +27,7 @@ from replicator.errors import (
     MessageTooLargeError,
 )
 from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
-from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports.frames import (
     READ_BYTES,
@@ -44,7 +41,7 @@ from replicator.rpc.transports.frames import (
     lay_out,
     refuse_shared,
 )
-from replicator.rpc.transports.payloads import EncodedPayload
+from replicator.rpc.transports.payloads import EncodedPayload, Encoding
 from replicator.rpc.transports.same_host.common_body import kept_layout
 from replicator.rpc.transports.same_host.shared_memory import (
     SHARED_FROM_BYTES,
@@ -69,8 +66,7 @@ class UnixConnection:
         sock: socket.socket,
         *,
         peer: str,
-        registry: Registry,
-        limits: MessageLimits,
+        encoding: Encoding,
         shared: SharedMemory | None,
     ) -> None:
         """Take over a socket whose handshake is done.
@@ -78,14 +74,12 @@ class UnixConnection:
         Args:
           sock: Blocking; this object closes it.
           peer: The other end, for people.
-          registry: Classes that may travel.
-          limits: Of messages.
+          encoding: How values become bytes.
           shared: The connection's shared memory; None: there is none.
         """
         self._socket = sock
         self._peer = peer
-        self._registry = registry
-        self._limits = limits
+        self._encoding = encoding
         self._shared = shared
         self._unread = UnreadBytes(sock, peer=peer)
         # Held over a whole frame, also while waiting for room, so that frames do not
@@ -106,7 +100,7 @@ class UnixConnection:
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
         open_shared = refuse_shared if shared is None else shared.open
-        self._reader = FrameReader(limits, open_shared=open_shared)
+        self._reader = FrameReader(encoding.limits, open_shared=open_shared)
         let_go_in_child(self)
 
     @property
@@ -118,9 +112,7 @@ class UnixConnection:
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message whole; return its bytes. See `Connection`."""
-        head, buffers, num_bytes = encode(
-            value, registry=self._registry, limits=self._limits
-        )
+        head, buffers, num_bytes = self._encoding.encode(value)
         if buffers:
             kept = value if type(value) is EncodedOnce else None
             self._send_with_buffers(kind, call_id, head, buffers, timeout_s, kept)
@@ -147,7 +139,7 @@ class UnixConnection:
             if self._is_closed:
                 self._close_when_idle()
         kind, call_id, head, body = frame
-        payload = EncodedPayload(head, body, self._registry, self._limits)
+        payload = EncodedPayload(head, body, self._encoding)
         return _new_tuple(Message, (kind, call_id, payload))
 
     def has_received(self) -> bool:
@@ -280,7 +272,7 @@ class UnixConnection:
     ) -> None:
         layout = lay_out(buffers) if kept is None else kept_layout(kept, buffers)
         if len(buffers) > 1:
-            check_fits(head, layout, self._limits)
+            check_fits(head, layout, self._encoding.limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
             # Before a slot is taken: who waits here holds none.

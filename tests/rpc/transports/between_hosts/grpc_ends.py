@@ -14,6 +14,7 @@ from replicator.rpc.transports.between_hosts.grpc_stream import (
     connect_grpc,
     listen_grpc,
 )
+from replicator.rpc.transports.payloads import Encoding
 from tests.rpc.transports.ends import LIMITS, LONG_S, SECRET
 
 CONNECT = "/replicator.rpc.Connections/Connect"
@@ -21,7 +22,7 @@ ANY_PORT = "grpc://127.0.0.1:0"
 
 
 def arguments(**changes):
-    known = {"secret": SECRET, "registry": DEFAULT_REGISTRY, "limits": LIMITS}
+    known = {"secret": SECRET, "encoding": Encoding(DEFAULT_REGISTRY, LIMITS)}
     return known | changes
 
 

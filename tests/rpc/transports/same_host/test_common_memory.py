@@ -327,7 +327,8 @@ def test_a_board_without_a_free_place_attaches_nothing_twice(ends):
     assert pass_on(sender, receiver, kept)["f"][0] == 1, "by the socket"
     taken._has_number = has_number
     pass_on(sender, receiver, kept)
-    assert taken.add_common(memory_of(kept)) is None, "it would forget who sees it"
+    memory = memory_of(kept)
+    assert taken.add(memory.num_bytes, memory) is None, "it would forget who sees it"
     assert len(taken._segments) == 1
     assert seen["f"][0] == 1
 
