@@ -8,7 +8,6 @@ neither number.
 
 import contextlib
 import dataclasses
-import functools
 from typing import TypeAlias
 
 import jax
@@ -23,9 +22,7 @@ from replicator.collectives.precision import sum_dtype
 from replicator.engine.analysis.ordered_bits import ordered_scope
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "weight"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
     """A weighted mean: `value` of one replica's microbatch counts `weight` times.
@@ -45,9 +42,7 @@ class Mean:
     weight: jax.Array | None = None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sum:
     """A value that adds up over microbatches and replicas.
@@ -59,9 +54,7 @@ class Sum:
     value: jax.Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Max:
     """A value of which the largest counts."""
@@ -69,9 +62,7 @@ class Max:
     value: jax.Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Min:
     """A value of which the smallest counts."""
@@ -79,9 +70,7 @@ class Min:
     value: jax.Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Concat:
     """One row for each example of a microbatch, [examples, ...]; all rows are kept.

@@ -20,7 +20,6 @@ local count: `losses.sum() + count * penalty(params)`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +38,7 @@ from replicator.engine.metrics.declared import Mean
 from replicator.errors import ArgumentError, check_function
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "count"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LocalSum:
     """A loss: the sum over the examples of this replica, and how many they are.

@@ -5,7 +5,6 @@ overflow (and skip that update), multiply it after so many updates without one.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,7 @@ import jax.numpy as jnp
 from replicator.errors import ArgumentError, check_number, check_whole
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "good"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScaleState:
     """The scale in force (float32) and the updates since it last changed (int32)."""

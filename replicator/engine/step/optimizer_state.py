@@ -11,7 +11,6 @@ structure cannot change. For such a state what `update` would collect is learned
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -32,14 +31,10 @@ Showing = Literal["nothing", "given", "reduced", "norm"]
 """What `update` hands back in `shown`: nothing; the gradients it was given, and does
 not use (the analysis asks what they depend on); the reduced ones; or their norm."""
 
-
-def _node(*, data: tuple[str, ...], meta: tuple[str, ...] = ()):
-    return functools.partial(
-        jax.tree_util.register_dataclass, data_fields=data, meta_fields=meta
-    )
+_STATIC = {"static": True}  # JAX's word for what is part of the structure
 
 
-@_node(data=("total", "weight", "count"), meta=("calls", "share"))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collecting:
     """Gradients add up: the step is running over the microbatches of one update.
@@ -56,8 +51,8 @@ class Collecting:
     total: PyTree
     weight: jax.Array
     count: jax.Array
-    calls: int = 0
-    share: Share = "equal"
+    calls: int = dataclasses.field(default=0, metadata=_STATIC)
+    share: Share = dataclasses.field(default="equal", metadata=_STATIC)
 
 
 def nothing_yet() -> Collecting:
@@ -76,15 +71,15 @@ class Given:
     calls: list[Collecting] = dataclasses.field(default_factory=list)
 
 
-@_node(data=(), meta=("given",))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning:
     """Ask what `update` would collect, and change nothing."""
 
-    given: Given
+    given: Given = dataclasses.field(metadata=_STATIC)
 
 
-@_node(data=("total", "weight", "count", "shown"), meta=("share", "show"))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collected:
     """All microbatches of the update are in the sums: reduce them and update.
@@ -101,12 +96,12 @@ class Collected:
     total: PyTree
     weight: jax.Array
     count: jax.Array
-    share: Share = "equal"
-    show: Showing = "nothing"
+    share: Share = dataclasses.field(default="equal", metadata=_STATIC)
+    show: Showing = dataclasses.field(default="nothing", metadata=_STATIC)
     shown: PyTree = None
 
 
-@_node(data=("shown",), meta=("show",))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Show:
     """Ask an update without accumulation for something: gradients, or their norm.
@@ -116,11 +111,11 @@ class Show:
       shown: Its place.
     """
 
-    show: Showing
+    show: Showing = dataclasses.field(metadata=_STATIC)
     shown: PyTree = None
 
 
-@_node(data=("total", "weight", "count"), meta=("every",))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnSums:
     """Sums of an own loop that feeds microbatches one by one.
@@ -135,13 +130,10 @@ class OwnSums:
     total: PerReplica
     weight: PerReplica
     count: jax.Array
-    every: int
+    every: int = dataclasses.field(metadata=_STATIC)
 
 
-@_node(
-    data=("inner", "skipped", "scale", "pending"),
-    meta=("name", "reduction"),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerState:
     """State of a wrapped optimizer.
@@ -159,8 +151,8 @@ class OptimizerState:
     skipped: jax.Array | None
     scale: LossScaleState | None
     pending: Learning | Collecting | Collected | Show | OwnSums | None
-    name: str
-    reduction: Reduction
+    name: str = dataclasses.field(metadata=_STATIC)
+    reduction: Reduction = dataclasses.field(metadata=_STATIC)
 
 
 def is_optimizer_state(node: PyTree) -> bool:

@@ -32,11 +32,7 @@ from replicator.engine.step.donation import copied
 from replicator.errors import ArgumentError, StateError
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["step", "key", "user", "skipped"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunState:
     """All that one update hands to the next, and all that a checkpoint holds.
