@@ -89,9 +89,25 @@ class ReplicatedLearner:
         self._runs = threading.Lock()  # held for good by the one `run`
         self._started = threading.Event()
 
-    def insert(self, trajectories: PyTree, **said: Any) -> Turn:
+    def insert(
+        self,
+        trajectories: PyTree,
+        *,
+        actor: str,
+        version: int,
+        number: int | None = None,
+        snapshot: bytes | None = None,
+        episodes: Sequence[float] = (),
+    ) -> Turn:
         """Take in trajectories: `Table.insert` of the learner's own table."""
-        return self._own_table.insert(trajectories, **said)
+        return self._own_table.insert(
+            trajectories,
+            actor=actor,
+            version=version,
+            number=number,
+            snapshot=snapshot,
+            episodes=episodes,
+        )
 
     def turn(self, actor: str) -> Turn:
         """Return what an actor is to do: `Table.turn` of the learner's own table."""

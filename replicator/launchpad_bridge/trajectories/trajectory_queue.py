@@ -10,7 +10,6 @@ back when `insert` returns; and out of it once, into a batch.
 """
 
 import collections
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +87,8 @@ class TrajectoryQueue:
         self._capacity = capacity
         self._when_full: WhenFull = when_full
         self._drops_nonfinite = on_nonfinite == "skip"
-        # Guards all below, the copying included: a row is in `_free` or in `_waiting`.
+        # Guards all below but the contents of `_memory`: a row is in `_free`, or in
+        # `_waiting`, or one thread that copies has it, which does so without the lock.
         lock = threading.Lock()
         self._has_room = threading.Condition(lock)
         self._has_rows = threading.Condition(lock)
@@ -146,10 +146,11 @@ class TrajectoryQueue:
             self._memory = self._memory or RowMemory(checked.form, self._capacity)
             slots = self._reserve(given, actor)
             self._dropped["full_newest"] += given - len(slots)
+        if slots:
             self._memory.write(
-                np.array(slots, np.int64),
-                [leaf[: len(slots)] for leaf in checked.leaves],
+                np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
             )
+        with self._has_rows:
             self._waiting.extend(_Row(slot, checked.version) for slot in slots)
             self._counts["inserted"] += len(slots)
             self._counts["episodes"] += len(returns)
@@ -196,15 +197,19 @@ class TrajectoryQueue:
                 timeout_s=timeout_s,
             ):
                 return None
-            assert self._memory is not None, "rows wait, so somebody made it"
-            slots = [row.slot for row in itertools.islice(self._waiting, count)]
-            trajectories = self._memory.read(np.array(slots))
-            rows = [self._waiting.popleft() for _ in slots]
+            rows = [self._waiting.popleft() for _ in range(count)]
             episodes = list(self._episodes)
             self._episodes.clear()
-            self._counts["taken"] += count
-            self._free += slots
-            self._has_room.notify_all()
+            memory = self._memory
+        assert memory is not None, "rows wait, so somebody made it"
+        slots = [row.slot for row in rows]
+        try:
+            trajectories = memory.read(np.array(slots))
+        finally:
+            with self._has_room:
+                self._counts["taken"] += count
+                self._free += slots
+                self._has_room.notify_all()
         versions = np.array([row.version for row in rows], np.int64)
         return Taken(trajectories=trajectories, versions=versions, episodes=episodes)
 
@@ -239,9 +244,9 @@ class TrajectoryQueue:
             return []
         if self._when_full == "drop_newest":
             count = min(count, len(self._free))
-        if self._when_full == "block" and (len(self._free) < count or self._line):
+        elif len(self._free) < count or self._line:
             self._wait_for_room(count, actor)
-        while len(self._free) < count:
+        while len(self._free) < count:  # they are there, or it is a queue that drops
             self._free.append(self._waiting.popleft().slot)
             self._dropped["full_oldest"] += 1
         return [self._free.pop() for _ in range(count)]
@@ -255,7 +260,7 @@ class TrajectoryQueue:
                 self._has_room,
                 lambda: (
                     count > self._most_inserted()
-                    or (self._line[0] is ticket and len(self._free) >= count)
+                    or (self._line[0] is ticket and self._room() >= count)
                 ),
             )
         finally:
@@ -270,6 +275,12 @@ class TrajectoryQueue:
                 f"trajectories: {len(self._waiting)} of {self._capacity} wait to be "
                 'taken. Insert them again, or use `when_full="drop_oldest"`.'
             )
+
+    def _room(self) -> int:
+        """Return how many rows an insert may have now."""
+        if self._when_full == "block":
+            return len(self._free)
+        return len(self._free) + len(self._waiting)  # all but those being copied
 
     def _has_enough(self, count: int, oldest: int | None, newest: int | None) -> bool:
         if len(self._waiting) < count:
