@@ -33,10 +33,11 @@ def find_counters(variables: Sequence[Any], jaxpr: core.Jaxpr) -> dict[int, Coun
     found = {}
     for place, variable in enumerate(variables):
         if variable.aval.shape == ():
-            *outer, eqn = dataflow.computing(jaxpr, variable) or [None]
+            eqns = dataflow.computing(jaxpr, variable)
             # Of several programs, as a branch has, nobody knows which one runs.
-            is_known = all(len(dataflow.sub_jaxprs(each)) == 1 for each in outer)
-            if is_known and eqn is not None and eqn.primitive.name in ("add", "sub"):
+            is_known = all(len(dataflow.sub_jaxprs(each)) == 1 for each in eqns[:-1])
+            if is_known and eqns and eqns[-1].primitive.name in ("add", "sub"):
+                eqn = eqns[-1]
                 constants = [x.val for x in eqn.invars if isinstance(x, core.Literal)]
                 added = constants[0].item() if constants else None
                 found[place] = Counter(meaning(eqn), added)
