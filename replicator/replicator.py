@@ -34,7 +34,7 @@ from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step import optimizer as optimizers
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import Reduction
-from replicator.engine.step.state import init_state, placed_copy, run_keys
+from replicator.engine.step.state import first_state, placed_copy, run_keys
 from replicator.errors import ArgumentError, check_flags, check_function
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
@@ -169,7 +169,7 @@ class Replicator:
         check_function("init_fn", init_fn, "key")
         require_eager("rep.init")
         key, _ = run_keys(seed)
-        return init_state(init_fn, self._layout, key=key)
+        return first_state(init_fn, self._layout, key=key).born()
 
     def put(self, state: PyTree) -> PyTree:
         """Put a copy of a state on every device, for an own loop: to tune a model.

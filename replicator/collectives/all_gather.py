@@ -51,35 +51,22 @@ def all_gather(
     """
     axis = resolve_equal_axis(axis_name, groups)
     tree = with_arrays(tree)
-    if not tiled:
-        return jax.tree.map(lambda leaf: gather_leaf(leaf, axis), tree)
     for path, leaf in named_leaves(tree):
-        if leaf.ndim == 0:
+        if tiled and leaf.ndim == 0:
             raise ArgumentError(
                 f"`tree` must hold leaves with an axis 0 for `tiled=True`, got a "
                 f"scalar{at_leaf(path)}. Leave `tiled` out."
             )
-    return jax.tree.map(lambda leaf: _concatenate_leaf(leaf, axis), tree)
+    return jax.tree.map(lambda leaf: gather_leaf(leaf, axis, tiled=tiled), tree)
 
 
 def gather_leaf(
-    leaf: Shaped[Array, "*shape"], axis: Axis
-) -> Shaped[Array, "replicas *shape"]:
-    """Stack one array over the replicas of `axis`."""
+    leaf: Shaped[Array, "*shape"], axis: Axis, *, tiled: bool = False
+) -> Shaped[Array, "..."]:
+    """Stack one array over the replicas of `axis`; with `tiled` join its rows."""
     if axis.name is None:
-        return leaf[None]
+        return leaf if tiled else leaf[None]
     gather = functools.partial(
-        lax.all_gather, axis_name=axis.name, axis_index_groups=axis.groups
-    )
-    return move(leaf, gather)
-
-
-def _concatenate_leaf(
-    leaf: Shaped[Array, "n *shape"], axis: Axis
-) -> Shaped[Array, "all_n *shape"]:
-    if axis.name is None:
-        return leaf
-    gather = functools.partial(
-        lax.all_gather, axis_name=axis.name, axis_index_groups=axis.groups, tiled=True
+        lax.all_gather, axis_name=axis.name, axis_index_groups=axis.groups, tiled=tiled
     )
     return move(leaf, gather)

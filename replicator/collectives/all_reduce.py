@@ -91,7 +91,7 @@ def all_reduce(
     ... )
     Array([2., 2., 2., 2.], dtype=float32)
     """
-    check_op(op, known=REDUCE_OPS)
+    check_word("op", op, REDUCE_OPS)
     _check_reduction(reduction, op)
     needs_equal = op == "product" or reduction == "ordered"
     axis = (resolve_equal_axis if needs_equal else resolve_axis)(axis_name, groups)
@@ -104,11 +104,6 @@ def all_reduce(
     else:
         combine = _combine_fn(op, sum_leaf)
     return jax.tree.map(lambda leaf: like_leaf(combine(leaf, axis), leaf), tree)
-
-
-def check_op(op: str, *, known: tuple[str, ...]) -> None:
-    """Refuse a reduction that is not in `known`."""
-    check_word("op", op, known)
 
 
 def check_op_dtypes(tree: PyTree, op: str, *, door: str = "`tree` must hold") -> None:

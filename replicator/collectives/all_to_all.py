@@ -1,15 +1,14 @@
 """Let every replica send a different slice to every other."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
 from jax import lax
-from jaxtyping import Array, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import (
-    Axis,
     check_divides,
     resolve_equal_axis,
     with_arrays,
@@ -46,19 +45,14 @@ def all_to_all(
     axis = resolve_equal_axis(axis_name, groups)
     tree = with_arrays(tree)
     check_divides(tree, axis)
-    return jax.tree.map(lambda leaf: _exchange_leaf(leaf, axis), tree)
-
-
-def _exchange_leaf(
-    leaf: Shaped[Array, "n *shape"], axis: Axis
-) -> Shaped[Array, "n *shape"]:
     if axis.name is None:
-        return leaf
-    return lax.all_to_all(
-        leaf,
-        axis.name,
+        return tree
+    exchange = functools.partial(
+        lax.all_to_all,
+        axis_name=axis.name,
         split_axis=0,
         concat_axis=0,
         axis_index_groups=axis.groups,
         tiled=True,
     )
+    return jax.tree.map(exchange, tree)

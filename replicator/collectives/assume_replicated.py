@@ -7,12 +7,11 @@ It also tells the proof that random numbers are meant to be shared by all exampl
 """
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
-from jaxtyping import Array, Shaped
+from jax.interpreters import ad
 
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import with_arrays
+from replicator.collectives.markers import make_marker
 
 ASSUME_REPLICATED = "assume_replicated"
 """Name of the primitive, by which a walk over a jaxpr recognises the promise."""
@@ -42,15 +41,7 @@ def assume_replicated(tree: PyTree) -> PyTree:
     return jax.tree.map(_assume_p.bind, with_arrays(tree))
 
 
-def _identity(leaf: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    return leaf
-
-
-_assume_p = Primitive(ASSUME_REPLICATED)
-_assume_p.def_impl(_identity)
-_assume_p.def_abstract_eval(lambda aval: aval)
+_assume_p = make_marker(ASSUME_REPLICATED)
 # A tangent of equal values is equal, so it carries the promise too; a cotangent is what
 # each replica's own loss says, so it does not.
 ad.deflinear2(_assume_p, lambda cotangent, _: [cotangent])
-batching.defvectorized(_assume_p)
-mlir.register_lowering(_assume_p, lambda _, value: [value])

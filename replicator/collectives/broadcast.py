@@ -3,12 +3,11 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped
+from jaxtyping import Array
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import (
-    Axis,
     check_dtypes,
     position,
     resolve_axis,
@@ -52,15 +51,13 @@ def broadcast(
     check_dtypes(
         tree, (jnp.number, jnp.bool_), rule="`tree` must hold numbers or booleans"
     )
-    return jax.tree.map(lambda leaf: _send_leaf(leaf, axis, source), tree)
-
-
-def _send_leaf(
-    leaf: Shaped[Array, "*shape"], axis: Axis, source: int
-) -> Shaped[Array, "*shape"]:
     if axis.name is None:
-        return leaf
-    # All others add zeros. JAX sums booleans as int32: a byte is enough here.
-    number = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
-    sent = jnp.where(position(axis) == source, number, jnp.zeros_like(number))
-    return move(sent, lambda x: lax.psum(x, axis.name)).astype(leaf.dtype)
+        return tree
+
+    def send(leaf: Array) -> Array:
+        # All others add zeros. JAX sums booleans as int32: a byte is enough here.
+        number = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
+        sent = jnp.where(position(axis) == source, number, jnp.zeros_like(number))
+        return move(sent, lambda x: lax.psum(x, axis.name)).astype(leaf.dtype)
+
+    return jax.tree.map(send, tree)

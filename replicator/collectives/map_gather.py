@@ -22,7 +22,6 @@ from replicator.collectives.all_gather import all_gather
 from replicator.collectives.all_reduce import (
     REDUCE_OPS,
     all_reduce,
-    check_op,
     check_op_dtypes,
 )
 from replicator.collectives.context.axes import (
@@ -32,7 +31,7 @@ from replicator.collectives.context.axes import (
     with_arrays,
 )
 from replicator.collectives.precision import sum_dtype, wire_dtype
-from replicator.errors import ArgumentError, check_function
+from replicator.errors import ArgumentError, check_function, check_word
 
 WorkFn = Callable[[PyTree], PyTree]
 _PICKS = ("max", "min")  # what picks one of the results needs no wider dtype
@@ -122,7 +121,7 @@ def map_reduce(
     >>> float(map_reduce(jnp.linalg.det, [2.0 * jnp.eye(2), 3.0 * jnp.eye(2)]))
     13.0
     """
-    check_op(op, known=REDUCE_OPS)
+    check_word("op", op, REDUCE_OPS)
     axis = resolve_axis(axis_name)
     groups = _grouped(fn, items, pad)
     shapes = _result_shape(fn, groups)

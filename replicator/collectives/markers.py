@@ -23,7 +23,7 @@ REDUCED_GRADIENT = "reduced_gradient"
 """Marks a gradient that an optimizer gets; its parameter `name` says of what."""
 
 
-def make_marker(name: str, *, operands: int) -> Primitive:
+def make_marker(name: str, *, operands: int = 1) -> Primitive:
     """Return a primitive called `name` that returns the first of its `operands`."""
     marker = Primitive(name)
     marker.def_impl(lambda leaf, *_, **__: leaf)
@@ -58,6 +58,6 @@ def mark_reduced(gradients: PyTree, name: str) -> PyTree:
     )
 
 
-_local_sum_p = make_marker(LOCAL_SUM, operands=1)
+_local_sum_p = make_marker(LOCAL_SUM)
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
-_reduced_gradient_p = make_marker(REDUCED_GRADIENT, operands=1)
+_reduced_gradient_p = make_marker(REDUCED_GRADIENT)

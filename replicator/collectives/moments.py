@@ -55,27 +55,16 @@ class Windows:
     Attributes:
       per_replica: Equal runs of examples into which each replica's batch is cut.
       groups: Replicas that share their windows; a group of one shares with nobody.
-      alone: Whether replicas share with nobody by choice, however many they are.
+        None in there: nobody shares by choice, however many replicas there are.
     """
 
     per_replica: int
     groups: tuple[tuple[int, ...], ...]
-    alone: bool = False
-
-    @property
-    def replicas(self) -> int:
-        """How many replicas there are."""
-        return sum(len(group) for group in self.groups)
 
     @property
     def is_whole_batch(self) -> bool:
         """Whether a single window holds the examples of all replicas."""
-        return self.per_replica == 1 and len(self.groups) == 1 and not self.alone
-
-    @property
-    def sharing(self) -> tuple[tuple[int, ...], ...]:
-        """Groups that have something to tell each other; none if all are alone."""
-        return () if self.alone else self.groups
+        return self.per_replica == 1 and len(self.groups) == 1
 
 
 class Moments(NamedTuple):
@@ -115,11 +104,7 @@ def make_windows(
     replicas = num_replicas()
     if stats_batch is not None:
         return _example_windows(stats_batch, replica_batch, replicas)
-    return Windows(
-        per_replica=1,
-        groups=_replica_groups(stats, replicas),
-        alone=stats in ("replica", 1),
-    )
+    return Windows(per_replica=1, groups=_replica_groups(stats, replicas))
 
 
 def check_stats(stats: Stats, stats_batch: int | None) -> None:
@@ -188,7 +173,7 @@ def batch_moments(
         for part in (deviation, jnp.square(deviation))
     )
     rest, square = (
-        _divide(part, total) for part in _sums_about_mean(windows.sharing, *sums)
+        _divide(part, total) for part in _sums_about_mean(windows.groups, *sums)
     )
     var = jnp.maximum(square - jnp.square(rest), 0)
     return Moments(shift + rest, var, total[:, 0])
@@ -211,7 +196,7 @@ def pooled(moments: Moments, windows: Windows) -> Moments:
     if windows.is_whole_batch:
         return moments
     mass = moments.weight[:, None]
-    everyone = (tuple(range(windows.replicas)),)
+    everyone = (tuple(range(num_replicas())),)
     parts = (mass * moments.mean, mass * moments.var, mass)
     sums = (part.sum(axis=0, keepdims=True) for part in parts)
     mean, var, weight = _all_reduce(everyone, *sums)
@@ -259,10 +244,10 @@ def _example_windows(stats_batch: int, replica_batch: int, replicas: int) -> Win
 
 
 def _replica_groups(stats: Stats, replicas: int) -> tuple[tuple[int, ...], ...]:
+    if stats in ("replica", 1):
+        return ()
     if stats == "all" or replicas == 1:
         return _runs(replicas, replicas)
-    if stats == "replica":
-        return _runs(replicas, 1)
     if isinstance(stats, int):
         if replicas % stats:
             raise ArgumentError(
@@ -306,15 +291,15 @@ def _location(
     else:
         own = weight.reshape(windows.per_replica, -1).sum(axis=1, keepdims=True)
     located = _window_sum(x, windows, weight)
-    if _is_shared(windows.sharing):
+    if _is_shared(windows.groups):
         # To the last digit: what this misses, nothing corrects.
         rough = _divide(located, own)
         located += _window_sum(x - per_example(rough, x), windows, weight)
     if weight is None:
-        [located] = _all_reduce(windows.sharing, located)
-        total = own * len(windows.groups[0])
+        [located] = _all_reduce(windows.groups, located)
+        total = own * len(windows.groups[0] if windows.groups else [0])
     else:
-        located, total = _all_reduce(windows.sharing, located, own)
+        located, total = _all_reduce(windows.groups, located, own)
     return lax.stop_gradient(_divide(located, total)), total
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
@@ -45,7 +44,10 @@ def permute(tree: PyTree, pairs: Pairs, *, axis_name: str = REPLICA_AXIS) -> PyT
     """
     axis = resolve_axis(axis_name)
     checked = _checked_pairs(pairs, axis)
-    return jax.tree.map(lambda leaf: _send(leaf, axis, checked), with_arrays(tree))
+    tree = with_arrays(tree)
+    if axis.name is None:
+        return tree if checked else jax.tree.map(jnp.zeros_like, tree)
+    return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis.name, checked), tree)
 
 
 def ring_pairs(shift: int = 1, *, axis_name: str = REPLICA_AXIS) -> Pairs:
@@ -83,11 +85,3 @@ def _checked_pairs(pairs: Pairs, axis: Axis) -> list[tuple[int, int]]:
             "Use `ring_pairs()` for a valid list."
         )
     return checked
-
-
-def _send(
-    leaf: Shaped[Array, "*shape"], axis: Axis, pairs: list[tuple[int, int]]
-) -> Shaped[Array, "*shape"]:
-    if axis.name is None:
-        return leaf if pairs else jnp.zeros_like(leaf)
-    return lax.ppermute(leaf, axis.name, pairs)

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import jax
 from jax import lax
-from jaxtyping import Array, Shaped
+from jaxtyping import Array
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
-from replicator.collectives.all_reduce import check_op, check_op_dtypes
+from replicator.collectives.all_reduce import check_op_dtypes
 from replicator.collectives.context.axes import (
-    Axis,
     check_divides,
     resolve_equal_axis,
     with_arrays,
 )
 from replicator.collectives.precision import like_leaf, on_wire
+from replicator.errors import check_word
 
 SCATTER_OPS = ("sum", "mean")
 
@@ -52,25 +52,19 @@ def reduce_scatter(
     Array([[2.],
            [3.]], dtype=float32)
     """
-    check_op(op, known=SCATTER_OPS)
+    check_word("op", op, SCATTER_OPS)
     axis = resolve_equal_axis(axis_name, groups)
     tree = with_arrays(tree)
     check_op_dtypes(tree, op)
     check_divides(tree, axis)
-    share = axis.group_size if op == "mean" else None
+    if axis.name is None:
+        return tree
 
     def combine(leaf: Array) -> Array:
-        total = _sum_slice(on_wire(leaf), axis)
-        return like_leaf(total if share is None else total / share, leaf)
+        total = lax.psum_scatter(
+            on_wire(leaf), axis.name, axis_index_groups=axis.groups, tiled=True
+        )
+        mean = total / axis.group_size if op == "mean" else total
+        return like_leaf(mean, leaf)
 
     return jax.tree.map(combine, tree)
-
-
-def _sum_slice(
-    leaf: Shaped[Array, "n *shape"], axis: Axis
-) -> Shaped[Array, "slice_n *shape"]:
-    if axis.name is None:
-        return leaf
-    return lax.psum_scatter(
-        leaf, axis.name, axis_index_groups=axis.groups, scatter_dimension=0, tiled=True
-    )

@@ -34,38 +34,39 @@ from replicator.inputs.options import InputOptions
 
 def find_accumulate(
     compile_need: Callable[[int], MemoryNeed | None],
+    run_once: Callable[[int], object],
     *,
     replica_batch: int,
     limit_bytes: int | None,
-    run_once: Callable[[int], object] | None = None,
 ) -> int:
     """Return the smallest number of microbatches with which a step fits.
 
     Args:
       compile_need: Compiles the step for a number of microbatches and says what it
         needs; None where the backend does not tell.
+      run_once: Runs the step once, for what only a run can tell.
       replica_batch: Examples of one replica in a global batch.
       limit_bytes: The memory of a device; None where it is not known.
-      run_once: Runs the step once, for what only a run can tell.
 
     Returns:
       A divisor of `replica_batch`.
 
     Raises:
       DeviceMemoryError: Not even one example at a time fits.
-      ArgumentError: There is neither a limit nor a way to run.
     """
-    if limit_bytes is None and run_once is None:
-        raise ArgumentError(
-            "`auto_microbatch` must know a device's memory, got a backend that does "
-            "not tell. Pass `memory_limit_bytes`, or choose `accumulate` yourself."
-        )
-    newest: MemoryNeed | None = None
+    need: MemoryNeed | None = None
     for accumulate in (1, *larger_divisors(replica_batch, 1)):
-        newest, fits = _compiled(compile_need, accumulate, limit_bytes, newest)
-        if fits and (run_once is None or _runs(run_once, accumulate)):
-            return accumulate
-    raise _nothing_fits(newest, limit_bytes, replica_batch)
+        try:
+            need = compile_need(accumulate)
+            if need is None or limit_bytes is None or need.total_bytes <= limit_bytes:
+                run_once(accumulate)
+                return accumulate
+        except Exception as failure:
+            if not is_out_of_memory(failure) and not isinstance(
+                failure, DeviceMemoryError
+            ):
+                raise
+    raise _nothing_fits(need, limit_bytes, replica_batch)
 
 
 def check_memory_limit(limit_bytes: int | None, *, auto_microbatch: bool) -> None:
@@ -129,9 +130,9 @@ def fit_accumulate(
 
     return find_accumulate(
         compile_need,
+        run_once,
         replica_batch=examples // parts,
         limit_bytes=limit_bytes or memory_limit_bytes(layout.mesh.local_devices),
-        run_once=run_once,
     )
 
 
@@ -157,33 +158,6 @@ def first_batch(dataset: Dataset, layout: Layout, options: InputOptions) -> PyTr
 
 def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _compiled(
-    compile_need: Callable[[int], MemoryNeed | None],
-    accumulate: int,
-    limit_bytes: int | None,
-    newest: MemoryNeed | None,
-) -> tuple[MemoryNeed | None, bool]:
-    try:
-        need = compile_need(accumulate)
-    except Exception as failure:
-        if not is_out_of_memory(failure):
-            raise
-        return newest, False
-    if need is None or limit_bytes is None:
-        return need, True
-    return need, need.total_bytes <= limit_bytes
-
-
-def _runs(run_once: Callable[[int], object], accumulate: int) -> bool:
-    try:
-        run_once(accumulate)
-    except Exception as failure:
-        if not is_out_of_memory(failure) and not isinstance(failure, DeviceMemoryError):
-            raise
-        return False
-    return True
 
 
 def _nothing_fits(

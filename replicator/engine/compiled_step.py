@@ -31,7 +31,7 @@ from replicator.engine.memory_errors import (
     memory_need,
     out_of_memory,
 )
-from replicator.engine.program_cost import Compilation, ProgramCost, program_cost
+from replicator.engine.program_cost import Compilation, program_cost
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
@@ -212,33 +212,25 @@ class CompiledStep:
         self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
     ) -> Inspection:
         """Say what the step sends, keeps and computes; see `Replicator.inspect`."""
-        if state is None and batch is None:
-            return self._newest_inspected()
-        check_keys(key, self._options.steps_per_call)
-        shapes = state_shapes(state, self._layout, name="state")
-        traced = self._trace(shapes, self._value(batch, placed_shapes), key)
-        compiled = traced.lower().compile()
-        return self._inspected(compiled, program_cost(traced.jaxpr, compiled), shapes)
-
-    def _newest_inspected(self) -> Inspection:
-        if not self._programs:
+        if state is not None or batch is not None:
+            check_keys(key, self._options.steps_per_call)
+            shapes = state_shapes(state, self._layout, name="state")
+            traced = self._trace(shapes, self._value(batch, placed_shapes), key)
+            compiled = traced.lower().compile()
+            cost = program_cost(traced.jaxpr, compiled)
+        elif self._programs:
+            compiled = next(reversed(self._programs.values())).run
+            cost, shapes = self.compilations[-1].cost, self._newest["state"]
+        else:
             raise ArgumentError(
                 "`step` must have been called, or come with `state` and `batch`, got "
                 "one that is not compiled. Pass `init_fn` and a global batch."
             )
-        program = next(reversed(self._programs.values()))
-        return self._inspected(
-            program.run, self.compilations[-1].cost, self._newest["state"]
-        )
-
-    def _inspected(
-        self, compiled: jax.stages.Compiled, cost: ProgramCost, state: PyTree
-    ) -> Inspection:
         return inspection_of(
             compiled,
             cost=cost,
             layout=self._layout,
-            state=state,
+            state=shapes,
             steps_per_call=self._options.steps_per_call,
         )
 

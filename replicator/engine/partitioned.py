@@ -131,6 +131,14 @@ class PartitionedLayout:
                     return [_gradient(each) for each in placed]
                 return [None] * len(jax.tree.leaves(result))
 
+            kinds, structure = jax.tree.flatten(outputs)
+            targets = [
+                cut
+                for kind, result in zip(
+                    kinds, structure.flatten_up_to(shapes), strict=True
+                )
+                for cut in wanted(kind, result)
+            ]
             marks = [
                 mark
                 for kind, value in zip(inputs, given, strict=True)
@@ -140,17 +148,11 @@ class PartitionedLayout:
                     else [None] * len(jax.tree.leaves(value))
                 )
             ]
-            targets = jax.tree.leaves(
-                jax.tree.map(
-                    lambda kind, result: _Leaves(wanted(kind, result)), outputs, shapes
-                ),
-                is_leaf=lambda node: isinstance(node, _Leaves),
-            )
             found = reemit(
                 traced,
                 jax.tree.leaves(given),
                 marks=marks,
-                targets=[cut for each in targets for cut in each],
+                targets=targets,
                 constrain=self._constrain,
             )
             results = jax.tree.structure(shapes).unflatten(found)
@@ -283,10 +285,6 @@ def _kept(leaf: Any, shape: tuple[int, ...]) -> Any:
     if np.shape(leaf) == shape:
         return leaf
     return Padded(pad_to(leaf, shape), np.shape(leaf))
-
-
-class _Leaves(list):
-    """What is wanted of each leaf of a result: a leaf itself to `jax.tree`."""
 
 
 def _owners(mesh: Mesh, batch_axes: tuple[str, ...]) -> list[int]:

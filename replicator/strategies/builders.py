@@ -96,14 +96,8 @@ def hybrid(
       whole_below_bytes: Smaller variables stay whole.
       uneven: What becomes of those that do not divide, as in a `Rule`.
     """
-    rules = (Rule(pattern="*", stored="shard", uneven=uneven),)
-    return Strategy(
-        name="hybrid",
-        replica=None,
-        shard=shard,
-        rules=rules,
-        whole_below_bytes=whole_below_bytes,
-    )
+    rule = Rule(pattern="*", stored="shard", uneven=uneven)
+    return _sharded("hybrid", rule, None, shard, whole_below_bytes)
 
 
 def tensor_parallel(
@@ -185,7 +179,11 @@ def Rules(
 
 
 def _sharded(
-    name: str, rule: Rule, replicas: int, shards: int | None, whole_below_bytes: int
+    name: str,
+    rule: Rule,
+    replicas: int | None,
+    shards: int | None,
+    whole_below_bytes: int,
 ) -> Strategy:
     return Strategy(
         name=name,

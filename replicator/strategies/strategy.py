@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -119,15 +119,21 @@ class Strategy:
         check_text("name", self.name)
         check_word("kind", self.kind, ("replicates", "partitions"))
         check_whole("whole_below_bytes", self.whole_below_bytes)
-        for axis in AXES:
-            if getattr(self, axis) is not None:
-                check_count(axis, getattr(self, axis))
-        if [getattr(self, axis) for axis in AXES].count(None) > 1:
+        sizes = tuple(getattr(self, axis) for axis in AXES)
+        for axis, size in zip(AXES, sizes, strict=True):
+            if size is not None:
+                check_count(axis, size)
+        if sizes.count(None) > 1:
             raise ArgumentError(
                 "`strategy` must leave the size of one mesh axis open at most, got "
                 f"{self._mesh_words()}. Give the others a number."
             )
-        self._check_replicates()
+        if self.kind == "replicates" and sizes != (None, 1, 1):
+            raise ArgumentError(
+                "`strategy` must have replica=None (all devices), shard=1 and model=1 "
+                f"where it replicates, got {self._mesh_words()}. Use "
+                "`data_parallel()`."
+            )
         for name, kind, remedy in (
             ("batch_axes", str, 'Write `("replica", "shard")`.'),
             ("rules", Rule, 'Write `(Rule(pattern="*", stored="shard"),)`.'),
@@ -140,15 +146,6 @@ class Strategy:
             raise ArgumentError(
                 f"`batch_axes` must be some of {AXES}, in this order, got "
                 f"{self.batch_axes!r}. Leave it out for ('replica', 'shard')."
-            )
-
-    def _check_replicates(self) -> None:
-        sizes = tuple(getattr(self, axis) for axis in AXES)
-        if self.kind == "replicates" and sizes != (None, 1, 1):
-            raise ArgumentError(
-                "`strategy` must have replica=None (all devices), shard=1 and model=1 "
-                f"where it replicates, got {self._mesh_words()}. Use "
-                "`data_parallel()`."
             )
 
     def sizes(self, num_devices: int) -> dict[str, int]:
@@ -254,12 +251,7 @@ class Strategy:
 
     def as_json(self) -> dict[str, Any]:
         """Return the strategy in plain JSON."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        rules = [
-            {each.name: getattr(rule, each.name) for each in fields(rule)}
-            for rule in self.rules
-        ]
-        return json.loads(json.dumps(plain | {"rules": rules}))
+        return json.loads(json.dumps(asdict(self)))
 
     def diff(self, other: "Strategy") -> str:
         """Return in lines what `other` has instead; empty where they are equal.

@@ -1,5 +1,6 @@
 """Print a strategy for the variables of a state: what lies where, and what it costs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -57,15 +58,19 @@ def table(strategy: Strategy, variables: Sequence[Variable], num_devices: int) -
         for name in ("nbytes", "device_bytes", "wire_bytes")
     ]
     lines.append(("all", sums[0], strategy.name, *sums[1:]))
-    widths = [max(len(line[n]) for line in lines) for n in range(5)]
-    left = (0, 2)  # words; numbers stand to the right
-    return "\n".join(
+    return "\n".join(aligned(lines, numbers=(1, 3, 4)))
+
+
+def aligned(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[str]:
+    """Return rows of a table as lines; in the columns `numbers` cells stand right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
         "  ".join(
-            cell.ljust(width) if n in left else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.rjust(width) if n in numbers else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for line in lines
-    )
+        for row in rows
+    ]
 
 
 def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Row:
@@ -89,9 +94,7 @@ def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
     part = variable.nbytes // computed
     # A ring moves (n-1)/n of the result to gather, and as much to scatter.
     gathered = 2 * (part - variable.nbytes // stored)
-    over = 1
-    for axis in strategy.batch_axes:
-        over *= sizes[axis]
+    over = math.prod(sizes[axis] for axis in strategy.batch_axes)
     cut = max(_pieces(placed.gradient, sizes) // computed, 1)
     scattered = part - part // cut
     summed = 2 * (part // cut) * (over // cut - 1) // max(over // cut, 1)
@@ -110,7 +113,4 @@ def _padded(variable: Variable, cuts: Sequence[Cut], sizes: dict[str, int]) -> V
 
 
 def _pieces(cut: Cut, sizes: dict[str, int]) -> int:
-    pieces = 1
-    for axis in cut:
-        pieces *= sizes[axis] if axis else 1
-    return pieces
+    return math.prod(sizes[axis] for axis in cut if axis)

@@ -24,12 +24,12 @@ from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
 from replicator.engine.make_step import make_layout
-from replicator.engine.step.accumulate import shown_by_update
-from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.step.accumulate import accumulated, single
+from replicator.engine.step.microbatch_sums import KeyedStep, zero_sums
 from replicator.engine.step.optimizer_state import optimizer_states
-from replicator.engine.step.state import RunState, init_state
+from replicator.engine.step.state import RunState, first_state
 from replicator.engine.step.transforms import count_steps, keyed, lift
-from replicator.engine.step.update_dependence import follows_optimizer
+from replicator.engine.step.update_dependence import find_update_dependent
 from replicator.errors import (
     ArgumentError,
     InvarianceError,
@@ -244,7 +244,9 @@ class _Case:
         found: list[bool] = []
 
         def ask(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, tuple[()]]:
-            found.extend(follows_optimizer(keyed(self.step_fn), state, batch, key))
+            step = keyed(self.step_fn)
+            sums = zero_sums(step, state, batch, key)
+            found.extend(find_update_dependent(step, state, sums, batch, key).leaves)
             return state, ()
 
         # As one of many, though there is one: it may speak to other replicas.
@@ -290,7 +292,7 @@ class _Case:
         """Return the first state, born in float32: every run starts the same."""
         with jax.enable_x64(False):
             key = jax.random.key(self.seed)
-            state = init_state(self.init_fn, self._layout(1), key=key)
+            state = first_state(self.init_fn, self._layout(1), key=key).born()
         return _put(_as_wide(jax.device_get(state)), layout)
 
     def _at(self, step: int, state: PyTree) -> RunState:
@@ -332,12 +334,14 @@ def _that_fit(
 
 
 def _make_gradients(step_fn: StepFn, layout: Layout, accumulate: int) -> Callable:
-    show = shown_by_update(
-        keyed(step_fn), accumulate, collects=accumulate > 1, show="reduced"
-    )
+    step = keyed(step_fn)
+    made = single(step, show="reduced")
+    if accumulate > 1:
+        made = accumulated(step, accumulate, show="reduced")
 
     def update(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        return state, show(state, batch, key)
+        _, _, shown = made(state, batch, key)
+        return state, shown
 
     return jax.jit(_on_each_replica(update, layout, accumulate=accumulate))
 

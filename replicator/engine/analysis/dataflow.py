@@ -8,8 +8,9 @@ the jaxprs that it holds could make. The mark of a mutable array is that of its 
 a write changes it, also from inside a call. Marks only ever grow, so the walk ends.
 """
 
+import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from jax.extend import core
 
@@ -17,31 +18,29 @@ Mark = TypeVar("Mark")
 Extra = TypeVar("Extra")
 
 
-class Rules(Protocol, Generic[Mark]):
-    """What one analysis knows: its bottom, its join, and its own equations."""
+class Rules(abc.ABC, Generic[Mark]):
+    """What one analysis knows: its bottom, its join, and its own equations, if any."""
 
     clean: Mark
 
+    @abc.abstractmethod
     def join(self, marks: Sequence[Mark]) -> Mark:
         """Return the mark of a value computed from values with `marks`."""
-        ...
 
     def decide(
         self, eqn: core.JaxprEqn, marks: Sequence[Mark]
     ) -> Sequence[Mark] | None:
         """Return the marks of the outputs of `eqn`, or None to leave it to `flow`."""
-        ...
 
     def inside(self, eqn: core.JaxprEqn) -> "Rules[Mark]":
         """Return the rules for the equations inside `eqn`."""
-        ...
+        return self
 
     def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
         """Look at an equation whose way inside `predicate` decides; may raise."""
-        ...
 
 
-class DependsOn:
+class DependsOn(Rules[frozenset[int]]):
     """Which of some marked inputs, by number, a value depends on."""
 
     clean: frozenset[int] = frozenset()
@@ -49,18 +48,6 @@ class DependsOn:
     def join(self, marks: Sequence[frozenset[int]]) -> frozenset[int]:
         """Return all the inputs that `marks` name."""
         return frozenset().union(*marks)
-
-    def decide(
-        self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]
-    ) -> Sequence[frozenset[int]] | None:
-        """Leave every equation to `flow`."""
-
-    def inside(self, eqn: core.JaxprEqn) -> "DependsOn":
-        """Look at equations inside `eqn` as at all others."""
-        return self
-
-    def check_branch(self, eqn: core.JaxprEqn, predicate: frozenset[int]) -> None:
-        """Accept any branch."""
 
 
 def flow(jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]) -> list[Mark]:
@@ -79,34 +66,63 @@ def flow(jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]) -> lis
 
 def sub_jaxprs(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
     """List the jaxprs that the parameters of `eqn` hold, opened."""
-    found = []
     # jax 0.12 keeps those of `custom_root` in an object.
     hidden = getattr(eqn.params.get("_prim"), "params", {})
-    for value in (*eqn.params.values(), *hidden.values()):
-        if isinstance(value, _JAXPRS):
-            found.append(_open(value))
-        elif isinstance(value, tuple):
-            found += [_open(each) for each in value if isinstance(each, _JAXPRS)]
-    return found
+    return [
+        *core.jaxprs_in_params(eqn.params),
+        *core.jaxprs_in_params(hidden),
+    ]
 
 
 def find_equation(
-    jaxpr: core.Jaxpr, predicate: Callable[[core.JaxprEqn], bool]
+    jaxpr: core.Jaxpr,
+    predicate: Callable[[core.JaxprEqn], bool],
+    *,
+    but_in: str | None = None,
 ) -> core.JaxprEqn | None:
-    """Return an equation of `jaxpr`, however deep, that satisfies `predicate`."""
+    """Return an equation of `jaxpr`, however deep, that satisfies `predicate`.
+
+    Args:
+      jaxpr: Where to look.
+      predicate: What to look for.
+      but_in: What is in this name scope is left out.
+    """
     for eqn in jaxpr.eqns:
+        if but_in is not None and but_in in str(eqn.source_info.name_stack):
+            continue  # with all that is inside, where the scope may not be named
         if predicate(eqn):
             return eqn
         for sub in sub_jaxprs(eqn):
-            if (found := find_equation(sub, predicate)) is not None:
+            if (found := find_equation(sub, predicate, but_in=but_in)) is not None:
                 return found
     return None
 
 
-def is_collective(eqn: core.JaxprEqn, axis_name: str) -> bool:
-    """Tell whether a device waits for others in `eqn`, over the axis `axis_name`."""
-    # Asking for its own place, it waits for nobody.
-    return eqn.primitive.name != "axis_index" and over_axis(eqn, axis_name)
+def find_collective(
+    jaxpr: core.Jaxpr, axis_name: str, *, but_in: str | None = None
+) -> core.JaxprEqn | None:
+    """Return an equation in which a device waits for others, as `find_equation`."""
+
+    def waits(eqn: core.JaxprEqn) -> bool:
+        # Asking for its own place, it waits for nobody.
+        return eqn.primitive.name != "axis_index" and over_axis(eqn, axis_name)
+
+    return find_equation(jaxpr, waits, but_in=but_in)
+
+
+def computing(
+    jaxpr: core.Jaxpr, variable: core.Var | core.Literal
+) -> list[core.JaxprEqn]:
+    """Return the equation that computes `variable`, behind those that it lies in."""
+    for eqn in jaxpr.eqns:
+        for place, out in enumerate(eqn.outvars):
+            if out is variable:
+                for sub in sub_jaxprs(eqn):
+                    alike = len(sub.outvars) == len(eqn.outvars)
+                    if alike and (inside := computing(sub, sub.outvars[place])):
+                        return [eqn, *inside]
+                return [eqn]
+    return []
 
 
 def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
@@ -115,7 +131,6 @@ def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
     return axis_name in (axes if isinstance(axes, (tuple, list)) else (axes,))
 
 
-_JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
 _NARROWING_TURNS = 4
 
 # They run the one jaxpr that they hold once, on their inputs, and return its outputs.
@@ -154,13 +169,14 @@ def _run(
             outs, after = _walk(eqn, marks, rules)
             if eqn.effects:
                 for atom, mark in zip(eqn.invars, after, strict=True):
-                    if _is_mutable(atom):
+                    if is_mutable(atom):
                         env[atom] = mark
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars], [env[var] for var in jaxpr.invars]
 
 
-def _is_mutable(atom: core.Var | core.Literal) -> TypeGuard[core.Var]:
+def is_mutable(atom: core.Var | core.Literal) -> TypeGuard[core.Var]:
+    """Tell whether a value is a mutable array, which an equation may write into."""
     return hasattr(atom.aval, "inner_aval")
 
 
@@ -271,7 +287,7 @@ def _cond(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
 def _decided(atoms: Sequence, marks: Sequence, predicate: Any, rules: Rules) -> list:
     """Add `predicate` to the marks of mutable arrays: it decides what is written."""
     return [
-        rules.join([mark, predicate]) if _is_mutable(atom) else mark
+        rules.join([mark, predicate]) if is_mutable(atom) else mark
         for atom, mark in zip(atoms, marks, strict=False)
     ]
 
@@ -287,7 +303,7 @@ def _linear_solve(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, 
 
 def _run_state(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
     body = _open(eqn.params["jaxpr"])
-    if len(body.invars) != len(marks) or any(map(_is_mutable, eqn.invars)):
+    if len(body.invars) != len(marks) or any(map(is_mutable, eqn.invars)):
         return _unknown(eqn, marks, rules)
     _, after = _run(body, marks, rules)  # it returns what its arrays hold at the end
     return after, marks

@@ -39,22 +39,10 @@ def refuse_other_collectives(jaxpr: core.Jaxpr) -> None:
     Raises:
       ArgumentError: There is such a collective; names it and the user's line.
     """
-    found = _find_other_collective(jaxpr)
+    found = dataflow.find_collective(jaxpr, REPLICA_AXIS, but_in=_SCOPE)
     if found is not None:
         raise ArgumentError(
             "`reduction` must be 'fast' for a step with collectives of its own, got "
             f"'ordered' and `{found.primitive.name}` at {user_line(found)}. Drop the "
             "collective, or the promise of equal bits."
         )
-
-
-def _find_other_collective(jaxpr: core.Jaxpr) -> core.JaxprEqn | None:
-    for eqn in jaxpr.eqns:
-        if _SCOPE in str(eqn.source_info.name_stack):
-            continue  # with all that is inside, where the scope may not be named
-        if dataflow.is_collective(eqn, REPLICA_AXIS):
-            return eqn
-        for sub in dataflow.sub_jaxprs(eqn):
-            if (found := _find_other_collective(sub)) is not None:
-                return found
-    return None

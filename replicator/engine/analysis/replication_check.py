@@ -10,6 +10,7 @@ reduced already, and weights of gradients that passed between replicas: cotangen
 other replicas' losses are in them, each scaled by a weight that is not this one's.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 
@@ -53,21 +54,21 @@ class SharedRandomKeyWarning(UserWarning):
     """Every replica draws the same random numbers where its own were likely meant."""
 
 
-class _ReplicationRules:
-    """Which equations make values vary over replicas, and which make them agree."""
+@dataclasses.dataclass(frozen=True)
+class _ReplicationRules(dataflow.Rules[Mark]):
+    """Which equations make values vary over replicas, and which make them agree.
+
+    Attributes:
+      noise: What is found of random numbers.
+      num_replicas: How many there are, if that is known.
+      outer: The calls and loops that these equations lie in.
+    """
 
     clean = CLEAN
 
-    def __init__(
-        self,
-        noise: SharedNoise,
-        *,
-        num_replicas: int | None,
-        outer: tuple[core.JaxprEqn, ...] = (),
-    ) -> None:
-        self._noise = noise
-        self._num_replicas = num_replicas
-        self._outer = outer  # the calls and loops that these equations lie in
+    noise: SharedNoise
+    num_replicas: int | None
+    outer: tuple[core.JaxprEqn, ...] = ()
 
     def join(self, marks: Sequence[Mark]) -> Mark:
         return join(marks)
@@ -82,25 +83,20 @@ class _ReplicationRules:
             return [Mark(varying=self._origin(eqn))] * outs
         mark = None
         if name in SOURCES:
-            mark = self._noise.draw(eqn, marks, self._origin(eqn))
+            mark = self.noise.draw(eqn, marks, self._origin(eqn))
         elif any([mark.noise for mark in marks]):
-            mark = self._noise.through(eqn, marks)
+            mark = self.noise.through(eqn, marks)
         return None if mark is None else [mark] * outs
 
     def inside(self, eqn: core.JaxprEqn) -> "_ReplicationRules":
-        return _ReplicationRules(
-            self._noise, num_replicas=self._num_replicas, outer=(*self._outer, eqn)
-        )
+        return dataclasses.replace(self, outer=(*self.outer, eqn))
 
     def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
         """Refuse a collective that only some replicas may reach: it would never end."""
         if predicate.varying is None:
             return
         for sub in dataflow.sub_jaxprs(eqn):
-            found = dataflow.find_equation(
-                sub, lambda inner: dataflow.is_collective(inner, REPLICA_AXIS)
-            )
-            if found is not None:
+            if found := dataflow.find_collective(sub, REPLICA_AXIS):
                 way = _WAYS.get(eqn.primitive.name, f"`{eqn.primitive.name}`")
                 line = user_line(found, caller=self._line(eqn))
                 raise ReplicationError(
@@ -111,10 +107,7 @@ class _ReplicationRules:
                 )
 
     def _line(self, eqn: core.JaxprEqn) -> str:
-        line = UNKNOWN_LINE
-        for each in (*self._outer, eqn):
-            line = user_line(each, caller=line)
-        return line
+        return _innermost_line((*self.outer, eqn))
 
     def _origin(self, eqn: core.JaxprEqn) -> Origin:
         return Origin(eqn.primitive.name, self._line(eqn))
@@ -123,9 +116,9 @@ class _ReplicationRules:
         """Return the mark of what an equation over the replicas makes."""
         name = eqn.primitive.name
         joined = self.join(marks)
-        scope = [str(each.source_info.name_stack) for each in (*self._outer, eqn)]
+        scope = [str(each.source_info.name_stack) for each in (*self.outer, eqn)]
         if name in _REDUCTIONS:
-            self._noise.reduce(marks)
+            self.noise.reduce(marks)
         carried = joined.carried
         if name != "axis_index" and _is_transposed(scope):
             carried = self._origin(eqn)
@@ -144,9 +137,9 @@ class _ReplicationRules:
 
     def _is_bijective(self, eqn: core.JaxprEqn) -> bool:
         """Tell whether every replica sends to one, and every one receives."""
-        if eqn.primitive.name != "ppermute" or self._num_replicas is None:
+        if eqn.primitive.name != "ppermute" or self.num_replicas is None:
             return False
-        everyone = set(range(self._num_replicas))
+        everyone = set(range(self.num_replicas))
         return all(
             set(side) == everyone for side in zip(*eqn.params["perm"], strict=True)
         )
@@ -161,8 +154,16 @@ class _ReplicationRules:
         if name == WEIGHTED_GRADIENT:
             if mark.carried and marks[1].varying:
                 raise _weight_varies(mark.carried)
-            self._noise.reduce(marks[:1])
+            self.noise.reduce(marks[:1])
         return mark
+
+
+def _innermost_line(eqns: Sequence[core.JaxprEqn]) -> str:
+    """Return the user's line of the last of equations that lie in each other."""
+    line = UNKNOWN_LINE
+    for each in eqns:
+        line = user_line(each, caller=line)
+    return line
 
 
 _MARKERS = frozenset({ASSUME_REPLICATED, LOCAL_SUM, WEIGHTED_GRADIENT})
@@ -226,7 +227,7 @@ def prove_replicated(
         CLEAN if mark is STATE and not shape else mark
         for mark, shape in zip(in_marks, shapes, strict=True)
     ]
-    rules = _ReplicationRules(noise, num_replicas=num_replicas)
+    rules = _ReplicationRules(noise, num_replicas)
     out_marks = dataflow.flow(jaxpr, given, rules)
     guilty = [
         (path, mark.varying, variable)
@@ -271,7 +272,9 @@ def _complaint(
     *,
     more: int,
 ) -> str:
-    computed = _where_computed(jaxpr, variable)
+    computed = ""
+    if found := dataflow.computing(jaxpr, variable):
+        computed = f" at {_innermost_line(found)} (`{found[-1].primitive.name}`)"
     others = f" So may {more} more." if more else ""
     if not origin.where:
         cause = f"it was computed from {origin.what}{computed} and not reduced"
@@ -287,23 +290,3 @@ def _complaint(
         "leaf that should differ with `PerReplica`, or assert what the proof cannot "
         "see with `replicator.assume_replicated`."
     )
-
-
-def _where_computed(
-    jaxpr: core.Jaxpr,
-    variable: core.Var | core.Literal,
-    *,
-    caller: str = UNKNOWN_LINE,
-) -> str:
-    """Name the line and primitive that compute `variable`, in calls and loops too."""
-    for eqn in jaxpr.eqns:
-        for position, out in enumerate(eqn.outvars):
-            if out is variable:
-                line = user_line(eqn, caller=caller)
-                for sub in dataflow.sub_jaxprs(eqn):
-                    if len(sub.outvars) == len(eqn.outvars):
-                        inner = sub.outvars[position]
-                        if found := _where_computed(sub, inner, caller=line):
-                            return found
-                return f" at {line} (`{eqn.primitive.name}`)"
-    return ""

@@ -9,6 +9,7 @@ One replica on many devices has every block cut over them: none computes the row
 another.
 """
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -69,10 +70,11 @@ class Traced(NamedTuple):
     block: int
 
 
+@dataclasses.dataclass(eq=False)
 class BlockRunner:
     """Run a function on the blocks of datasets; what was compiled is kept.
 
-    Args:
+    Attributes:
       block_fn: What one replica does with one block.
       layout: How replicas lie on devices.
       name: Of the user's function, in errors.
@@ -85,25 +87,18 @@ class BlockRunner:
       ArgumentError: `block` is no whole number, or below 1.
     """
 
-    def __init__(
-        self,
-        block_fn: BlockFn,
-        layout: Layout,
-        *,
-        name: str,
-        block: int,
-        check: Callable[[Traced], None],
-        max_in_flight: int = DEFAULT_RUN_AHEAD,
-    ) -> None:
-        check_whole("block", block)
-        if block < 1:
-            raise ArgumentError(f"`block` must be at least 1, got {block}. Use 1.")
-        self._block_fn = block_fn
-        self._layout = layout
-        self._name = name
-        self._block = block
-        self._max_in_flight = max_in_flight
-        self._check = check
+    block_fn: BlockFn
+    layout: Layout
+    _: dataclasses.KW_ONLY
+    name: str
+    block: int
+    check: Callable[[Traced], None]
+    max_in_flight: int = DEFAULT_RUN_AHEAD
+
+    def __post_init__(self) -> None:
+        check_whole("block", self.block)
+        if self.block < 1:
+            raise ArgumentError(f"`block` must be at least 1, got {self.block}. Use 1.")
         self._checked: set[tuple] = set()
 
     def run(
@@ -125,11 +120,11 @@ class BlockRunner:
         """
         state = self._place(state)
         programs = self.programs
-        ahead = RunAhead(self._max_in_flight)
+        ahead = RunAhead(self.max_in_flight)
         waiting: deque[_Outputs] = deque()
         with open_one_pass(
             dataset,
-            self._layout,
+            self.layout,
             replica_batch=BLOCKS_PER_CALL * programs.block,
             blocks=BLOCKS_PER_CALL if programs.is_cut else 1,
             options=inputs,
@@ -146,17 +141,17 @@ class BlockRunner:
     @functools.cached_property
     def programs(self) -> "_Programs":
         """The programs; a builder of strategies has seen the state before."""
-        devices = len(self._layout.batch_owners) // self._layout.num_replicas
-        block = self._block + -self._block % devices
+        devices = len(self.layout.batch_owners) // self.layout.num_replicas
+        block = self.block + -self.block % devices
         make = functools.partial(
-            _make_program, self._block_fn, self._layout, is_cut=devices > 1
+            _make_program, self.block_fn, self.layout, is_cut=devices > 1
         )
         return _Programs(make(block), make(2 * block), block, is_cut=devices > 1)
 
     def _place(self, state: PyTree) -> PyTree:
-        state = self._layout.pad_state(as_arrays(state))
-        check_own_axes("state", state, self._layout)
-        return put(state, self._layout.state_shardings(state))
+        state = self.layout.pad_state(as_arrays(state))
+        check_own_axes("state", state, self.layout)
+        return put(state, self.layout.state_shardings(state))
 
     def _check_once(self, state: PyTree, rows: PyTree) -> None:
         leaves, treedef = jax.tree.flatten((state, rows))
@@ -166,9 +161,9 @@ class BlockRunner:
         programs = self.programs
         traced = programs.run.trace(state, rows)
         jaxpr = traced.jaxpr.jaxpr
-        _refuse_collectives(jaxpr, self._name)
+        _refuse_collectives(jaxpr, self.name)
         outputs, doubled = traced.out_info.outputs, self._double(state, rows)
-        self._check(Traced(outputs, doubled, jaxpr, state, rows, programs.block))
+        self.check(Traced(outputs, doubled, jaxpr, state, rows, programs.block))
         self._checked.add(signature)
 
     def _double(self, state: PyTree, rows: PyTree) -> PyTree:
@@ -176,7 +171,7 @@ class BlockRunner:
             return jax.eval_shape(self.programs.doubled, state, rows).outputs
         except Exception as failure:
             failure.add_note(
-                f"`{self._name}` was traced with {2 * self.programs.block} examples, "
+                f"`{self.name}` was traced with {2 * self.programs.block} examples, "
                 f"after {self.programs.block}, to see which results have one row per "
                 "example."
             )
@@ -252,9 +247,7 @@ def _hand_over(found: _Outputs, block: int, take: Callable[[Block], None]) -> No
 
 def _refuse_collectives(jaxpr: core.Jaxpr, name: str) -> None:
     """Refuse to mix blocks: which ones run side by side depends on the replicas."""
-    found = dataflow.find_equation(
-        jaxpr, lambda eqn: dataflow.is_collective(eqn, REPLICA_AXIS)
-    )
+    found = dataflow.find_collective(jaxpr, REPLICA_AXIS)
     if found is not None:
         raise ArgumentError(
             f"`{name}` must not speak to other replicas, got `{found.primitive.name}` "

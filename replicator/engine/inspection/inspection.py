@@ -13,6 +13,7 @@ from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import MemoryNeed
 from replicator.engine.program_cost import ProgramCost, engineering
+from replicator.strategies.table import aligned
 from replicator.strategies.variables import variables_of
 
 
@@ -117,14 +118,7 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
     count = sum(each.count for each in collectives)
     total = sum(each.wire_bytes for each in collectives)
     rows.append(("all", f"{count:,}", f"{total:,}", "", "", ""))
-    widths = [max(len(row[n]) for row in rows) for n in range(6)]
-    return [
-        "  ".join(
-            cell.rjust(width) if n in (1, 2) else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, numbers=(1, 2))
 
 
 def _short(shapes: Sequence[str]) -> str:

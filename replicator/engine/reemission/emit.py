@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
-from replicator.engine.analysis.dataflow import scan_sizes, sub_jaxprs
+from replicator.engine.analysis.dataflow import is_mutable, scan_sizes, sub_jaxprs
 from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.reemission.moves import (
     backward,
@@ -147,7 +147,7 @@ class _Emitter:
         name = eqn.primitive.name
         if name in _CALLS and (held := _held(eqn)) is not None:
             return self.run(held, values, marks, cuts)
-        if name in _LOOPS and not any(_is_mutable(atom) for atom in eqn.invars):
+        if name in _LOOPS and not any(is_mutable(atom) for atom in eqn.invars):
             return _LOOPS[name](self, eqn, values, marks, cuts)
         if name == _BARRIER:
             return _bind(eqn, values), marks
@@ -333,10 +333,6 @@ def _holds_program(eqn: core.JaxprEqn) -> bool:
     """Tell whether it runs one on arrays; how a scatter joins two numbers is none."""
     held = [var for inner in sub_jaxprs(eqn) for var in inner.invars]
     return any(getattr(var.aval, "shape", ()) for var in held)
-
-
-def _is_mutable(atom: Any) -> bool:
-    return hasattr(atom.aval, "inner_aval")
 
 
 def _wanted(jaxpr: core.Jaxpr, targets: Targets) -> dict[core.Var, Cut]:

@@ -87,7 +87,10 @@ def accumulated(
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
         found = _run_all(step, count, state, batch, key)
-        after, shown, final = _finish(step, found, count, show=show)
+        last = Microbatch(count - 1, count)
+        after, shown, final = finish(
+            step, found.summed, found.data, position=last, show=show
+        )
         merged = _fill(found.tail.leaves, jax.tree.leaves(after), found.moved)
         reported = jax.tree.map(
             lambda late, end, mean: end if late else mean,
@@ -100,26 +103,6 @@ def accumulated(
         return after, reported, by_name(state, shown)
 
     return update
-
-
-def shown_by_update(
-    step: KeyedStep, count: int, *, collects: bool, show: Showing
-) -> Callable[[PyTree, PyTree, Key | None], dict[str, PyTree]]:
-    """Return a function that makes what an update would show, and no update.
-
-    Args:
-      step: As in `accumulated`.
-      count: Microbatches per update.
-      collects: Whether the update that is asked about accumulates; it does not if
-        `count` is 1 and the reduction is fast.
-      show: What is asked for.
-
-    Returns:
-      `shown(state, batch, key)`: by the name of each optimizer, for example its
-      gradient as reduced over microbatches and replicas.
-    """
-    run = accumulated(step, count, show=show) if collects else single(step, show=show)
-    return lambda state, batch, key: run(state, batch, key)[2]
 
 
 def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
@@ -186,13 +169,6 @@ def _own_position(state: PyTree) -> AbstractContextManager[None]:
     if len({each.every for each in own}) != 1:
         return nullcontext()
     return in_microbatch(Microbatch(own[0].count, own[0].every))
-
-
-def _finish(
-    step: KeyedStep, found: _Collected, count: int, *, show: Showing
-) -> tuple[PyTree, list, PyTree]:
-    last = Microbatch(count - 1, count)
-    return finish(step, found.summed, found.data, position=last, show=show)
 
 
 def _run_all(

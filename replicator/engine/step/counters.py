@@ -33,8 +33,11 @@ def find_counters(variables: Sequence[Any], jaxpr: core.Jaxpr) -> dict[int, Coun
     found = {}
     for place, variable in enumerate(variables):
         if variable.aval.shape == ():
-            eqn = _computing(jaxpr, variable)
-            if eqn is not None and eqn.primitive.name in ("add", "sub"):
+            eqns = dataflow.computing(jaxpr, variable)
+            # Of several programs, as a branch has, nobody knows which one runs.
+            is_known = all(len(dataflow.sub_jaxprs(each)) == 1 for each in eqns[:-1])
+            if is_known and eqns and eqns[-1].primitive.name in ("add", "sub"):
+                eqn = eqns[-1]
                 constants = [x.val for x in eqn.invars if isinstance(x, core.Literal)]
                 added = constants[0].item() if constants else None
                 found[place] = Counter(meaning(eqn), added)
@@ -81,15 +84,3 @@ def meaning(eqn: core.JaxprEqn) -> tuple:
         for atom in eqn.invars
     ]
     return (eqn.primitive.name, *operands)
-
-
-def _computing(jaxpr: core.Jaxpr, variable: object) -> core.JaxprEqn | None:
-    """Return the equation that computes an output of `jaxpr`, in calls too."""
-    for eqn in reversed(jaxpr.eqns):
-        for place, out in enumerate(eqn.outvars):
-            if out is variable:
-                subs = dataflow.sub_jaxprs(eqn)
-                if len(subs) == 1 and len(subs[0].outvars) == len(eqn.outvars):
-                    return _computing(subs[0], subs[0].outvars[place])
-                return None if subs else eqn
-    return None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from replicator.base.per_replica import PerReplica
 from replicator.base.trees import describe, first_difference, named_leaves
@@ -15,6 +16,7 @@ from replicator.base.types import PyTree
 from replicator.collectives.context.axes import at_leaf
 from replicator.collectives.markers import mark_weighted
 from replicator.collectives.ordered import add_in_order
+from replicator.collectives.precision import sum_dtype
 from replicator.engine.analysis.ordered_bits import ordered_scope
 from replicator.engine.step.optimizer_state import Collecting, OwnSums, Reduction, Share
 from replicator.errors import ArgumentError
@@ -73,7 +75,9 @@ def collect_given(
     factor = given.weight if given.share == "weight" else None
     if reduction == "ordered":
         share = scaled(given.grads, factor)
-        total = pending.total if pending.total is not None else zeros_like(share)
+        total = pending.total
+        if total is None:
+            total = optax.tree.zeros_like(share)
         with ordered_scope():
             total = add_in_order(total, share)
             weights = add_in_order(pending.weight, scalar)
@@ -91,7 +95,9 @@ def collect_given(
 
 def no_own_sums(params: PyTree, every: int) -> OwnSums:
     """Return sums of nothing for a loop of one's own."""
-    zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), sum_dtype(p)), params)
+    zeros = jax.tree.map(
+        lambda p: jnp.zeros(jnp.shape(p), sum_dtype(jnp.result_type(p))), params
+    )
     return OwnSums(
         total=PerReplica(zeros, on_resize="sum"),
         weight=PerReplica(jnp.zeros(()), on_resize="sum"),
@@ -119,7 +125,7 @@ def added(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTr
 
 def scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
     """Multiply in float32 at least; factor 0 counts for nothing, not even by a NaN."""
-    wide = jax.tree.map(lambda g: g.astype(sum_dtype(g)), grads)
+    wide = jax.tree.map(lambda g: g.astype(sum_dtype(g.dtype)), grads)
     if factor is None:
         return wide
     return jax.tree.map(
@@ -132,20 +138,5 @@ def divided(total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
     """Divide sums by their weight, in the dtypes of `like`."""
     # All examples may be padding: then the sums are zero, too.
     safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
-    return like_dtypes(jax.tree.map(lambda g: g / safe.astype(g.dtype), total), like)
-
-
-def like_dtypes(tree: PyTree, like: PyTree) -> PyTree:
-    """Cast each leaf to the dtype of the leaf in its place."""
-    return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
-
-
-def sum_dtype(leaf: PyTree) -> jnp.dtype:
-    """Return what to add up in: float32 at least, or small gradients are lost."""
-    dtype = jnp.result_type(leaf)
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
-
-
-def zeros_like(tree: PyTree) -> PyTree:
-    """Return zeros of the shapes and dtypes of a tree."""
-    return jax.tree.map(jnp.zeros_like, tree)
+    mean = jax.tree.map(lambda g: g / safe.astype(g.dtype), total)
+    return optax.tree.cast_like(mean, like)

@@ -34,6 +34,7 @@ from replicator.base.trees import describe
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import resolve_axis
 from replicator.collectives.markers import mark_local_sum
+from replicator.collectives.precision import sum_dtype
 from replicator.engine.metrics.declared import Mean
 from replicator.errors import ArgumentError, check_function
 
@@ -167,7 +168,7 @@ def checked_sum(returned: object) -> tuple[jax.Array, jax.Array]:
             f"{describe(value)}. Cast the losses first."
         )
     count = lax.stop_gradient(count.astype(float))
-    return mark_local_sum(value.astype(_wide(value.dtype))), count
+    return mark_local_sum(value.astype(sum_dtype(value.dtype))), count
 
 
 def as_mean(total: jax.Array, count: jax.Array) -> Mean:
@@ -183,10 +184,6 @@ def _with_aux(returned: object) -> tuple[Any, Any]:
             f"`{type(returned).__name__}`. Return both, or leave `has_aux` out."
         )
     return returned
-
-
-def _wide(dtype: jnp.dtype) -> jnp.dtype:
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
 # `psum` transposes to `psum` here (`check_vma=False`), which is right between a

@@ -25,6 +25,7 @@ from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
+from replicator.collectives.precision import sum_dtype
 from replicator.engine.step.gradient_sums import (
     Given,
     added,
@@ -32,11 +33,8 @@ from replicator.engine.step.gradient_sums import (
     checked_given,
     collect_given,
     divided,
-    like_dtypes,
     no_own_sums,
     scaled,
-    sum_dtype,
-    zeros_like,
 )
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import (
@@ -187,7 +185,7 @@ def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
     _check_state(state)
     if state.scale is None:
         return loss
-    wide = jnp.asarray(loss).astype(sum_dtype(loss))
+    wide = jnp.asarray(loss).astype(sum_dtype(jnp.result_type(loss)))
     return wide * state.scale.value.astype(wide.dtype)
 
 
@@ -296,11 +294,15 @@ class _Wrapped:
             # Weighted always: replicas may have been given weights at some calls only.
             mean = self._reduced(total, weights, like=given.grads)
             updates, after, _ = finish(mean, state)
-            zeros = (zeros_like(total), jnp.zeros_like(weights), jnp.zeros_like(count))
+            zeros = (
+                optax.tree.zeros_like(total),
+                jnp.zeros_like(weights),
+                jnp.zeros_like(count),
+            )
             return updates, after, *zeros
 
         def wait(total, weights):
-            return zeros_like(given.grads), state, total, weights, count
+            return optax.tree.zeros_like(given.grads), state, total, weights, count
 
         updates, after, total, weights, count = lax.cond(
             count == self.accumulate, update, wait, total, weights
@@ -322,7 +324,7 @@ class _Wrapped:
             return params
         half = jnp.dtype(jnp.float16)
         return jax.tree.map(
-            lambda p: p.astype(sum_dtype(p)) if jnp.result_type(p) == half else p,
+            lambda p: p.astype(jnp.float32) if jnp.result_type(p) == half else p,
             params,
         )
 
@@ -332,12 +334,14 @@ class _Wrapped:
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         factor = None if state.scale is None else 1 / state.scale.value
         wide = scaled(grads, factor)
-        used = grads if factor is None else like_dtypes(wide, self._master(grads))
+        used = (
+            grads if factor is None else optax.tree.cast_like(wide, self._master(grads))
+        )
         updates, inner = self.tx.update(
             used, state.inner, self._master(params), **extra
         )
         if factor is not None:
-            updates = like_dtypes(updates, grads)
+            updates = optax.tree.cast_like(updates, grads)
         after = dataclasses.replace(state, inner=inner)
         if self.skip:
             finite = _all_finite(wide)
@@ -347,9 +351,11 @@ class _Wrapped:
     def _skip_nonfinite(self, finite, updates, state, after):
         # Gradients are reduced: `finite` is the same on every replica.
         assert state.skipped is not None
-        return _select(finite, updates, zeros_like(updates)), dataclasses.replace(
+        return optax.tree.where(
+            finite, updates, optax.tree.zeros_like(updates)
+        ), dataclasses.replace(
             after,
-            inner=_select(finite, after.inner, state.inner),
+            inner=optax.tree.where(finite, after.inner, state.inner),
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
             scale=self.loss_scale.update(state.scale, finite)
             if self.loss_scale is not None
@@ -360,7 +366,7 @@ class _Wrapped:
 def _no_updates(grads: PyTree, params: PyTree) -> PyTree:
     """Return updates of zero; parameters may be more than what gradients are of."""
     alike = params is None or jax.tree.structure(params) == jax.tree.structure(grads)
-    return zeros_like(grads if alike else params)
+    return optax.tree.zeros_like(grads if alike else params)
 
 
 def _shown(gradients: PyTree, what: Showing) -> PyTree:
@@ -379,10 +385,6 @@ def _show(
             state, pending=dataclasses.replace(pending, shown=shown)
         )
     return dataclasses.replace(state, pending=None)
-
-
-def _select(choice: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(choice, a, b), new, old)
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

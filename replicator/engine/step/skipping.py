@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from replicator.base.per_replica import is_per_replica
 from replicator.base.types import Key, PyTree
@@ -115,13 +116,9 @@ def _on_all_replicas(good: jax.Array, reduction: Reduction) -> jax.Array:
 
 def _chosen(good: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     def choose(new: PyTree, old: PyTree) -> PyTree:
-        kept = _select(good, new, old)
+        kept = optax.tree.where(good, new, old)
         if not isinstance(new, OptimizerState):
             return kept
         return dataclasses.replace(kept, scale=new.scale, skipped=new.skipped)
 
     return jax.tree.map(choose, new, old, is_leaf=is_optimizer_state)
-
-
-def _select(good: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)

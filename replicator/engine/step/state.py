@@ -254,17 +254,6 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
     return FirstState(shapes=_with_shardings(shapes, shardings), born=born)
 
 
-def init_state(init_fn: InitFn, layout: Layout, *, key: Key) -> PyTree:
-    """Run `init_fn(key)` once, compiled, with its result born on every device.
-
-    Args: as for `first_state`.
-
-    Returns:
-      The state; declared `PerReplica` leaves have a leading replica axis.
-    """
-    return first_state(init_fn, layout, key=key).born()
-
-
 def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     """Return two keys: for `init_fn`, and for the steps.
 
@@ -329,22 +318,15 @@ def given_run(state: PyTree, layout: Layout, *, seed: int) -> FirstState:
 def _first_run(user: FirstState, for_steps: Key, layout: Layout) -> FirstState:
     # On the host: what is born is donated, and may be born once more. On a CPU arrays
     # may lie where NumPy has them: each has a place of its own.
-    step, skipped = np.zeros((), np.int32), np.zeros((), np.int32)
-    key = np.array(jax.random.key_data(for_steps))
+    ours = {
+        "step": np.zeros((), np.int32),
+        "key": np.array(jax.random.key_data(for_steps)),
+        "skipped": np.zeros((), np.int32),
+    }
     everywhere = replicated(layout.mesh)
     return FirstState(
-        shapes=RunState(
-            step=_with_shardings(step, everywhere),
-            key=_with_shardings(key, everywhere),
-            user=user.shapes,
-            skipped=_with_shardings(skipped, everywhere),
-        ),
-        born=lambda: RunState(
-            step=put(step, everywhere),
-            key=put(key, everywhere),
-            user=user.born(),
-            skipped=put(skipped, everywhere),
-        ),
+        shapes=RunState(user=user.shapes, **_with_shardings(ours, everywhere)),
+        born=lambda: RunState(user=user.born(), **put(ours, everywhere)),
     )
 
 

@@ -12,6 +12,7 @@ after an update in the same step, results of an update that read the batch other
 its gradients, and state that is moved by gradients which no wrapped optimizer takes.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from replicator.engine.step.counters import (
     find_counters,
     meaning,
 )
-from replicator.engine.step.microbatch_sums import KeyedStep, Sums, finish, zero_sums
+from replicator.engine.step.microbatch_sums import KeyedStep, Sums, finish
 from replicator.engine.step.optimizer_state import (
     OptimizerState,
     is_optimizer_state,
@@ -126,37 +127,17 @@ def find_update_dependent(
     )
 
 
-def follows_optimizer(
-    step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None
-) -> list[bool]:
-    """Tell which leaves of the state move once per update, by what it does.
-
-    Args:
-      step: Any keyed step.
-      state: Arrays or shapes.
-      batch: One microbatch; arrays or shapes.
-      key: As the step takes it.
-
-    Returns:
-      A bool per leaf of `state`: true for parameters, optimizer states, averages.
-    """
-    sums = zero_sums(step, state, batch, key)
-    return find_update_dependent(step, state, sums, batch, key).leaves
-
-
+@dataclasses.dataclass(frozen=True)
 class _UpdateRules(dataflow.DependsOn):
     """Mark also gradients of the batch, and new values of counters.
 
-    Args:
+    Attributes:
       counters: By equation, the mark of the counter that it computes.
       in_gradient: Whether the equations lie inside a backward pass.
     """
 
-    def __init__(
-        self, counters: Mapping[tuple, int], *, in_gradient: bool = False
-    ) -> None:
-        self._counters = counters
-        self._in_gradient = in_gradient
+    counters: Mapping[tuple, int]
+    in_gradient: bool = False
 
     def decide(
         self, eqn: core.JaxprEqn, marks: Sequence[frozenset[int]]
@@ -169,16 +150,16 @@ class _UpdateRules(dataflow.DependsOn):
             mark = frozenset(each for each in mark if each > _COUNTERS)
         if _BATCH in mark and _GRADIENT not in mark and self._is_gradient(eqn):
             mark |= {_GRADIENT}
-        counter = self._counters.get(meaning(eqn)) if self._counters else None
+        counter = self.counters.get(meaning(eqn)) if self.counters else None
         if counter is not None:
             mark |= {counter}
         return [mark] * len(eqn.outvars)
 
     def inside(self, eqn: core.JaxprEqn) -> "_UpdateRules":
-        return _UpdateRules(self._counters, in_gradient=self._is_gradient(eqn))
+        return _UpdateRules(self.counters, self._is_gradient(eqn))
 
     def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
-        return self._in_gradient or "transpose(" in str(eqn.source_info.name_stack)
+        return self.in_gradient or "transpose(" in str(eqn.source_info.name_stack)
 
 
 def _is_mark(node: PyTree) -> bool:

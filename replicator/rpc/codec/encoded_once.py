@@ -50,6 +50,7 @@ class EncodedOnce(Generic[_Value]):
         self._kept: dict[Hashable, Any] = {}
         # Held while `make` runs, so that callers who come at once wait for one of them.
         # May be entered again: what `make` calls may be interrupted by a `__del__`.
+        # The first of all locks: who asks holds none of a transport's.
         self._lock = threading.RLock()
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:

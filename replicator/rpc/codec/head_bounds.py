@@ -6,6 +6,7 @@ builds nothing: a head that it finds whole claims no more items than it has byte
 takes 3 µs, so short heads, which can claim little, are not walked if they need not be.
 """
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ the limits allow, a million by default."""
 
 _SHARE_A_HASH = 64
 _ONE_ITEM_LIST = b"\x91"
+_MOST_STACK = 65_536
 _STARTS_OF_CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}
 _NO_STARTS = bytes(set(range(256)) - _STARTS_OF_CONTAINERS)
 
@@ -127,23 +129,13 @@ def _check_containers(head: bytes | memoryview, most: int) -> None:
     )
 
 
-def _fits(levels: int) -> bool:
-    unpacker = Unpacker()
-    unpacker.feed(_ONE_ITEM_LIST * levels + b"\xc0")
-    try:
-        unpacker.skip()
-    except StackError:
-        return False
-    return True
-
-
 def _stack_size() -> int:
     """Find how deep msgpack goes (1,024 in all its versions so far)."""
-    low, high = 64, 65_536
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits(middle) else (low, middle)
-    return low
+    unpacker = Unpacker()
+    unpacker.feed(_ONE_ITEM_LIST * _MOST_STACK)
+    with contextlib.suppress(StackError):
+        unpacker.skip()
+    return unpacker.tell()
 
 
 _STACK_SIZE = _stack_size()

@@ -149,7 +149,7 @@ def listen(
         case UnixAddress():
             return _listen_unix(place, secret, encoding)
         case GrpcAddress():
-            return _grpc().listen_grpc(
+            return _grpc().GrpcListener(
                 address,
                 secret=_secret_of(place, secret),
                 encoding=encoding,

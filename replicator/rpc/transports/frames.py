@@ -124,10 +124,11 @@ def check_fits(head: bytes, layout: Layout, limits: MessageLimits) -> None:
     """
     num_bytes = len(head) + layout.num_bytes
     if num_bytes > limits.message_bytes:
-        raise MessageTooLargeError(
-            f"A message must have at most {limits.message_bytes} bytes "
-            f"(`MessageLimits.message_bytes`), got {num_bytes} with the space between "
-            "its arrays. Send less at once, or raise the limit at both ends."
+        raise wire_format.too_large(
+            "bytes, with the space between its arrays",
+            num_bytes,
+            "message_bytes",
+            limits.message_bytes,
         )
 
 
@@ -381,19 +382,15 @@ def _check_header(header: Header, limits: MessageLimits) -> None:
             f"A frame must be of version {VERSION}, got {header.version}."
         )
     if header.head_bytes > limits.head_bytes:
-        raise _too_large("bytes of head", header.head_bytes, limits.head_bytes)
+        raise wire_format.too_large(
+            "bytes of head", header.head_bytes, "head_bytes", limits.head_bytes
+        )
     num_bytes = header.head_bytes + header.body_bytes
     if num_bytes > limits.message_bytes:
-        raise _too_large("bytes", num_bytes, limits.message_bytes)
+        most = limits.message_bytes
+        raise wire_format.too_large("bytes", num_bytes, "message_bytes", most)
     if header.flags & ~SHARED or (header.flags and not header.body_bytes):
         raise DecodeError(f"A frame must have flags of ours, got {header.flags}.")
-
-
-def _too_large(what: str, number: int, limit: int) -> MessageTooLargeError:
-    return MessageTooLargeError(
-        f"A message must have at most {limit} {what}, got a frame that says {number}. "
-        "Send less at once, or raise `MessageLimits` at both ends."
-    )
 
 
 def _corrupted(kind: int) -> DecodeError:

@@ -5,6 +5,7 @@ the codec instead, as between processes: what passes does not lean on sharing, a
 something that can be sent.
 """
 
+import functools
 import os
 import secrets
 from collections.abc import Callable
@@ -169,29 +170,19 @@ class InProcessListener:
         """
         to_server: BoundedQueue[Message] = BoundedQueue(_WAITING_MESSAGES)
         to_client: BoundedQueue[Message] = BoundedQueue(_WAITING_MESSAGES)
-        ours = self._end(self.address, incoming=to_client, outgoing=to_server)
+        end = functools.partial(
+            InProcessConnection,
+            encoding=self._encoding,
+            force_encoding=self._force_encoding,
+        )
+        ours = end(self.address, incoming=to_client, outgoing=to_server)
         client = f"a client of {self.address}"
-        theirs = self._end(client, incoming=to_server, outgoing=to_client)
+        theirs = end(client, incoming=to_server, outgoing=to_client)
         try:
             self._arrivals.put(theirs, timeout_s)
         except (EOFError, TimeoutError):
             raise ConnectionLostError(f"{self.address} accepts no clients.") from None
         return ours
-
-    def _end(
-        self,
-        peer: str,
-        *,
-        incoming: BoundedQueue[Message],
-        outgoing: BoundedQueue[Message],
-    ) -> InProcessConnection:
-        return InProcessConnection(
-            peer,
-            incoming=incoming,
-            outgoing=outgoing,
-            encoding=self._encoding,
-            force_encoding=self._force_encoding,
-        )
 
 
 def is_in_process(name: str) -> bool:

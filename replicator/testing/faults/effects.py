@@ -2,9 +2,7 @@
 
 import ctypes
 import logging
-import os
 import random
-import signal
 import threading
 from pathlib import Path
 
@@ -17,16 +15,6 @@ from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
 
 _log = logging.getLogger(__name__)
-
-
-def kill() -> None:
-    """Die at once, as if by the kernel's hand."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def terminate() -> None:
-    """Be asked to end, as a scheduler asks."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def sleep_for_ever() -> None:

@@ -5,6 +5,7 @@ import errno
 import functools
 import os
 import random
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,9 +94,9 @@ class Injector(Hook):
             return
         match fault.kind:
             case "kill":
-                effects.kill()
+                os.kill(os.getpid(), signal.SIGKILL)
             case "terminate":
-                effects.terminate()
+                os.kill(os.getpid(), signal.SIGTERM)
             case "raise":
                 raise InjectedError(f"{fault}: as the schedule of faults says.")
             case "stuck":

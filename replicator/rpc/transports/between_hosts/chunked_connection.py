@@ -61,7 +61,8 @@ class ChunkedConnection:
         self._incoming: BoundedQueue[frames.Frame] = BoundedQueue(
             WAITING_BYTES, size=lambda frame: len(frame.head) + len(frame.body)
         )
-        self._failure: Exception | None = None  # why the stream ended, if not well
+        # Why it ended, if not well; written before the queue ends, which wakes readers.
+        self._failure: Exception | None = None
         self._has_ended = threading.Event()
         self._outgoing = outgoing
         self._encoding = encoding

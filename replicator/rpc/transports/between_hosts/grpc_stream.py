@@ -53,8 +53,8 @@ from replicator.rpc.transports.network_rules import (
 )
 from replicator.rpc.transports.payloads import Encoding
 
-_CONNECT = "/replicator.rpc.Connections/Connect"
-_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVICE = "replicator.rpc.Connections"
+_HEALTH = "grpc.health.v1.Health"
 _NAMES = "x509_subject_alternative_name"
 _DRAIN_S = 600.0
 _LAST_WORDS_S = 2.0
@@ -89,7 +89,7 @@ def connect_grpc(
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
     channel = _open_channel(place, tls)
     outgoing = Outgoing()
-    call = channel.stream_stream(_CONNECT)(iter(outgoing.take, None))
+    call = channel.stream_stream(f"/{_SERVICE}/Connect")(iter(outgoing.take, None))
     stream = _chunks_of(call)
 
     def cut_off() -> None:
@@ -118,56 +118,44 @@ def connect_grpc(
     )
 
 
-def listen_grpc(
-    address: str,
-    *,
-    secret: Secret,
-    encoding: Encoding,
-    tls: Tls | None = None,
-    insecure: bool = False,
-) -> "GrpcListener":
-    """Listen for clients that know the secret.
-
-    Args:
-      address: `grpc://host:port`; port 0 takes a free one.
-      secret: The program's.
-      encoding: How values become bytes.
-      tls: Files of a server; needed for addresses that other hosts can reach.
-      insecure: Do without TLS for those, too.
-
-    Raises:
-      ArgumentError: The address is none of gRPC, or none of this host's, or needs
-        `tls`.
-      AddressInUseError: Another process listens there.
-    """
-    place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
-    return GrpcListener(place, secret=secret, encoding=encoding, tls=tls)
-
-
 class GrpcListener:
     """Where streams arrive; see `protocols.Listener`."""
 
     def __init__(
         self,
-        place: GrpcAddress,
+        address: str,
         *,
         secret: Secret,
         encoding: Encoding,
-        tls: Tls | None,
+        tls: Tls | None = None,
+        insecure: bool = False,
     ) -> None:
-        """Bind and listen; see `listen_grpc`."""
+        """Listen for clients that know the secret.
+
+        Args:
+          address: `grpc://host:port`; port 0 takes a free one.
+          secret: The program's.
+          encoding: How values become bytes.
+          tls: Files of a server; needed for addresses that other hosts can reach.
+          insecure: Do without TLS for those, too.
+
+        Raises:
+          ArgumentError: The address is none of gRPC, or none of this host's, or needs
+            `tls`.
+          AddressInUseError: Another process listens there.
+        """
+        place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
         self._secret = secret
         self._encoding = encoding
         self._tls = tls
-        # Guards `_streams` and `_is_open`. gRPC's locks may be taken inside of it, but
-        # gRPC calls `_arrive` and `_leave` with none of its own.
+        # Guards `_streams`, and the end of `_arrivals`. gRPC's locks and the queue's
+        # may be taken inside of it; gRPC calls `_arrive` and `_leave` with none.
         self._lock = threading.Lock()
         self._streams = 0
-        self._is_open = True
         self._arrivals: BoundedQueue[_Arrival] = BoundedQueue(MAX_CONNECTIONS)
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
-            handlers=[_Methods(self._arrive)],
+            handlers=_methods(self._arrive),
             options=SERVER_OPTIONS,
         )
         self._place = GrpcAddress(place.host, _bind(self._server, place, tls))
@@ -190,12 +178,11 @@ class GrpcListener:
     def close(self) -> None:
         """Stop listening; connections that there are go on, for `_DRAIN_S` at most."""
         with self._lock:
-            if not self._is_open:
+            if self._arrivals.has_ended:
                 return
-            self._is_open = False
+            self._arrivals.end()
             # A stream that has just ended may have its last words on the way.
             grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
-        self._arrivals.end()
         with contextlib.suppress(EOFError):
             while True:
                 self._arrivals.take(0).cut_off()
@@ -208,7 +195,7 @@ class GrpcListener:
     def _arrive(self, arrival: "_Arrival") -> None:
         """Count a new stream, and let it wait; runs in a thread of gRPC."""
         with self._lock:
-            if not self._is_open or self._streams >= MAX_CONNECTIONS:
+            if self._arrivals.has_ended or self._streams >= MAX_CONNECTIONS:
                 told = f"no more than {MAX_CONNECTIONS} connections"
                 arrival.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
             if not arrival.context.add_callback(self._leave):
@@ -313,23 +300,18 @@ class _Health:
         return health_pb2.HealthCheckResponse(status="SERVING")
 
 
-class _Methods(grpc.GenericRpcHandler):
-    """The two methods that gRPC sees; all others it refuses itself."""
-
-    def __init__(self, arrive: Callable[[_Arrival], None]) -> None:
-        self._handlers = {
-            _CONNECT: grpc.stream_stream_rpc_method_handler(_Door(arrive)),
-            _HEALTH: grpc.unary_unary_rpc_method_handler(
-                _Health(),
-                request_deserializer=health_pb2.HealthCheckRequest.FromString,
-                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-            ),
-        }
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler | None:
-        return self._handlers.get(handler_call_details.method)
+def _methods(arrive: Callable[[_Arrival], None]) -> list[grpc.GenericRpcHandler]:
+    """Return the two methods that gRPC sees; all others it refuses itself."""
+    connect = grpc.stream_stream_rpc_method_handler(_Door(arrive))
+    check = grpc.unary_unary_rpc_method_handler(
+        _Health(),
+        request_deserializer=health_pb2.HealthCheckRequest.FromString,
+        response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+    )
+    return [
+        grpc.method_handlers_generic_handler(_SERVICE, {"Connect": connect}),
+        grpc.method_handlers_generic_handler(_HEALTH, {"Check": check}),
+    ]
 
 
 def _binding(place: GrpcAddress, tls: Tls | None) -> str:

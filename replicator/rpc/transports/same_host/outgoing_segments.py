@@ -370,6 +370,8 @@ class CommonMemory:
         self.num_bytes = num_bytes
         self.memory = memoryview(mapped)
         self.process = os.getpid()
+        # A connection enters itself under its own lock, and leaves when it closes; who
+        # looks for spare memory reads a copy, without a lock.
         self.segments: dict[OutgoingSegments, Segment] = {}
         self.is_spoilt = False
 

@@ -29,12 +29,9 @@ from replicator.errors import (
     RpcError,
 )
 from replicator.rpc.security.authentication import (
-    ANSWER_BYTES,
-    CHALLENGE_BYTES,
     HANDSHAKE_TIMEOUT_S,
-    HELLO_BYTES,
+    MESSAGE_BYTES,
     PRESSED_S,
-    WELCOME_BYTES,
     ClientHandshake,
     ServerHandshake,
 )
@@ -90,8 +87,8 @@ def meet_client(
         late, bound_s = AuthenticationError, HANDSHAKE_TIMEOUT_S
         with _Exchange(sock, peer, bound_s, late, do_others_wait) as exchange:
             try:
-                exchange.send(handshake.challenge(exchange.receive(HELLO_BYTES)))
-                exchange.send(handshake.verify(exchange.receive(ANSWER_BYTES)))
+                exchange.send(handshake.challenge(exchange.receive(MESSAGE_BYTES)))
+                exchange.send(handshake.verify(exchange.receive(MESSAGE_BYTES)))
             except AuthenticationError:
                 if handshake.refusal:
                     with contextlib.suppress(RpcError):  # it need not wait for it
@@ -132,8 +129,8 @@ def meet_server(
         bound_s = min(timeout_s, HANDSHAKE_TIMEOUT_S)
         with _Exchange(sock, peer, bound_s, ConnectionLostError) as exchange:
             exchange.send(handshake.hello())
-            exchange.send(handshake.answer(exchange.receive(CHALLENGE_BYTES)))
-            handshake.finish(exchange.receive(WELCOME_BYTES))
+            exchange.send(handshake.answer(exchange.receive(MESSAGE_BYTES)))
+            handshake.finish(exchange.receive(MESSAGE_BYTES))
             shared = _offer(exchange, encoding.limits.shared_bytes)
         return _connection(sock, peer, encoding, shared)
     except BaseException:
@@ -191,7 +188,6 @@ class _Exchange:
                 # In short looks: others may come, and wait.
                 while not self._poll.poll(0):
                     self._poll.poll(min(self._left_s(is_theirs=True), _LOOK_S) * 1e3)
-                    pass
                 text, ancillary, *_ = self._socket.recvmsg(
                     missing, room, _CLOSE_ON_EXEC
                 )

@@ -8,6 +8,7 @@ server's, and is replaced; one whose lock is held is refused, with the owner's n
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import select
@@ -90,7 +91,14 @@ class UnixListener:
             while not self._is_closed:
                 self._selector.select()
                 if not self._is_closed and (sock := self._accept_one()):
-                    return lambda: self._meet(sock)
+                    return functools.partial(
+                        meet_client,
+                        sock,
+                        address=self.address,
+                        secret=self._secret,
+                        encoding=self._encoding,
+                        do_others_wait=self._do_others_wait,
+                    )
             raise ConnectionLostError(f"{self.address} is closed.")
         finally:
             self._accept_lock.release()
@@ -163,15 +171,6 @@ class UnixListener:
         with contextlib.suppress(ValueError):  # closed: nobody
             waiting.register(self._socket, select.POLLIN)
         return bool(waiting.poll(0))
-
-    def _meet(self, sock: socket.socket) -> UnixConnection:
-        return meet_client(
-            sock,
-            address=self.address,
-            secret=self._secret,
-            encoding=self._encoding,
-            do_others_wait=self._do_others_wait,
-        )
 
 
 class _PathLock:

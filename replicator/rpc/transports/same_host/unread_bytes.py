@@ -65,5 +65,7 @@ class UnreadBytes:
                 )
 
     def _is_unread(self) -> bool:
-        # A number of four bytes.
-        return any(fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4)))
+        with contextlib.suppress(OSError):  # it was closed between the two calls
+            # A number of four bytes.
+            return any(fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return False

@@ -11,8 +11,8 @@ import grpc
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.security.authentication import ClientHandshake
 from replicator.rpc.transports.between_hosts.grpc_stream import (
+    GrpcListener,
     connect_grpc,
-    listen_grpc,
 )
 from replicator.rpc.transports.payloads import Encoding
 from tests.rpc.transports.ends import LIMITS, LONG_S, SECRET
@@ -28,7 +28,7 @@ def arguments(**changes):
 
 @contextlib.contextmanager
 def listening(address=ANY_PORT, **changes):
-    listener = listen_grpc(address, **arguments(**changes))
+    listener = GrpcListener(address, **arguments(**changes))
     try:
         yield listener
     finally:

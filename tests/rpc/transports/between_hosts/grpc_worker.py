@@ -13,8 +13,8 @@ from replicator.errors import ConnectionLostError
 from replicator.rpc.protocols import Kind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.between_hosts.grpc_stream import (
+    GrpcListener,
     connect_grpc,
-    listen_grpc,
 )
 from tests.rpc.transports.between_hosts.grpc_ends import ANY_PORT, LONG_S, arguments
 
@@ -33,7 +33,7 @@ def echo(connection):
 
 def listen():
     secret = Secret.from_environment()
-    listener = listen_grpc(ANY_PORT, **arguments(secret=secret))
+    listener = GrpcListener(ANY_PORT, **arguments(secret=secret))
     print(listener.address, flush=True)
     with contextlib.suppress(ConnectionLostError):
         while True:

@@ -113,7 +113,7 @@ def test_an_idle_connection_stays(server):
 def test_a_process_may_end_with_connections_open(server):
     code = (
         "import sys; from tests.rpc.transports.between_hosts.grpc_worker import *; "
-        "listener = listen_grpc(ANY_PORT, **arguments()); "
+        "listener = GrpcListener(ANY_PORT, **arguments()); "
         "import threading; "
         "threading.Thread(target=lambda: listener.accept()(), daemon=True).start(); "
         "c = connect_grpc(listener.address, **arguments(timeout_s=9)); "

@@ -22,8 +22,8 @@ from replicator.rpc.transports.between_hosts.chunk_queues import (
     WAITING_BYTES,
 )
 from replicator.rpc.transports.between_hosts.grpc_stream import (
+    GrpcListener,
     connect_grpc,
-    listen_grpc,
 )
 from tests.rpc.transports.between_hosts.grpc_ends import (
     arguments,
@@ -170,12 +170,12 @@ def test_nobody_there_is_told_at_once():
 
 def test_a_port_in_use_is_refused_with_its_owner(listener):
     with pytest.raises(AddressInUseError, match=f"process {os.getpid()} listens"):
-        listen_grpc(listener.address, **arguments())
+        GrpcListener(listener.address, **arguments())
 
 
 def test_a_host_that_is_not_this_one_cannot_be_listened_at():
     with pytest.raises(ArgumentError, match=r"one of this host.*192\.0\.2\.1"):
-        listen_grpc("grpc://192.0.2.1:0", **arguments(insecure=True))
+        GrpcListener("grpc://192.0.2.1:0", **arguments(insecure=True))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_every_name_of_loopback_serves(host, bound):
 def test_beyond_loopback_tls_is_needed(host):
     address = f"grpc://{host}:5000"
     with pytest.raises(ArgumentError, match="replicator certificates"):
-        listen_grpc(address, **arguments())
+        GrpcListener(address, **arguments())
     with pytest.raises(ArgumentError, match="insecure=True"):
         connect_grpc(address, **arguments(timeout_s=1))
 
