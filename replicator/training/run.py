@@ -38,12 +38,11 @@ from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.rollback import make_recovery
 from replicator.training.nonfinite.spikes import Spikes
-from replicator.training.open_run import Training
 from replicator.training.options import (
-    BadNumbers,
     Checkpointing,
     Evaluating,
     Recording,
+    Training,
 )
 from replicator.training.postmortem.recorded_program import one_replica_update
 from replicator.training.reports.records import open_journal
@@ -120,7 +119,7 @@ def plan_run(
         display=given["display"],
         profile=given["profile"],
     )
-    bad_numbers = BadNumbers(on_nonfinite=given["on_nonfinite"], spikes=given["spikes"])
+    check_kind("spikes", given["spikes"], Spikes)
     options = _checked_options(given, defaults)
     plan = LoopPlan(steps=given["steps"], steps_per_call=options.steps_per_call)
     _check_left_to_run(given["inputs"], options, plan)
@@ -149,15 +148,15 @@ def plan_run(
         events=events,
         recovery=make_recovery(
             first.shapes.user,
-            on_nonfinite=bad_numbers.on_nonfinite,
-            spikes=bad_numbers.spikes,
+            on_nonfinite=given["on_nonfinite"],
+            spikes=given["spikes"],
             journal=events,
         ),
         one_replica=given["step_fn"]
         and one_replica_update(given["step_fn"], steps_per_call=options.steps_per_call),
         hooks=hooks,
         phases=phases,
-        limits=limits,
+        limits=limits.for_input(reading.timeout_s),
         node=given["node"],
     )
 

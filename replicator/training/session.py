@@ -30,9 +30,9 @@ from replicator.training.guards import end_told, guarded
 from replicator.training.loop import LoopResult
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
-from replicator.training.open_run import Opened, Training, open_run
-from replicator.training.postmortem.examine import RecordsFailure
-from replicator.training.postmortem.examined_run import examined
+from replicator.training.open_run import Opened, open_run
+from replicator.training.options import Training
+from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.hook import Preemption
 from replicator.training.reports.records import alone_in
 from replicator.training.run import require_possible
@@ -103,7 +103,7 @@ class Session:
             outer.callback(setattr, self, "_open", None)
             outer.enter_context(closed_at_the_end(closers))
             outer.enter_context(alone_in(of.recording.directory, of.mesh))
-            outer.enter_context(end_told(of.tell, of.phases))
+            outer.enter_context(end_told(of))
             if self._step is not None:
                 outer.enter_context(examined(of, self._step))
             self._open_here()
@@ -330,17 +330,7 @@ class Session:
     def _open_here(self) -> None:
         of = self._of
         with ExitStack() as inner:
-            self._preemption = inner.enter_context(
-                guarded(
-                    of.phases,
-                    limits=of.limits.for_input(of.reading.timeout_s),
-                    directory=of.recording.directory,
-                    together=of.together,
-                    saved=of.checkpointing is not None,
-                    tell=of.tell,
-                    node=of.node,
-                )
-            )
+            self._preemption = inner.enter_context(guarded(of))
             inner.push(self._leave_if_asked)
             closers: list[Callable[[], None]] = []
             inner.enter_context(closed_at_the_end(closers))

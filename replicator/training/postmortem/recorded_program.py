@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from replicator.base.per_replica import is_per_replica, take_own
+from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.step.microbatch_sums import KeyedStep
@@ -60,11 +60,6 @@ def one_replica_update(
     if counted:
         update = report_norms(count_steps(update), among_metrics=True)
     return repeat_steps(update) if steps_per_call > 1 else update
-
-
-def first_replica(state: PyTree) -> PyTree:
-    """Return a state as the first replica sees it."""
-    return take_own(state)
 
 
 def joined_batch(batch: PyTree, *, accumulate: int, steps_per_call: int) -> PyTree:

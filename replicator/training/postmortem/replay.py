@@ -207,12 +207,5 @@ def _not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _place(value: Mapping[str, Any]) -> Place:
-    first, second = value["order"]
-    return Place(
-        primitive=value["primitive"],
-        line=value["line"],
-        turns=value["turns"],
-        order=(first, second),
-        needs=tuple(value["needs"]),
-        given_inf=value["given_inf"],
-    )
+    lists = {"order": tuple(value["order"]), "needs": tuple(value["needs"])}
+    return Place(**{**value, **lists})
