@@ -109,10 +109,9 @@ def open_run(
         plan=dataclasses.replace(
             of.plan,
             start_step=resumed.start_step,
-            on_nonfinite="ignore" if of.recovery.ignores else "raise",
         ),
         hooks=hooks,
-        tell=of.recovery.tell,
+        tell=None if of.recovery.ignores else of.recovery.tell,
         phases=of.phases,
         in_flight=resumed.in_flight,
         agreed_time=AgreedTime() if of.together else None,
