@@ -26,7 +26,6 @@ from replicator.checkpoint.reading import (
     is_checkpoint_directory,
     restore_newest,
     restore_step,
-    restore_together,
     scan,
 )
 from replicator.checkpoint.retention import Retention, Saved
@@ -121,7 +120,6 @@ class CheckpointStore:
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
-            failures_allowed=self._failures_allowed,
             timeout_s=self._timeout_s,
         )
         return self
@@ -151,7 +149,7 @@ class CheckpointStore:
             saver.skip(snapshot.step)
             return False
         saver.wait()  # at most for the chief's word that the last one is there
-        saver.raise_if_hopeless()
+        saver.raise_if_failed(in_a_row=self._failures_allowed)
         saver.start(self._draft(snapshot, [word["own"] for word in said]))
         return True
 
@@ -169,7 +167,7 @@ class CheckpointStore:
         own = plain_json(snapshot.own, "own")
         saver.start(self._draft(snapshot, self._group.tell("save-now", own)))
         saver.wait()
-        saver.raise_if_failed()
+        saver.raise_if_failed(in_a_row=1)
 
     def wait(self) -> None:
         """Return when no save runs, however it ended.
@@ -248,10 +246,9 @@ class CheckpointStore:
         wanted = Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
             return restore_step(self._directory, step, wanted)
-        if self._group.together and like is not None:
-            restored = restore_together(self._directory, wanted, self._group)
-        else:
-            restored = restore_newest(self._directory, wanted)
+        alone = Group(together=False, timeout_s=self._timeout_s)
+        group = alone if like is None else self._group
+        restored = restore_newest(self._directory, wanted, group)
         if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
         return restored
