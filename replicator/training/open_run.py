@@ -12,21 +12,18 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import PyTree
-from replicator.checkpoint.store import CheckpointStore
 from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.step.state import RunState
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
-from replicator.inputs.position import Position
 from replicator.inputs.skipped_batches import SkippedBatches
-from replicator.monitoring.run_record import describe_dataset
 from replicator.training.checkpoint_hook import (
     Resumed,
     SaveCheckpoints,
+    find_start,
     load_hooks,
     open_store,
-    resume,
 )
 from replicator.training.evaluate_hook import EvaluateEvery, followed_number
 from replicator.training.hooks.hook import Hook
@@ -75,7 +72,7 @@ def open_run(
     went_back = of.recovery.went_back
     store = None
     if of.checkpointing is not None:
-        store = open_store(of.checkpointing, of.hooks, of.layout)
+        store = open_store(of)
         closers.append(store.close)
     with of.phases.during("restore"):
         resumed = find_start(of, store)
@@ -95,10 +92,18 @@ def open_run(
     if went_back and not resumed.hooks:
         load_hooks(of.hooks, first_states)  # back to the very beginning
     of.recovery.come_back(resumed.start_step)
-    saving = None
+    saving, leaving = None, None
     if store is not None:
-        saving = _saving(of, store, resumed, reports, saved_hooks, evaluation)
-    leaving = _leaving(of, preemption, saving, resumed.start_step)
+        saving = SaveCheckpoints(
+            of,
+            store,
+            began=resumed.began,
+            reports=reports.hooks,
+            hooks=saved_hooks,
+            evaluation=evaluation,
+        )
+        if preemption is not None:
+            leaving = LeaveSaved(of, preemption, saving, first_step=resumed.start_step)
     hooks = hooks_in_order(reports, saved_hooks, saving, leaving or preemption)
     batches = _input(of, resumed, preemption, in_turn=lambda: loop.in_turn)
     # From here on in this order: what is saved last waits for what is told before.
@@ -152,18 +157,6 @@ def hooks_in_order(
     return [*reports.hooks, *saved_hooks, *ends, *reports.after]
 
 
-def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
-    """Return where a run begins, or goes on."""
-    dataset = None if of.dataset is None else describe_dataset(of.dataset)
-    began = {"seed": of.seed, "dataset": dataset}
-    found = None
-    if store is not None:
-        found = resume(store, of.first.shapes, of.layout, began)
-    if found is None:
-        return Resumed(state=of.first.born(), position=Position(), began=began)
-    return found
-
-
 def _try_evaluation(of: Training, user: PyTree) -> None:
     """Evaluate the first batch alone: what is wrong shows before hours of steps."""
     if (wanted := of.evaluating) is None:
@@ -185,46 +178,6 @@ def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
         writer=reports.writer,
         follow=wanted.follow,
         tell=of.tell_alike,
-    )
-
-
-def _saving(
-    of: Training,
-    store: CheckpointStore,
-    resumed: Resumed,
-    reports: Reports,
-    saved_hooks: Sequence[Hook],
-    evaluation: EvaluateEvery | None,
-) -> SaveCheckpoints:
-    assert of.checkpointing is not None
-    return SaveCheckpoints(
-        store,
-        of.checkpointing.when,
-        reports=reports.hooks,
-        hooks=saved_hooks,
-        last_step=of.plan.steps,
-        rank_by=of.checkpointing.retention.metric,
-        evaluated=evaluation and evaluation.numbers_of,
-        about={"strategy": of.arguments.get("strategy"), "began": resumed.began},
-        tell=of.tell_alike,
-    )
-
-
-def _leaving(
-    of: Training,
-    preemption: Preemption | None,
-    saving: SaveCheckpoints | None,
-    first_step: int,
-) -> LeaveSaved | None:
-    if preemption is None or saving is None:
-        return None
-    return LeaveSaved(
-        preemption,
-        saving.on_end,
-        phases=of.phases,
-        first_step=first_step,
-        last_step=of.plan.steps,
-        tell=of.tell,
     )
 
 

@@ -413,9 +413,7 @@ class Session:
 
     def _discard(self, signal: GoingBack) -> bool:
         """Delete the checkpoints that hold what went bad; tell whether one is left."""
-        of = self._of
-        assert of.checkpointing is not None
-        with open_store(of.checkpointing, of.hooks, of.layout) as store:
+        with open_store(self._of) as store:
             store.discard_after(signal.before_step - 1)
             return bool(store.steps())
 

@@ -38,10 +38,9 @@ from replicator.errors import (
 from replicator.inputs.feed import open_input
 from replicator.inputs.placement import Placed
 from replicator.inputs.skipped_batches import SkippedBatches, require_rereadable
-from replicator.training.checkpoint_hook import open_store
+from replicator.training.checkpoint_hook import find_start, open_store
 from replicator.training.guards import guarded
 from replicator.training.loop import Step
-from replicator.training.open_run import find_start
 from replicator.training.options import Training
 from replicator.training.postmortem.bundle import Bundle, arrays_of, write_bundle
 from replicator.training.postmortem.recorded_program import (
@@ -196,7 +195,7 @@ def _reopen(of: Training) -> Reopened | None:
     require_rereadable(of.dataset, why="a post-mortem bundle")
     resumed = None
     if of.checkpointing is not None:
-        with open_store(of.checkpointing, of.hooks, of.layout) as store:
+        with open_store(of) as store:
             resumed = find_start(of, store)
     resumed = resumed or find_start(of, None)
     reading = dataclasses.replace(of.reading, steps=None)
