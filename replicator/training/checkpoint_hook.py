@@ -210,7 +210,6 @@ def open_store(of: Training) -> CheckpointStore:
     """Open the directory of a run's checkpoints."""
     checkpoints = of.checkpointing
     assert checkpoints is not None, "asked for where a run is saved"
-    assert checkpoints.directory is not None
     # One hook may bring a disk, to break what is saved on purpose.
     disks = [getattr(hook, "disk", None) for hook in of.hooks]
     store = CheckpointStore(

@@ -40,9 +40,10 @@ from replicator.training.nonfinite.rollback import make_recovery
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import (
     Checkpointing,
-    Evaluating,
-    Recording,
     Training,
+    checkpointing_of,
+    evaluating_of,
+    recording_of,
 )
 from replicator.training.postmortem.recorded_program import one_replica_update
 from replicator.training.reports.records import open_journal
@@ -101,31 +102,15 @@ def plan_run(
       ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
     """
     phases = Phases()
-    checkpointing = Checkpointing(
-        directory=given["checkpoint_dir"],
-        when=given["checkpoint_every"],
-        retention=given["retention"],
-    )
-    evaluating = Evaluating(
-        eval_fn=given["eval_fn"],
-        dataset=given["eval_dataset"],
-        when=given["eval_every"],
-        follow=given["follow"],
-    )
-    recording = Recording(
-        directory=given["directory"],
-        write_every=given["write_every"],
-        gradient_norm=given["gradient_norm"],
-        display=given["display"],
-        profile=given["profile"],
-    )
+    checkpointing = checkpointing_of(given)
+    evaluating = evaluating_of(given)
+    recording = recording_of(given)
     check_kind("spikes", given["spikes"], Spikes)
     options = _checked_options(given, defaults)
     plan = LoopPlan(steps=given["steps"], steps_per_call=options.steps_per_call)
     _check_left_to_run(given["inputs"], options, plan)
     limits, hooks = as_limits(given["step_timeout"]), checked_hooks(given["hooks"])
-    is_saved = checkpointing.directory is not None
-    if is_saved:
+    if checkpointing is not None:
         hook_states(hooks)  # refuses one that could not be saved
     first = _first_state(given, layout)
     events = open_journal(recording.directory)
@@ -142,8 +127,8 @@ def plan_run(
         seed=given["seed"],
         arguments=_arguments(plan, checkpointing, options, layout, reading),
         recording=recording,
-        checkpointing=checkpointing if is_saved else None,
-        evaluating=evaluating if evaluating.eval_fn is not None else None,
+        checkpointing=checkpointing,
+        evaluating=evaluating,
         evaluate=evaluate,
         events=events,
         recovery=make_recovery(
@@ -276,17 +261,19 @@ def _fitted(
 
 def _arguments(
     plan: LoopPlan,
-    checkpointing: Checkpointing,
+    checkpointing: Checkpointing | None,
     options: CompileOptions,
     layout: Layout,
     reading: InputOptions,
 ) -> dict[str, Any]:
     """Return what the records say of the run, in plain JSON."""
-    place = checkpointing.directory
+    names = ("accumulate", "steps_per_call", "reduction")
     return {
         "steps": plan.steps,
-        "checkpoint_dir": None if place is None else os.fspath(place),
-        **_plain(options, layout),
+        "checkpoint_dir": checkpointing and os.fspath(checkpointing.directory),
+        "num_replicas": layout.num_replicas,
+        **{name: getattr(options, name) for name in names},
+        "strategy": layout.describe() | {"reduction": options.reduction},
         "inputs": dataclasses.asdict(reading),
     }
 
@@ -320,16 +307,6 @@ def _reading(
         steps_per_call=options.steps_per_call,
         epochs=epochs,
     )
-
-
-def _plain(options: CompileOptions, layout: Layout) -> dict[str, Any]:
-    """Return what the records say of the options, in plain JSON."""
-    names = ("accumulate", "steps_per_call", "reduction")
-    return {
-        "num_replicas": layout.num_replicas,
-        **{name: getattr(options, name) for name in names},
-        "strategy": layout.describe() | {"reduction": options.reduction},
-    }
 
 
 def require_possible(of: Training) -> None:
