@@ -314,7 +314,7 @@ def _recorded(
     update: KeyedStep, state: PyTree, batch: PyTree
 ) -> RecordedProgram | None:
     try:
-        return record_program(update, state, batch, None)
+        return record_program(update, state, batch)
     except Exception as problem:
         # A step may be made for the batch of one of several replicas.
         _log.warning("The step could not be recorded as one replica: %r", problem)
