@@ -211,7 +211,8 @@ class CheckpointStore:
     @property
     def best(self) -> int | None:
         """The step with the best metric of the policy; None if none was measured."""
-        return self._policy.best(self._find_saved())
+        manifests = scan(self._directory).manifests
+        return self._policy.best(map(self._as_saved, manifests))
 
     def restore(
         self,
@@ -284,22 +285,16 @@ class CheckpointStore:
 
     def _take_over(self) -> None:
         try:
-            self._become_writer()
+            self._make_directory()
+            manifests = ()
+            if self._is_taken():
+                manifests = scan(self._directory).manifests
+            newest = max((manifest.generation for manifest in manifests), default=0)
+            self._generation = self._lock.acquire(above=newest)
+            left = commits.remove_leftovers(self._directory, disk=self._disk)
         except OSError as failure:
             self._lock.release()
             raise self._unwritable(failure) from failure
-
-    def _become_writer(self) -> None:
-        self._make_directory()
-        self._require_own_directory()
-        manifests = (
-            scan(self._directory).manifests
-            if is_checkpoint_directory(self._directory)
-            else ()
-        )
-        newest = max((manifest.generation for manifest in manifests), default=0)
-        self._generation = self._lock.acquire(above=newest)
-        left = commits.remove_leftovers(self._directory, disk=self._disk)
         if left:
             _log.info("Removed from %s what a dead run left: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
@@ -312,9 +307,10 @@ class CheckpointStore:
         for path in made:
             self._disk.sync_directory(path.parent)
 
-    def _require_own_directory(self) -> None:
+    def _is_taken(self) -> bool:
+        """Tell whether checkpoints were saved here; refuse what holds other things."""
         if is_checkpoint_directory(self._directory):
-            return
+            return True
         foreign = sorted(
             path.name
             for path in self._directory.iterdir()
@@ -326,6 +322,7 @@ class CheckpointStore:
                 f"{self._directory} with `{foreign[0]}` in it. "
                 "Save to a directory of its own."
             )
+        return False
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(snapshot, whole=self._group.is_chief)
@@ -365,9 +362,6 @@ class CheckpointStore:
             aside = commits.set_damaged_aside(self._directory, step, disk=self._disk)
             _log.warning("The damaged step %d is kept as %s.", step, aside)
         self._kept = tuple(saved for saved in self._kept if saved.step not in damaged)
-
-    def _find_saved(self) -> tuple[Saved, ...]:
-        return tuple(map(self._as_saved, scan(self._directory).manifests))
 
     def _as_saved(self, manifest: Manifest) -> Saved:
         metric = self._policy.metric
