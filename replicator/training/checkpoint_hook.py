@@ -100,6 +100,7 @@ class SaveCheckpoints(Hook):
         self._about = {"strategy": of.arguments.get("strategy"), "began": began}
         self._tell = of.tell_alike
         self._told = store.counts
+        # Written by the store's thread, before it counts the save; taken by the loop's.
         self._failure: Exception | None = None
         self._shown: MetricsEvent | None = None
 

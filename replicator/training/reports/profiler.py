@@ -133,6 +133,7 @@ class Profile(Hook):
         self._directory = checked_path("directory", directory)
         self._events = events
         self._state = ProfileState(wanted=steps)
+        # Written by any thread, or by the handler of the signal; taken by the loop's.
         self._requested = 0
         self._trace: _Trace | None = None
         self._listens = _listen(self.request)

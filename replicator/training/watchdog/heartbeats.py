@@ -72,6 +72,8 @@ class Heartbeats:
         self._on_straggler = on_straggler
         self._known: tuple[tuple[Beat | None, float], ...] = ()
         self._measured: tuple[float, list[Beat | None]] | None = None
+        # The watchdog's thread puts words in, `_run` takes them out: each by one
+        # operation of the dict. `_wake` is set after, so that none is left lying.
         self._to_say: dict[str, Any] = {}
         self._wake, self._closed = threading.Event(), False
         self._thread = threading.Thread(
