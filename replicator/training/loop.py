@@ -278,16 +278,34 @@ class Loop:
     def leave(self) -> LoopResult:
         """Return what there is now, and show nobody anything; no step follows."""
         self._last_step = self.step
-        if (call := self._newest) is None:
-            return self._result(None, None)
-        metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
-        return self._result(metrics, call.progress)
+        metrics = progress = None
+        if (call := self._newest) is not None:
+            metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
+            progress = call.progress
+        return LoopResult(
+            state=self._show_state(self.state, self.step),
+            step=self.step,
+            examples=self._examples,
+            metrics=metrics,
+            progress=progress,
+        )
 
     def _state_event(self, call: DispatchedCall, *, shown: bool) -> StateEvent:
-        # An event that held the state would have its arrays freed, all of them, where a
-        # hook lets go of the event: in that hook's phase, which is no part of the step.
-        return call.state_event(
-            partial(self._state_after, self.step), shown=shown, look=self._look
+        late = PendingMetrics(
+            steps=call.steps, stacked=call.stacked, metrics=call.metrics
+        )
+        return StateEvent(
+            step=call.last_step,
+            advanced=call.steps,
+            examples=call.examples_before + call.examples,
+            progress=call.progress,
+            # An event that held the state would have its arrays freed, all of them,
+            # where a hook lets go of the event: in that hook's phase, which is no part
+            # of the step.
+            read_state=partial(self._state_after, self.step),
+            position=call.position,
+            in_flight=None if shown else late,
+            require_finite=self._look,
         )
 
     def _state_after(self, step: int) -> PyTree:
@@ -351,15 +369,6 @@ class Loop:
         self._phases.enter("step")
         if self._finite is not None:
             self._finite.check()
-
-    def _result(self, metrics: PyTree, progress: ProgressNumbers | None) -> LoopResult:
-        return LoopResult(
-            state=self._show_state(self.state, self.step),
-            step=self.step,
-            examples=self._examples,
-            metrics=metrics,
-            progress=progress,
-        )
 
 
 def _as_python(leaf: np.ndarray) -> PyTree:
