@@ -26,7 +26,7 @@ from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.monitoring.writers.writer import named_numbers
 from replicator.training.evaluate_hook import EvaluateEvery
 from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
-from replicator.training.options import Training
+from replicator.training.training import Training
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from replicator.distributed.leaving import leave_at_once
 from replicator.distributed.notices import OwnNotices, open_notices
 from replicator.errors import Preempted
-from replicator.training.options import Training
 from replicator.training.preemption.hook import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
+from replicator.training.training import Training
 from replicator.training.watchdog import Watchdog
 
 

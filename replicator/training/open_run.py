@@ -27,12 +27,12 @@ from replicator.training.checkpoint_hook import (
 )
 from replicator.training.evaluate_hook import EvaluateEvery, followed_number
 from replicator.training.hooks.hook import Hook
+from replicator.training.hooks.user_hooks import HookOfUser
 from replicator.training.loop import Loop, Step
-from replicator.training.options import Training
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.hook import LeaveSaved, Preemption
 from replicator.training.reports.records import Reports, open_reports
-from replicator.training.user_hooks import HookOfUser
+from replicator.training.training import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,18 @@
-"""What a run is made of, and what can be said of it beside its step and its data.
+"""What can be said of a run beside its step and its data; the types for it.
 
-`run` and `session` take all of it by keyword, and hand it on in three parts:
+`run` and `session` take all of it by keyword, and hand most of it on in three parts:
 checkpoints, evaluation, records. Each refuses what does not go together.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.sharding import Mesh
-
 from replicator.base.host.paths import checked_path
-from replicator.base.mesh import spans_processes
-from replicator.base.types import Dataset, PyTree, StepFn
+from replicator.base.types import Dataset
 from replicator.checkpoint.retention import Retention
-from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.evaluation.evaluate import EvalFn
-from replicator.engine.layout import Layout
-from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.state import FirstState
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -29,17 +21,9 @@ from replicator.errors import (
     check_kind,
 )
 from replicator.inputs.adapters import check_read_anew
-from replicator.inputs.options import InputOptions
-from replicator.monitoring.events import EventLog
-from replicator.monitoring.phases import Phases
 from replicator.training.best_metric import BestSoFar, Follow
 from replicator.training.evaluate_hook import EvaluateEvery
-from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.schedule import Every, every
-from replicator.training.loop import Step
-from replicator.training.loop_plan import LoopPlan
-from replicator.training.node import Node
-from replicator.training.nonfinite.rollback import Recovery
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
@@ -174,75 +158,6 @@ def recording_of(given: Mapping[str, Any]) -> Recording:
     return Recording(
         directory=directory, write_every=write_every, display=display, profile=profile
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """All that a run is made of; nothing of it is open yet.
-
-    Attributes:
-      step: Works on a `RunState`; None where a loop has steps of its own.
-      compile: Lifts a step of such a loop.
-      first: The first state, for a run that was not saved.
-      dataset: What to train on; None where a loop has batches of its own.
-      layout: How replicas lie on devices.
-      plan: How long.
-      reading: How the dataset is read.
-      seed: Of the run's keys.
-      arguments: What the records say of the run, in plain JSON.
-      recording: What is told.
-      checkpointing: Where the run is saved; None saves nothing.
-      evaluating: What is evaluated; None for nothing.
-      evaluate: `rep.evaluate`.
-      events: This process's journal of the run; None for none.
-      recovery: What is done about bad numbers.
-      one_replica: The step of one replica, to be written down where it fails.
-      hooks: The user's own.
-      phases: Where it notes what it is doing.
-      limits: How long each of that may take.
-      node: Of the program that it runs in; None for none.
-    """
-
-    step: Step | None
-    compile: Callable[[StepFn], CompiledStep]
-    first: FirstState
-    dataset: Dataset | None
-    layout: Layout
-    plan: LoopPlan
-    reading: InputOptions
-    seed: int
-    arguments: Mapping[str, Any]
-    recording: Recording
-    checkpointing: Checkpointing | None
-    evaluating: Evaluating | None
-    evaluate: Callable[..., Mapping[str, PyTree]]
-    events: EventLog | None
-    recovery: Recovery
-    one_replica: KeyedStep | None
-    hooks: Sequence[Hook]
-    phases: Phases
-    limits: Limits
-    node: Node | None
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices of the run."""
-        return self.layout.mesh
-
-    @property
-    def together(self) -> bool:
-        """Whether several processes make this run."""
-        return spans_processes(self.mesh)
-
-    def tell(self, kind: str, /, **fields: Any) -> None:
-        """Write into the journal, if there is one."""
-        if self.events is not None:
-            self.events.write(kind, **fields)
-
-    def tell_alike(self, kind: str, /, **fields: Any) -> None:
-        """Write what all processes do alike: one of them tells."""
-        if not self.together or jax.process_index() == 0:
-            self.tell(kind, **fields)
 
 
 def _as_schedule(name: str, when: int | Every) -> Every:

@@ -40,13 +40,13 @@ from replicator.training.nonfinite.rollback import make_recovery
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import (
     Checkpointing,
-    Training,
     checkpointing_of,
     evaluating_of,
     recording_of,
 )
 from replicator.training.postmortem.recorded_program import one_replica_update
 from replicator.training.reports.records import open_journal
+from replicator.training.training import Training
 from replicator.training.watchdog.limits import Limits, as_limits
 
 

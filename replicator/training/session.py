@@ -31,11 +31,11 @@ from replicator.training.loop import LoopResult
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
 from replicator.training.open_run import Opened, open_run
-from replicator.training.options import Training
 from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.hook import Preemption
 from replicator.training.reports.records import alone_in
 from replicator.training.run import require_possible
+from replicator.training.training import Training
 
 MOST_OF_A_TURN = 10_000  # batches; a loop that takes more has forgotten `after`
 _SAME: Any = object()

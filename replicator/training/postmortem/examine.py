@@ -41,7 +41,6 @@ from replicator.inputs.skipped_batches import SkippedBatches, require_rereadable
 from replicator.training.checkpoint_hook import find_start, open_store
 from replicator.training.guards import guarded
 from replicator.training.loop import Step
-from replicator.training.options import Training
 from replicator.training.postmortem.bundle import Bundle, arrays_of, write_bundle
 from replicator.training.postmortem.recorded_program import (
     RecordedProgram,
@@ -49,6 +48,7 @@ from replicator.training.postmortem.recorded_program import (
     joined_batch,
     record_program,
 )
+from replicator.training.training import Training
 
 _MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
 _log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from replicator.errors import ArgumentError
 from replicator.monitoring.phases import Phase
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.node import STOPPED, Node
-from replicator.training.options import Training
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
+from replicator.training.training import Training
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 SAME_PRESS_S = 0.5

@@ -34,11 +34,11 @@ from replicator.training.checkpoint_hook import Resumed
 from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.reports import Report, WriteMetrics
 from replicator.training.hooks.schedule import every
-from replicator.training.options import Training
 from replicator.training.reports.compile_notes import TellCompilations
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.training.reports.profiler import Profile
 from replicator.training.reports.run_numbers import AddRunNumbers
+from replicator.training.training import Training
 
 _log = logging.getLogger(__name__)
 

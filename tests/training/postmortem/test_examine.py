@@ -5,13 +5,13 @@ import pytest
 from jax.experimental import checkify
 
 from replicator.errors import BatchError, NonFiniteError, SpikeError
-from replicator.training.options import Training
 from replicator.training.postmortem.bundle import read_bundle
 from replicator.training.postmortem.examine import (
     RecordsFailure,
     examine,
     is_met_by_all,
 )
+from replicator.training.training import Training
 from tests.steps import replicas
 from tests.training.postmortem.crashing import init_fn, step_fn
 
