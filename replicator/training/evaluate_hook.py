@@ -52,7 +52,7 @@ class EvaluateEvery(Hook):
             check_writer("writer", writer)
         self._evaluate = evaluate
         self._due = StateCallback(self._run, when)
-        self._writer = writer or Multi()
+        self._writer = Multi() if writer is None else writer
         self._follow = follow
         self._tell = tell
         self._last_step: int | None = None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, TypedDict
 
-from replicator.base.types import Dataset, InitFn, PyTree, StepFn
+from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import describe_leaves
 from replicator.distributed.same_everywhere import require_same_arguments
@@ -17,7 +17,6 @@ from replicator.engine.auto_microbatch import (
     first_batch,
     fit_accumulate,
 )
-from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.eager_calls import require_eager
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.engine.layout import Layout
@@ -44,7 +43,6 @@ from replicator.training.options import (
     evaluating_of,
     recording_of,
 )
-from replicator.training.postmortem.recorded_program import one_replica_update
 from replicator.training.reports.records import open_journal
 from replicator.training.training import Training
 from replicator.training.watchdog.limits import Limits, as_limits
@@ -118,7 +116,8 @@ def plan_run(
     reading = _reading(given["inputs"] or InputOptions(), options, steps=plan.steps)
     return Training(
         step=_step(given, options, layout, phases),
-        compile=lambda step_fn: _own_step(step_fn, options, layout, phases),
+        step_fn=given["step_fn"],
+        options=options,
         first=first,
         dataset=given["dataset"],
         layout=layout,
@@ -137,8 +136,6 @@ def plan_run(
             spikes=given["spikes"],
             journal=events,
         ),
-        one_replica=given["step_fn"]
-        and one_replica_update(given["step_fn"], steps_per_call=options.steps_per_call),
         hooks=hooks,
         phases=phases,
         limits=limits.for_input(reading.timeout_s),
@@ -222,13 +219,6 @@ def _step(
         reports_norms=reports_norms,
         phases=phases,
     )
-
-
-def _own_step(
-    step_fn: StepFn, options: CompileOptions, layout: Layout, phases: Phases
-) -> CompiledStep:
-    check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-    return compiled_step(step_fn, layout, options, counted=False, phases=phases)
 
 
 def _fitted(

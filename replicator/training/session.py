@@ -19,9 +19,10 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
+from replicator.engine.make_step import compiled_step
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.step.state import in_form, step_key
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_function
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
 from replicator.training.checkpoint_hook import hook_states, open_store
@@ -256,7 +257,11 @@ class Session:
             has one.
         """
         self._require_own_steps("compile")
-        compiled = self._of.compile(step_fn)
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+        of = self._of
+        compiled = compiled_step(
+            step_fn, of.layout, of.options, counted=False, phases=of.phases
+        )
 
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop

@@ -9,9 +9,8 @@ from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
 from replicator.base.types import Dataset, PyTree, StepFn
-from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.layout import Layout
-from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog
@@ -31,7 +30,8 @@ class Training:
 
     Attributes:
       step: Works on a `RunState`; None where a loop has steps of its own.
-      compile: Lifts a step of such a loop.
+      step_fn: What one replica does in it; None likewise.
+      options: How a step is lifted.
       first: The first state, for a run that was not saved.
       dataset: What to train on; None where a loop has batches of its own.
       layout: How replicas lie on devices.
@@ -45,7 +45,6 @@ class Training:
       evaluate: `rep.evaluate`.
       events: This process's journal of the run; None for none.
       recovery: What is done about bad numbers.
-      one_replica: The step of one replica, to be written down where it fails.
       hooks: The user's own.
       phases: Where it notes what it is doing.
       limits: How long each of that may take.
@@ -53,7 +52,8 @@ class Training:
     """
 
     step: Step | None
-    compile: Callable[[StepFn], CompiledStep]
+    step_fn: StepFn | None
+    options: CompileOptions
     first: FirstState
     dataset: Dataset | None
     layout: Layout
@@ -67,7 +67,6 @@ class Training:
     evaluate: Callable[..., Mapping[str, PyTree]]
     events: EventLog | None
     recovery: Recovery
-    one_replica: KeyedStep | None
     hooks: Sequence[Hook]
     phases: Phases
     limits: Limits

@@ -46,6 +46,7 @@ from replicator.training.postmortem.recorded_program import (
     RecordedProgram,
     export_program,
     joined_batch,
+    one_replica_update,
     record_program,
 )
 from replicator.training.training import Training
@@ -146,12 +147,14 @@ def examine(
     state, batch, layout = _before(of, bad_step)
     path = None
     if not of.together or process_index() == 0:
-        assert of.one_replica is not None
+        assert of.step_fn is not None
         path = write_post_mortem(
             directory,
             failure,
             step=bad_step,
-            update=of.one_replica,
+            update=one_replica_update(
+                of.step_fn, steps_per_call=of.plan.steps_per_call
+            ),
             state=state,
             batch=batch,
             about={"arguments": of.arguments, "seed": of.seed, **layout},
