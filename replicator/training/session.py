@@ -34,7 +34,7 @@ from replicator.training.nonfinite.rollback import GoingBack
 from replicator.training.open_run import Opened, open_run
 from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.hook import Preemption
-from replicator.training.reports.records import alone_in
+from replicator.training.reports.records import alone
 from replicator.training.run import require_possible
 from replicator.training.training import Training
 
@@ -103,7 +103,7 @@ class Session:
         with ExitStack() as outer:
             outer.callback(setattr, self, "_open", None)
             outer.enter_context(closed_at_the_end(closers))
-            outer.enter_context(alone_in(of.recording.directory, of.mesh))
+            outer.enter_context(alone(of))
             outer.enter_context(end_told(of))
             if self._step is not None:
                 outer.enter_context(examined(of, self._step))

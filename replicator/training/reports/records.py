@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from replicator.base.mesh import spans_processes
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
@@ -71,24 +69,25 @@ def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
 
 
 @contextmanager
-def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[None]:
+def alone(of: Training) -> Iterator[None]:
     """Keep other runs out of a run's directory: two in one journal read as one.
 
     Args:
-      directory: There already; None keeps nobody out.
-      mesh: The replicas; of several processes the first holds the lock for all.
+      of: The run; without a directory nobody is kept out. Of several processes the
+        first holds the lock for all: should it die, the system gives it back.
 
     Raises:
       CheckpointInUseError: Another run writes there; in all processes.
     """
-    lock = WriterLock(Path(directory or "."), Disk(), name=".records")
+    directory = of.recording.directory
+    lock = WriterLock(directory or Path(), Disk(), name=".records")
 
     def acquire() -> None:
         with suppress(OSError):  # told by what is written there next
             if directory is not None:
                 lock.acquire(above=0)
 
-    group = Group(together=spans_processes(mesh), timeout_s=600.0)
+    group = Group(together=of.together, timeout_s=600.0)
     try:
         group.lead("directory", acquire)
         yield
@@ -108,7 +107,7 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
     processes = exchange("run-record", describe_process()) if of.together else None
     profile: list[Hook] = []
     if records.directory is not None:
-        folder = Path(records.directory) / "profile"
+        folder = records.directory / "profile"
         profile = [Profile(folder, steps=records.profile, events=events)]
     if of.together and jax.process_index() > 0:
         return Reports(after=profile)
@@ -136,7 +135,7 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
             set_aside(records.directory, but_journal=again)
         else:
             # What came after the last checkpoint is done again, and written again.
-            path = Path(records.directory) / "metrics.jsonl"
+            path = records.directory / "metrics.jsonl"
             drop_after(path, step=resumed.shown_steps, evaluated_step=start_step)
         write_run_record(records.directory, **said, processes=processes)
     events.write("resumed" if start_step else "started", step=start_step)
