@@ -4,13 +4,19 @@ from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.monitoring.phases import Phases
 from replicator.training.closing import closed_at_the_end
 from replicator.training.loop import Loop
+from replicator.training.nonfinite.policy import Policy
+from replicator.training.nonfinite.rollback import Recovery
+
+RAISE = Recovery(Policy()).tell
 
 
-def run_loop(step, state, batches, *, plan, hooks=(), phases=None, **options):
+def run_loop(
+    step, state, batches, *, plan, hooks=(), phases=None, tell=RAISE, **options
+):
     """Call `step` until the plan's steps are done or the input ends."""
     phases = phases or Phases()
     with closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
-        loop = Loop(state, plan=plan, hooks=hooks, phases=phases, **options)
+        loop = Loop(state, plan=plan, hooks=hooks, phases=phases, tell=tell, **options)
         while (batch := loop.next(batches)) is not None:
             if isinstance(batches, SkippedBatches):
                 batches.given(batch, step=loop.step)

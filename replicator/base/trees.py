@@ -1,6 +1,6 @@
 """Pytree verbs that JAX lacks: leaf names, and how two trees differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,17 @@ def named_leaves(
     """List the leaves of `tree` as (path, leaf), in JAX's order."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return [(leaf_path(path), leaf) for path, leaf in flat]
+
+
+def nested(leaves: Iterable[tuple[Sequence[str], PyTree]]) -> dict[str, PyTree]:
+    """Return leaves as nested dicts; each is given with the names of its path."""
+    tree: dict[str, PyTree] = {}
+    for (*folders, name), leaf in leaves:
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = leaf
+    return tree
 
 
 def describe(leaf: PyTree) -> str:

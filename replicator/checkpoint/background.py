@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Literal
 
 from replicator.base.host.clock import Clock
 from replicator.checkpoint.snapshot import Draft
@@ -46,7 +47,6 @@ class BackgroundSaver:
     Args:
       write: Commits a draft, or raises.
       clock: Where times come from.
-      failures_allowed: So many in a row, and `raise_if_hopeless` raises.
       timeout_s: The longest that `wait` waits.
     """
 
@@ -55,27 +55,27 @@ class BackgroundSaver:
         write: Callable[[Draft], None],
         *,
         clock: Clock,
-        failures_allowed: int,
         timeout_s: float,
     ):
         self._write = write
         self._clock = clock
-        self._failures_allowed = failures_allowed
         self._timeout_s = timeout_s
         # No daemon: Python joins it at exit, so a save that has begun ends.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-checkpoint")
         self._in_flight: Future[None] | None = None
         self._began_s = 0.0
-        self._guard = threading.Lock()  # the thread writes what the caller reads
+        # Of `_counts`: the thread counts what it saved, its caller what it skipped.
+        # Held for no other lock, and never while anything is written or waited for.
+        self._guard = threading.Lock()
         self._counts = SaveCounts()
+        # Each is written by the thread alone, whole.
         self._failure: Exception | None = None
         self._fenced: CheckpointInUseError | None = None
 
     @property
     def counts(self) -> SaveCounts:
-        """What became of the saves so far."""
-        with self._guard:
-            return self._counts
+        """What became of the saves so far; replaced whole, so it is read as it is."""
+        return self._counts
 
     def is_busy(self) -> bool:
         """Tell whether a save runs."""
@@ -87,7 +87,7 @@ class BackgroundSaver:
         It is a warning where much could be lost; steps of a millisecond, asked to be
         saved every hundredth, overtake any save, and lose a fraction of a second.
         """
-        self._count(skipped=1)
+        self._count("skipped")
         runs_s = self._clock.now_s() - self._began_s
         _log.log(
             logging.WARNING if runs_s >= _LONG_S else logging.DEBUG,
@@ -126,30 +126,23 @@ class BackgroundSaver:
         self.wait()
         self._thread.shutdown()
 
-    def raise_if_hopeless(self) -> None:
-        """Return if another save is worth trying.
+    def raise_if_failed(self, *, in_a_row: int) -> None:
+        """Return if not so many saves, and the last, have failed.
 
         Raises:
-          CheckpointError: The last `failures_allowed` all failed.
+          CheckpointError: They have.
           CheckpointInUseError: A newer run has taken the directory.
         """
         if self._fenced is not None:
             raise self._fenced
-        failed = self.counts.failed_in_a_row
-        if failed >= self._failures_allowed:
-            raise self._failed(f"the last {failed}")
-
-    def raise_if_failed(self) -> None:
-        """Return if the last save was committed.
-
-        Raises:
-          CheckpointError: It was not.
-          CheckpointInUseError: A newer run has taken the directory.
-        """
-        if self._fenced is not None:
-            raise self._fenced
-        if self.counts.failed_in_a_row:
-            raise self._failed("the last")
+        failed = self._counts.failed_in_a_row
+        if failed < in_a_row:
+            return
+        which = "the last" if in_a_row == 1 else f"the last {failed}"
+        raise CheckpointError(
+            f"Checkpoints must be writable, got {which} refused: {self._failure!r}. "
+            "Make room or repair the disk, then run again: it resumes from the newest."
+        ) from self._failure
 
     def _save(self, draft: Draft) -> None:
         started_s = self._clock.now_s()
@@ -162,38 +155,19 @@ class BackgroundSaver:
             # Raised by whoever asks for the outcome; until then training goes on.
             self._failure = failure
             # After the failure itself: who sees the count reads that next.
-            self._count(failed=1)
+            self._count("failed")
             _log.warning(
                 "Step %d could not be saved, training goes on: %r", draft.step, failure
             )
         else:
             took_s = self._clock.now_s() - started_s
-            self._count(saved=1, last_step=draft.step, last_save_s=took_s)
+            self._count("saved", last_step=draft.step, last_save_s=took_s)
 
-    def _failed(self, which: str) -> CheckpointError:
-        error = CheckpointError(
-            f"Checkpoints must be writable, got {which} refused: {self._failure!r}. "
-            "Make room or repair the disk, then run again: it resumes from the newest."
-        )
-        error.__cause__ = self._failure
-        return error
-
-    def _count(
-        self,
-        *,
-        saved: int = 0,
-        failed: int = 0,
-        skipped: int = 0,
-        last_step: int | None = None,
-        last_save_s: float | None = None,
-    ) -> None:
+    def _count(self, what: Literal["saved", "failed", "skipped"], **more: Any) -> None:
         with self._guard:
             before = self._counts
-            self._counts = SaveCounts(
-                saved=before.saved + saved,
-                failed=before.failed + failed,
-                skipped=before.skipped + skipped,
-                failed_in_a_row=0 if saved else before.failed_in_a_row + failed,
-                last_step=before.last_step if last_step is None else last_step,
-                last_save_s=before.last_save_s if last_save_s is None else last_save_s,
-            )
+            more[what] = getattr(before, what) + 1
+            if what != "skipped":
+                failed = before.failed_in_a_row + 1
+                more["failed_in_a_row"] = failed if what == "failed" else 0
+            self._counts = dataclasses.replace(before, **more)

@@ -81,20 +81,26 @@ class Group:
         Raises:
           CheckpointError: The chief failed; in the chief itself, whatever it raised.
         """
-        if not self.together:
-            return action()
+        return self.gather(what, action if self.is_chief else _nothing)[0]
+
+    def gather(self, what: str, action: Callable[[], Json]) -> list[Any]:
+        """Let each process act; return in all of them what each returned.
+
+        Raises:
+          CheckpointError: One failed; in that process itself, whatever it raised.
+        """
         failure, value = None, None
-        if self.is_chief:
-            try:
-                value = action()
-            except Exception as error:  # told to the others, then raised
-                failure = error
-        said = self.tell(what, {"value": value, "failure": _told(failure)})[0]
+        try:
+            value = action()
+        except Exception as error:  # told to the others, then raised
+            failure = error
+        said = self.tell(what, {"value": value, "failure": _told(failure)})
         if failure is not None:
             raise failure
-        if said["failure"] is not None:
-            raise _heard(*said["failure"])
-        return said["value"]
+        for word in said:
+            if word["failure"] is not None:
+                raise _heard(*word["failure"])
+        return [word["value"] for word in said]
 
     def require_all(self, what: str, failure: Exception | None) -> None:
         """Return if no process failed.
@@ -137,35 +143,32 @@ def share_pieces(
     # On the saver's thread of each process. Each word is a barrier: the folder is there
     # before pieces are written, all of them before the chief reads one.
     folder = directory / group.lead("pieces", begin)
-    failure, own = None, []
-    if not group.is_chief:
+
+    def write() -> list[tuple]:
         try:
-            own = _write_pieces(draft, folder, disk)
-        except Exception as error:  # told to the others, then raised
-            failure = error
-    said = group.tell("pieces-written", {"pieces": own, "failure": _told(failure)})
-    if failure is not None:
-        raise failure
-    found = []
-    for process, word in enumerate(said):
-        if word["failure"] is not None:
+            return [] if group.is_chief else _write_pieces(draft, folder, disk)
+        except Exception as failure:
             raise CheckpointError(
                 f"`directory` must be one that all processes can write to, got "
-                f"{directory} and in process {process}: {word['failure'][1]}. Save to "
+                f"{directory} and in process {process_index()}: {failure}. Save to "
                 "a file system that they share."
-            )
-        found += [
-            Piece(
-                leaf=leaf,
-                start=tuple(start),
-                shape=tuple(shape),
-                path=folder / f"{process}",
-                offset=offset,
-                crc32=crc32,
-            )
-            for leaf, start, shape, offset, crc32 in word["pieces"]
-        ]
-    return tuple(found) if group.is_chief else ()
+            ) from failure
+
+    said = group.gather("pieces-written", write)
+    if not group.is_chief:
+        return ()
+    return tuple(
+        Piece(
+            leaf=leaf,
+            start=tuple(start),
+            shape=tuple(shape),
+            path=folder / f"{process}",
+            offset=offset,
+            crc32=crc32,
+        )
+        for process, pieces in enumerate(said)
+        for leaf, start, shape, offset, crc32 in pieces
+    )
 
 
 def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
@@ -207,6 +210,10 @@ def _write_pieces(draft: Draft, folder: Path, disk: Disk) -> list[tuple]:
 
     disk.write_file(folder / f"{process_index()}", parts())
     return written
+
+
+def _nothing() -> None:
+    """Act for the chief, where that is another process."""
 
 
 def _told(failure: Exception | None) -> list[str] | None:

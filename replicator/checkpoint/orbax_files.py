@@ -16,6 +16,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from replicator.base.trees import nested
 from replicator.checkpoint.manifest import LeafRecord
 
 _AS_BYTES = ("uint2", "uint4")
@@ -36,14 +37,11 @@ def write_arrays(
     Raises:
       OSError: They could not be written.
     """
-    tree: dict[str, Any] = {}
-    for leaf, array in zip(leaves, arrays, strict=True):
-        if array.size:
-            *folders, name = leaf.parts
-            node = tree
-            for folder in folders:
-                node = node.setdefault(folder, {})
-            node[name] = array.view(np.uint8) if leaf.dtype in _AS_BYTES else array
+    tree = nested(
+        (leaf.parts, array.view(np.uint8) if leaf.dtype in _AS_BYTES else array)
+        for leaf, array in zip(leaves, arrays, strict=True)
+        if array.size
+    )
     orbax = require_orbax()
     with _quiet(), _checkpointer(orbax) as checkpointer:
         try:

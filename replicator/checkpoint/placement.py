@@ -11,6 +11,7 @@ import numpy as np
 
 from replicator.base.mesh import put
 from replicator.base.padded import is_padded, pad_to
+from replicator.base.trees import nested
 from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord, Manifest
 from replicator.checkpoint.resize import resize
@@ -35,13 +36,10 @@ class Placed:
 
 def nest(leaves: Sequence[LeafRecord], arrays: Sequence[np.ndarray]) -> PyTree:
     """Return what was saved as nested dicts, keyed by the parts of paths."""
-    tree: dict[str, Any] = {}
-    for leaf, array in zip(leaves, arrays, strict=True):
-        node = tree
-        for part in leaf.parts[:-1]:
-            node = node.setdefault(part, {})
-        node[leaf.parts[-1]] = _with_key_type(leaf, array)
-    return tree
+    return nested(
+        (leaf.parts, _with_key_type(leaf, array))
+        for leaf, array in zip(leaves, arrays, strict=True)
+    )
 
 
 def place_like(

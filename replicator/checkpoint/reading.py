@@ -111,45 +111,26 @@ def scan(directory: Path) -> Found:
     return Found(manifests=tuple(manifests), damaged=damaged)
 
 
-def restore_newest(directory: Path, wanted: Wanted) -> Restored | None:
-    """Read the newest checkpoint that is not damaged; None if there is none at all.
-
-    Raises:
-      CheckpointError: It is no directory of checkpoints, or all are damaged.
-      CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
-    """
-    found = scan(directory)
-    damaged = dict(found.damaged)
-    for failure in damaged.values():
-        _log.error("%s", failure)
-    for manifest in reversed(found.manifests):
-        try:
-            return _restore(directory, manifest, wanted, tuple(sorted(damaged)))
-        except CheckpointError as failure:
-            damaged[manifest.step] = failure
-            _log.error("%s The one before it is tried.", failure)
-    if damaged:
-        raise _all_damaged(directory, [str(damaged[step]) for step in sorted(damaged)])
-    return None
-
-
-def restore_together(directory: Path, wanted: Wanted, group: Group) -> Restored | None:
+def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | None:
     """Read in all processes the newest checkpoint that none of them finds damaged.
 
+    Returns:
+      The checkpoint; None if there is none at all.
+
     Raises:
       CheckpointError: It is no directory of checkpoints, or all are damaged.
       CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
     """
 
-    def there() -> list[list[int]]:
+    def there() -> list[list[Any]]:
         found = scan(directory)
         for failure in found.damaged.values():
             _log.error("%s", failure)
         newest = [manifest.step for manifest in reversed(found.manifests)]
-        return [newest, sorted(found.damaged)]
+        return [newest, [[step, str(why)] for step, why in found.damaged.items()]]
 
-    steps, damaged = group.lead("steps", there)
-    problems = [f"step {step} has no manifest that can be read" for step in damaged]
+    steps, unreadable = group.lead("steps", there)
+    damaged = dict(unreadable)
     for step in steps:
         restored = failure = None
         try:
@@ -158,17 +139,18 @@ def restore_together(directory: Path, wanted: Wanted, group: Group) -> Restored 
             failure = error
         try:
             group.require_all("restored", failure)
-        except CheckpointMismatchError:
-            raise
         except CheckpointError as error:
             _log.error("%s The one before it is tried.", error)
-            problems.append(str(error))
-            damaged.append(step)
+            damaged[step] = str(error)
             continue
         assert restored is not None
         return dataclasses.replace(restored, damaged=tuple(sorted(damaged)))
     if damaged:
-        raise _all_damaged(directory, problems)
+        told = "\n".join(damaged[step] for step in sorted(damaged))
+        raise CheckpointError(
+            f"`{directory}` must hold a checkpoint that is whole, got {len(damaged)}, "
+            f"all damaged. Start anew in another directory.\n{told}"
+        )
     return None
 
 
@@ -182,28 +164,14 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
     # Of the others no manifest is read: a newer version may have written them.
     _require_checkpoint_directory(directory)
     steps = list_steps(directory)
-    if step in steps:
-        manifest = read_manifest(checkpoint_path(directory, step))
-        return _restore(directory, manifest, wanted, ())
-    there = ", ".join(map(str, steps)) or "none"
-    raise CheckpointError(
-        f"`step` must be one that was saved, got {step} (there: {there}). "
-        "Leave it out for the newest."
-    )
-
-
-def _all_damaged(directory: Path, problems: list[str]) -> CheckpointError:
-    told = "\n".join(problems)
-    return CheckpointError(
-        f"`{directory}` must hold a checkpoint that is whole, got {len(problems)}, "
-        f"all damaged. Start anew in another directory.\n{told}"
-    )
-
-
-def _restore(
-    directory: Path, manifest: Manifest, wanted: Wanted, damaged: tuple[int, ...]
-) -> Restored:
-    checkpoint = checkpoint_path(directory, manifest.step)
+    if step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(
+            f"`step` must be one that was saved, got {step} (there: {there}). "
+            "Leave it out for the newest."
+        )
+    checkpoint = checkpoint_path(directory, step)
+    manifest = read_manifest(checkpoint)
     verify(checkpoint, manifest)
     arrays = read_arrays(checkpoint / STATE_NAME, manifest.leaves)
     if wanted.like is None:
@@ -226,5 +194,4 @@ def _restore(
         meta=meta,
         metrics=manifest.metrics,
         lost=placed.lost,
-        damaged=damaged,
     )

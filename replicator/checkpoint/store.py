@@ -26,7 +26,6 @@ from replicator.checkpoint.reading import (
     is_checkpoint_directory,
     restore_newest,
     restore_step,
-    restore_together,
     scan,
 )
 from replicator.checkpoint.retention import Retention, Saved
@@ -121,7 +120,6 @@ class CheckpointStore:
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
-            failures_allowed=self._failures_allowed,
             timeout_s=self._timeout_s,
         )
         return self
@@ -151,7 +149,7 @@ class CheckpointStore:
             saver.skip(snapshot.step)
             return False
         saver.wait()  # at most for the chief's word that the last one is there
-        saver.raise_if_hopeless()
+        saver.raise_if_failed(in_a_row=self._failures_allowed)
         saver.start(self._draft(snapshot, [word["own"] for word in said]))
         return True
 
@@ -169,7 +167,7 @@ class CheckpointStore:
         own = plain_json(snapshot.own, "own")
         saver.start(self._draft(snapshot, self._group.tell("save-now", own)))
         saver.wait()
-        saver.raise_if_failed()
+        saver.raise_if_failed(in_a_row=1)
 
     def wait(self) -> None:
         """Return when no save runs, however it ended.
@@ -213,7 +211,8 @@ class CheckpointStore:
     @property
     def best(self) -> int | None:
         """The step with the best metric of the policy; None if none was measured."""
-        return self._policy.best(self._find_saved())
+        manifests = scan(self._directory).manifests
+        return self._policy.best(map(self._as_saved, manifests))
 
     def restore(
         self,
@@ -248,10 +247,9 @@ class CheckpointStore:
         wanted = Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
             return restore_step(self._directory, step, wanted)
-        if self._group.together and like is not None:
-            restored = restore_together(self._directory, wanted, self._group)
-        else:
-            restored = restore_newest(self._directory, wanted)
+        alone = Group(together=False, timeout_s=self._timeout_s)
+        group = alone if like is None else self._group
+        restored = restore_newest(self._directory, wanted, group)
         if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
         return restored
@@ -287,22 +285,16 @@ class CheckpointStore:
 
     def _take_over(self) -> None:
         try:
-            self._become_writer()
+            self._make_directory()
+            manifests = ()
+            if self._is_taken():
+                manifests = scan(self._directory).manifests
+            newest = max((manifest.generation for manifest in manifests), default=0)
+            self._generation = self._lock.acquire(above=newest)
+            left = commits.remove_leftovers(self._directory, disk=self._disk)
         except OSError as failure:
             self._lock.release()
             raise self._unwritable(failure) from failure
-
-    def _become_writer(self) -> None:
-        self._make_directory()
-        self._require_own_directory()
-        manifests = (
-            scan(self._directory).manifests
-            if is_checkpoint_directory(self._directory)
-            else ()
-        )
-        newest = max((manifest.generation for manifest in manifests), default=0)
-        self._generation = self._lock.acquire(above=newest)
-        left = commits.remove_leftovers(self._directory, disk=self._disk)
         if left:
             _log.info("Removed from %s what a dead run left: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
@@ -315,9 +307,10 @@ class CheckpointStore:
         for path in made:
             self._disk.sync_directory(path.parent)
 
-    def _require_own_directory(self) -> None:
+    def _is_taken(self) -> bool:
+        """Tell whether checkpoints were saved here; refuse what holds other things."""
         if is_checkpoint_directory(self._directory):
-            return
+            return True
         foreign = sorted(
             path.name
             for path in self._directory.iterdir()
@@ -329,6 +322,7 @@ class CheckpointStore:
                 f"{self._directory} with `{foreign[0]}` in it. "
                 "Save to a directory of its own."
             )
+        return False
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(snapshot, whole=self._group.is_chief)
@@ -368,9 +362,6 @@ class CheckpointStore:
             aside = commits.set_damaged_aside(self._directory, step, disk=self._disk)
             _log.warning("The damaged step %d is kept as %s.", step, aside)
         self._kept = tuple(saved for saved in self._kept if saved.step not in damaged)
-
-    def _find_saved(self) -> tuple[Saved, ...]:
-        return tuple(map(self._as_saved, scan(self._directory).manifests))
 
     def _as_saved(self, manifest: Manifest) -> Saved:
         metric = self._policy.metric

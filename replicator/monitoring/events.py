@@ -80,21 +80,19 @@ class EventLog:
                 f"`{taken[0]}`. Rename the field."
             )
         said = {name: value for name, value in fields.items() if value is not None}
-        row = self._stamps(kind) | said
-        try:
-            # No lock: signal handlers and watchdogs write, too, and must never wait.
-            _append(self._path, strict_json(row).encode() + b"\n")
-        except OSError as failure:
-            _log.warning("not in the journal: %s (%s)", row, failure)
-
-    def _stamps(self, kind: str) -> dict[str, Any]:
-        return {
+        row = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(),
             "kind": kind,
             "process": self._process,
             "session": self.session,
             "uptime_s": round(self._clock.now_s() - self._opened_s, 6),
+            **said,
         }
+        try:
+            # No lock: signal handlers and watchdogs write, too, and must never wait.
+            _append(self._path, strict_json(row).encode() + b"\n")
+        except OSError as failure:
+            _log.warning("not in the journal: %s (%s)", row, failure)
 
 
 def read_events(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

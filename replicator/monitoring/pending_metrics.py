@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from replicator.base.host.strict_json import strict_json
-from replicator.base.trees import leaf_path
+from replicator.base.trees import leaf_path, nested
 from replicator.base.types import PyTree
 from replicator.monitoring.writers.writer import named_numbers
 
@@ -102,13 +102,9 @@ def _leaves(
 
 
 def _nested(leaves: Sequence[Mapping[str, Any]]) -> PyTree:
-    metrics: dict[str, Any] = {}
-    for leaf in leaves:
-        *folders, name = leaf["path"] or [""]
-        node = metrics
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = _array(leaf["value"], leaf["dtype"])
+    metrics = nested(
+        (leaf["path"] or [""], _array(leaf["value"], leaf["dtype"])) for leaf in leaves
+    )
     return metrics[""] if list(metrics) == [""] else metrics
 
 

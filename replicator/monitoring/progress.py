@@ -32,27 +32,12 @@ class ProgressNumbers:
     step: int
     steps: int | None
     time_s: float
-    elapsed_s: float
-    compile_s: float
-    steps_per_s: float | None
-    examples_per_s: float | None
-    eta_s: float | None
-    input_stall_share: float | None
-
-
-def first_numbers(step: int, steps: int | None, now_s: float) -> ProgressNumbers:
-    """Return the numbers of a run that goes on at `step`, before anything is known."""
-    return ProgressNumbers(
-        step=step,
-        steps=steps,
-        time_s=now_s,
-        elapsed_s=0.0,
-        compile_s=0.0,
-        steps_per_s=None,
-        examples_per_s=None,
-        eta_s=None,
-        input_stall_share=None,
-    )
+    elapsed_s: float = 0.0
+    compile_s: float = 0.0
+    steps_per_s: float | None = None
+    examples_per_s: float | None = None
+    eta_s: float | None = None
+    input_stall_share: float | None = None
 
 
 class Progress:

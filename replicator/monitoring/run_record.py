@@ -70,8 +70,17 @@ def write_run_record(
     """
     path = Path(directory) / RECORD_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = _record(seed, arguments)
-    record["processes"] = list(processes or [describe_process()])
+    record = {
+        "seed": seed,
+        "arguments": arguments,
+        "argv": sys.argv,
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(),
+        "host": socket.gethostname(),
+        "versions": versions(),
+        "git": _git(Path.cwd()),
+        "devices": _devices(),
+        "processes": list(processes or [describe_process()]),
+    }
     _write_whole(path, strict_json(record, indent=2) + "\n")
     return path
 
@@ -111,19 +120,6 @@ def is_same_run(
         return False
     wanted = json.loads(strict_json({"seed": seed, "arguments": arguments}))
     return {name: found.get(name) for name in wanted} == wanted
-
-
-def _record(seed: int, arguments: Mapping[str, PyTree]) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "arguments": arguments,
-        "argv": sys.argv,
-        "started_at": datetime.datetime.now(datetime.UTC).isoformat(),
-        "host": socket.gethostname(),
-        "versions": versions(),
-        "git": _git(Path.cwd()),
-        "devices": _devices(),
-    }
 
 
 def versions() -> dict[str, str | None]:

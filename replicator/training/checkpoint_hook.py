@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replicator.base.mesh import spans_processes
 from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.reading import Restored
@@ -14,7 +13,6 @@ from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
 from replicator.collectives.context.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
-from replicator.engine.layout import Layout
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
 from replicator.inputs.position import Position, position_from_json
@@ -24,11 +22,11 @@ from replicator.monitoring.pending_metrics import (
     result_as_json,
     result_from_json,
 )
-from replicator.monitoring.run_record import versions
+from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.monitoring.writers.writer import named_numbers
+from replicator.training.evaluate_hook import EvaluateEvery
 from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
-from replicator.training.hooks.schedule import Every
-from replicator.training.options import Checkpointing
+from replicator.training.training import Training
 
 _log = logging.getLogger(__name__)
 
@@ -71,42 +69,38 @@ class SaveCheckpoints(Hook):
     """Save the whole run at due steps, and at its end; the last of a run's hooks.
 
     Args:
+      of: The run. Where it is known where it ends, the end saves that step.
       store: Open; closed with the run.
-      when: At which steps.
+      began: The seed that it began with, and what its dataset is.
       reports: The run's own hooks, in this process.
-      hooks: Those of its user.
-      last_step: Where the run is to end, if that is known: then the end saves it.
-      rank_by: The number that retention ranks by; None if it does not.
-      evaluated: Returns the numbers of an evaluation, if there was one after a step.
-      about: What else a checkpoint says of the run, by name; plain JSON.
-      tell: Learns of `saved` and `save_failed`: for example `EventLog.write`.
+      hooks: Those whose states are the same in all.
+      evaluation: What the run evaluates by; None for nothing.
     """
 
     phase = "save"
 
     def __init__(
         self,
+        of: Training,
         store: CheckpointStore,
-        when: Every,
         *,
-        reports: Sequence[Hook] = (),
-        hooks: Sequence[Hook] = (),
-        last_step: int | None = None,
-        rank_by: str | None = None,
-        evaluated: Callable[[int], Mapping[str, float]] | None = None,
-        about: Mapping[str, Any] | None = None,
-        tell: Callable[..., None] | None = None,
+        began: Mapping[str, Any],
+        reports: Sequence[Hook],
+        hooks: Sequence[Hook],
+        evaluation: EvaluateEvery | None,
     ) -> None:
+        assert of.checkpointing is not None
         self._store = store
-        self._trigger = when.trigger()
+        self._trigger = of.checkpointing.when.trigger()
         self._reports = reports
         self._hooks = hooks
-        self._last_step = last_step
-        self._rank_by = rank_by
-        self._evaluated = evaluated
-        self._about = about or {}
-        self._tell = tell
+        self._last_step = of.plan.steps
+        self._rank_by = of.checkpointing.retention.metric
+        self._evaluation = evaluation
+        self._about = {"strategy": of.arguments.get("strategy"), "began": began}
+        self._tell = of.tell_alike
         self._told = store.counts
+        # Written by the store's thread, before it counts the save; taken by the loop's.
         self._failure: Exception | None = None
         self._shown: MetricsEvent | None = None
 
@@ -161,14 +155,15 @@ class SaveCheckpoints(Hook):
         )
 
     def _found(self, step: int) -> Mapping[str, float]:
-        return {} if self._evaluated is None else self._evaluated(step)
+        return {} if self._evaluation is None else self._evaluation.numbers_of(step)
 
     def _require_ranked(self, event: StateEvent) -> None:
         """Refuse to rank by a number that is not there, once it is known which are."""
         if self._rank_by is None:
             return
         found = list(self._found(event.step))
-        if self._evaluated is not None and not found and self._is_of_evaluation:
+        is_of_evaluation = self._rank_by.startswith("eval/")
+        if self._evaluation is not None and not found and is_of_evaluation:
             return  # it may come yet
         if event.in_flight is not None:
             found += event.in_flight.names()
@@ -181,10 +176,6 @@ class SaveCheckpoints(Hook):
                 f"by, got {self._rank_by!r} and {names}. Use one of these."
             )
         self._rank_by = None
-
-    @property
-    def _is_of_evaluation(self) -> bool:
-        return self._rank_by is not None and self._rank_by.startswith("eval/")
 
     def _late(self, in_flight: PendingMetrics | None) -> Callable[[], dict[str, Any]]:
         """Return what to wait for before the checkpoint counts."""
@@ -203,12 +194,12 @@ class SaveCheckpoints(Hook):
     def _tell_outcome(self, step: int) -> None:
         """Tell of the newest commit, and of a failure, if that was not told."""
         before, self._told = self._told, self._store.counts
-        now, tell = self._told, self._tell or _tell_nobody
+        now = self._told
         if now.saved > before.saved and now.last_step is not None:
             report_progress(now.last_step)
-            tell("saved", step=now.last_step, seconds=now.last_save_s)
+            self._tell("saved", step=now.last_step, seconds=now.last_save_s)
         if now.failed > before.failed:
-            tell("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
+            self._tell("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -216,53 +207,39 @@ class SaveCheckpoints(Hook):
             raise failure
 
 
-def _tell_nobody(kind: str, /, **fields: Any) -> None:
-    """Have no journal."""
-
-
-def open_store(
-    checkpoints: Checkpointing, hooks: Sequence[Hook], layout: Layout
-) -> CheckpointStore:
-    """Open the directory of a run's checkpoints.
-
-    Args:
-      checkpoints: Where, and which stay.
-      hooks: One of them may bring a disk, to break what is saved on purpose.
-      layout: How the state lies on devices.
-    """
-    assert checkpoints.directory is not None, "asked for where a run is saved"
-    disks = [getattr(hook, "disk", None) for hook in hooks]
+def open_store(of: Training) -> CheckpointStore:
+    """Open the directory of a run's checkpoints."""
+    checkpoints = of.checkpointing
+    assert checkpoints is not None, "asked for where a run is saved"
+    # One hook may bring a disk, to break what is saved on purpose.
+    disks = [getattr(hook, "disk", None) for hook in of.hooks]
     store = CheckpointStore(
         checkpoints.directory,
         policy=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
-        together=spans_processes(layout.mesh),
+        together=of.together,
     )
     return store.open()
 
 
-def resume(
-    store: CheckpointStore, state: RunState, layout: Layout, began: Mapping[str, Any]
-) -> Resumed | None:
-    """Return where the run goes on: after what was saved last; None if nothing was.
+def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
+    """Return where a run goes on: after what was saved last, or at its beginning.
 
     Args:
-      store: Open; closed if that fails.
-      state: The first state, or its shapes.
-      layout: How the state lies on devices.
-      began: Seed and dataset of this run; what differs is said.
+      of: The run; where seed or dataset are not those that it began with, that is said.
+      store: Open; None for one that is not saved.
 
     Raises:
       CheckpointError: There is no checkpoint that is whole.
       CheckpointMismatchError: It is that of another model.
     """
-    try:
-        found = store.restore(state, shardings=layout.state_shardings(state))
-    except BaseException:
-        store.close()
-        raise
+    dataset = None if of.dataset is None else describe_dataset(of.dataset)
+    began = {"seed": of.seed, "dataset": dataset}
+    found, first = None, of.first.shapes
+    if store is not None:
+        found = store.restore(first, shardings=of.layout.state_shardings(first))
     if found is None:
-        return None
+        return Resumed(state=of.first.born(), position=Position(), began=began)
     if found.meta.get("random_streams") != RANDOM_STREAMS:
         _log.warning(
             "The checkpoint of step %d is from another version of replicator: from "

@@ -1,7 +1,6 @@
 """One dispatch of a run's step, as the loop keeps it until its metrics are shown."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,10 +8,9 @@ import jax
 
 from replicator.base.to_host import to_host
 from replicator.base.types import PyTree
-from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import ProgressNumbers
-from replicator.training.hooks.hook import MetricsEvent, StateEvent
+from replicator.training.hooks.hook import MetricsEvent
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -59,28 +57,6 @@ class DispatchedCall:
         if not self.stacked:
             return self.metrics
         return jax.tree.map(lambda leaf: leaf[index], self.metrics)
-
-    def state_event(
-        self,
-        read_state: Callable[[], PyTree],
-        *,
-        shown: bool,
-        look: Callable[[], None],
-    ) -> StateEvent:
-        """Return what hooks learn of its state; `look` checks all metrics so far."""
-        late = PendingMetrics(
-            steps=self.steps, stacked=self.stacked, metrics=self.metrics
-        )
-        return StateEvent(
-            step=self.last_step,
-            advanced=self.steps,
-            examples=self.examples_before + self.examples,
-            progress=self.progress,
-            read_state=read_state,
-            position=self.position,
-            in_flight=None if shown else late,
-            require_finite=look,
-        )
 
     def metrics_events(self) -> list[MetricsEvent]:
         """Return what hooks learn of the metrics of each step."""

@@ -7,6 +7,7 @@ from replicator.base.types import PyTree
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, check_function, check_kind
 from replicator.monitoring.pending_metrics import result_as_json, result_from_json
+from replicator.monitoring.writers.multi import Multi
 from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
 from replicator.training.best_metric import BestSoFar, Evaluated, Follow, Verdict
 from replicator.training.hooks.callbacks import StateCallback
@@ -51,7 +52,7 @@ class EvaluateEvery(Hook):
             check_writer("writer", writer)
         self._evaluate = evaluate
         self._due = StateCallback(self._run, when)
-        self._writer = writer
+        self._writer = Multi() if writer is None else writer
         self._follow = follow
         self._tell = tell
         self._last_step: int | None = None
@@ -80,13 +81,11 @@ class EvaluateEvery(Hook):
         """Evaluate the last state, unless that was done."""
         if event.step != self._last_step:
             self._run(event)
-        if self._writer is not None:
-            self._writer.flush()
+        self._writer.flush()
 
     def close(self) -> None:
         """Close the writer."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what was found so far, and how long ago it was due."""
@@ -120,8 +119,7 @@ class EvaluateEvery(Hook):
 
     def flush(self) -> None:
         """Return when all numbers are on the disk."""
-        if self._writer is not None:
-            self._writer.flush()
+        self._writer.flush()
 
     def _run(self, event: StateEvent) -> None:
         state = event.state
@@ -130,8 +128,7 @@ class EvaluateEvery(Hook):
         self._plain_metrics = result_as_json(self.metrics)
         self._last_step = event.step
         numbers = named_numbers(self.metrics)
-        if self._writer is not None:
-            self._writer.write(event.step, self.numbers_of(event.step))
+        self._writer.write(event.step, self.numbers_of(event.step))
         if self._tell is not None:
             self._tell("evaluated", step=event.step, **numbers)
         if self._follow is not None:

@@ -11,9 +11,9 @@ are hooks (`on_state`, `on_end`), never branches of this loop.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,9 +22,10 @@ from replicator.base.flat_tree import whole
 from replicator.base.types import PyTree
 from replicator.engine.run_ahead import is_under_way
 from replicator.errors import ArgumentError, BatchError
+from replicator.inputs.placement import Placed
 from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
-from replicator.monitoring.progress import Progress, ProgressNumbers, first_numbers
+from replicator.monitoring.progress import Progress, ProgressNumbers
 from replicator.training.best_metric import BestSoFar
 from replicator.training.dispatched_step import DispatchedCall
 from replicator.training.hooks.hook import Hook, StateEvent
@@ -33,38 +34,8 @@ from replicator.training.nonfinite.finite_check import FiniteCheck
 from replicator.training.nonfinite.policy import BadNumber
 from replicator.training.preemption.agreed_time import AgreedTime
 
-
-class Batch(Protocol):
-    """What one call of the step takes.
-
-    Attributes:
-      value: The arrays, on the devices.
-      examples: How many real examples they hold.
-      steps: How many updates the call makes.
-      position: Where the input is after them; hooks are told.
-    """
-
-    @property
-    def value(self) -> PyTree: ...  # noqa: D102
-    @property
-    def examples(self) -> int: ...  # noqa: D102
-    @property
-    def steps(self) -> int: ...  # noqa: D102
-    @property
-    def position(self) -> Any: ...  # noqa: D102
-
-
-Step: TypeAlias = Callable[[PyTree, Batch], tuple[PyTree, PyTree]]
+Step: TypeAlias = Callable[[PyTree, Placed], tuple[PyTree, PyTree]]
 """`step(state, batch) -> (state, metrics)`: takes over `state`; may run ahead."""
-
-
-class Batches(Protocol):
-    """An iterator of batches that tells how long it let its consumer wait."""
-
-    @property
-    def stall_s(self) -> float: ...  # noqa: D102
-    def __next__(self) -> Batch: ...
-    def close(self) -> None: ...  # noqa: D102
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +83,7 @@ class Loop:
       phases: Where it notes what it is doing; its clock is the loop's.
       in_flight: What hooks were not shown of the steps before `plan.start_step`.
       agreed_time: What makes hooks due by the clock due in all processes at once.
-      tell: Takes bad numbers, unless `plan` ignores them; raises them by default.
+      tell: Takes NaN and infinity among the metrics; None looks for none.
       show_state: Returns the state after a step as hooks and the result see it.
     """
 
@@ -139,7 +110,7 @@ class Loop:
         self._examples = 0
         self._phases = phases or Phases()
         self._progress = Progress(self._phases.clock, steps=plan.steps)
-        self._finite = FiniteCheck(tell) if plan.on_nonfinite == "raise" else None
+        self._finite = FiniteCheck(tell) if tell is not None else None
         self._agreed_time = agreed_time
         self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
@@ -156,7 +127,7 @@ class Loop:
             stacked=in_flight.stacked,
             examples_before=0,
             examples=0,
-            progress=first_numbers(step, self._plan.steps, now_s),
+            progress=ProgressNumbers(step=step, steps=self._plan.steps, time_s=now_s),
             metrics=in_flight.metrics,
             position=in_flight.position,
             phases=self._phases,
@@ -169,7 +140,7 @@ class Loop:
             return False
         return not any(hook.should_stop for hook in self._hooks)
 
-    def next(self, batches: Batches) -> Batch | None:
+    def next(self, batches: Iterator[Placed]) -> Placed | None:
         """Return what the next turn takes; None if there is no turn or no batch."""
         # Asked first of all: a run that goes on may have come to its end before.
         if not self.goes_on:
@@ -201,7 +172,7 @@ class Loop:
         hidden = is_under_way(self.metrics)
         self._phases.enter("step", step=self.step, hidden=hidden)
 
-    def dispatch(self, step: Step, batch: Batch, stall_s: float) -> None:
+    def dispatch(self, step: Step, batch: Placed, stall_s: float) -> None:
         """Make a turn.
 
         Args:
@@ -211,7 +182,7 @@ class Loop:
 
         Raises:
           BatchError: As `require_room`.
-          NonFiniteError: A metric is NaN or infinite, and the plan does not ignore it.
+          NonFiniteError: A metric is NaN or infinite, and that ends the run.
           Exception: Whatever `step` or a hook raised.
         """
         self.require_room(batch.steps)
@@ -307,16 +278,34 @@ class Loop:
     def leave(self) -> LoopResult:
         """Return what there is now, and show nobody anything; no step follows."""
         self._last_step = self.step
-        if (call := self._newest) is None:
-            return self._result(None, None)
-        metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
-        return self._result(metrics, call.progress)
+        metrics = progress = None
+        if (call := self._newest) is not None:
+            metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
+            progress = call.progress
+        return LoopResult(
+            state=self._show_state(self.state, self.step),
+            step=self.step,
+            examples=self._examples,
+            metrics=metrics,
+            progress=progress,
+        )
 
     def _state_event(self, call: DispatchedCall, *, shown: bool) -> StateEvent:
-        # An event that held the state would have its arrays freed, all of them, where a
-        # hook lets go of the event: in that hook's phase, which is no part of the step.
-        return call.state_event(
-            partial(self._state_after, self.step), shown=shown, look=self._look
+        late = PendingMetrics(
+            steps=call.steps, stacked=call.stacked, metrics=call.metrics
+        )
+        return StateEvent(
+            step=call.last_step,
+            advanced=call.steps,
+            examples=call.examples_before + call.examples,
+            progress=call.progress,
+            # An event that held the state would have its arrays freed, all of them,
+            # where a hook lets go of the event: in that hook's phase, which is no part
+            # of the step.
+            read_state=partial(self._state_after, self.step),
+            position=call.position,
+            in_flight=None if shown else late,
+            require_finite=self._look,
         )
 
     def _state_after(self, step: int) -> PyTree:
@@ -380,15 +369,6 @@ class Loop:
         self._phases.enter("step")
         if self._finite is not None:
             self._finite.check()
-
-    def _result(self, metrics: PyTree, progress: ProgressNumbers | None) -> LoopResult:
-        return LoopResult(
-            state=self._show_state(self.state, self.step),
-            step=self.step,
-            examples=self._examples,
-            metrics=metrics,
-            progress=progress,
-        )
 
 
 def _as_python(leaf: np.ndarray) -> PyTree:

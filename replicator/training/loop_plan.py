@@ -1,7 +1,6 @@
 """Say how long a loop runs, and how; refuse what does not come out even."""
 
 import dataclasses
-from typing import Literal
 
 import numpy as np
 
@@ -18,7 +17,6 @@ class LoopPlan:
       start_step: Updates that the state has behind it.
       steps_per_call: Updates that one call of the step makes. Above 1, each metric has
         a leading axis of that size.
-      on_nonfinite: Whether a NaN or infinite metric ends the run.
 
     Raises:
       ArgumentError: A number is out of range, or calls do not fit into `steps`.
@@ -27,7 +25,6 @@ class LoopPlan:
     steps: int | None
     start_step: int = 0
     steps_per_call: int = 1
-    on_nonfinite: Literal["raise", "ignore"] = "raise"
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, np.integer):

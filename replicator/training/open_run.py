@@ -5,117 +5,34 @@ process.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from replicator.base.flat_tree import FlatTree, whole
-from replicator.base.mesh import spans_processes
-from replicator.base.types import Dataset, PyTree, StepFn
-from replicator.checkpoint.store import CheckpointStore
+from replicator.base.types import PyTree
 from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
-from replicator.engine.layout import Layout
-from replicator.engine.step.microbatch_sums import KeyedStep
-from replicator.engine.step.state import FirstState, RunState
+from replicator.engine.step.state import RunState
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
-from replicator.inputs.position import Position
 from replicator.inputs.skipped_batches import SkippedBatches
-from replicator.monitoring.events import EventLog
-from replicator.monitoring.phases import Phases
-from replicator.monitoring.run_record import describe_dataset
 from replicator.training.checkpoint_hook import (
     Resumed,
     SaveCheckpoints,
+    find_start,
     load_hooks,
     open_store,
-    resume,
 )
 from replicator.training.evaluate_hook import EvaluateEvery, followed_number
 from replicator.training.hooks.hook import Hook
+from replicator.training.hooks.user_hooks import HookOfUser
 from replicator.training.loop import Loop, Step
-from replicator.training.loop_plan import LoopPlan
-from replicator.training.node import Node
-from replicator.training.nonfinite.rollback import Recovery
-from replicator.training.options import Checkpointing, Evaluating, Recording
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.hook import LeaveSaved, Preemption
 from replicator.training.reports.records import Reports, open_reports
-from replicator.training.user_hooks import HookOfUser
-from replicator.training.watchdog import Limits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """All that a run is made of; nothing of it is open yet.
-
-    Attributes:
-      step: Works on a `RunState`; None where a loop has steps of its own.
-      compile: Lifts a step of such a loop.
-      first: The first state, for a run that was not saved.
-      dataset: What to train on; None where a loop has batches of its own.
-      layout: How replicas lie on devices.
-      plan: How long.
-      reading: How the dataset is read.
-      seed: Of the run's keys.
-      arguments: What the records say of the run, in plain JSON.
-      recording: What is told.
-      checkpointing: Where the run is saved; None saves nothing.
-      evaluating: What is evaluated; None for nothing.
-      evaluate: `rep.evaluate`.
-      events: This process's journal of the run; None for none.
-      recovery: What is done about bad numbers.
-      one_replica: The step of one replica, to be written down where it fails.
-      hooks: The user's own.
-      phases: Where it notes what it is doing.
-      limits: How long each of that may take.
-      node: Of the program that it runs in; None for none.
-    """
-
-    step: Step | None
-    compile: Callable[[StepFn], CompiledStep]
-    first: FirstState
-    dataset: Dataset | None
-    layout: Layout
-    plan: LoopPlan
-    reading: InputOptions
-    seed: int
-    arguments: Mapping[str, Any]
-    recording: Recording
-    checkpointing: Checkpointing | None
-    evaluating: Evaluating | None
-    evaluate: Callable[..., Mapping[str, PyTree]]
-    events: EventLog | None
-    recovery: Recovery
-    one_replica: KeyedStep | None
-    hooks: Sequence[Hook]
-    phases: Phases
-    limits: Limits
-    node: Node | None
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices of the run."""
-        return self.layout.mesh
-
-    @property
-    def together(self) -> bool:
-        """Whether several processes make this run."""
-        return spans_processes(self.mesh)
-
-    def tell(self, kind: str, /, **fields: Any) -> None:
-        """Write into the journal, if there is one."""
-        if self.events is not None:
-            self.events.write(kind, **fields)
-
-    def tell_alike(self, kind: str, /, **fields: Any) -> None:
-        """Write what all processes do alike: one of them tells."""
-        if not self.together or jax.process_index() == 0:
-            self.tell(kind, **fields)
+from replicator.training.training import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,14 +72,14 @@ def open_run(
     went_back = of.recovery.went_back
     store = None
     if of.checkpointing is not None:
-        store = open_store(of.checkpointing, of.hooks, of.layout)
+        store = open_store(of)
         closers.append(store.close)
     with of.phases.during("restore"):
         resumed = find_start(of, store)
     require_same_state(of.mesh, resumed.state)
     if not went_back and (of.plan.steps is None or resumed.start_step < of.plan.steps):
         _try_evaluation(of, resumed.state.user)
-    reports = _reports(of, resumed)
+    reports = open_reports(of, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
     evaluation = _evaluation(of, reports)
     saved_hooks = [
@@ -175,10 +92,18 @@ def open_run(
     if went_back and not resumed.hooks:
         load_hooks(of.hooks, first_states)  # back to the very beginning
     of.recovery.come_back(resumed.start_step)
-    saving = None
+    saving, leaving = None, None
     if store is not None:
-        saving = _saving(of, store, resumed, reports, saved_hooks, evaluation)
-    leaving = _leaving(of, preemption, saving, resumed.start_step)
+        saving = SaveCheckpoints(
+            of,
+            store,
+            began=resumed.began,
+            reports=reports.hooks,
+            hooks=saved_hooks,
+            evaluation=evaluation,
+        )
+        if preemption is not None:
+            leaving = LeaveSaved(of, preemption, saving, first_step=resumed.start_step)
     hooks = hooks_in_order(reports, saved_hooks, saving, leaving or preemption)
     batches = _input(of, resumed, preemption, in_turn=lambda: loop.in_turn)
     # From here on in this order: what is saved last waits for what is told before.
@@ -189,10 +114,9 @@ def open_run(
         plan=dataclasses.replace(
             of.plan,
             start_step=resumed.start_step,
-            on_nonfinite="ignore" if of.recovery.ignores else "raise",
         ),
         hooks=hooks,
-        tell=of.recovery.tell,
+        tell=None if of.recovery.ignores else of.recovery.tell,
         phases=of.phases,
         in_flight=resumed.in_flight,
         agreed_time=AgreedTime() if of.together else None,
@@ -233,18 +157,6 @@ def hooks_in_order(
     return [*reports.hooks, *saved_hooks, *ends, *reports.after]
 
 
-def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
-    """Return where a run begins, or goes on."""
-    dataset = None if of.dataset is None else describe_dataset(of.dataset)
-    began = {"seed": of.seed, "dataset": dataset}
-    found = None
-    if store is not None:
-        found = resume(store, of.first.shapes, of.layout, began)
-    if found is None:
-        return Resumed(state=of.first.born(), position=Position(), began=began)
-    return found
-
-
 def _try_evaluation(of: Training, user: PyTree) -> None:
     """Evaluate the first batch alone: what is wrong shows before hours of steps."""
     if (wanted := of.evaluating) is None:
@@ -257,20 +169,6 @@ def _try_evaluation(of: Training, user: PyTree) -> None:
         followed_number(metrics, wanted.follow.metric)
 
 
-def _reports(of: Training, resumed: Resumed) -> Reports:
-    return open_reports(
-        of.recording,
-        resumed,
-        seed=of.seed,
-        arguments=of.arguments,
-        step=of.step,
-        mesh=of.mesh,
-        phases=of.phases,
-        events=of.events,
-        is_fresh=resumed.start_step == 0 and not of.recovery.went_back,
-    )
-
-
 def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
     if (wanted := of.evaluating) is None:
         return None
@@ -280,46 +178,6 @@ def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
         writer=reports.writer,
         follow=wanted.follow,
         tell=of.tell_alike,
-    )
-
-
-def _saving(
-    of: Training,
-    store: CheckpointStore,
-    resumed: Resumed,
-    reports: Reports,
-    saved_hooks: Sequence[Hook],
-    evaluation: EvaluateEvery | None,
-) -> SaveCheckpoints:
-    assert of.checkpointing is not None
-    return SaveCheckpoints(
-        store,
-        of.checkpointing.when,
-        reports=reports.hooks,
-        hooks=saved_hooks,
-        last_step=of.plan.steps,
-        rank_by=of.checkpointing.retention.metric,
-        evaluated=evaluation and evaluation.numbers_of,
-        about={"strategy": of.arguments.get("strategy"), "began": resumed.began},
-        tell=of.tell_alike,
-    )
-
-
-def _leaving(
-    of: Training,
-    preemption: Preemption | None,
-    saving: SaveCheckpoints | None,
-    first_step: int,
-) -> LeaveSaved | None:
-    if preemption is None or saving is None:
-        return None
-    return LeaveSaved(
-        preemption,
-        saving.on_end,
-        phases=of.phases,
-        first_step=first_step,
-        last_step=of.plan.steps,
-        tell=of.tell,
     )
 
 

@@ -1,11 +1,12 @@
 """What can be said of a run beside its step and its data; the types for it.
 
-`run` and `session` take all of it by keyword, and hand it on in four parts:
-checkpoints, evaluation, records, bad numbers. Each refuses what does not go together.
+`run` and `session` take all of it by keyword, and hand most of it on in three parts:
+checkpoints, evaluation, records. Each refuses what does not go together.
 """
 
 import dataclasses
-import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from replicator.base.host.paths import checked_path
@@ -23,7 +24,6 @@ from replicator.inputs.adapters import check_read_anew
 from replicator.training.best_metric import BestSoFar, Follow
 from replicator.training.evaluate_hook import EvaluateEvery
 from replicator.training.hooks.schedule import Every, every
-from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
@@ -39,79 +39,86 @@ __all__ = [
     "every",
 ]
 
-Directory = str | os.PathLike[str] | None
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """Where and when a run is saved.
 
     Attributes:
-      directory: Holds the checkpoints of this run and of no other; None saves nothing.
+      directory: Holds the checkpoints of this run and of no other.
       when: At which steps; the last step is saved, too.
       retention: Which of them stay.
+    """
+
+    directory: Path
+    when: Every
+    retention: Retention
+
+
+def checkpointing_of(given: Mapping[str, Any]) -> Checkpointing | None:
+    """Return where the arguments of a run say that it is saved; None for nowhere.
 
     Raises:
       ArgumentError: One is of a wrong kind, or given without a directory.
     """
-
-    directory: Directory
-    when: Any  # an `Every` once this is made; a user may say a number of steps
-    retention: Any  # a `Retention` once this is made
-
-    def __post_init__(self) -> None:
-        check_kind("retention", self.retention, Retention)
-        if self.directory is None and self.retention is not None:
+    directory, retention = given["checkpoint_dir"], given["retention"]
+    check_kind("retention", retention, Retention)
+    if directory is None:
+        if retention is not None:
             raise ArgumentError(
                 "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
                 "or leave `retention` out."
             )
-        when = self.when
-        if self.directory is not None:
-            when = _as_schedule("checkpoint_every", when)
-        directory = checked_path("checkpoint_dir", self.directory)
-        object.__setattr__(self, "directory", directory)
-        object.__setattr__(self, "when", when)
-        object.__setattr__(self, "retention", self.retention or Retention())
+        return None
+    return Checkpointing(
+        when=_as_schedule("checkpoint_every", given["checkpoint_every"]),
+        directory=checked_path("checkpoint_dir", directory),
+        retention=retention or Retention(),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluating:
-    """What a run evaluates, and when; nothing, if all is None.
+    """What a run evaluates, and when.
 
     Attributes:
       eval_fn: As in `rep.evaluate`.
       dataset: Read anew each time.
       when: At which steps; the last one is evaluated, too.
       follow: The number that tells the best step, and when to give up.
+    """
+
+    eval_fn: EvalFn
+    dataset: Dataset
+    when: Every
+    follow: Follow | None
+
+
+def evaluating_of(given: Mapping[str, Any]) -> Evaluating | None:
+    """Return what the arguments of a run say that it evaluates; None for nothing.
 
     Raises:
       ArgumentError: Some are given without the others, or one is of a wrong kind.
     """
-
-    eval_fn: EvalFn | None
-    dataset: Dataset | None
-    when: Any  # an `Every` once this is made
-    follow: Follow | None
-
-    def __post_init__(self) -> None:
-        check_kind("follow", self.follow, Follow)
-        given = {
-            "eval_fn": self.eval_fn,
-            "eval_dataset": self.dataset,
-            "eval_every": self.when,
-        }
-        missing = [name for name, value in given.items() if value is None]
-        if len(missing) == 3 and self.follow is None:
-            return
-        if missing:
-            raise ArgumentError(
-                "`eval_fn`, `eval_dataset` and `eval_every` must be given together, "
-                f"got no `{missing[0]}`. Pass it, or leave all out."
-            )
-        check_function("eval_fn", self.eval_fn, "state, batch")
-        check_read_anew("eval_dataset", given["eval_dataset"])
-        object.__setattr__(self, "when", _as_schedule("eval_every", self.when))
+    follow = given["follow"]
+    check_kind("follow", follow, Follow)
+    names = ("eval_fn", "eval_dataset", "eval_every")
+    missing = [name for name in names if given[name] is None]
+    if len(missing) == 3 and follow is None:
+        return None
+    if missing:
+        raise ArgumentError(
+            "`eval_fn`, `eval_dataset` and `eval_every` must be given together, "
+            f"got no `{missing[0]}`. Pass it, or leave all out."
+        )
+    check_function("eval_fn", given["eval_fn"], "state, batch")
+    check_read_anew("eval_dataset", given["eval_dataset"])
+    return Evaluating(
+        eval_fn=given["eval_fn"],
+        dataset=given["eval_dataset"],
+        when=_as_schedule("eval_every", given["eval_every"]),
+        follow=follow,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,53 +128,36 @@ class Recording:
     Attributes:
       directory: Where metrics, `run.json` and the journal go; None for nowhere.
       write_every: Steps between written metrics.
-      gradient_norm: Whether metrics tell the norm of the gradient.
       display: Whether progress is shown on standard error.
       profile: Steps to trace; None for none.
+    """
+
+    directory: Path | None
+    write_every: int
+    display: bool
+    profile: range | None
+
+
+def recording_of(given: Mapping[str, Any]) -> Recording:
+    """Return what the arguments of a run say that it tells.
 
     Raises:
       ArgumentError: One is of a wrong kind, or there is no place for a trace.
     """
-
-    directory: Directory
-    write_every: int = 10
-    gradient_norm: bool = True
-    display: bool = True
-    profile: range | None = None
-
-    def __post_init__(self) -> None:
-        check_count("write_every", self.write_every)
-        check_flags(gradient_norm=self.gradient_norm, display=self.display)
-        directory = checked_path("directory", self.directory)
-        object.__setattr__(self, "directory", directory)
-        if self.profile is None:
-            return
-        check_steps("profile", self.profile)
+    write_every, display = given["write_every"], given["display"]
+    check_count("write_every", write_every)
+    check_flags(gradient_norm=given["gradient_norm"], display=display)
+    directory = checked_path("directory", given["directory"])
+    if (profile := given["profile"]) is not None:
+        check_steps("profile", profile)
         if directory is None:
             raise ArgumentError(
                 "`directory` must be given to profile steps, got None. Pass it: traces "
                 "go to `profile/` in it."
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BadNumbers:
-    """What a run does about NaN, infinity and spikes.
-
-    Attributes:
-      on_nonfinite: What a metric that is NaN or infinite leads to; None: what fits the
-        optimizer.
-      spikes: What to watch for; None for nothing.
-
-    Raises:
-      ArgumentError: `spikes` is of a wrong kind.
-    """
-
-    on_nonfinite: OnNonfinite | None
-    spikes: Spikes | None
-
-    def __post_init__(self) -> None:
-        check_kind("spikes", self.spikes, Spikes)
+    return Recording(
+        directory=directory, write_every=write_every, display=display, profile=profile
+    )
 
 
 def _as_schedule(name: str, when: int | Every) -> Every:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, TypedDict
 
-from replicator.base.types import Dataset, InitFn, PyTree, StepFn
+from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import describe_leaves
 from replicator.distributed.same_everywhere import require_same_arguments
@@ -17,7 +17,6 @@ from replicator.engine.auto_microbatch import (
     first_batch,
     fit_accumulate,
 )
-from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.eager_calls import require_eager
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.engine.layout import Layout
@@ -38,15 +37,14 @@ from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.rollback import make_recovery
 from replicator.training.nonfinite.spikes import Spikes
-from replicator.training.open_run import Training
 from replicator.training.options import (
-    BadNumbers,
     Checkpointing,
-    Evaluating,
-    Recording,
+    checkpointing_of,
+    evaluating_of,
+    recording_of,
 )
-from replicator.training.postmortem.recorded_program import one_replica_update
 from replicator.training.reports.records import open_journal
+from replicator.training.training import Training
 from replicator.training.watchdog.limits import Limits, as_limits
 
 
@@ -102,31 +100,15 @@ def plan_run(
       ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
     """
     phases = Phases()
-    checkpointing = Checkpointing(
-        directory=given["checkpoint_dir"],
-        when=given["checkpoint_every"],
-        retention=given["retention"],
-    )
-    evaluating = Evaluating(
-        eval_fn=given["eval_fn"],
-        dataset=given["eval_dataset"],
-        when=given["eval_every"],
-        follow=given["follow"],
-    )
-    recording = Recording(
-        directory=given["directory"],
-        write_every=given["write_every"],
-        gradient_norm=given["gradient_norm"],
-        display=given["display"],
-        profile=given["profile"],
-    )
-    bad_numbers = BadNumbers(on_nonfinite=given["on_nonfinite"], spikes=given["spikes"])
+    checkpointing = checkpointing_of(given)
+    evaluating = evaluating_of(given)
+    recording = recording_of(given)
+    check_kind("spikes", given["spikes"], Spikes)
     options = _checked_options(given, defaults)
     plan = LoopPlan(steps=given["steps"], steps_per_call=options.steps_per_call)
     _check_left_to_run(given["inputs"], options, plan)
     limits, hooks = as_limits(given["step_timeout"]), checked_hooks(given["hooks"])
-    is_saved = checkpointing.directory is not None
-    if is_saved:
+    if checkpointing is not None:
         hook_states(hooks)  # refuses one that could not be saved
     first = _first_state(given, layout)
     events = open_journal(recording.directory)
@@ -134,7 +116,8 @@ def plan_run(
     reading = _reading(given["inputs"] or InputOptions(), options, steps=plan.steps)
     return Training(
         step=_step(given, options, layout, phases),
-        compile=lambda step_fn: _own_step(step_fn, options, layout, phases),
+        step_fn=given["step_fn"],
+        options=options,
         first=first,
         dataset=given["dataset"],
         layout=layout,
@@ -143,21 +126,19 @@ def plan_run(
         seed=given["seed"],
         arguments=_arguments(plan, checkpointing, options, layout, reading),
         recording=recording,
-        checkpointing=checkpointing if is_saved else None,
-        evaluating=evaluating if evaluating.eval_fn is not None else None,
+        checkpointing=checkpointing,
+        evaluating=evaluating,
         evaluate=evaluate,
         events=events,
         recovery=make_recovery(
             first.shapes.user,
-            on_nonfinite=bad_numbers.on_nonfinite,
-            spikes=bad_numbers.spikes,
+            on_nonfinite=given["on_nonfinite"],
+            spikes=given["spikes"],
             journal=events,
         ),
-        one_replica=given["step_fn"]
-        and one_replica_update(given["step_fn"], steps_per_call=options.steps_per_call),
         hooks=hooks,
         phases=phases,
-        limits=limits,
+        limits=limits.for_input(reading.timeout_s),
         node=given["node"],
     )
 
@@ -240,13 +221,6 @@ def _step(
     )
 
 
-def _own_step(
-    step_fn: StepFn, options: CompileOptions, layout: Layout, phases: Phases
-) -> CompiledStep:
-    check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-    return compiled_step(step_fn, layout, options, counted=False, phases=phases)
-
-
 def _fitted(
     given: Mapping[str, Any], options: CompileOptions, first: FirstState, layout: Layout
 ) -> CompileOptions:
@@ -277,17 +251,19 @@ def _fitted(
 
 def _arguments(
     plan: LoopPlan,
-    checkpointing: Checkpointing,
+    checkpointing: Checkpointing | None,
     options: CompileOptions,
     layout: Layout,
     reading: InputOptions,
 ) -> dict[str, Any]:
     """Return what the records say of the run, in plain JSON."""
-    place = checkpointing.directory
+    names = ("accumulate", "steps_per_call", "reduction")
     return {
         "steps": plan.steps,
-        "checkpoint_dir": None if place is None else os.fspath(place),
-        **_plain(options, layout),
+        "checkpoint_dir": checkpointing and os.fspath(checkpointing.directory),
+        "num_replicas": layout.num_replicas,
+        **{name: getattr(options, name) for name in names},
+        "strategy": layout.describe() | {"reduction": options.reduction},
         "inputs": dataclasses.asdict(reading),
     }
 
@@ -321,16 +297,6 @@ def _reading(
         steps_per_call=options.steps_per_call,
         epochs=epochs,
     )
-
-
-def _plain(options: CompileOptions, layout: Layout) -> dict[str, Any]:
-    """Return what the records say of the options, in plain JSON."""
-    names = ("accumulate", "steps_per_call", "reduction")
-    return {
-        "num_replicas": layout.num_replicas,
-        **{name: getattr(options, name) for name in names},
-        "strategy": layout.describe() | {"reduction": options.reduction},
-    }
 
 
 def require_possible(of: Training) -> None:

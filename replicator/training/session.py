@@ -19,9 +19,10 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
+from replicator.engine.make_step import compiled_step
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.step.state import in_form, step_key
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_function
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
 from replicator.training.checkpoint_hook import hook_states, open_store
@@ -30,12 +31,12 @@ from replicator.training.guards import end_told, guarded
 from replicator.training.loop import LoopResult
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
-from replicator.training.open_run import Opened, Training, open_run
-from replicator.training.postmortem.examine import RecordsFailure
-from replicator.training.postmortem.examined_run import examined
+from replicator.training.open_run import Opened, open_run
+from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.hook import Preemption
-from replicator.training.reports.records import alone_in
+from replicator.training.reports.records import alone
 from replicator.training.run import require_possible
+from replicator.training.training import Training
 
 MOST_OF_A_TURN = 10_000  # batches; a loop that takes more has forgotten `after`
 _SAME: Any = object()
@@ -102,8 +103,8 @@ class Session:
         with ExitStack() as outer:
             outer.callback(setattr, self, "_open", None)
             outer.enter_context(closed_at_the_end(closers))
-            outer.enter_context(alone_in(of.recording.directory, of.mesh))
-            outer.enter_context(end_told(of.tell, of.phases))
+            outer.enter_context(alone(of))
+            outer.enter_context(end_told(of))
             if self._step is not None:
                 outer.enter_context(examined(of, self._step))
             self._open_here()
@@ -256,7 +257,11 @@ class Session:
             has one.
         """
         self._require_own_steps("compile")
-        compiled = self._of.compile(step_fn)
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+        of = self._of
+        compiled = compiled_step(
+            step_fn, of.layout, of.options, counted=False, phases=of.phases
+        )
 
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop
@@ -330,17 +335,7 @@ class Session:
     def _open_here(self) -> None:
         of = self._of
         with ExitStack() as inner:
-            self._preemption = inner.enter_context(
-                guarded(
-                    of.phases,
-                    limits=of.limits.for_input(of.reading.timeout_s),
-                    directory=of.recording.directory,
-                    together=of.together,
-                    saved=of.checkpointing is not None,
-                    tell=of.tell,
-                    node=of.node,
-                )
-            )
+            self._preemption = inner.enter_context(guarded(of))
             inner.push(self._leave_if_asked)
             closers: list[Callable[[], None]] = []
             inner.enter_context(closed_at_the_end(closers))
@@ -423,9 +418,7 @@ class Session:
 
     def _discard(self, signal: GoingBack) -> bool:
         """Delete the checkpoints that hold what went bad; tell whether one is left."""
-        of = self._of
-        assert of.checkpointing is not None
-        with open_store(of.checkpointing, of.hooks, of.layout) as store:
+        with open_store(self._of) as store:
             store.discard_after(signal.before_step - 1)
             return bool(store.steps())
 

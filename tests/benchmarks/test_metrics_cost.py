@@ -1,6 +1,6 @@
 from benchmarks.metrics_cost import time_in_turn
 from replicator.hooks import StateEvent
-from replicator.monitoring.progress import first_numbers
+from replicator.monitoring.progress import ProgressNumbers
 
 
 def make_run(name, done, *, steps):
@@ -9,7 +9,7 @@ def make_run(name, done, *, steps):
     def run(hook):
         for step in range(1, steps + 1):
             done.append((name, step))
-            numbers = first_numbers(step, steps, 0.0)
+            numbers = ProgressNumbers(step=step, steps=steps, time_s=0.0)
             hook.on_state(
                 StateEvent(
                     step=step, advanced=1, examples=0, progress=numbers, read_state=dict

@@ -201,7 +201,7 @@ from replicator.monitoring.events import EventLog
 from replicator.hooks import StateEvent
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.monitoring.phases import Phases
-from replicator.monitoring.progress import first_numbers
+from replicator.monitoring.progress import ProgressNumbers
 
 directory, step = sys.argv[1], int(sys.argv[2])
 phases = Phases()
@@ -210,7 +210,7 @@ while True:
     phases.enter("step", step=step)
     threading.Event().wait(0.01)
     step += 1
-    numbers = first_numbers(step, None, phases.clock.now_s())
+    numbers = ProgressNumbers(step=step, steps=None, time_s=phases.clock.now_s())
     hook.on_state(
         StateEvent(step=step, advanced=1, examples=0, progress=numbers, read_state=dict)
     )

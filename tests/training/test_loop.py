@@ -398,8 +398,8 @@ def test_a_vector_with_one_number_that_is_not_finite_is_named(state, mesh):
 
 
 def test_what_is_not_finite_can_be_ignored(step, state, mesh):
-    plan = LoopPlan(steps=2, on_nonfinite="ignore")
-    result = run_loop(step, state, batches_of(mesh, math.nan, 1), plan=plan)
+    batches = batches_of(mesh, math.nan, 1)
+    result = run_loop(step, state, batches, plan=LoopPlan(steps=2), tell=None)
     assert (result.step, result.metrics["loss"]) == (2, 1.0)
 
 

@@ -25,7 +25,7 @@ from replicator.monitoring.pending_metrics import (
     result_as_json,
     result_from_json,
 )
-from replicator.monitoring.progress import first_numbers
+from replicator.monitoring.progress import ProgressNumbers
 from replicator.monitoring.run_record import describe_dataset
 from replicator.training.best_metric import BestSoFar, Follow
 from replicator.training.checkpoint_hook import load_hooks
@@ -313,7 +313,7 @@ def test_a_hook_in_the_place_of_another_starts_anew(caplog):
 
 def test_a_schedule_by_the_clock_goes_on_waiting():
     def at(step, time_s):
-        progress = first_numbers(step, None, time_s)
+        progress = ProgressNumbers(step=step, steps=None, time_s=time_s)
         return StepEvent(step=step, advanced=1, examples=0, progress=progress)
 
     before = every(seconds=10.0).trigger()

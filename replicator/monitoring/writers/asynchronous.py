@@ -32,9 +32,12 @@ class Async:
         check_number("timeout_s", timeout_s)
         self._writer = writer
         self._timeout_s = timeout_s
+        # Taken by who queues a row, given back by the thread once it is written. Rows
+        # in the queue die with the process; a run that goes on writes them again.
         self._room = threading.BoundedSemaphore(capacity)
         # One thread, so in order: when a `flush` has run, so have all rows before it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-writer")
+        # Written by the thread, taken by who calls next: each is one assignment.
         self._failure: Exception | None = None
         self._closed = False
 

@@ -15,8 +15,7 @@ import numpy as np
 from replicator.base.to_host import to_host
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
-from replicator.training.nonfinite.policy import BadNumber, Policy
-from replicator.training.nonfinite.rollback import Recovery
+from replicator.training.nonfinite.policy import BadNumber
 
 CALLS_BETWEEN_CHECKS = 64
 
@@ -25,11 +24,11 @@ class FiniteCheck:
     """Remembers metrics until they are looked at.
 
     Args:
-      tell: Takes each step with a bad metric, in order; by default it raises.
+      tell: Takes each step with a bad metric, in order.
     """
 
-    def __init__(self, tell: Callable[[BadNumber], None] | None = None) -> None:
-        self._tell = tell or Recovery(Policy()).tell
+    def __init__(self, tell: Callable[[BadNumber], None]) -> None:
+        self._tell = tell
         self._unchecked: list[_Unchecked] = []
 
     def admit(self, metrics: PyTree, *, first_step: int, stacked: bool) -> None:
@@ -42,7 +41,7 @@ class FiniteCheck:
           stacked: Whether each metric has a leading axis of several steps.
 
         Raises:
-          NonFiniteError: As `check`.
+          Exception: As `check`.
         """
         leaves, structure = jax.tree.flatten(metrics)
         most_axes = 2 if stacked else 1
@@ -55,8 +54,6 @@ class FiniteCheck:
         """Look at everything since the last look.
 
         Raises:
-          NonFiniteError: By default. It names the first step with a NaN or infinity,
-            and its first such metric.
           Exception: Whatever `tell` raised.
         """
         unchecked, self._unchecked = self._unchecked, []

@@ -69,13 +69,9 @@ class History:
     skips_in_a_row: int = 0
     last_skip: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values that `history_from_json` takes."""
-        return dataclasses.asdict(self) | {"left_out": list(self.left_out)}
-
 
 def history_from_json(value: Mapping[str, Any]) -> History:
-    """Return the history that `as_json` wrote."""
+    """Return the history that was written as JSON."""
     return History(**{**value, "left_out": tuple(value["left_out"])})
 
 
@@ -100,39 +96,24 @@ class BadNumber:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
-    """Write an event into the run's journal."""
+class Outcome:
+    """What is to be done about a bad number, in this order; nothing by default.
 
-    kind: Literal["skipped", "spike"]
-    step: int
-    leaf: str
-    found: str
+    Attributes:
+      note: What the run's journal is told that the step was; None tells nothing.
+      goes_back: Whether to give up all checkpoints from the step on, and to go on from
+        the one before.
+      stop: Why the run ends; None if it does not.
+    """
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
-    """End the run, and say why."""
-
-    kind: Literal["nonfinite", "spike"]
-    step: int
-    leaf: str
-    message: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class GoBack:
-    """Give up all checkpoints from `before_step` on, and go on from the one before."""
-
-    before_step: int
-    leave_out: int
-
-
-Action: TypeAlias = Note | Stop | GoBack
+    note: Literal["skipped", "spike"] | None = None
+    goes_back: bool = False
+    stop: str | None = None
 
 
 def decide(
     policy: Policy, history: History, event: BadNumber
-) -> tuple[History, tuple[Action, ...]]:
+) -> tuple[History, Outcome]:
     """Say what a bad number leads to.
 
     Args:
@@ -147,18 +128,18 @@ def decide(
         return _after_spike(policy, history, event)
     match policy.on_nonfinite:
         case "ignore":
-            return history, ()
+            return history, Outcome()
         case "skip":
             return _after_skip(policy, history, event)
         case "rollback":
             return _go_back(history, event)
         case _:
-            return history, (_stop(event),)
+            return history, Outcome(stop=_stop(event))
 
 
 def come_back(
     policy: Policy, history: History, event: BadNumber, *, start_step: int
-) -> tuple[History, tuple[Action, ...]]:
+) -> tuple[History, Outcome]:
     """Count a rollback, now that all processes know which checkpoint was left.
 
     Args:
@@ -173,61 +154,54 @@ def come_back(
     if start_step > history.back_to:
         history = dataclasses.replace(history, rollbacks=0, back_to=start_step)
     if history.rollbacks < policy.max_rollbacks:
-        return dataclasses.replace(history, rollbacks=history.rollbacks + 1), ()
+        return dataclasses.replace(history, rollbacks=history.rollbacks + 1), Outcome()
     kept = tuple(call for call in history.left_out if call != event.call)
     after = f", after {history.rollbacks} rollbacks without a new checkpoint"
-    return dataclasses.replace(history, left_out=kept), (_stop(event, after),)
+    return dataclasses.replace(history, left_out=kept), Outcome(
+        stop=_stop(event, after)
+    )
 
 
 def _after_spike(
     policy: Policy, history: History, event: BadNumber
-) -> tuple[History, tuple[Action, ...]]:
-    note = _note("spike", event)
+) -> tuple[History, Outcome]:
     if policy.on_spike == "log":
-        return history, (note,)
+        return history, Outcome(note="spike")
     if policy.on_spike == "raise":
-        return history, (note, _stop(event))
-    history, actions = _go_back(history, event)
-    return history, (note, *actions)
+        return history, Outcome(note="spike", stop=_stop(event))
+    history, outcome = _go_back(history, event)
+    return history, dataclasses.replace(outcome, note="spike")
 
 
 def _after_skip(
     policy: Policy, history: History, event: BadNumber
-) -> tuple[History, tuple[Action, ...]]:
+) -> tuple[History, Outcome]:
     follows = event.step == history.last_skip + 1
     in_a_row = history.skips_in_a_row + 1 if follows else 1
     history = dataclasses.replace(
         history, skips_in_a_row=in_a_row, last_skip=event.step
     )
-    note = _note("skipped", event)
     if in_a_row < policy.max_skips:
-        return history, (note,)
-    return history, (note, _stop(event, f", the {in_a_row}th update in a row"))
+        return history, Outcome(note="skipped")
+    stop = _stop(event, f", the {in_a_row}th update in a row")
+    return history, Outcome(note="skipped", stop=stop)
 
 
-def _go_back(history: History, event: BadNumber) -> tuple[History, tuple[Action, ...]]:
+def _go_back(history: History, event: BadNumber) -> tuple[History, Outcome]:
     if event.call is None or event.call in history.left_out:
         # Whichever batch it was, to leave it out would not help, or not be possible.
-        return history, (_stop(event, ", and its batch cannot be told"),)
+        return history, Outcome(stop=_stop(event, ", and its batch cannot be told"))
     left_out = tuple(sorted({*history.left_out, event.call}))
-    history = dataclasses.replace(history, left_out=left_out)
-    return history, (GoBack(before_step=event.step, leave_out=event.call),)
+    return dataclasses.replace(history, left_out=left_out), Outcome(goes_back=True)
 
 
-def _note(kind: Literal["skipped", "spike"], event: BadNumber) -> Note:
-    return Note(kind=kind, step=event.step, leaf=event.leaf, found=event.found)
-
-
-def _stop(event: BadNumber, after: str = "") -> Stop:
+def _stop(event: BadNumber, after: str = "") -> str:
+    """Say why a run ends."""
     rule, option = {
         "nonfinite": ("be finite", '`on_nonfinite="ignore"`'),
         "spike": ("stay in its range", '`Spikes(action="log")`'),
     }[event.kind]
-    return Stop(
-        kind=event.kind,
-        step=event.step,
-        leaf=event.leaf,
-        message=f"`{event.leaf}` must {rule}, got {event.found} at step "
-        f"{event.step}{after}. Look at the batch and the learning rate, or pass "
-        f"{option}.",
+    return (
+        f"`{event.leaf}` must {rule}, got {event.found} at step {event.step}{after}. "
+        f"Look at the batch and the learning rate, or pass {option}."
     )

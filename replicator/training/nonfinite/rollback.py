@@ -10,8 +10,8 @@ of those forgets it, meets the bad number again, and goes back again.
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from replicator.base.types import PyTree
 from replicator.engine.step.optimizer_state import optimizer_states
@@ -19,16 +19,14 @@ from replicator.errors import NonFiniteError, SpikeError
 from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.skipped_batches import SkippedBatches
+from replicator.monitoring.events import EventLog
 from replicator.training.hooks.hook import Hook, MetricsEvent
 from replicator.training.nonfinite.policy import (
-    Action,
     BadNumber,
-    GoBack,
     History,
-    Note,
     OnNonfinite,
+    Outcome,
     Policy,
-    Stop,
     come_back,
     decide,
     history_from_json,
@@ -36,12 +34,6 @@ from replicator.training.nonfinite.policy import (
 from replicator.training.nonfinite.spikes import Spikes
 
 _log = logging.getLogger(__name__)
-
-
-class Journal(Protocol):
-    """Where events of a run are written."""
-
-    def write(self, kind: str, /, **fields: Any) -> None: ...  # noqa: D102
 
 
 class GoingBack(Exception):
@@ -91,7 +83,7 @@ class Recovery(Hook):
         policy: Policy,
         *,
         spikes: Spikes | None = None,
-        journal: Journal | None = None,
+        journal: EventLog | None = None,
     ) -> None:
         self.policy = policy
         self.history = History()
@@ -125,7 +117,7 @@ class Recovery(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, and the numbers that say what is usual."""
-        return {"history": self.history.as_json(), "seen": list(self._seen)}
+        return {"history": dataclasses.asdict(self.history), "seen": list(self._seen)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up the history of a checkpoint, unless this run knows more."""
@@ -157,8 +149,8 @@ class Recovery(Hook):
         """
         if event.call is None and self._batches is not None:
             event = dataclasses.replace(event, call=self._batches.call_of(event.step))
-        self.history, actions = decide(self.policy, self.history, event)
-        self._act(event, actions)
+        self.history, outcome = decide(self.policy, self.history, event)
+        self._act(event, outcome)
 
     def come_back(self, start_step: int) -> None:
         """Count a rollback, if there was one: the run goes on from `start_step`.
@@ -169,30 +161,30 @@ class Recovery(Hook):
         """
         event, self._gone_back_for = self._gone_back_for, None
         if event is not None:
-            self.history, actions = come_back(
+            self.history, outcome = come_back(
                 self.policy, self.history, event, start_step=start_step
             )
-            self._act(event, actions)
+            self._act(event, outcome)
 
-    def _act(self, event: BadNumber, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Note():
-                    self._note(action.kind, action.step, event)
-                case GoBack():
-                    self._note("rolled_back", action.before_step, event)
-                    self._seen, self.went_back = (), True
-                    self._gone_back_for = event
-                    raise GoingBack(action.before_step)
-                case Stop():
-                    kind = SpikeError if action.kind == "spike" else NonFiniteError
-                    raise kind(action.message, step=action.step, leaf=action.leaf)
+    def _act(self, event: BadNumber, outcome: Outcome) -> None:
+        if outcome.note is not None:
+            self._note(outcome.note, event)
+        if outcome.goes_back:
+            self._note("rolled_back", event)
+            self._seen, self.went_back = (), True
+            self._gone_back_for = event
+            raise GoingBack(event.step)
+        if outcome.stop is not None:
+            kind = SpikeError if event.kind == "spike" else NonFiniteError
+            raise kind(outcome.stop, step=event.step, leaf=event.leaf)
 
-    def _note(self, kind: str, step: int, event: BadNumber) -> None:
-        fields = {"leaf": event.leaf, "found": event.found, "batch": event.call}
-        _log.warning("Step %d, %s: `%s` was %s.", step, kind, event.leaf, event.found)
+    def _note(self, kind: str, event: BadNumber) -> None:
+        step, leaf, found = event.step, event.leaf, event.found
+        _log.warning("Step %d, %s: `%s` was %s.", step, kind, leaf, found)
         if self._journal is not None:
-            self._journal.write(kind, step=step, **fields)
+            self._journal.write(
+                kind, step=step, leaf=leaf, found=found, batch=event.call
+            )
 
 
 def make_recovery(
@@ -200,7 +192,7 @@ def make_recovery(
     *,
     on_nonfinite: OnNonfinite | None = None,
     spikes: Spikes | None = None,
-    journal: Journal | None = None,
+    journal: EventLog | None = None,
 ) -> Recovery:
     """Return what a run does about bad numbers, from what its user said.
 

@@ -2,7 +2,7 @@
 
     <run>/postmortem/<step>/
       about.json     error, step, versions, configuration, names and dtypes of arrays
-      arrays.npz     state, batch and key, as plain arrays
+      arrays.npz     state and batch, as plain arrays
       program.txt    the jaxpr of the step, as one replica runs it
       program.bin    the same as serialized StableHLO, if it could be exported
 
@@ -48,7 +48,6 @@ class Bundle:
       error: Its `type`, its `message`, its `traceback`.
       state: The arrays of the state before the step, by path; None if it was lost.
       batch: The arrays of the global batch, by path; None if it was lost.
-      key: The data of the key that the step was called with; None if there was none.
       jaxpr: The program in words; None if it could not be traced.
       exported: The program as serialized StableHLO; None if it could not be exported.
       about: Plain values to be written beside: configuration, versions, positions.
@@ -58,7 +57,6 @@ class Bundle:
     error: Mapping[str, str]
     state: Mapping[str, np.ndarray] | None = None
     batch: Mapping[str, np.ndarray] | None = None
-    key: np.ndarray | None = None
     jaxpr: str | None = None
     exported: bytes | None = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -138,7 +136,6 @@ def read_bundle(directory: str | os.PathLike[str]) -> Bundle:
         error=about["error"],
         state=groups.get("state"),
         batch=groups.get("batch"),
-        key=groups.get("key", {}).get(""),
         jaxpr=_read_text(root / _TEXT),
         exported=_read_bytes(root / _BINARY),
         about=about["about"],
@@ -154,8 +151,6 @@ def _plain(leaf: Any) -> Any:
 
 def _write_files(folder: Path, bundle: Bundle) -> None:
     groups = {"state": bundle.state, "batch": bundle.batch}
-    if bundle.key is not None:
-        groups["key"] = {"": bundle.key}
     listed, stored = {}, {}
     for group, arrays in groups.items():
         if arrays is None:

@@ -1,22 +1,33 @@
 """Examine a run that died: find the step, do again what led to it, write a bundle.
 
+A step's state is donated to the next step, and a bad number is noticed late. So the
+state before the bad step is computed again, from the last checkpoint, with the same
+keys and batches: to the same bits. While a run is well this costs nothing.
+
 Of several processes all do the steps again, as one, and the first writes. That needs a
 failure that all have met: a bad number, which they look for together.
 """
 
+import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.experimental import checkify
 
 from replicator.base.padded import unpadded
+from replicator.base.per_replica import take_own
 from replicator.base.to_host import whole_on_host
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.distributed.coordination import process_index
+from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.memory_errors import is_out_of_memory
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import (
     DistributedError,
@@ -24,14 +35,27 @@ from replicator.errors import (
     ReplicatorError,
     SpikeError,
 )
+from replicator.inputs.adapters import check_read_anew
+from replicator.inputs.feed import open_input
 from replicator.inputs.placement import Placed
-from replicator.training.postmortem.capture import rebuild, write_post_mortem
-from replicator.training.postmortem.recorded_program import first_replica, joined_batch
+from replicator.inputs.skipped_batches import SkippedBatches
+from replicator.training.checkpoint_hook import find_start, open_store
+from replicator.training.guards import guarded
+from replicator.training.loop import Step
+from replicator.training.postmortem.bundle import Bundle, arrays_of, write_bundle
+from replicator.training.postmortem.recorded_program import (
+    RecordedProgram,
+    export_program,
+    joined_batch,
+    one_replica_update,
+    record_program,
+)
+from replicator.training.training import Training
 
 _MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
 _log = logging.getLogger(__name__)
 
-Reopened = tuple[PyTree, Any, int]
+Reopened = tuple[PyTree, SkippedBatches, int]
 """A state, the input after it, and the updates behind both."""
 
 
@@ -42,7 +66,7 @@ class RecordsFailure:
       step: The run's own.
     """
 
-    def __init__(self, step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]) -> None:
+    def __init__(self, step: Step) -> None:
         self._step = step
         self.failure: Exception | None = None
 
@@ -74,63 +98,82 @@ def is_met_by_all(failure: Exception) -> bool:
     return isinstance(failure, NonFiniteError | SpikeError | checkify.JaxRuntimeError)
 
 
+@contextmanager
+def examined(of: Training, step: RecordsFailure) -> Iterator[None]:
+    """Examine what fails in the block, if it was a step, for `replicator replay`.
+
+    Args:
+      of: The run; closed when the block ends.
+      step: The run's own.
+
+    Raises:
+      DeviceMemoryError: In place of XLA's, that memory was short.
+    """
+    try:
+        yield
+    except Exception as failure:
+        # What a step lacked may come to light where its metrics are read.
+        if is_out_of_memory(failure) and isinstance(of.step, CompiledStep):
+            raise of.step.explained(failure) from failure
+        bad_step = step.bad_step(failure, dispatched=of.phases.current.step)
+        meets = not of.together or is_met_by_all(failure)
+        directory = of.recording.directory
+        if meets and directory is not None and bad_step is not None:
+            with guarded(of, hears=False), of.phases.during("end"):
+                found = examine(of, directory, failure, bad_step)
+            if found is not None:
+                failure.add_note(f"To look at the step: replicator replay {found}")
+        raise
+
+
 def examine(
-    run_directory: str | os.PathLike[str],
+    of: Training,
+    directory: str | os.PathLike[str],
     failure: Exception,
-    *,
     bad_step: int,
-    step: Callable[[PyTree, Placed], tuple[PyTree, PyTree]],
-    one_replica: KeyedStep,
-    reopen: Callable[[], Reopened | None],
-    about: Mapping[str, Any],
-    together: bool = False,
 ) -> Path | None:
     """Write a bundle for a step that failed, with the state before it if possible.
 
     Args:
-      run_directory: The bundle goes to `postmortem/<step>` in it.
+      of: The run; closed. Where all processes make it, all do this.
+      directory: The bundle goes to `postmortem/<step>` in it.
       failure: What ended the run.
       bad_step: The step that failed.
-      step: The run's own, compiled.
-      one_replica: The same for one replica; see `one_replica_update`.
-      reopen: Returns where the run could go on before that step; None if it could not.
-      about: Plain values to write beside.
-      together: Whether all processes of the program do this, for the same failure.
 
     Returns:
       The bundle's directory; None if it could not be written.
     """
-    if together and not _all_are_here(bad_step):
+    if of.together and not _all_are_here(bad_step):
         return None
-    state, batch, layout = _before(bad_step, step, reopen)
+    state, batch, layout = _before(of, bad_step)
     path = None
-    if not together or process_index() == 0:
+    if not of.together or process_index() == 0:
+        assert of.step_fn is not None
         path = write_post_mortem(
-            run_directory,
+            directory,
             failure,
             step=bad_step,
-            update=one_replica,
+            update=one_replica_update(
+                of.step_fn, steps_per_call=of.plan.steps_per_call
+            ),
             state=state,
             batch=batch,
-            about={**about, **layout},
+            about={"arguments": of.arguments, "seed": of.seed, **layout},
         )
     # Who left before it is written would take the one that writes along.
-    return _path_of_first(path) if together else path
+    return _path_of_first(path) if of.together else path
 
 
-def _before(
-    bad_step: int,
-    step: Callable[[PyTree, Placed], tuple[PyTree, PyTree]],
-    reopen: Callable[[], Reopened | None],
-) -> tuple[PyTree, PyTree, dict[str, int]]:
+def _before(of: Training, bad_step: int) -> tuple[PyTree, PyTree, dict[str, int]]:
     """Return state and batch before the step, on the host, and how the batch lay."""
+    assert of.step is not None
     try:
-        if (opened := reopen()) is None:
+        if (opened := _reopen(of)) is None:
             return None, None, {}
         state, batches, start_step = opened
         try:
             found = rebuild(
-                step, state, batches, start_step=start_step, bad_step=bad_step
+                of.step, state, batches, start_step=start_step, bad_step=bad_step
             )
         finally:
             batches.close()
@@ -140,13 +183,65 @@ def _before(
         calls = {"steps_per_call": placed.steps_per_call}
         value = whole_on_host(placed.value)
         batch = joined_batch(value, accumulate=placed.accumulate, **calls)
-        return unpadded(whole_on_host(first_replica(state))), batch, calls
+        return unpadded(whole_on_host(take_own(state))), batch, calls
     except Exception as problem:
         # The run's own failure is what its user must see.
         _log.warning(
             "The state before step %d could not be rebuilt: %r", bad_step, problem
         )
         return None, None, {}
+
+
+def _reopen(of: Training) -> Reopened | None:
+    """Return where the run could go on, to come to a step once more."""
+    if of.dataset is None or not of.recovery.can_repeat:
+        return None
+    check_read_anew(
+        "dataset", of.dataset, why="a post-mortem bundle", adapters=of.reading.adapters
+    )
+    resumed = None
+    if of.checkpointing is not None:
+        with open_store(of) as store:
+            resumed = find_start(of, store)
+    resumed = resumed or find_start(of, None)
+    reading = dataclasses.replace(of.reading, steps=None)
+    batches = open_input(of.dataset, of.layout, options=reading, start=resumed.position)
+    return resumed.state, of.recovery.watch(batches), resumed.start_step
+
+
+def rebuild(
+    step: Step,
+    state: PyTree,
+    batches: Any,
+    *,
+    start_step: int,
+    bad_step: int,
+    most_calls: int = 1000,
+) -> tuple[PyTree, Placed] | None:
+    """Do a run's steps again, up to the call that made the bad one.
+
+    Args:
+      step: The run's own, compiled; takes over `state`.
+      state: Of a checkpoint before the bad step.
+      batches: The run's input, opened where that checkpoint was.
+      start_step: Updates that `state` has behind it.
+      bad_step: The step that went bad.
+      most_calls: Give up if it takes more.
+
+    Returns:
+      The state before the call, and the batch of the call; None if it is too far, or
+      the input has ended.
+    """
+    done = start_step
+    for _ in range(most_calls):
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        if done + batch.steps >= bad_step:
+            return state, batch
+        state, _ = step(state, batch)
+        done += batch.steps
+    return None
 
 
 def _all_are_here(bad_step: int) -> bool:
@@ -167,3 +262,66 @@ def _path_of_first(path: Path | None) -> Path | None:
         _log.warning("It is not known whether there is a bundle: %s", problem)
         return path
     return None if said is None else Path(said)
+
+
+def write_post_mortem(
+    run_directory: str | os.PathLike[str],
+    failure: BaseException,
+    *,
+    step: int,
+    update: KeyedStep,
+    state: PyTree | None,
+    batch: PyTree | None,
+    about: Mapping[str, Any],
+) -> Path | None:
+    """Write what is known of a step that failed; never fail oneself.
+
+    Args:
+      run_directory: The bundle goes to `postmortem/<step>` in it.
+      failure: What ended the run.
+      step: The step that failed.
+      update: What one replica does; see `one_replica_update`.
+      state: Before the call, as its first replica had it; None if it is lost.
+      batch: Of the call, whole; None if it is lost.
+      about: Plain values to write beside: configuration, versions, checkpoint.
+
+    Returns:
+      The bundle's directory; None if it could not be written. The reason is logged.
+    """
+    try:
+        program, exported = None, None
+        if state is not None and batch is not None:
+            program = _recorded(update, state, batch)
+        if program is not None:
+            exported = export_program(program, *jax.tree.leaves((state, batch)))
+            places = [dataclasses.asdict(place) for place in program.places]
+            about = {**about, "places": places, "outputs": list(program.outputs)}
+        bundle = Bundle(
+            step=step,
+            error={
+                "type": type(failure).__name__,
+                "message": str(failure),
+                "traceback": "".join(traceback.format_exception(failure)),
+            },
+            state=None if state is None else arrays_of(state),
+            batch=None if batch is None else arrays_of(batch),
+            jaxpr=None if program is None else program.jaxpr,
+            exported=exported,
+            about=about,
+        )
+        return write_bundle(run_directory, bundle)
+    except Exception as problem:
+        # The run's own failure is what its user must see.
+        _log.warning("No post-mortem bundle was written: %r", problem)
+        return None
+
+
+def _recorded(
+    update: KeyedStep, state: PyTree, batch: PyTree
+) -> RecordedProgram | None:
+    try:
+        return record_program(update, state, batch)
+    except Exception as problem:
+        # A step may be made for the batch of one of several replicas.
+        _log.warning("The step could not be recorded as one replica: %r", problem)
+        return None

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from replicator.base.per_replica import is_per_replica, take_own
+from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
-from replicator.base.types import Key, PyTree, StepFn
+from replicator.base.types import PyTree, StepFn
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.transforms import (
     count_steps,
@@ -33,7 +33,7 @@ class RecordedProgram:
     """A step as one replica runs it.
 
     Attributes:
-      run: `run(*leaves of (state, batch, key)) -> (leaves of the outputs, when)`, to be
+      run: `run(*leaves of (state, batch)) -> (leaves of the outputs, when)`, to be
         jitted; see `watched`.
       jaxpr: The program in words, with the user's lines.
       places: Its equations.
@@ -62,11 +62,6 @@ def one_replica_update(
     return repeat_steps(update) if steps_per_call > 1 else update
 
 
-def first_replica(state: PyTree) -> PyTree:
-    """Return a state as the first replica sees it."""
-    return take_own(state)
-
-
 def joined_batch(batch: PyTree, *, accumulate: int, steps_per_call: int) -> PyTree:
     """Undo the cut into microbatches: leaves [B, ...], or [n, B, ...] for n steps."""
     if accumulate == 1:
@@ -80,23 +75,20 @@ def joined_batch(batch: PyTree, *, accumulate: int, steps_per_call: int) -> PyTr
     return jax.tree.map(join, batch)
 
 
-def record_program(
-    update: KeyedStep, state: PyTree, batch: PyTree, key: Key | None
-) -> RecordedProgram:
+def record_program(update: KeyedStep, state: PyTree, batch: PyTree) -> RecordedProgram:
     """Trace and watch an update of one replica.
 
     Args:
       update: As `one_replica_update` makes it.
       state: One replica's; arrays or shapes.
       batch: The whole global batch; arrays or shapes.
-      key: As `update` takes it.
 
     Returns:
       The program. Nothing is compiled yet.
     """
 
-    def call(state: PyTree, batch: PyTree, key: Key | None) -> dict[str, PyTree]:
-        after, metrics = update(state, batch, key)
+    def call(state: PyTree, batch: PyTree) -> dict[str, PyTree]:
+        after, metrics = update(state, batch, None)  # its key is in the state
         # What replicas declare their own is one replica's here.
         plain = jax.tree.map(
             lambda node: node.value if is_per_replica(node) else node,
@@ -105,8 +97,8 @@ def record_program(
         )
         return {"metrics": plain, "state": after}
 
-    run, places, closed = watched(call, state, batch, key)
-    outputs = jax.eval_shape(call, state, batch, key)
+    run, places, closed = watched(call, state, batch)
+    outputs = jax.eval_shape(call, state, batch)
     return RecordedProgram(
         run=run,
         jaxpr=closed.jaxpr.pretty_print(source_info=True),

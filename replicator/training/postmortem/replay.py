@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator.base.trees import first_difference, named_leaves
+from replicator.base.trees import first_difference, named_leaves, nested
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
@@ -67,8 +67,6 @@ def replay_recorded(bundle: Bundle) -> Verdict:
         )
     state, batch = _require_arrays(bundle)
     leaves = [*state.values(), *batch.values()]
-    if bundle.key is not None:
-        leaves.append(bundle.key)
     exported = jax.export.deserialize(bytearray(bundle.exported))
     outputs, when = exported.call(*leaves)
     places = [_place(each) for each in bundle.about["places"]]
@@ -95,11 +93,8 @@ def replay_step(bundle: Bundle, step_fn: StepFn, init_fn: InitFn) -> Verdict:
         counted=isinstance(state, RunState),
         steps_per_call=bundle.about.get("steps_per_call", 1),
     )
-    key = None
-    if bundle.key is not None:
-        key = jax.random.wrap_key_data(jnp.asarray(bundle.key))
-    program = record_program(update, state, batch, key)
-    leaves = jax.tree.leaves((state, batch, key))
+    program = record_program(update, state, batch)
+    leaves = jax.tree.leaves((state, batch))
     outputs, when = jax.jit(program.run)(*leaves)
     return _verdict(bundle, program.outputs, outputs, when, program.places)
 
@@ -163,14 +158,9 @@ def _nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
     """Make nested dicts of paths: batches of other containers are given as dicts."""
     if set(arrays) == {""}:
         return jnp.asarray(arrays[""])
-    nested: dict[str, Any] = {}
-    for path, array in arrays.items():
-        *above, name = path.split("/")
-        inner = nested
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[name] = jnp.asarray(array)
-    return nested
+    return nested(
+        (path.split("/"), jnp.asarray(array)) for path, array in arrays.items()
+    )
 
 
 def _verdict(
@@ -207,12 +197,5 @@ def _not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _place(value: Mapping[str, Any]) -> Place:
-    first, second = value["order"]
-    return Place(
-        primitive=value["primitive"],
-        line=value["line"],
-        turns=value["turns"],
-        order=(first, second),
-        needs=tuple(value["needs"]),
-        given_inf=value["given_inf"],
-    )
+    lists = {"order": tuple(value["order"]), "needs": tuple(value["needs"])}
+    return Place(**{**value, **lists})

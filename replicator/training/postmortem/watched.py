@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.analysis.dataflow import scan_sizes, sub_jaxprs
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE, user_line
 
 NEVER = np.iinfo(np.int32).max
@@ -226,7 +226,7 @@ class _Evaluation:
         """Run a loop with its body watched, turn by turn."""
         body: core.ClosedJaxpr = eqn.params["jaxpr"]
         length, order = eqn.params["length"], len(self._places)
-        num_consts, num_carry = _scan_sizes(eqn)
+        num_consts, num_carry = scan_sizes(eqn)
         consts = arrays[:num_consts]
         carry = arrays[num_consts : num_consts + num_carry]
 
@@ -248,13 +248,6 @@ class _Evaluation:
         last = len(self._places) - 1
         made_by = last if last >= order else None
         return [_Value(out, made_by=made_by) for out in [*carry, *ys]]
-
-
-def _scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
-    if "num_consts" in eqn.params:
-        return eqn.params["num_consts"], eqn.params["num_carry"]
-    consts, carry, _ = eqn.params["ft_in"].unpack()  # jax 0.12
-    return len(consts), len(carry)
 
 
 def _first_turns(whens: jax.Array, length: int, reverse: bool) -> jax.Array:

@@ -19,10 +19,11 @@ import jax
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.errors import ArgumentError
-from replicator.monitoring.phases import Phase, Phases
+from replicator.monitoring.phases import Phase
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.node import STOPPED, Node
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
+from replicator.training.training import Training
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 SAME_PRESS_S = 0.5
@@ -215,12 +216,10 @@ class LeaveSaved(Hook):
     leaves at once.
 
     Args:
+      of: The run; where its steps are done it simply ends.
       preemption: Hears the signals; no hook of the same loop.
-      save: Saves the whole run, and returns when that is durable.
-      phases: What the run is doing.
+      saving: What saves the whole run.
       first_step: Updates that the state has behind it.
-      last_step: Of the run; there it simply ends.
-      tell: Learns of `preempted`: for example `EventLog.write`.
 
     Attributes:
       has_left: Whether the run is saved, and to go no further.
@@ -230,20 +229,16 @@ class LeaveSaved(Hook):
 
     def __init__(
         self,
+        of: Training,
         preemption: Preemption,
-        save: Callable[[StateEvent], None],
+        saving: Hook,
         *,
-        phases: Phases,
         first_step: int,
-        last_step: int | None,
-        tell: Callable[..., None] | None = None,
     ) -> None:
+        self._of = of
         self._preemption = preemption
-        self._save = save
-        self._phases = phases
+        self._saving = saving
         self._first_step = first_step
-        self._last_step = last_step
-        self._tell = tell
         self._newest: StateEvent | None = None
         self.has_left = False
         preemption.on_asked = self.leave_if_waiting
@@ -263,7 +258,7 @@ class LeaveSaved(Hook):
         self._newest = event
         self._preemption.on_state(event)
         stop = self._preemption.stop
-        if stop is not None and event.step != self._last_step:
+        if stop is not None and event.step != self._of.plan.steps:
             self._leave(stop)
 
     def close(self) -> None:
@@ -277,7 +272,7 @@ class LeaveSaved(Hook):
         # and not used is read again: the position is that of the last step.
         # This is in the signal handler: it saves here, and raises out of the wait.
         # A loop's own step may have taken the state over: then after that step.
-        if self._phases.current.phase == "input" and self._is_state_there():
+        if self._of.phases.current.phase == "input" and self._is_state_there():
             step = self._first_step if self._newest is None else self._newest.step
             self._leave(Stop(signal=signal_name, step=step))
 
@@ -290,10 +285,9 @@ class LeaveSaved(Hook):
 
     def _leave(self, stop: Stop) -> None:
         if self._newest is not None:
-            self._phases.enter(self.phase)
-            self._save(self._newest)
-        if self._tell is not None:
-            self._tell("preempted", step=stop.step, signal=stop.signal)
+            self._of.phases.enter(self.phase)
+            self._saving.on_end(self._newest)  # returns when that is durable
+        self._of.tell("preempted", step=stop.step, signal=stop.signal)
         self.has_left = True
         if stop.signal != STOPPED:
             stop.raise_saved()

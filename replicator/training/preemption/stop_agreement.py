@@ -75,7 +75,7 @@ class StopAgreement:
         self._agreeing = threading.Lock()
         self._stop: Stop | None = None
         self._wanted: str | None = None  # one assignment: signal handlers write it
-        self._published = False
+        self._published = False  # read and written by the thread alone
         self._closed = threading.Event()
         self._look_s = max(_LOOK_S, notices.count / _PROCESSES_PER_S)
         self._thread = threading.Thread(

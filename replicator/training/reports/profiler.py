@@ -22,7 +22,7 @@ import jax
 from replicator.base.host.paths import checked_path
 from replicator.errors import ArgumentError, check_count
 from replicator.monitoring.events import EventLog
-from replicator.training.hooks.hook import Hook, StateEvent
+from replicator.training.hooks.hook import Hook, StateEvent, StepEvent
 
 DEFAULT_STEPS = 10
 SIGNAL = signal.SIGUSR2
@@ -42,26 +42,11 @@ class ProfileState:
     until: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Dispatched:
-    """A call of the step was dispatched, and the next one was not.
-
-    Attributes:
-      step: Updates dispatched.
-      advanced: Updates that the call makes, and the next one.
-      requested: Steps asked for since the call before; 0 if none.
-    """
-
-    step: int
-    advanced: int = 1
-    requested: int = 0
-
-
 Action: TypeAlias = Literal["start", "stop"]
 
 
 def decide(
-    state: ProfileState, event: Dispatched
+    state: ProfileState, event: StepEvent, *, requested: int
 ) -> tuple[ProfileState, Action | None]:
     """Say whether a trace begins or ends now.
 
@@ -70,14 +55,16 @@ def decide(
 
     Args:
       state: What is wanted and open.
-      event: What happened.
+      event: A call of the step was dispatched, and the next one, of as many updates,
+        was not.
+      requested: Steps asked for since the call before; 0 if none.
 
     Returns:
       The next state, and what to do.
     """
     wanted, until = state.wanted, state.until or 0
-    if event.requested:
-        until = max(until, event.step + event.requested)
+    if requested:
+        until = max(until, event.step + requested)
     if wanted is not None and event.step + event.advanced >= wanted.start:
         wanted, until = None, max(until, wanted.stop - 1)
     is_open, stays_open = state.until is not None, until > event.step
@@ -133,6 +120,7 @@ class Profile(Hook):
         self._directory = checked_path("directory", directory)
         self._events = events
         self._state = ProfileState(wanted=steps)
+        # Written by any thread, or by the handler of the signal; taken by the loop's.
         self._requested = 0
         self._trace: _Trace | None = None
         self._listens = _listen(self.request)
@@ -152,10 +140,7 @@ class Profile(Hook):
     def on_state(self, event: StateEvent) -> None:
         """Begin or end a trace if it is time."""
         requested, self._requested = self._requested, 0
-        self._state, action = decide(
-            self._state,
-            Dispatched(step=event.step, advanced=event.advanced, requested=requested),
-        )
+        self._state, action = decide(self._state, event, requested=requested)
         if self._trace is not None:
             self._trace.end_step()
         if action is not None:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from replicator.base.mesh import spans_processes
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
@@ -21,7 +19,6 @@ from replicator.engine.program_cost import Compilation
 from replicator.errors import ArgumentError
 from replicator.monitoring.display import make_display
 from replicator.monitoring.events import EventLog, was_killed
-from replicator.monitoring.phases import Phases
 from replicator.monitoring.run_record import (
     describe_process,
     is_same_run,
@@ -35,11 +32,11 @@ from replicator.training.checkpoint_hook import Resumed
 from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.reports import Report, WriteMetrics
 from replicator.training.hooks.schedule import every
-from replicator.training.options import Recording
 from replicator.training.reports.compile_notes import TellCompilations
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.training.reports.profiler import Profile
 from replicator.training.reports.run_numbers import AddRunNumbers
+from replicator.training.training import Training
 
 _log = logging.getLogger(__name__)
 
@@ -72,24 +69,25 @@ def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
 
 
 @contextmanager
-def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[None]:
+def alone(of: Training) -> Iterator[None]:
     """Keep other runs out of a run's directory: two in one journal read as one.
 
     Args:
-      directory: There already; None keeps nobody out.
-      mesh: The replicas; of several processes the first holds the lock for all.
+      of: The run; without a directory nobody is kept out. Of several processes the
+        first holds the lock for all: should it die, the system gives it back.
 
     Raises:
       CheckpointInUseError: Another run writes there; in all processes.
     """
-    lock = WriterLock(Path(directory or "."), Disk(), name=".records")
+    directory = of.recording.directory
+    lock = WriterLock(directory or Path(), Disk(), name=".records")
 
     def acquire() -> None:
         with suppress(OSError):  # told by what is written there next
             if directory is not None:
                 lock.acquire(above=0)
 
-    group = Group(together=spans_processes(mesh), timeout_s=600.0)
+    group = Group(together=of.together, timeout_s=600.0)
     try:
         group.lead("directory", acquire)
         yield
@@ -97,55 +95,38 @@ def alone_in(directory: str | os.PathLike[str] | None, mesh: Mesh) -> Iterator[N
         lock.release()
 
 
-def open_reports(
-    records: Recording,
-    resumed: Resumed,
-    *,
-    seed: int,
-    arguments: Mapping[str, Any],
-    step: object,
-    mesh: Mesh,
-    phases: Phases,
-    events: EventLog | None,
-    is_fresh: bool,
-) -> Reports:
+def open_reports(of: Training, resumed: Resumed) -> Reports:
     """Open what this process tells; of those that share a mesh, the first tells most.
 
     Args:
-      records: What, and where.
-      resumed: Where the run goes on.
-      seed: The run's, to be written down.
-      arguments: The run's, likewise.
-      step: Its step; one that was compiled knows what it costs.
-      mesh: The replicas.
-      phases: What the run is doing.
-      events: This process's journal.
-      is_fresh: Whether this is the beginning of the run.
+      of: What the run is made of.
+      resumed: Where it goes on.
     """
-    together = spans_processes(mesh)
-    processes = exchange("run-record", describe_process()) if together else None
+    records, events, start_step = of.recording, of.events, resumed.start_step
+    is_fresh = start_step == 0 and not of.recovery.went_back
+    processes = exchange("run-record", describe_process()) if of.together else None
     profile: list[Hook] = []
     if records.directory is not None:
-        folder = Path(records.directory) / "profile"
+        folder = records.directory / "profile"
         profile = [Profile(folder, steps=records.profile, events=events)]
-    if together and jax.process_index() > 0:
+    if of.together and jax.process_index() > 0:
         return Reports(after=profile)
 
     def compilations() -> Sequence[Compilation]:
-        return getattr(step, "compilations", ())
+        return getattr(of.step, "compilations", ())  # a debugged one has none
 
     # A process without standard error has none to show anything on.
     display = make_display() if records.display and sys.stderr else None
-    if display is not None and resumed.start_step:
-        display.note(_goes_on(arguments, resumed.start_step))
+    if display is not None and start_step:
+        display.note(_goes_on(of.arguments, start_step))
     telling = TellCompilations(compilations, display=display, events=events)
     hooks: list[Hook] = [telling]
     if display is not None:
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
-    seed = resumed.began.get("seed", seed)
-    said = {"seed": seed, "arguments": arguments}
+    seed = resumed.began.get("seed", of.seed)
+    said = {"seed": seed, "arguments": of.arguments}
     with _written(records.directory, is_fresh=is_fresh):
         if is_fresh:
             # One that was killed before it was saved begins anew, in one journal.
@@ -154,21 +135,20 @@ def open_reports(
             set_aside(records.directory, but_journal=again)
         else:
             # What came after the last checkpoint is done again, and written again.
-            path, step = Path(records.directory) / "metrics.jsonl", resumed.start_step
-            drop_after(path, step=resumed.shown_steps, evaluated_step=step)
+            path = records.directory / "metrics.jsonl"
+            drop_after(path, step=resumed.shown_steps, evaluated_step=start_step)
         write_run_record(records.directory, **said, processes=processes)
-    start_step = resumed.start_step
     events.write("resumed" if start_step else "started", step=start_step)
     writer = AddRunNumbers(
         directory_writer(records.directory),
-        phases,
+        of.phases,
         compilations=compilations,
-        devices=list(mesh.devices.flat),
+        devices=list(of.mesh.devices.flat),
     )
     when = every(n_steps=records.write_every)
     return Reports(
         hooks=[*hooks, WriteMetrics(writer, when)],
-        after=[*profile, JournalPhases(events, phases, start_step=start_step)],
+        after=[*profile, JournalPhases(events, of.phases, start_step=start_step)],
         writer=writer,
     )
 

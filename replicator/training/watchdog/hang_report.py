@@ -1,8 +1,7 @@
 """The message that a hung run leaves: who is behind, what each process waits for."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from replicator.base.host.exit_codes import HUNG
 from replicator.monitoring.phases import Phase
@@ -10,7 +9,7 @@ from replicator.monitoring.phases import Phase
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What one process says about itself when its run hangs.
+    """What one process says about itself when its run hangs; as JSON, on the board.
 
     Attributes:
       phase: What it was in.
@@ -31,15 +30,6 @@ class Statement:
     also: Sequence[str]
     stacks: str | None
     in_callback: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values that `statement_from_json` takes."""
-        return dataclasses.asdict(self)
-
-
-def statement_from_json(value: Mapping[str, Any] | None) -> Statement | None:
-    """Return the statement that `as_json` wrote."""
-    return None if value is None else Statement(**value)
 
 
 def lagging(statements: Sequence[Statement | None]) -> tuple[int, ...]:

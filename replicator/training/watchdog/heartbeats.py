@@ -17,7 +17,6 @@ from replicator.training.watchdog.peers import (
     Beat,
     Peer,
     Straggler,
-    beat_from_json,
     find_straggler,
     follow,
 )
@@ -73,6 +72,8 @@ class Heartbeats:
         self._on_straggler = on_straggler
         self._known: tuple[tuple[Beat | None, float], ...] = ()
         self._measured: tuple[float, list[Beat | None]] | None = None
+        # The watchdog's thread puts words in, `_run` takes them out: each by one
+        # operation of the dict. `_wake` is set after, so that none is left lying.
         self._to_say: dict[str, Any] = {}
         self._wake, self._closed = threading.Event(), False
         self._thread = threading.Thread(
@@ -115,7 +116,7 @@ class Heartbeats:
     def _turn(self, count: int) -> None:
         for name in list(self._to_say):
             self._notices.publish(name, self._to_say.pop(name))
-        self._notices.publish("beat", self._beat(count).as_json())
+        self._notices.publish("beat", dataclasses.asdict(self._beat(count)))
         now_s = self._clock.now_s()
         hung = tuple(self._notices.peek("hung"))
         left: tuple[bool, ...] = ()
@@ -123,7 +124,7 @@ class Heartbeats:
             left = tuple(map(bool, self._notices.peek("left")))
         measures = self._notices.process == 0 and self._is_time_to_measure(now_s)
         if self.wants_peers or measures:
-            beats = [beat_from_json(said) for said in self._notices.peek("beat")]
+            beats = [said and Beat(**said) for said in self._notices.peek("beat")]
             self._known = follow(self._known, beats, now_s)
             if measures:
                 self._measure(beats, now_s)

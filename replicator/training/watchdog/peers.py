@@ -2,8 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from replicator.monitoring.phases import Phase
 from replicator.training.watchdog.limits import Limits
@@ -14,7 +13,7 @@ _LEAST_EXCESS_S = 1e-3
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """What one process does, in its own words.
+    """What one process does, in its own words; as JSON, on the board.
 
     Attributes:
       count: How many beats it has sent: one that stands still is no beat.
@@ -30,15 +29,6 @@ class Beat:
     step: int
     seconds: float
     own_s: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values that `beat_from_json` takes."""
-        return dataclasses.asdict(self)
-
-
-def beat_from_json(value: Mapping[str, Any] | None) -> Beat | None:
-    """Return the beat that `as_json` wrote."""
-    return None if value is None else Beat(**value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

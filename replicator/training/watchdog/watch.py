@@ -10,7 +10,7 @@ the step for its compiler, its input or its disk.
 import dataclasses
 from collections.abc import Sequence
 
-from replicator.monitoring.phases import Current, Phase
+from replicator.monitoring.phases import Current
 from replicator.training.watchdog.limits import Limits
 from replicator.training.watchdog.peers import Peer
 
@@ -54,26 +54,9 @@ class Watched:
     timed: tuple[int, float] | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Expired:
-    """A phase took too long.
-
-    Attributes:
-      phase: Which.
-      step: Updates dispatched by then.
-      seconds: How long it has lasted.
-      limit_s: How long it may.
-    """
-
-    phase: Phase
-    step: int
-    seconds: float
-    limit_s: float
-
-
 def decide(
     watched: Watched, seen: Seen, *, limits: Limits
-) -> tuple[Watched, Expired | None]:
+) -> tuple[Watched, float | None]:
     """Take in one look.
 
     Args:
@@ -82,7 +65,7 @@ def decide(
       limits: How long phases may last.
 
     Returns:
-      What to remember, and what expired, if anything did.
+      What to remember; and how long the current phase may last, if it took longer.
     """
     times, timed = _step_times(watched, seen)
     watched = Watched(
@@ -94,13 +77,7 @@ def decide(
     limit_s = limits.of(seen.current.phase, times)
     if watched.counted_s < limit_s or seen.in_debugger or _is_held_up(seen, limits):
         return watched, None
-    expired = Expired(
-        phase=seen.current.phase,
-        step=seen.current.step,
-        seconds=watched.counted_s,
-        limit_s=limit_s,
-    )
-    return watched, expired
+    return watched, limit_s
 
 
 def nears_limit(watched: Watched, limits: Limits) -> bool:

@@ -8,6 +8,7 @@ code that holds the interpreter's lock, and a disk that hangs while the stacks a
 written.
 """
 
+import dataclasses
 import faulthandler
 import logging
 import os
@@ -15,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from replicator.base.host.exit_codes import HUNG
@@ -24,7 +24,6 @@ from replicator.monitoring.phases import Phases
 from replicator.training.watchdog.hang_report import (
     Statement,
     format_hang_report,
-    statement_from_json,
 )
 from replicator.training.watchdog.heartbeats import Heartbeats
 from replicator.training.watchdog.limits import Limits
@@ -38,7 +37,6 @@ from replicator.training.watchdog.stacks import (
     where_is,
 )
 from replicator.training.watchdog.watch import (
-    Expired,
     Seen,
     Watched,
     decide,
@@ -130,20 +128,15 @@ class Watchdog:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def _run(self) -> None:
         try:
             while not self._closed.wait(self._limits.tick_s):
                 self._arm(self._limits.interpreter_s)
-                if (expired := self._look()) is not None or self._others_hang():
-                    self._end(expired)
+                if (limit_s := self._look()) is not None or self._others_hang():
+                    self._end(limit_s)
                     return
         finally:
             if self._armed:  # else the timer is the user's own, if there is one
@@ -158,7 +151,8 @@ class Watchdog:
             self._armed = True
             faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
-    def _look(self) -> Expired | None:
+    def _look(self) -> float | None:
+        """Return the limit that is passed, if one is."""
         seen = Seen(
             now_s=self._phases.clock.now_s(),
             current=self._phases.current,
@@ -166,21 +160,21 @@ class Watchdog:
             in_debugger=waits_in_debugger(self._loop_thread),
             peers=() if self._gossip is None else self._gossip.heard.peers,
         )
-        self._watched, expired = decide(self._watched, seen, limits=self._limits)
+        self._watched, limit_s = decide(self._watched, seen, limits=self._limits)
         if self._gossip is not None:
             self._gossip.wants_peers = nears_limit(self._watched, self._limits)
-        return expired
+        return limit_s
 
     def _others_hang(self) -> bool:
         return self._gossip is not None and any(self._gossip.heard.hung)
 
-    def _end(self, expired: Expired | None) -> None:
+    def _end(self, limit_s: float | None) -> None:
         """Say everything there is to say, and exit: whatever happens on the way."""
         # First: each step below may hang, on a disk, a lock or the service.
         self._arm(_WRITE_S)
         text = "The run makes no progress, and could not say where it is."
         try:
-            own = self._make_statement(expired)
+            own = self._make_statement(limit_s)
             statements = self._hear_all(own)
             text = format_hang_report(
                 statements, silent_s=_ANSWER_S, of_node=self._fail is not None
@@ -199,7 +193,7 @@ class Watchdog:
                 self._fails = True
                 self._fail(text)
 
-    def _make_statement(self, expired: Expired | None) -> Statement:
+    def _make_statement(self, limit_s: float | None) -> Statement:
         current, where = self._phases.current, where_is(self._loop_thread)
         stacks = format_stacks(first=self._loop_thread)
         _print(f"replicator: stacks of process {self._process}\n{stacks}")
@@ -207,7 +201,7 @@ class Watchdog:
             phase=current.phase,
             step=current.step,
             seconds=self._watched.counted_s,
-            limit_s=None if expired is None else expired.limit_s,
+            limit_s=limit_s,
             where=where,
             also=also_in_user_code(self._loop_thread),
             stacks=self._save(stacks, current.step),
@@ -229,12 +223,12 @@ class Watchdog:
         if self._gossip is None:
             return [own]
         gossip = self._gossip
-        gossip.say("hung", own.as_json())
+        gossip.say("hung", dataclasses.asdict(own))
         self._wait_until(
             lambda: bool(gossip.heard.hung) and None not in gossip.heard.hung,
             _ANSWER_S,
         )
-        statements = [statement_from_json(said) for said in gossip.heard.hung]
+        statements = [said and Statement(**said) for said in gossip.heard.hung]
         statements += [None] * (self._process + 1 - len(statements))
         statements[self._process] = own
         return statements

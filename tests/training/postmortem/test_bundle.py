@@ -31,7 +31,6 @@ FULL = Bundle(
     error={"type": "NonFiniteError", "message": "nan", "traceback": "at ..."},
     state=STATE,
     batch={"x": np.ones((4, 2), np.float32)},
-    key=np.asarray([1, 2], np.uint32),
     jaxpr="{ lambda ; }",
     exported=b"\x00\x01",
     about={"config": {"seed": 3}, "loss": float("nan")},
@@ -52,7 +51,6 @@ def test_what_was_written_is_read(tmp_path):
     found = read_bundle(path)
     assert_same_arrays(found.state, FULL.state)
     assert_same_arrays(found.batch, FULL.batch)
-    np.testing.assert_array_equal(found.key, FULL.key)
     assert (found.jaxpr, found.exported) == (FULL.jaxpr, FULL.exported)
     assert (found.step, found.error) == (8, FULL.error)
     assert found.about == {"config": {"seed": 3}, "loss": "NaN"}

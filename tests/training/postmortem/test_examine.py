@@ -11,6 +11,9 @@ from replicator.training.postmortem.examine import (
     examine,
     is_met_by_all,
 )
+from replicator.training.training import Training
+from tests.steps import replicas
+from tests.training.postmortem.crashing import init_fn, step_fn
 
 
 def failing(failure):
@@ -43,10 +46,6 @@ def test_what_we_refuse_ourselves_needs_no_examination():
     assert blamed.bad_step(failure, dispatched=6) is None
 
 
-def reopened_badly():
-    raise OSError("the disk is gone")
-
-
 @pytest.mark.parametrize(
     ("failure", "by_all"),
     [
@@ -62,19 +61,24 @@ def test_processes_examine_together_what_all_of_them_meet(failure, by_all):
     assert is_met_by_all(failure) is by_all
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("reopen", [reopened_badly, lambda: None])
-def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, reopen, together):
-    path = examine(
-        tmp_path,
-        NonFiniteError("bad", step=3, leaf="loss"),
-        bad_step=3,
-        step=failing(None),
-        one_replica=lambda state, batch, key: (state, {}),
-        reopen=reopen,
-        about={"seed": 7},
-        together=together,
+def read_badly(context):
+    raise OSError("the disk is gone")
+
+
+class TogetherAlone(Training):
+    """A run that all processes make, of which there is one."""
+
+    together = True
+
+
+@pytest.mark.parametrize("kind", [Training, TogetherAlone])
+@pytest.mark.parametrize("dataset", [read_badly, None])
+def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, dataset, kind):
+    session = replicas(2).session(
+        step_fn, dataset, init_fn=init_fn, steps=5, seed=7, directory=tmp_path
     )
+    of = kind(**vars(session._of))
+    path = examine(of, tmp_path, NonFiniteError("bad", step=3, leaf="loss"), 3)
     found = read_bundle(path)
-    assert (found.state, found.batch, found.about) == (None, None, {"seed": 7})
+    assert (found.state, found.batch, found.about["seed"]) == (None, None, 7)
     assert found.error["type"] == "NonFiniteError"

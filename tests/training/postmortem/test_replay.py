@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from replicator.base.per_replica import take_own
 from replicator.cli.main import main
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
 from replicator.engine.step.state import first_run
@@ -21,9 +22,8 @@ from replicator.training.postmortem.bundle import (
     read_bundle,
     write_bundle,
 )
-from replicator.training.postmortem.capture import rebuild, write_post_mortem
+from replicator.training.postmortem.examine import rebuild, write_post_mortem
 from replicator.training.postmortem.recorded_program import (
-    first_replica,
     joined_batch,
     one_replica_update,
 )
@@ -72,7 +72,7 @@ def died(directory, *, accumulate=1, update=None):
         FAILURE,
         step=BAD_STEP,
         update=update or one_replica_update(step_fn),
-        state=first_replica(state),
+        state=take_own(state),
         batch=joined_batch(placed.value, accumulate=accumulate, steps_per_call=1),
         about={"config": {"seed": 0}},
     )

@@ -14,11 +14,10 @@ import pytest
 
 from replicator.base.flat_tree import whole
 from replicator.errors import ArgumentError
-from replicator.hooks import StateEvent
+from replicator.hooks import StateEvent, StepEvent
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
 from replicator.training.reports.profiler import (
-    Dispatched,
     Profile,
     ProfileState,
     decide,
@@ -33,8 +32,8 @@ def actions(*, wanted=None, requests=(), steps=20, advanced=1):
     state, done = ProfileState(wanted=wanted), []
     asked = dict(requests)
     for step in range(advanced, steps + 1, advanced):
-        event = Dispatched(step=step, advanced=advanced, requested=asked.get(step, 0))
-        state, action = decide(state, event)
+        event = StepEvent(step=step, advanced=advanced, examples=0, progress=NUMBERS)
+        state, action = decide(state, event, requested=asked.get(step, 0))
         if action is not None:
             done.append((step, action))
     return done
