@@ -1,7 +1,8 @@
 """What can be said of a run beside its step and its data; the types for it.
 
-`run` and `session` take all of it by keyword, and hand most of it on in three parts:
-checkpoints, evaluation, records. Each refuses what does not go together.
+`run` and `session` take all of it by keyword, and hand most of it on in four parts:
+checkpoints, evaluation and records, which are here, and the policy on bad numbers
+(`nonfinite/policy.py`). What does not go together is refused as each is made.
 """
 
 import dataclasses
