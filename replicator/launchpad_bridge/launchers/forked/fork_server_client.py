@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from replicator.launchpad_bridge.launchers.forked.worker_logs import (
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
+from replicator.launchpad_bridge.launchers.worker_process import interpreter_flags
 from replicator.launchpad_bridge.run_folder import what_stays
 
 _START = """
@@ -64,7 +64,6 @@ class ForkServer:
       environment: Its whole environment, which its workers inherit.
       folder: Of the run; deleted if the launcher is gone, but for `logs`.
       logs: Where its own words are kept.
-      log_name: In which file there.
 
     Raises:
       LaunchError: It cannot be started.
@@ -77,11 +76,9 @@ class ForkServer:
         environment: Mapping[str, str],
         folder: Path,
         logs: Path,
-        log_name: str = "fork-server.log",
     ) -> None:
         self.order = order
-        self.is_ready = False
-        self._log = logs / log_name
+        self._log = logs / "fork-server.log"
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         # `ProcessWatch` sends under its lock, so frames do not mix; its thread alone
         # receives.
@@ -109,10 +106,9 @@ class ForkServer:
             raise LaunchError(
                 f"No process for workers can be started: {error}."
             ) from error
-        message = {**dataclasses.asdict(order), "flags": interpreter_flags()}
         # If it is gone already, `receive` says so.
         with contextlib.suppress(OSError):
-            send(self._control, message)
+            send(self._control, dataclasses.asdict(order))
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -143,8 +139,3 @@ class ForkServer:
         """End it, and all that is below it."""
         self._control.close()
         self._process.close()
-
-
-def interpreter_flags() -> list[str]:
-    """Return this interpreter's options, as `multiprocessing` hands them on."""
-    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -14,21 +14,24 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from replicator.errors import DecodeError, LaunchError
+from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.forked.control_frames import Message
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import ForkServer
 from replicator.launchpad_bridge.launchers.forked.worker_logs import (
     begin_attempt,
     last_lines,
 )
+from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.launchers.worker_reports import (
     STOP,
     Frame,
     FrameReader,
 )
+from replicator.launchpad_bridge.protocols import Exited, StopAsked
 
 _LOG = logging.getLogger(__name__)
 _READY_S = 120.0
@@ -47,17 +50,17 @@ class Spec:
     """How one worker is to be started.
 
     Attributes:
-      name: The worker's.
-      attempt: Which start it is.
       kind: Of fork server.
-      told: What that is told, but for the worker's number.
+      job: What it has to do.
+      environment: Variables of its own.
+      cores: The only ones it may use; empty for all.
       log: Where its output goes.
     """
 
-    name: str
-    attempt: int
     kind: Kind
-    told: Message
+    job: Job
+    environment: Mapping[str, str]
+    cores: Sequence[int]
     log: Path
 
 
@@ -67,13 +70,18 @@ class StartedWorker:
     def __init__(self, spec: Spec, number: int, watch: "ProcessWatch") -> None:
         self.spec = spec
         self.number = number
-        self._log_start = begin_attempt(spec.log, spec.attempt)
+        self._log_start = begin_attempt(spec.log, spec.job.attempt)
         self.channel, self.theirs = socket.socketpair()
         self.channel.setblocking(False)
         self.reader = FrameReader()
         self.said: Frame | None = None
         self.pid: int | None = None
         self._watch = watch
+
+    @property
+    def name(self) -> str:
+        """Return the worker's name."""
+        return self.spec.job.worker
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
@@ -97,10 +105,22 @@ class StartedWorker:
             return None
         return self.reader.feed(data) if data else None
 
-    def last_lines(self) -> list[str]:
-        """Return the last that it printed in this attempt, before its traceback."""
+    def exited(self, heard: Message) -> Exited:
+        """Return how it ended.
+
+        Args:
+          heard: What its fork server said of that.
+        """
+        # Its last lines are those from before its traceback, which it tells itself.
         end = self.said.log_bytes if self.said and self.said.raised else None
-        return last_lines(self.spec.log, self._log_start, end)
+        return worker_end.exited(
+            self.name,
+            self.spec.job.attempt,
+            said=self.said,
+            heard={**heard, "pid": self.pid},
+            lines=last_lines(self.spec.log, self._log_start, end),
+            log=str(self.spec.log),
+        )
 
     def close(self) -> None:
         """Close both ends."""
@@ -130,9 +150,8 @@ class ProcessWatch:
 
     Args:
       open_server: Starts fork servers.
-      on_end: Takes each worker that has ended, and what its fork server said of that;
-        called in the watching thread.
-      on_stop_asked: Takes the names of workers that ask for a stop of the run.
+      report: Takes the end of each worker, and the wishes to stop the run; called in
+        the watching thread.
       forks: Whether fork servers fork at first.
     """
 
@@ -140,13 +159,11 @@ class ProcessWatch:
         self,
         open_server: OpenServer,
         *,
-        on_end: Callable[[StartedWorker, Message], None],
-        on_stop_asked: Callable[[str], None],
+        report: Callable[[Exited | StopAsked], None],
         forks: bool,
     ) -> None:
         self._open_server = open_server
-        self._on_end = on_end
-        self._on_stop_asked = on_stop_asked
+        self._report = report
         self._forks = forks
         # Of all that follows; sockets are written to while it is held, so that a kill
         # cannot overtake the start that it is about.
@@ -194,12 +211,12 @@ class ProcessWatch:
             server = self._servers[spec.kind]
             if server.lost is not None or self._is_closing:
                 why = server.lost or "the run is over"
-                raise LaunchError(f"`{spec.name}` cannot be started: {why}.")
+                raise LaunchError(f"`{spec.job.worker}` cannot be started: {why}.")
             try:
                 worker = StartedWorker(spec, next(self._numbers), self)
             except OSError as error:
                 raise LaunchError(
-                    f"`{spec.name}` cannot be started: {error}."
+                    f"`{spec.job.worker}` cannot be started: {error}."
                 ) from error
             self._workers[worker.number] = worker
             self._do(lambda: self._register(worker.channel, worker))
@@ -284,12 +301,12 @@ class ProcessWatch:
         try:
             frames = worker.read()
         except DecodeError as error:
-            _LOG.warning("`%s` sent what is no report: %s", worker.spec.name, error)
+            _LOG.warning("`%s` sent what is no report: %s", worker.name, error)
             self.kill(worker)
             return False
         for frame in frames or ():
             if frame.asks:
-                self._on_stop_asked(worker.spec.name)
+                self._report(StopAsked(by=worker.name))
             else:
                 worker.said = frame
         return frames is not None
@@ -321,7 +338,13 @@ class ProcessWatch:
             return
         while server.waiting:
             worker = server.waiting.pop(0)
-            told = {**worker.spec.told, "id": worker.number}
+            told = {
+                "id": worker.number,
+                "job": dataclasses.asdict(worker.spec.job),
+                "environment": dict(worker.spec.environment),
+                "cores": list(worker.spec.cores),
+                "log": str(worker.spec.log),
+            }
             # A fork server that is gone is noticed by whoever listens to it.
             with contextlib.suppress(OSError):
                 server.client.start(told, worker.theirs)
@@ -387,4 +410,4 @@ class ProcessWatch:
                 pass
         self._unregister(worker.channel)
         worker.close()
-        self._on_end(worker, {**heard, "pid": worker.pid})
+        self._report(worker.exited(heard))
