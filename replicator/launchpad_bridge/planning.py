@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge.addresses.builders import PlannedAddressBuilder
 from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
     Edge,
@@ -160,9 +159,7 @@ def _bind(
                     else f"port:{run_id}-{number}"
                 )
                 bound[id(address)] = planned
-                address.bind_planned(planned, name)
-                if isinstance(address.builder, PlannedAddressBuilder):
-                    address.builder.limits = limits
+                address.bind_planned(planned, name, limits)
                 if is_rpc:
                     of_worker[name].append(planned)
     return of_worker
