@@ -159,19 +159,17 @@ class ProcessWorkers:
           LaunchError: It cannot be started.
         """
         share = self._shares[executable.name]
-        platforms = share.jax_platforms
         job = Job(
             program=self._plan.program,
             worker=executable.name,
             launch_type="processes",
             recipe=str(self._recipe(executable)),
             attempt=attempt,
-            jax_settings={"jax_platforms": platforms} if platforms else {},
+            environment=share.environment,
         )
         spec = Spec(
             kind=_kind(executable),
             job=job,
-            environment=share.environment,
             cores=share.cores,
             log=self._logs[executable.name],
         )

@@ -26,10 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-from replicator.launchpad_bridge.launchers.jax_settings import (
-    Setting,
-    apply_settings,
-)
+from replicator.launchpad_bridge.launchers.jax_settings import apply_settings
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
@@ -67,7 +64,8 @@ class Job:
       launch_type: The launcher's.
       recipe: A file with the pickled function, which the launcher wrote.
       attempt: Which start of the worker it is.
-      jax_settings: Its own, which win over the launcher's.
+      environment: Variables of its own; JAX's settings of the same names win over the
+        launcher's.
       orders: Where the launcher's words arrive, a descriptor; standard input by
         default.
       reports: Where it is told, likewise; standard output by default.
@@ -80,7 +78,7 @@ class Job:
     launch_type: str
     recipe: str
     attempt: int = 0
-    jax_settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     orders: int = 0
     reports: int = 1
     book: Mapping[str, str] | None = None
@@ -139,7 +137,8 @@ def run_job(job: Job) -> int:
     for stream in (sys.stdout, sys.stderr):
         # Lines are seen when they are printed, and are not lost in a crash.
         cast("TextIOWrapper", stream).reconfigure(line_buffering=True)
-    apply_settings(job.jax_settings)
+    # JAX may have been imported before this process had the variables.
+    apply_settings({name.lower(): value for name, value in job.environment.items()})
     _draw_other_numbers()
     with _Listener(job.orders) as listener:
         return _run(_Context(job, listener.stop_event), job)

@@ -176,7 +176,7 @@ class _Server:
         guard.die_with(server)
         self._leave()
         job = Job(**{**told["job"], "orders": channel, "reports": channel})
-        _settle(told, mark)
+        _settle(job, told, mark)
         if not self._order["forks"]:
             _become_fresh(job, self._order)
         return job
@@ -270,15 +270,15 @@ def _kill_session(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _settle(told: Message, mark: str) -> None:
+def _settle(job: Job, told: Message, mark: str) -> None:
     """Be, after a fork, the worker that was asked for."""
-    os.environ.update(told["environment"])
+    os.environ.update(job.environment)
     os.environ[MARK] = mark
     log = open_log(told["log"])
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    guard.name_process(told["job"]["worker"])
+    guard.name_process(job.worker)
     if told["cores"]:
         os.sched_setaffinity(0, told["cores"])
 

@@ -6,8 +6,10 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
@@ -34,6 +36,8 @@ from replicator.launchpad_bridge.launchers.forked.fork_server import main
 sys.exit(main(control=0))
 """
 _SEND_S = 10.0
+READY_S = 120.0
+"""How long a fork server may import."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +61,19 @@ class Order:
 
 
 class ForkServer:
-    """A fork server that runs.
+    """A fork server that runs, and who waits until it is ready.
 
     Args:
       order: What it shall be.
       environment: Its whole environment, which its workers inherit.
       folder: Of the run; deleted if the launcher is gone, but for `logs`.
       logs: Where its own words are kept.
+
+    Attributes:
+      order: What it shall be.
+      waiting: Workers to be started once it is ready.
+      ready_until_s: When that has to be; None once it is.
+      lost: Why it is gone; None while it is there.
 
     Raises:
       LaunchError: It cannot be started.
@@ -78,6 +88,10 @@ class ForkServer:
         logs: Path,
     ) -> None:
         self.order = order
+        # `ProcessWatch` reads and changes these, under its lock.
+        self.waiting: list[Any] = []
+        self.ready_until_s: float | None = time.monotonic() + READY_S
+        self.lost: str | None = None
         self._log = logs / "fork-server.log"
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         # `ProcessWatch` sends under its lock, so frames do not mix; its thread alone

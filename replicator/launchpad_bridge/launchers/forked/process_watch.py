@@ -14,13 +14,16 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from replicator.errors import DecodeError, LaunchError
 from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.forked.control_frames import Message
-from replicator.launchpad_bridge.launchers.forked.fork_server_client import ForkServer
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    READY_S,
+    ForkServer,
+)
 from replicator.launchpad_bridge.launchers.forked.worker_logs import (
     begin_attempt,
     last_lines,
@@ -34,7 +37,6 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
 from replicator.launchpad_bridge.protocols import Exited, StopAsked
 
 _LOG = logging.getLogger(__name__)
-_READY_S = 120.0
 _JOIN_S = 5.0
 _READ_BYTES = 1 << 20
 
@@ -52,14 +54,12 @@ class Spec:
     Attributes:
       kind: Of fork server.
       job: What it has to do.
-      environment: Variables of its own.
       cores: The only ones it may use; empty for all.
       log: Where its output goes.
     """
 
     kind: Kind
     job: Job
-    environment: Mapping[str, str]
     cores: Sequence[int]
     log: Path
 
@@ -128,23 +128,6 @@ class StartedWorker:
         self.theirs.close()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Server:
-    """A fork server and who waits until it is ready.
-
-    Attributes:
-      client: To talk with it.
-      waiting: Workers to be started once it is ready.
-      ready_until_s: When that has to be; None once it is.
-      lost: Why it is gone; None while it is there.
-    """
-
-    client: ForkServer
-    waiting: list[StartedWorker] = dataclasses.field(default_factory=list)
-    ready_until_s: float | None
-    lost: str | None = None
-
-
 class ProcessWatch:
     """Workers of one run, and the thread that watches them.
 
@@ -170,7 +153,7 @@ class ProcessWatch:
         # Not of `_tasks`, which any thread appends to and one takes from, nor of the
         # selector, which is that thread's. Re-entrant: `start` calls `prepare`.
         self._lock = threading.RLock()
-        self._servers: dict[Kind, _Server] = {}
+        self._servers: dict[Kind, ForkServer] = {}
         self._workers: dict[int, StartedWorker] = {}
         self._numbers = itertools.count()
         self._is_closing = False
@@ -193,12 +176,8 @@ class ProcessWatch:
         """
         with self._lock:
             if kind not in self._servers:
-                client = self._open_server(kind, self._forks)
-                server = _Server(
-                    client=client, ready_until_s=time.monotonic() + _READY_S
-                )
-                self._servers[kind] = server
-                self._do(lambda: self._register(client, server))
+                server = self._servers[kind] = self._open_server(kind, self._forks)
+                self._do(lambda: self._register(server, server))
 
     def start(self, spec: Spec) -> StartedWorker:
         """Start a worker; returns when it is on its way.
@@ -231,7 +210,7 @@ class ProcessWatch:
                 return
             server = self._servers[worker.spec.kind]
             if worker not in server.waiting:
-                server.client.kill(worker.number)
+                server.kill(worker.number)
                 return
             server.waiting.remove(worker)
         self._do(lambda: self._finish(worker, {"reason": "was killed before it ran"}))
@@ -240,11 +219,11 @@ class ProcessWatch:
         """End all workers and their fork servers, and the thread."""
         with self._lock:
             self._is_closing = True
-            servers = list(self._servers.values())
         self._do(lambda: None)
         self._thread.join(_JOIN_S)
-        for server in servers:
-            server.client.close()
+        # Not before: that thread may have replaced one meanwhile.
+        for server in list(self._servers.values()):
+            server.close()
         for worker in list(self._workers.values()):
             self._finish(worker, {"reason": "was killed at the end of the run"})
         self._selector.close()
@@ -272,7 +251,7 @@ class ProcessWatch:
                 if isinstance(key.data, StartedWorker):
                     self._hear(key.data)
             for key, _ in ready:
-                if isinstance(key.data, _Server):
+                if isinstance(key.data, ForkServer):
                     self._listen(key.data)
             self._replace_late()
 
@@ -282,7 +261,7 @@ class ProcessWatch:
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _register(
-        self, source: socket.socket | ForkServer, data: "StartedWorker | _Server"
+        self, source: socket.socket | ForkServer, data: StartedWorker | ForkServer
     ) -> None:
         if source.fileno() >= 0:  # not closed meanwhile
             self._selector.register(source, selectors.EVENT_READ, data)
@@ -311,9 +290,9 @@ class ProcessWatch:
                 worker.said = frame
         return frames is not None
 
-    def _listen(self, server: _Server) -> None:
+    def _listen(self, server: ForkServer) -> None:
         """Obey what a fork server says."""
-        messages = server.client.receive()
+        messages = server.receive()
         if messages is None:
             self._lose(server, "its fork server has ended")
             return
@@ -333,7 +312,7 @@ class ProcessWatch:
             else:
                 self._finish(self._workers[message["exited"]], message)
 
-    def _start_waiting(self, server: _Server) -> None:
+    def _start_waiting(self, server: ForkServer) -> None:
         if server.ready_until_s is not None:
             return
         while server.waiting:
@@ -341,28 +320,27 @@ class ProcessWatch:
             told = {
                 "id": worker.number,
                 "job": dataclasses.asdict(worker.spec.job),
-                "environment": dict(worker.spec.environment),
                 "cores": list(worker.spec.cores),
                 "log": str(worker.spec.log),
             }
             # A fork server that is gone is noticed by whoever listens to it.
             with contextlib.suppress(OSError):
-                server.client.start(told, worker.theirs)
+                server.start(told, worker.theirs)
             worker.theirs.close()
 
     def _replace_late(self) -> None:
         for server in list(self._servers.values()):
             due_s = server.ready_until_s
             if due_s is not None and time.monotonic() >= due_s:
-                self._replace(server, f"its imports take more than {_READY_S:g} s")
+                self._replace(server, f"its imports take more than {READY_S:g} s")
 
-    def _replace(self, server: _Server, reason: str) -> None:
+    def _replace(self, server: ForkServer, reason: str) -> None:
         """Go on with fresh interpreters, where nothing has to be forked."""
         # Without the lock, as `close` may wait for the guard. Nobody sends meanwhile:
         # `ready_until_s` is still set.
-        self._unregister(server.client)
-        server.client.close()
-        if not server.client.order.forks:
+        self._unregister(server)
+        server.close()
+        if not server.order.forks:
             self._lose(server, reason)
             return
         _LOG.warning(
@@ -374,18 +352,19 @@ class ProcessWatch:
             self._forks = False
             (kind,) = (k for k, each in self._servers.items() if each is server)
             try:
-                server.client = self._open_server(kind, False)
+                fresh = self._open_server(kind, False)
             except LaunchError as error:
                 self._lose(server, str(error))
                 return
-            server.ready_until_s = time.monotonic() + _READY_S
-        self._register(server.client, server)
+            fresh.waiting = server.waiting
+            self._servers[kind] = fresh
+        self._register(fresh, fresh)
 
-    def _lose(self, server: _Server, reason: str) -> None:
+    def _lose(self, server: ForkServer, reason: str) -> None:
         """Report the end of all workers of a fork server that is gone."""
-        self._unregister(server.client)
-        said = server.client.last_words()
-        server.client.close()
+        self._unregister(server)
+        said = server.last_words()
+        server.close()
         reason = f"{reason}\n{said}" if said else reason
         with self._lock:
             server.lost = reason

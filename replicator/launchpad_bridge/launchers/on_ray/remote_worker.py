@@ -80,6 +80,7 @@ class RemoteWorker:
     def __init__(self, task: Task, registry: Registry | None, host: str) -> None:
         self._task = task
         self._host = host
+        # From the thread that listens to the worker, to the calls of Ray that ask.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         run_folder = _run_folder(task)
         name, attempt = task.job.worker, task.job.attempt
@@ -99,7 +100,7 @@ class RemoteWorker:
             attempt=attempt,
             log=self._log,
             owner=task.run_id,
-            environ=_environment(task),
+            environ={**_environment(task), **job.environment},
             folder=self._own,
             on_stop_asked=lambda: self._events.put({"asked": True}),
             on_end=self._ended,
@@ -139,7 +140,7 @@ class RemoteWorker:
         return dataclasses.replace(
             self._task.job,
             recipe=str(recipe),
-            jax_settings={"jax_platforms": "cpu"} if self._task.gpus == 0 else {},
+            environment={"JAX_PLATFORMS": "cpu"} if self._task.gpus == 0 else {},
             book=book if self._task.has_book else None,
         )
 
@@ -161,8 +162,6 @@ def _environment(task: Task) -> dict[str, str]:
     environment = {**ALLOCATION, **os.environ, **task.environment}
     if task.gpus is None and environment.get(_VISIBLE) == "":
         del environment[_VISIBLE]  # no claim: all are visible, as elsewhere
-    if task.gpus == 0:
-        environment["JAX_PLATFORMS"] = "cpu"
     return environment
 
 
