@@ -8,10 +8,10 @@ planned    the run's own socket; on several hosts an address book knows the rest
 # ruff: noqa: B027  # what one kind of builder does, the others need not
 
 import abc
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.running import node_context
 from replicator.rpc.codec.message_limits import MessageLimits
@@ -143,6 +143,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         # Of the launching process; a node asks its context.
         self._book_here: AddressBook | None = None
         self._is_over = False
+        # Appended to by the launching script's threads, emptied by the driver's.
         self._clients: list[Callable[[], None]] = []
 
     def build(self) -> str:
@@ -214,10 +215,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
 
 def _free_port() -> int:
     """Return a port that was free just now, another one each time."""
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _GIVEN_PORTS:
-            _GIVEN_PORTS.add(port)
-            return port
+    while (port := free_port()) in _GIVEN_PORTS:
+        pass
+    _GIVEN_PORTS.add(port)
+    return port
