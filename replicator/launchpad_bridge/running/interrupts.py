@@ -15,11 +15,7 @@ from typing import Any
 
 from replicator.launchpad_bridge.running import exit_status
 
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if hasattr(signal, name)
-]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Changed in the main thread only, which the handlers run in. `_to_raise` is appended to
 # by timers' threads.
 _before: dict[int, Any] = {}

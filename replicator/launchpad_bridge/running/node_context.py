@@ -11,7 +11,7 @@ there is only one, which is so under processes and on a cluster.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicator.errors import LaunchError
@@ -47,7 +47,6 @@ class RunningContext:
         *,
         run_id: str,
         launch_config: Resources | None = None,
-        targets: Mapping[str, Any] | None = None,
         launch_type: LaunchType | str | None = None,
         parent: "RunningContext | None" = None,
     ) -> None:
@@ -63,7 +62,6 @@ class RunningContext:
         self._launch_type = launch_type
         self.run_id = run_id
         self.launch_config = launch_config or Resources()
-        self.targets = targets or {}
         self.root: RunningContext = self if parent is None else parent.root
         self._over = threading.Event()
         self._thread = threading.current_thread()  # the node's, once it is entered
@@ -124,7 +122,6 @@ class RunningContext:
             self._of,
             run_id=self.run_id,
             launch_config=self.launch_config,
-            targets=self.targets,
             launch_type=self._launch_type,
             parent=self,
         )
