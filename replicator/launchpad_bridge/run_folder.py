@@ -55,11 +55,6 @@ class RunFolder:
         self.logs_path.mkdir(mode=0o700)
 
     @property
-    def secret_path(self) -> Path:
-        """Return where the secret of the run's servers lies."""
-        return self.path / "secret"
-
-    @property
     def logs_path(self) -> Path:
         """Return where the output of workers may lie, which can outlive the run."""
         return self.path / _LOGS
