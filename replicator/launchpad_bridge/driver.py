@@ -79,6 +79,7 @@ class Driver:
         # Processes may be bound to die with the thread that started them: all are
         # started by this one, which lives as long as the run.
         self._thread = threading.Thread(target=self._drive, name=f"run {plan.program}")
+        # One word of the driver's thread, for `open`, which waits for it.
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def open(self) -> BaseException | None:

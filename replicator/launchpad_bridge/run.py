@@ -74,6 +74,7 @@ class Run:
         # Guards nothing: what is waited for is set first, then this is notified. A
         # signal handler may run inside it, and only puts into the driver's queue.
         self._changed = threading.Condition()
+        # Set once, by the driver's thread; `start` sets the first if that did not open.
         self._over = threading.Event()
         self._stopping = threading.Event()
         self._signum: int | None = None

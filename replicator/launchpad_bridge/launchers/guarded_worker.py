@@ -72,6 +72,7 @@ class GuardedWorker:
         self._log_start = begin_attempt(log, attempt)
         self._on_stop_asked = on_stop_asked
         self._on_end = on_end
+        # Set by the driver's thread, or by the listening one; read once it has ended.
         self._is_killed = False
         self._memory_kills = count_memory_kills()
         # Of standard input, which the driver's thread and the listening one may close.

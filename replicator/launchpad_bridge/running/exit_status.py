@@ -23,8 +23,9 @@ _KEPT_AT = "_replicator_exit_status"
 _SHUTDOWN = getattr(getattr(threading, "_shutdown", None), "__code__", None)
 # Of `_unseen` and `_is_prepared`, and of changes of `_runs`, which whoever walks it
 # copies: a signal handler may have interrupted whoever holds this lock. It is not held
-# while a run is stopped or awaited.
-_LOCK = threading.Lock()
+# while a run is stopped or awaited. Re-entrant: a failure that is raised in a test is
+# noted as seen in a signal handler, too.
+_LOCK = threading.RLock()
 _runs: "list[LiveRun]" = []
 _unseen: dict[str, BaseException] = {}
 _is_prepared = False

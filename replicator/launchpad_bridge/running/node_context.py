@@ -63,6 +63,7 @@ class RunningContext:
         self.run_id = run_id
         self.launch_config = launch_config or Resources()
         self.root: RunningContext = self if parent is None else parent.root
+        # Set by the node's thread at its end, for a watchdog that waits in `fail`.
         self._over = threading.Event()
         self._thread = threading.current_thread()  # the node's, once it is entered
         self.stop_event = (

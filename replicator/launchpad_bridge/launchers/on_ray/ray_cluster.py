@@ -159,6 +159,7 @@ class RayWorkers:
         # The driver's thread adds, `_watch` takes out: whoever walks it walks a copy.
         self._live: set[_RayWorker] = set()
         self._leaving: list[Any] = []
+        # From Ray's threads, which may not wait, to `_watch`; None ends that.
         self._heard: queue.SimpleQueue[tuple[_RayWorker, Any] | None]
         self._heard = queue.SimpleQueue()
         plan.logs.mkdir(parents=True, exist_ok=True)

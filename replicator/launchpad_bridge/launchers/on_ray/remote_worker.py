@@ -90,7 +90,12 @@ class RemoteWorker:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         recipe = self._own / "recipe"
         _write(recipe, task.recipe)
-        self._server = _serve_registry(registry, self._own) if registry else None
+        self._server = None
+        if registry is not None:
+            # Lets the worker's process ask for addresses through this one.
+            at = f"unix:{self._own}/registry"
+            served = Server(registry, name="addresses", address=at, pool_size=16)
+            self._server = served.start()
         self._tail = LogTail({name: self._log})
         self._tail.start()
         job = self._job(recipe)
@@ -196,11 +201,3 @@ def _write(path: Path, content: bytes) -> None:
         os.link(draft, path)
     finally:
         draft.unlink()
-
-
-def _serve_registry(registry: Registry, folder: Path) -> Server:
-    """Let the worker's process ask for addresses through this one."""
-    server = Server(name="addresses", address=f"unix:{folder}/registry", pool_size=16)
-    server.bind("publish", registry.publish)
-    server.bind("find", lambda planned, timeout_s: registry.find(planned, timeout_s))
-    return server.start()
