@@ -41,6 +41,7 @@ class Driver:
     Attributes:
       state: The supervisor's; replaced, never changed.
       results: What workers returned, by name.
+      workers: What the launcher made; None before.
       finish: How the run ended; None while it has not.
     """
 
@@ -70,7 +71,7 @@ class Driver:
         # From the launcher's threads, `stop` and signal handlers (`put` is re-entrant)
         # to the driver's thread alone. What comes after the end is never taken.
         self._events: queue.SimpleQueue[Exited | states.StopAsked] = queue.SimpleQueue()
-        self._workers: Workers | None = None
+        self.workers: Workers | None = None
         self._running: dict[str, Worker] = {}
         self._executables: Mapping[str, Executable] = {
             executable.name: executable for executable in plan.executables
@@ -78,12 +79,8 @@ class Driver:
         # Processes may be bound to die with the thread that started them: all are
         # started by this one, which lives as long as the run.
         self._thread = threading.Thread(target=self._drive, name=f"run {plan.program}")
+        # One word of the driver's thread, for `open`, which waits for it.
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    @property
-    def workers(self) -> Workers | None:
-        """Return what the launcher made."""
-        return self._workers
 
     def open(self) -> BaseException | None:
         """Open the launcher; then start the workers, without waiting for that.
@@ -108,7 +105,7 @@ class Driver:
 
     def _drive(self) -> None:
         try:
-            self._workers = self._launcher.open(self._plan, self.report)
+            self.workers = self._launcher.open(self._plan, self.report)
         except BaseException as error:
             self._opened.put(error)
             return
@@ -183,12 +180,12 @@ class Driver:
         return None
 
     def _start(self, name: str, attempt: int) -> None:
-        assert self._workers is not None, "opened before the first start"
+        assert self.workers is not None, "opened before the first start"
         executable = self._executables[name]
         for key in _result_names(executable):  # of an attempt that is thrown away
             self.results.pop(key, None)
         try:
-            self._running[name] = self._workers.start(executable, attempt)
+            self._running[name] = self.workers.start(executable, attempt)
         except Exception as error:
             self._running.pop(name, None)
             if not isinstance(error, LaunchError):
@@ -206,9 +203,9 @@ class Driver:
             _LOG.exception("%s: could not %s `%s`", self._plan.program, what, name)
 
     def _close(self, finish: states.Finish) -> None:
-        assert self._workers is not None, "closed after it was opened"
+        assert self.workers is not None, "closed after it was opened"
         try:
-            self._workers.close()
+            self.workers.close()
         except BaseException as error:
             _LOG.exception("%s: the launcher did not close", self._plan.program)
             if finish.failure is None:

@@ -181,7 +181,7 @@ def _started(
     program.runs_as(run)
     run.start()
     for address in addresses:
-        address.look_up_in(run.made_by_launcher)
+        address.builder.look_up_in(run.made_by_launcher)
     return run
 
 
@@ -282,4 +282,4 @@ def _close(addresses: Sequence[Address], page: "Dashboard | None") -> None:
     if page is not None:
         page.close()
     for address in addresses:
-        address.retire()
+        address.builder.retire()

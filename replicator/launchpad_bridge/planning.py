@@ -4,12 +4,11 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge.addresses.builders import PlannedAddressBuilder
 from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
     Edge,
@@ -99,12 +98,16 @@ def make_plan(
 
 def all_addresses(program: Program) -> list[Address]:
     """Return the addresses of all nodes, each once."""
-    found: dict[int, Address] = {}
-    for node in program.get_all_nodes():
-        for part in with_inner(node):
-            if isinstance(part, Node):
-                found |= {id(address): address for address in part.addresses}
+    nodes = program.get_all_nodes()
+    found = {id(each): each for node in nodes for each in _addresses_of(node)}
     return list(found.values())
+
+
+def _addresses_of(node: Any) -> Iterator[Address]:
+    """Yield the addresses of a node and of those inside of it, some of them twice."""
+    for part in with_inner(node):
+        if isinstance(part, Node):
+            yield from part.addresses
 
 
 def _wanted(
@@ -142,29 +145,24 @@ def _bind(
     limits: MessageLimits,
 ) -> dict[str, list[str]]:
     """Bind all addresses; return those of `rpc` servers, by worker."""
-    bound: dict[int, str] = {}
+    bound: set[int] = set()
     of_worker: dict[str, list[str]] = {}
     for name, _, _, node in workers:
         of_worker[name] = []
-        for part in with_inner(node):
-            for address in (
-                getattr(part, "addresses", ()) if isinstance(part, Node) else ()
-            ):
-                if id(address) in bound:
-                    continue
-                number = len(bound)
-                is_rpc = isinstance(address, RpcAddress)
-                planned = (
-                    f"inproc:{run_id}-{number},unix:{folder}/{number}"
-                    if is_rpc
-                    else f"port:{run_id}-{number}"
-                )
-                bound[id(address)] = planned
-                address.bind_planned(planned, name)
-                if isinstance(address.builder, PlannedAddressBuilder):
-                    address.builder.limits = limits
-                if is_rpc:
-                    of_worker[name].append(planned)
+        for address in _addresses_of(node):
+            if id(address) in bound:
+                continue
+            number = len(bound)
+            is_rpc = isinstance(address, RpcAddress)
+            planned = (
+                f"inproc:{run_id}-{number},unix:{folder}/{number}"
+                if is_rpc
+                else f"port:{run_id}-{number}"
+            )
+            bound.add(id(address))
+            address.bind_planned(planned, name, limits)
+            if is_rpc:
+                of_worker[name].append(planned)
     return of_worker
 
 

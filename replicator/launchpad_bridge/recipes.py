@@ -4,6 +4,10 @@ They are pickled by value with cloudpickle, so that functions and classes of a s
 lambdas and closures come along; and they travel only from a launcher to a worker of its
 own, through a file or a pipe that it made: nothing that arrives on a socket is ever
 loaded here. What does not pickle is named: the node, the argument, three ways out.
+
+A worker does not run the script, so what the script's top level has registered for
+`rpc` is registered there again. So is a class that bears its full name, module and all:
+not its module has registered it, but somebody else (`compat.own_classes`).
 """
 
 import functools
@@ -17,7 +21,9 @@ from replicator.errors import LaunchError
 from replicator.launchpad_bridge.handles import Composite
 from replicator.launchpad_bridge.protocols import Executable
 from replicator.launchpad_bridge.running.nested import children
+from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 
+_SCRIPT = "__main__"
 _LruCache = type(functools.lru_cache(print))
 
 
@@ -28,14 +34,17 @@ def pack(executable: Executable) -> bytes:
       LaunchError: It does not pickle; names the node and the argument.
     """
     try:
-        return dumps(executable)
+        return dumps((_registered_classes(), executable))
     except Exception as error:
         raise LaunchError(_unpicklable(executable, error)) from error
 
 
 def unpack(recipe: bytes) -> Executable:
     """Return the executable of a recipe that this worker's own launcher made."""
-    return cloudpickle.loads(recipe)
+    classes, executable = cloudpickle.loads(recipe)
+    for name, cls in classes:
+        DEFAULT_REGISTRY.register(cls, name)
+    return executable
 
 
 def dumps(value: Any) -> bytes:
@@ -57,6 +66,15 @@ def is_picklable(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def _registered_classes() -> list[tuple[str, type]]:
+    return [
+        (entry.name, entry.cls)
+        for entry in DEFAULT_REGISTRY._by_name.values()
+        if entry.cls.__module__ == _SCRIPT
+        or entry.name == f"{entry.cls.__module__}.{entry.cls.__qualname__}"
+    ]
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -74,12 +74,12 @@ class Run:
         # Guards nothing: what is waited for is set first, then this is notified. A
         # signal handler may run inside it, and only puts into the driver's queue.
         self._changed = threading.Condition()
+        # Set once, by the driver's thread; `start` sets the first if that did not open.
         self._over = threading.Event()
         self._stopping = threading.Event()
         self._signum: int | None = None
         self._journal = RunJournal(plan.folder)
         self._driver = Driver(plan, launcher, patience=patience, tell=self._take_note)
-        self._unregister: Callable[[], None] = lambda: None
 
     def start(self) -> Self:
         """Open the launcher, start the workers.
@@ -87,12 +87,9 @@ class Run:
         Raises:
           LaunchError: The launcher cannot be opened; nothing is left of the run.
         """
-        self._unregister = node_context.register_program(
-            self.run_id, self.program, self.stop
-        )
         # Before a worker runs: no exit, no signal may come to a run that nobody knows.
         exit_status.keep_alive(self)
-        interrupts.watch(self)
+        interrupts.watch()
         # A signal that comes while this waits leaves a run that stops by itself.
         error = self._driver.open()
         if error is not None:
@@ -311,9 +308,9 @@ class Run:
 
     def _leave(self, *, is_well: bool) -> None:
         self._close(is_well)
-        self._unregister()
-        interrupts.unwatch(self)
+        node_context.forget_run(self.run_id)
         exit_status.let_go(self)
+        interrupts.tidy()
 
     def _failure_in_test(self, frame: FrameType | None) -> BaseException | None:
         """Return what to raise if the test that launched this still runs."""

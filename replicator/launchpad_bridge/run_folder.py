@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
 from replicator.rpc.security.secret import Secret
 
@@ -52,11 +53,6 @@ class RunFolder:
         self._lock: IO[bytes] | None = _lock_made(self.path / _LOCK)
         Secret.generate().write(self.path / "secret")
         self.logs_path.mkdir(mode=0o700)
-
-    @property
-    def secret_path(self) -> Path:
-        """Return where the secret of the run's servers lies."""
-        return self.path / "secret"
 
     @property
     def logs_path(self) -> Path:
@@ -111,17 +107,11 @@ def _was_never_finished(folder: Path) -> bool:
 
 def _remove(folder: Path, *, keeps_logs: bool = False) -> None:
     """Remove a folder and all in it, the lock last; at most logs are left."""
-    with contextlib.suppress(FileNotFoundError):
-        for path in folder.iterdir():
-            if keeps_logs and path.name == _LOGS and any(path.iterdir()):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != _LOCK:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-    if keeps_logs and (folder / _LOGS).exists():
-        (folder / _LOCK).unlink(missing_ok=True)
+    logs, lock = folder / _LOGS, folder / _LOCK
+    keeps_logs = keeps_logs and logs.exists() and any(logs.iterdir())
+    delete(folder, keep=[lock, *([logs] if keeps_logs else [])])
+    if keeps_logs:
+        lock.unlink(missing_ok=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
+from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 from replicator.launchpad_bridge.launchers.on_ray.remote_worker import Task
+from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.protocols import Resources
 from replicator.launchpad_bridge.view.watching.found_runs import FoundRun
 
 
 def test_no_repr_holds_a_secret():
     task = Task(
-        program="p",
+        job=Job(program="p", worker="a", launch_type="ray", recipe=""),
         run_id="r",
-        worker="a",
-        attempt=0,
         folder="/f",
         files={"secret": b"hidden"},
         logs="/l",
         recipe=b"hidden",
         environment={"API_KEY": "hidden"},
         gpus=None,
-        surroundings={},
+        surroundings=read_surroundings(),
         has_book=False,
     )
     run = FoundRun(

@@ -19,8 +19,8 @@ def folder():
 
 def test_only_its_owner_may_enter_it_and_read_the_secret(folder):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-    assert stat.S_IMODE(folder.secret_path.stat().st_mode) == 0o600
-    assert Secret.read(folder.secret_path) == Secret.read(folder.secret_path)
+    assert stat.S_IMODE((folder.path / "secret").stat().st_mode) == 0o600
+    assert Secret.read(folder.path / "secret") == Secret.read(folder.path / "secret")
 
 
 def test_it_goes_away_with_the_run(folder):
@@ -31,7 +31,7 @@ def test_it_goes_away_with_the_run(folder):
 
 def test_one_that_is_in_use_stays(folder):
     remove_abandoned(str(folder.path.parent))
-    assert folder.secret_path.exists()
+    assert (folder.path / "secret").exists()
 
 
 def test_one_whose_launcher_is_gone_is_removed(tmp_path):

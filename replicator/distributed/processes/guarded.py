@@ -48,6 +48,9 @@ class GuardedProcess:
 
     Attributes:
       exited: Ready to be read once the guard has exited; -1 without pidfds.
+      pid: The guard's process id.
+      stdin: The command's input, if that is a pipe; whoever uses it closes it.
+      stdout: The command's output, if that is a pipe.
 
     Raises:
       OSError: It cannot be started.
@@ -99,25 +102,13 @@ class GuardedProcess:
             raise
         finally:
             os.close(guarded)
+        self.pid = self._guard.pid
+        self.stdin: IO[bytes] | None = self._guard.stdin
+        self.stdout: IO[bytes] | None = self._guard.stdout
         has_pidfds = hasattr(os, "pidfd_open")
         self.exited = os.pidfd_open(self._guard.pid) if has_pidfds else -1
         # A file, as the lifeline is one.
         self._exited = open(self.exited, "rb", buffering=0) if has_pidfds else None  # noqa: SIM115
-
-    @property
-    def pid(self) -> int:
-        """The guard's process id."""
-        return self._guard.pid
-
-    @property
-    def stdin(self) -> IO[bytes] | None:
-        """The command's input, if that is a pipe; whoever uses it closes it."""
-        return self._guard.stdin
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """The command's output, if that is a pipe."""
-        return self._guard.stdout
 
     def tell(self, number: int) -> None:
         """Send a signal to the command, through its guard."""
@@ -161,8 +152,8 @@ class GuardedProcess:
         code = self._guard.wait(_KILL_S)
         if self._exited is not None:
             self._exited.close()
-        if self._guard.stdout is not None:
-            self._guard.stdout.close()
+        if self.stdout is not None:
+            self.stdout.close()
         if code < 0:
             # So may it end which was killed itself: what hides has to be found.
             kill_marked(self._mark)

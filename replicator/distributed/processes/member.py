@@ -54,11 +54,6 @@ class Member:
         self.out = LabelledLines(out_from, f"[{rank}] ", out)
         self.err = LabelledLines(err_from, f"[{rank}] ", err)
 
-    @property
-    def pid(self) -> int:
-        """The guard's process id."""
-        return self._process.pid
-
     def tell(self, number: int) -> None:
         """Send a signal to the command, through its guard."""
         self._process.tell(number)

@@ -34,15 +34,12 @@ class Unit:
       workers: Their names, unlike those of any other unit's.
       restart: Whether all are started again after one has failed.
       restarts_at_once: How many restarts without progress come before the first wait.
-      clear_grace_s: How long the others may take to stop once one has failed; with 0
-        they are killed at once, as their work cannot go on.
       called: What to call them where they are started again.
     """
 
     workers: tuple[str, ...]
     restart: Restart = dataclasses.field(default_factory=Restart)
     restarts_at_once: int = 0
-    clear_grace_s: float = 0.0
     called: str = "it"
 
 

@@ -147,7 +147,7 @@ def _is_symptom(failure: Ended | None) -> bool:
 def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
     """End the others of a group: their work cannot go on."""
     say = Say(message=ended.text)
-    grace_s = ended.others_grace_s or state.units[at].unit.clear_grace_s
+    grace_s = ended.others_grace_s
     state = _with_unit(
         state,
         at,
@@ -160,8 +160,6 @@ def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
     if live and not grace_s:
         state, kills = _kill(state, [at], now_s)
         return state, [say, *kills]
-    if live and not ended.others_grace_s:
-        return state, [say, Stop(names=live)]
     return state, [say]
 
 

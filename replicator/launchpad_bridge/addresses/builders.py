@@ -5,11 +5,13 @@ a port     of this host, free and given to nobody else; or of the node's host
 planned    the run's own socket; on several hosts an address book knows the rest
 """
 
+# ruff: noqa: B027  # what one kind of builder does, the others need not
+
 import abc
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.running import node_context
 from replicator.rpc.codec.message_limits import MessageLimits
@@ -21,9 +23,36 @@ _GIVEN_PORTS: set[int] = set()
 class AbstractAddressBuilder(abc.ABC):
     """Makes the address, on the platform that the program runs on."""
 
+    exchange: Any = None
+    """The launcher's own way of calls, in the launching process."""
+
     @abc.abstractmethod
     def build(self) -> str:
         """Return the address."""
+
+    def client_options(self) -> dict[str, Any]:
+        """Return what a client of `rpc` is made with: its address at least."""
+        return {"address": self.build()}
+
+    def server_options(self) -> dict[str, Any]:
+        """Return what a server of `rpc` is made with, besides where it listens."""
+        return {}
+
+    def listening(self) -> str:
+        """Return where the server is to listen."""
+        return self.build()
+
+    def publish(self, address: str) -> None:
+        """Let clients on other hosts know where the server listens."""
+
+    def look_up_in(self, workers: Any) -> None:
+        """Ask what the launcher made, in the launching process, where no node runs."""
+
+    def close_with_run(self, close: Callable[[], None]) -> None:
+        """Close a client of the launching process when the run is over."""
+
+    def retire(self) -> None:
+        """Know that the run it was made for is over."""
 
 
 class AddressBook(Protocol):
@@ -71,28 +100,17 @@ class SimpleLocalAddressBuilder(AbstractAddressBuilder):
         return self._address
 
 
-class FixedAddressBuilder(AbstractAddressBuilder):
-    """An address that is known already."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def build(self) -> str:
-        """Return the address."""
-        return self._address
-
-
 class PlannedPortBuilder(AbstractAddressBuilder):
     """A port for a server of the user's own: of this host, or of the node's.
 
-    Attributes:
+    Args:
       planned: Names it in an address book.
       owner: The worker whose server it is.
     """
 
     def __init__(self, planned: str, owner: str) -> None:
-        self.planned = planned
-        self.owner = owner
+        self._planned = planned
+        self._owner = owner
         self._here = SimpleLocalAddressBuilder()
         self._found: str | None = None
 
@@ -103,33 +121,30 @@ class PlannedPortBuilder(AbstractAddressBuilder):
         if book is None:
             return self._here.build()
         if self._found is None and context is not None:
-            if context.worker == self.owner:
-                self._found = book.listen(self.planned)
-                book.publish(self.planned, self._found)
+            if context.worker == self._owner:
+                self._found = book.listen(self._planned)
+                book.publish(self._planned, self._found)
             else:
-                self._found = book.find(self.planned)
+                self._found = book.find(self._planned)
         return self._found or self._here.build()
 
 
 class PlannedAddressBuilder(AbstractAddressBuilder):
     """Where the plan says, or where the launcher's address book says it came to be.
 
-    Attributes:
+    Args:
       planned: The address of the plan.
       limits: Of messages, the program's.
-      book: For the launching process; a node asks that of its context.
-      exchange: Likewise, for launchers with calls of their own.
-      is_over: Says, in the launching process, that the run has ended.
-      clients: What closes those that the launching process has made.
     """
 
-    def __init__(self, planned: str) -> None:
-        self.planned = planned
-        self.limits = MessageLimits()
-        self.book: AddressBook | None = None
-        self.exchange: Any = None
-        self.is_over = False
-        self.clients: list[Callable[[], None]] = []
+    def __init__(self, planned: str, limits: MessageLimits) -> None:
+        self._planned = planned
+        self._limits = limits
+        # Of the launching process; a node asks its context.
+        self._book_here: AddressBook | None = None
+        self._is_over = False
+        # Appended to by the launching script's threads, emptied by the driver's.
+        self._clients: list[Callable[[], None]] = []
 
     def build(self) -> str:
         """Return where clients reach it.
@@ -137,13 +152,13 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         Raises:
           LaunchError: The run is over.
         """
-        if self.is_over:
+        if self._is_over:
             raise LaunchError(
                 "A handle must be used while its program runs, got one of a run that "
                 "is over. Launch the program again."
             )
         book = self._book()
-        return self.planned if book is None else book.find(self.planned)
+        return self._planned if book is None else book.find(self._planned)
 
     def client_options(self) -> dict[str, Any]:
         """Return what a client is made with: servers elsewhere are found when called.
@@ -151,49 +166,56 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         Raises:
           LaunchError: The run is over.
         """
-        book = None if self.is_over else self._book()
+        book = None if self._is_over else self._book()
         if book is None:
-            return {"address": self.build(), "limits": self.limits}
-        dial = book.dial(self.planned, self.limits)
-        return {"address": self.planned, "dial": dial}
+            return {"address": self.build(), "limits": self._limits}
+        dial = book.dial(self._planned, self._limits)
+        return {"address": self._planned, "dial": dial}
 
     def server_options(self) -> dict[str, Any]:
         """Return what its server is made with, besides where it listens."""
         book = self._book()
         of_book = {} if book is None else book.server_options()
-        return {"limits": self.limits, **of_book}
+        return {"limits": self._limits, **of_book}
 
     def listening(self) -> str:
         """Return where its server is to listen."""
         book = self._book()
-        return self.planned if book is None else book.listen(self.planned)
+        return self._planned if book is None else book.listen(self._planned)
 
     def publish(self, address: str) -> None:
         """Let others know where its server listens."""
         book = self._book()
         if book is not None:
-            book.publish(self.planned, address)
+            book.publish(self._planned, address)
+
+    def look_up_in(self, workers: Any) -> None:
+        """Ask what the launcher made, in the launching process, where no node runs."""
+        self._book_here = getattr(workers, "address_book", None)
+        self.exchange = getattr(workers, "exchange", None)
+
+    def close_with_run(self, close: Callable[[], None]) -> None:
+        """Close a client of the launching process when the run is over."""
+        self._clients.append(close)
 
     def retire(self) -> None:
         """Close the clients of the launching process, and refuse new ones."""
-        self.is_over = True
-        while self.clients:
-            self.clients.pop()()
+        self._is_over = True
+        while self._clients:
+            self._clients.pop()()
 
     def _book(self) -> AddressBook | None:
         context = node_context.current()
-        return self.book if context is None else context.address_book
+        return self._book_here if context is None else context.address_book
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "book": None, "exchange": None, "clients": []}
+        of_launcher = {"_book_here": None, "exchange": None, "_clients": []}
+        return {**vars(self), **of_launcher}
 
 
 def _free_port() -> int:
     """Return a port that was free just now, another one each time."""
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _GIVEN_PORTS:
-            _GIVEN_PORTS.add(port)
-            return port
+    while (port := free_port()) in _GIVEN_PORTS:
+        pass
+    _GIVEN_PORTS.add(port)
+    return port

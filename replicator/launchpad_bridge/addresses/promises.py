@@ -14,17 +14,17 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from replicator.errors import LaunchError, ProgramError
 from replicator.launchpad_bridge.addresses.builders import (
     AbstractAddressBuilder,
-    FixedAddressBuilder,
     PlannedAddressBuilder,
     PlannedPortBuilder,
     SimpleLocalAddressBuilder,
 )
+from replicator.rpc.codec.message_limits import MessageLimits
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile("[a-z][a-z0-9]*")
@@ -55,21 +55,17 @@ class Address:
         self._address_builder: AbstractAddressBuilder | None = None
         self._owning_node: Any = None
 
-    @property
-    def builder(self) -> AbstractAddressBuilder | None:
-        """Return what it was bound to."""
-        return self._address_builder
-
     def bind(self, address_builder: AbstractAddressBuilder) -> None:
         """Say what makes the address where it is asked for; the launcher does."""
         self._address_builder = address_builder
 
-    def bind_planned(self, planned: str, owner: str) -> None:
+    def bind_planned(self, planned: str, owner: str, limits: MessageLimits) -> None:
         """Bind it at launch.
 
         Args:
           planned: A socket of the run's own, for a server of `rpc`.
           owner: The worker whose server it is.
+          limits: Of messages, the program's.
         """
         self.bind(PlannedPortBuilder(planned, owner))
 
@@ -77,28 +73,15 @@ class Address:
         """Bind it for use in this process, outside of any program."""
         self.bind(SimpleLocalAddressBuilder())
 
-    def retire(self) -> None:
-        """Know that the run it was bound for is over."""
-
-    def close_with_run(self, close: Callable[[], None]) -> None:
-        """Close a client of the launching process when the run is over."""
-
-    def look_up_in(self, workers: Any) -> None:
-        """Ask what the launcher made, in the launching process, where no node runs."""
-
     @property
-    def exchange(self) -> Any:
-        """Return the launcher's own way of calls, in the launching process."""
-        return None
-
-    def resolve(self) -> str:
-        """Return the address.
+    def builder(self) -> AbstractAddressBuilder:
+        """Return what it was bound to.
 
         Raises:
           LaunchError: The program was not launched, or no node owns the address.
         """
         if self._address_builder is not None:
-            return self._address_builder.build()
+            return self._address_builder
         if self._owning_node is None:
             raise LaunchError(
                 "The lp.Address hasn't been assigned to any node, thus it cannot be "
@@ -111,9 +94,13 @@ class Address:
             "test, `lp.bind_addresses([node])` does it for single nodes."
         )
 
-    def client_options(self) -> dict[str, Any]:
-        """Return what a client of `rpc` is made with: its address at least."""
-        return {"address": self.resolve()}
+    def resolve(self) -> str:
+        """Return the address.
+
+        Raises:
+          LaunchError: The program was not launched, or no node owns the address.
+        """
+        return self.builder.build()
 
     def assign(self, node: Any) -> None:
         """Let a node own it, which must be done exactly once.
@@ -150,57 +137,14 @@ class Address:
 class RpcAddress(Address):
     """Where a server of `rpc` listens: planned by the launch, unlike a port."""
 
-    def bind_planned(self, planned: str, owner: str) -> None:
+    def bind_planned(self, planned: str, owner: str, limits: MessageLimits) -> None:
         """Bind it to a socket of the run's own."""
-        self.bind(PlannedAddressBuilder(planned))
+        self.bind(PlannedAddressBuilder(planned, limits))
 
     def bind_here(self) -> None:
         """Bind it to a name in this process."""
-        self.bind(FixedAddressBuilder(f"inproc:{uuid.uuid4().hex}"))
-
-    def retire(self) -> None:
-        """Refuse clients from now on: the run is over, and so is the server."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            self._address_builder.retire()
-
-    def close_with_run(self, close: Callable[[], None]) -> None:
-        """Close a client of the launching process when the run is over."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            self._address_builder.clients.append(close)
-
-    def look_up_in(self, workers: Any) -> None:
-        """Ask what the launcher made, in the launching process, where no node runs."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            self._address_builder.book = getattr(workers, "address_book", None)
-            self._address_builder.exchange = getattr(workers, "exchange", None)
-
-    @property
-    def exchange(self) -> Any:
-        """Return the launcher's own way of calls, in the launching process."""
-        return getattr(self._address_builder, "exchange", None)
-
-    def listening(self) -> str:
-        """Return where its server is to listen."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            return self._address_builder.listening()
-        return self.resolve()
-
-    def client_options(self) -> dict[str, Any]:
-        """Return what a client is made with; on several hosts, also how to connect."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            return self._address_builder.client_options()
-        return super().client_options()
-
-    def server_options(self) -> dict[str, Any]:
-        """Return what its server is made with, besides where it listens."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            return self._address_builder.server_options()
-        return {}
-
-    def publish(self, address: str) -> None:
-        """Let clients on other hosts know where its server listens."""
-        if isinstance(self._address_builder, PlannedAddressBuilder):
-            self._address_builder.publish(address)
+        planned = f"inproc:{uuid.uuid4().hex}"
+        self.bind(PlannedAddressBuilder(planned, MessageLimits()))
 
 
 def get_port_from_address(address: str) -> int:

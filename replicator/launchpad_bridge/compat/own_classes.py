@@ -4,7 +4,7 @@ Here only classes that both ends have registered may travel: what arrives is loo
 in a table, nothing is imported or unpickled. So the named tuples, dataclasses and enums
 of the script, of its modules, and of packages that import Launchpad themselves, as Acme
 does, are registered when the program is launched, and in each worker before its node
-runs (`registered_classes`).
+runs (`recipes`).
 """
 
 import contextlib

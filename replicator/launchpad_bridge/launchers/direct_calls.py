@@ -6,6 +6,7 @@ processes, so a program sees no difference.
 """
 
 import concurrent.futures
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -53,33 +54,42 @@ class Exchange:
 
 
 @final
+@dataclasses.dataclass(frozen=True, eq=False)
 class DirectServer:
     """Stands where `rpc.Server` stands."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        name: str,
-        address: str,
-        methods: Mapping[str, Callable[..., Any]],
-    ) -> None:
-        self.name = name
-        self.address = address
-        self.methods = methods
-        self._exchange = exchange
+    exchange: Exchange
+    name: str
+    address: str
+    methods: Mapping[str, Callable[..., Any]]
 
     def stop(self, drain_s: float = 0.0) -> None:
         """Take no more calls; those there were are over."""
-        self._exchange.servers.pop(self.address, None)
-        self._exchange.turns.look_again()
+        self.exchange.servers.pop(self.address, None)
+        self.exchange.turns.look_again()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return at once: nothing runs on."""
         return True
 
 
+class _Methods:
+    """The methods of a server, by their names."""
+
+    call: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"A client has no private method, got {name!r}.")
+        return lambda *args, **kwargs: self.call(name, args, kwargs)
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Call the `__call__` of the server's object."""
+        return self.call("__call__", args, kwargs)
+
+
 @final
-class DirectClient:
+class DirectClient(_Methods):
     """Stands where `rpc.Client` stands."""
 
     def __init__(
@@ -118,15 +128,6 @@ class DirectClient:
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(f"A client has no private method, got {name!r}.")
-        return lambda *args, **kwargs: self.call(name, args, kwargs)
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Call the `__call__` of the server's object."""
-        return self.call("__call__", args, kwargs)
-
     def _wait_server(self, method: str, timeout_s: float | None) -> "DirectServer":
         servers = self._exchange.servers
         limit_s = math.inf if timeout_s is None else timeout_s
@@ -163,7 +164,7 @@ class DirectClient:
 
 
 @final
-class DirectFutures:
+class DirectFutures(_Methods):
     """The methods of a server, as futures."""
 
     def __init__(self, client: DirectClient) -> None:
@@ -177,15 +178,6 @@ class DirectFutures:
         except Exception as error:
             future.set_exception(error)
         return future
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(f"A client has no private method, got {name!r}.")
-        return lambda *args, **kwargs: self.call(name, args, kwargs)
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """Call the `__call__` of the server's object."""
-        return self.call("__call__", args, kwargs)
 
 
 def _by_value(value: PyTree) -> PyTree:

@@ -52,12 +52,10 @@ class Share:
 
     Attributes:
       environment: Variables, which are read when a backend starts.
-      jax_platforms: What JAX is told besides; None for nothing.
       cores: The only ones it may use; empty for all.
     """
 
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    jax_platforms: str | None = None
     cores: Sequence[int] = ()
 
 
@@ -104,10 +102,8 @@ def share_out(
             own = {**environ, **executable.resources.env}
             if _PREALLOCATE not in own and _MEMORY_FRACTION not in own:
                 environment[_PREALLOCATE] = "false"
-        is_hidden = executable.resources.gpus == 0
         shares[executable.name] = Share(
             environment=environment,
-            jax_platforms="cpu" if is_hidden else None,
             cores=_take_cores(executable, cores) if pin_cores else (),
         )
     return shares

@@ -20,8 +20,6 @@ from typing import Literal
 
 from replicator.errors import ArgumentError, LaunchError
 from replicator.launchpad_bridge import recipes
-from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.forked.control_frames import Message
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
     Order,
@@ -32,7 +30,6 @@ from replicator.launchpad_bridge.launchers.forked.process_watch import (
     Kind,
     ProcessWatch,
     Spec,
-    StartedWorker,
 )
 from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
@@ -41,9 +38,7 @@ from replicator.launchpad_bridge.launchers.local_resources import (
     look_at_machine,
     share_out,
 )
-from replicator.launchpad_bridge.launchers.registered_classes import (
-    WithRegisteredClasses,
-)
+from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
@@ -140,8 +135,7 @@ class ProcessWorkers:
         self._modules = list(given) if given is not None else heavy_modules()
         self._watch = ProcessWatch(
             self._open_server,
-            on_end=lambda worker, heard: report(_exited(worker, heard)),
-            on_stop_asked=lambda name: report(StopAsked(by=name)),
+            report=report,
             forks=options.start == "forkserver" and sys.platform == "linux",
         )
         self._tail = LogTail(self._logs) if options.shows_output else None
@@ -165,29 +159,19 @@ class ProcessWorkers:
           LaunchError: It cannot be started.
         """
         share = self._shares[executable.name]
-        platforms = share.jax_platforms
-        job = {
-            "program": self._plan.program,
-            "worker": executable.name,
-            "launch_type": "processes",
-            "recipe": str(self._recipe(executable)),
-            "jax_settings": {"jax_platforms": platforms} if platforms else {},
-            "attempt": attempt,
-            "book": None,
-        }
-        log = self._logs[executable.name]
-        told = {
-            "job": job,
-            "environment": dict(share.environment),
-            "cores": list(share.cores),
-            "log": str(log),
-        }
-        spec = Spec(
-            name=executable.name,
+        job = Job(
+            program=self._plan.program,
+            worker=executable.name,
+            launch_type="processes",
+            recipe=str(self._recipe(executable)),
             attempt=attempt,
+            environment=share.environment,
+        )
+        spec = Spec(
             kind=_kind(executable),
-            told=told,
-            log=log,
+            job=job,
+            cores=share.cores,
+            log=self._logs[executable.name],
         )
         return self._watch.start(spec)
 
@@ -205,8 +189,7 @@ class ProcessWorkers:
     def _recipe(self, executable: Executable) -> Path:
         """Return the file with what a worker runs; written once for all attempts."""
         if executable.name not in self._recipes:
-            run = WithRegisteredClasses(executable.run)
-            data = recipes.pack(dataclasses.replace(executable, run=run))
+            data = recipes.pack(executable)
             path = self._plan.folder / f"recipe-{len(self._recipes)}"
             try:
                 with os.fdopen(create_private(path), "wb") as file:
@@ -234,17 +217,6 @@ class ProcessWorkers:
             folder=self._plan.folder,
             logs=self._plan.logs,
         )
-
-
-def _exited(worker: StartedWorker, heard: Message) -> Exited:
-    return worker_end.exited(
-        worker.spec.name,
-        worker.spec.attempt,
-        said=worker.said,
-        heard=heard,
-        lines=worker.last_lines(),
-        log=str(worker.spec.log),
-    )
 
 
 def _kind(executable: Executable) -> Kind:

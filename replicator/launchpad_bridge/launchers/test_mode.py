@@ -12,7 +12,7 @@ Nodes that are processes know no turns, and are refused.
 """
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.launchers.direct_calls import Exchange
@@ -99,6 +99,7 @@ class _OrderedWorkers:
         self._plan = plan
         self._report = report
         self._turns = turns
+        # The driver's thread appends; a node in its turn, or it again, walks it.
         self._events: list[StopEvent] = []
         self.exchange = Exchange(turns)
 
@@ -111,24 +112,18 @@ class _OrderedWorkers:
             worker=executable.name,
             attempt=attempt,
             launch_type=TestMode.name,
-            report=self._stop_now,
+            report=self._tell,
             stop_event=event,
             exchange=self.exchange,
         )
-        run = _in_turns(self._turns, executable.name)
-        return ThreadWorker(executable, attempt, context, self._tell, around=run)
+        return ThreadWorker(executable, context, self._turns.taken(executable.name))
 
     def close(self) -> None:
         """Return: threads that ended leave nothing."""
 
-    def _stop_now(self, event: Exited | StopAsked) -> None:
-        """Let a stop come in this turn, not whenever the run gets to it."""
-        for stop_event in self._events:
-            stop_event.set()
-        self._report(event)
-
     def _tell(self, event: Exited | StopAsked) -> None:
-        if isinstance(event, Exited) and event.outcome in ("raised", "died"):
+        """Let a stop come in this turn, not whenever the run gets to it."""
+        if isinstance(event, StopAsked) or event.outcome in ("raised", "died"):
             for stop_event in self._events:
                 stop_event.set()
         self._report(event)
@@ -142,11 +137,3 @@ def _check_threads(plan: Plan, seed: int) -> None:
             f"`seed` must order nodes that are threads, got {seed} and processes: "
             f"{', '.join(others)}. Leave `seed` out."
         )
-
-
-def _in_turns(turns: Turns, name: str) -> Callable[[Callable[[], Any]], None]:
-    def run(work: Callable[[], Any]) -> None:
-        with turns.taken(name):
-            work()
-
-    return run

@@ -6,11 +6,13 @@ left behind, named, and ends with the process. Nodes of a `MultiProcessingColoca
 and members of `JaxProcesses` have processes here, too.
 """
 
+import contextlib
 import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, final
+from contextlib import AbstractContextManager
+from typing import Any, Literal, final
 
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.launchers.processes import Processes
@@ -119,7 +121,7 @@ class ThreadWorkers:
             report=self._report,
             by_reference=self._by_reference,
         )
-        return ThreadWorker(executable, attempt, context, self._report)
+        return ThreadWorker(executable, context)
 
     def close(self) -> None:
         """End processes. Threads that ended leave nothing, others cannot be helped."""
@@ -133,33 +135,22 @@ def has_own_process(executable: Executable) -> bool:
 
 
 @final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ThreadContext:
     """The `NodeContext` of a node in this process."""
 
-    def __init__(
-        self,
-        *,
-        program: str,
-        worker: str,
-        launch_type: str,
-        attempt: int,
-        report: _Report,
-        stop_event: StopEvent | None = None,
-        exchange: Any = None,
-        by_reference: bool = False,
-    ) -> None:
-        self.program = program
-        self.worker = worker
-        self.launch_type = launch_type
-        self.attempt = attempt
-        self.stop_event = stop_event or StopEvent()
-        self.exchange = exchange
-        self.by_reference = by_reference
-        self._report = report
+    program: str
+    worker: str
+    launch_type: str
+    attempt: int
+    report: _Report
+    stop_event: StopEvent = dataclasses.field(default_factory=StopEvent)
+    exchange: Any = None
+    by_reference: bool = False
 
     def stop_program(self) -> None:
         """Ask for the whole run to stop; returns at once."""
-        self._report(StopAsked(by=self.worker))
+        self.report(StopAsked(by=self.worker))
 
 
 @final
@@ -169,16 +160,12 @@ class ThreadWorker:
     def __init__(
         self,
         executable: Executable,
-        attempt: int,
         context: ThreadContext,
-        report: _Report,
-        around: Callable[[Callable[[], None]], None] = lambda work: work(),
+        around: AbstractContextManager[None] | None = None,
     ) -> None:
         self._executable = executable
-        self._attempt = attempt
         self._context = context
-        self._report = report
-        self._around = around
+        self._around = around or contextlib.nullcontext()
         # Of `_is_reported`, as `_run` and `kill` are in two threads.
         self._lock = threading.Lock()
         self._is_reported = False
@@ -201,26 +188,21 @@ class ThreadWorker:
             "killed. Let it look at `lp.stop_event()`.",
             node=name,
         )
-        self._tell(
-            Exited(name=name, attempt=self._attempt, outcome="died", error=error)
-        )
+        self._tell_error("died", error)
 
     def _run(self) -> None:
         try:
-            self._around(
-                lambda: self._tell(
-                    run_worker(self._executable, self._attempt, self._context)
-                )
-            )
+            with self._around:
+                attempt = self._context.attempt
+                self._tell(run_worker(self._executable, attempt, self._context))
         except BaseException as error:  # raised around the node, or by `kill`
-            self._tell(
-                Exited(
-                    name=self._executable.name,
-                    attempt=self._attempt,
-                    outcome="raised",
-                    error=error,
-                )
-            )
+            self._tell_error("raised", error)
+
+    def _tell_error(
+        self, outcome: Literal["raised", "died"], error: BaseException
+    ) -> None:
+        name, attempt = self._executable.name, self._context.attempt
+        self._tell(Exited(name=name, attempt=attempt, outcome=outcome, error=error))
 
     def _tell(self, exited: Exited) -> None:
         """Report an end, the first one that is known."""
@@ -228,4 +210,4 @@ class ThreadWorker:
             is_first, self._is_reported = not self._is_reported, True
         # Not under the lock: in a fixed order `_report` sets events, which take others.
         if is_first:
-            self._report(exited)
+            self._context.report(exited)

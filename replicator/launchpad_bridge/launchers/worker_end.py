@@ -1,11 +1,11 @@
 """Turn what is known of a worker's end into what the run hears: an `Exited`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from replicator.base.host.plain_text import plain
 from replicator.distributed.processes.exits import describe_code
 from replicator.errors import DecodeError, MessageTooLargeError, NodeFailedError
-from replicator.launchpad_bridge.launchers.forked.control_frames import Message
 from replicator.launchpad_bridge.launchers.worker_reports import (
     Frame,
     Report,
@@ -22,7 +22,7 @@ def exited(
     attempt: int,
     *,
     said: Frame | None,
-    heard: Message,
+    heard: Mapping[str, Any],
     lines: Sequence[str],
     log: str,
 ) -> Exited:
@@ -77,7 +77,7 @@ def _raised(
     return Exited(name=name, attempt=attempt, outcome="raised", error=error)
 
 
-def _how_it_died(heard: Message) -> str:
+def _how_it_died(heard: Mapping[str, Any]) -> str:
     if "reason" in heard:
         return heard["reason"]
     if heard["is_killed"]:

@@ -3,25 +3,30 @@
 The node runs in the main thread. A second one listens: to the launcher, which may ask
 for a stop, and to SIGTERM, which means the same. A handler of signals must not touch an
 event (it may have interrupted whoever holds its lock), so it writes to a socket.
+
+The launcher's words come by one descriptor, reports go by another: both ends of a
+socket's own in a fork, standard input and output in an interpreter behind a command.
 """
 
 import contextlib
 import dataclasses
 import faulthandler
+import json
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-from replicator.launchpad_bridge.launchers import jax_settings
+from replicator.launchpad_bridge.launchers.jax_settings import apply_settings
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
@@ -40,6 +45,13 @@ from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 _LAUNCHER_GONE = 70
 _SHOWN_THREADS = 8
+_START = """
+import json, sys
+told = json.loads(sys.argv[1])
+sys.path[:] = told["surroundings"]["path"]
+from replicator.launchpad_bridge.launchers.worker_process import main
+sys.exit(main(told))
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +63,12 @@ class Job:
       worker: Its own name.
       launch_type: The launcher's.
       recipe: A file with the pickled function, which the launcher wrote.
-      channel: The socket to the launcher, as a descriptor.
-      jax_settings: Its own, which win over the launcher's.
       attempt: Which start of the worker it is.
+      environment: Variables of its own; JAX's settings of the same names win over the
+        launcher's.
+      orders: Where the launcher's words arrive, a descriptor; standard input by
+        default.
+      reports: Where it is told, likewise; standard output by default.
       book: How to find servers on other hosts: `registry`, an address in this host,
         `folder` of the run and `host`; None if there are no others.
     """
@@ -62,10 +77,35 @@ class Job:
     worker: str
     launch_type: str
     recipe: str
-    channel: int
-    jax_settings: Mapping[str, jax_settings.Setting]
     attempt: int = 0
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    orders: int = 0
+    reports: int = 1
     book: Mapping[str, str] | None = None
+
+
+def interpreter_flags() -> list[str]:
+    """Return this interpreter's options, as `multiprocessing` hands them on."""
+    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+
+
+def fresh_interpreter(
+    job: Job, surroundings: LauncherEnvironment, own_environment: Collection[str]
+) -> list[str]:
+    """Return the words that run a job in an interpreter that has imported nothing.
+
+    Args:
+      job: What it has to do.
+      surroundings: Of the launcher.
+      own_environment: Names of variables that the worker has of its own.
+    """
+    told = {
+        "job": dataclasses.asdict(job),
+        "surroundings": dataclasses.asdict(surroundings),
+        "own_environment": sorted(own_environment),
+    }
+    # -P: the folder of a program is no place to import from.
+    return [sys.executable, *interpreter_flags(), "-P", "-c", _START, json.dumps(told)]
 
 
 def main(told: Mapping[str, Any]) -> int:
@@ -77,11 +117,14 @@ def main(told: Mapping[str, Any]) -> int:
     Returns:
       The code to exit with.
     """
+    job = Job(**told["job"])
+    if job.orders == 0:
+        job = _with_streams_of_its_own(job)
     surroundings = LauncherEnvironment(**told["surroundings"])
     if surroundings.jax_settings:
         import jax  # noqa: F401  # its settings are not kept anywhere else
     surroundings.take_on(told["own_environment"])
-    return run_job(Job(**told["job"]))
+    return run_job(job)
 
 
 def run_job(job: Job) -> int:
@@ -94,14 +137,23 @@ def run_job(job: Job) -> int:
     for stream in (sys.stdout, sys.stderr):
         # Lines are seen when they are printed, and are not lost in a crash.
         cast("TextIOWrapper", stream).reconfigure(line_buffering=True)
-    jax_settings.apply_settings(job.jax_settings)
+    # JAX may have been imported before this process had the variables.
+    apply_settings({name.lower(): value for name, value in job.environment.items()})
     _draw_other_numbers()
-    with (
-        socket.socket(fileno=job.channel) as channel,
-        _Listener(channel) as listener,
-    ):
-        context = _Context(job, channel, listener.stop_event)
-        return _run(context, job)
+    with _Listener(job.orders) as listener:
+        return _run(_Context(job, listener.stop_event), job)
+
+
+def _with_streams_of_its_own(job: Job) -> Job:
+    """Keep input and output for the launcher: the node has no input, and its log."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # what ends this worker ends what it started, and no more
+    job = dataclasses.replace(job, orders=os.dup(0), reports=os.dup(1))
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return job
 
 
 def _run(context: "_Context", job: Job) -> int:
@@ -133,15 +185,13 @@ def _raised(context: "_Context", error: BaseException) -> int:
 class _Context:
     """A `NodeContext`."""
 
-    def __init__(
-        self, job: Job, channel: socket.socket, stop_event: threading.Event
-    ) -> None:
+    def __init__(self, job: Job, stop_event: threading.Event) -> None:
         self.program = job.program
         self.worker = job.worker
         self.launch_type = job.launch_type
         self.attempt = job.attempt
         self.stop_event = stop_event
-        self._channel = channel
+        self._reports = job.reports
         # One report at a time, from the main thread and from any that asks for a stop.
         # Not re-entrant: a signal handler must not `tell`.
         self._sending = threading.Lock()
@@ -153,23 +203,29 @@ class _Context:
     def tell(self, report: bytes) -> None:
         # A launcher that is gone has nobody to tell, and the kernel ends this process.
         with self._sending, contextlib.suppress(OSError):
-            self._channel.sendall(report)
+            left = memoryview(report)
+            while left:
+                left = left[os.write(self._reports, left) :]
 
 
 class _Listener:
     """A thread that sets `stop_event` when the launcher or a signal asks for it."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, orders: int) -> None:
         self.stop_event = StopEvent()
-        self._channel = channel
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
+        # The main thread's until `_thread` starts, then that one's.
+        # No epoll: a command may hand on a file as the worker's input.
+        self._selector = selectors.PollSelector()
+        for source in (orders, self._inbox.fileno()):
+            self._selector.register(source, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._listen, daemon=True, name="stop")
 
     def __enter__(self) -> "_Listener":
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Before the thread, which then is the only reader of the channel.
-        self._look_once()
+        # A stop that was asked before this process was there.
+        self._hear(0.0)
         self._thread.start()
         return self
 
@@ -179,6 +235,7 @@ class _Listener:
         self._thread.join()
         # Before the sockets are closed: the handler writes to one.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._selector.close()
         self._inbox.close()
         self._outbox.close()
 
@@ -189,26 +246,18 @@ class _Listener:
         with contextlib.suppress(OSError):
             self._outbox.send(STOP)
 
-    def _look_once(self) -> None:
-        """Obey a stop that was asked before this process was there."""
-        self._channel.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            self._obey(self._channel)
-        self._channel.setblocking(True)
-
     def _listen(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for each in (self._channel, self._inbox):
-                selector.register(each, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if not self._obey(key.fileobj):
-                        return
+        while self._hear(None):
+            pass
 
-    def _obey(self, source: Any) -> bool:
-        """Read what has arrived; return whether to go on."""
+    def _hear(self, timeout_s: float | None) -> bool:
+        """Obey what has arrived; return whether to go on."""
+        ready = self._selector.select(timeout_s)
+        return all([self._obey(key.fd) for key, _ in ready])
+
+    def _obey(self, source: int) -> bool:
         try:
-            words = source.recv(16)
+            words = os.read(source, 16)
         except ConnectionError:
             words = b""
         if STOP in words:

@@ -72,15 +72,16 @@ class CourierHandle(Handle[Client]):
           LaunchError: The program was not launched, or is over.
         """
         context = node_context.current()
-        exchange = self._address.exchange if context is None else context.exchange
+        builder = self._address.builder
+        exchange = builder.exchange if context is None else context.exchange
         make = Client if exchange is None else exchange.client
         options = client_options_of_courier(self._kwargs)
         if exchange is None and context is not None:
             options["name"] = context.worker  # for the statistics of edges
         # On several hosts a server is found when it is called, not before.
-        client = make(**{**self._address.client_options(), **options})
+        client = make(**{**builder.client_options(), **options})
         if context is None:
-            self._address.close_with_run(client.close)
+            builder.close_with_run(client.close)
         else:
             context.root.when_over(client.close)
             if isinstance(client, Client):
@@ -172,7 +173,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         if hasattr(instance, _HAND_OVER):
             return self._hand_over(instance, server)
         server.start()
-        self.courier_address.publish(server.address)
+        self.courier_address.builder.publish(server.address)
         is_well = False
         try:
             result = instance.run() if self._runs(instance) else stop_event().wait()
@@ -207,8 +208,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
     ) -> Any:
         """Start a server: of `rpc`, or what the launcher has in its place."""
         options = dict(self._courier_kwargs)
-        address = self.courier_address.listening()
-        here = self.courier_address.server_options()
+        builder = self.courier_address.builder
+        address, here = builder.listening(), builder.server_options()
         name = options.pop("name", context.worker)
         if context.exchange is not None:
             return context.exchange.serve(name, address, methods)

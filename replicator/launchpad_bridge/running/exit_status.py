@@ -1,5 +1,7 @@
 """A script whose program failed exits non-zero, whether or not it waited for it.
 
+Here all runs of this process are known, also to signals (`interrupts`) and `lp.stop()`.
+
 A script that only calls `lp.launch(program)` goes on until the program has ended: the
 hook below waits for it where Python waits for threads, before pools of threads close.
 Python has no way to change the exit status from there on, so a last word is left in a
@@ -19,24 +21,36 @@ from typing import Protocol
 _KEPT_AT = "_replicator_exit_status"
 # What Python calls between a script's end and the hooks of `threading`.
 _SHUTDOWN = getattr(getattr(threading, "_shutdown", None), "__code__", None)
-# Of `_runs`, `_unseen`, `_is_prepared`; not held while a run is stopped or awaited.
-_LOCK = threading.Lock()
-_runs: "list[ExitingRun]" = []
+# Of `_unseen` and `_is_prepared`, and of changes of `_runs`, which whoever walks it
+# copies: a signal handler may have interrupted whoever holds this lock. It is not held
+# while a run is stopped or awaited. Re-entrant: a failure that is raised in a test is
+# noted as seen in a signal handler, too.
+_LOCK = threading.RLock()
+_runs: "list[LiveRun]" = []
 _unseen: dict[str, BaseException] = {}
 _is_prepared = False
 _is_exiting = False
 
 
-class ExitingRun(Protocol):
-    """What a run lets this room know."""
+class LiveRun(Protocol):
+    """What a run lets others of this process know."""
 
     @property
     def run_id(self) -> str:
         """Return what tells it from others."""
         ...
 
+    @property
+    def program(self) -> str:
+        """Return the program's name."""
+        ...
+
     def stop(self) -> None:
         """Ask it to stop."""
+        ...
+
+    def interrupt(self, signum: int) -> None:
+        """Take note of a signal; called in a signal handler."""
         ...
 
     def wait_end(self) -> None:
@@ -46,6 +60,11 @@ class ExitingRun(Protocol):
     def signal_status(self) -> int:
         """Return the exit status for the signal that ended it; 0 for none."""
         ...
+
+
+def live_runs() -> "list[LiveRun]":
+    """Return the runs of this process that are not over."""
+    return list(_runs)
 
 
 def is_exiting(frame: FrameType | None) -> bool:
@@ -62,7 +81,7 @@ def is_exiting(frame: FrameType | None) -> bool:
     return _is_exiting
 
 
-def keep_alive(run: ExitingRun) -> None:
+def keep_alive(run: LiveRun) -> None:
     """Let the script go on, at its end, until this run is over."""
     global _is_prepared
     with _LOCK:
@@ -75,7 +94,7 @@ def keep_alive(run: ExitingRun) -> None:
             _chain_excepthook()
 
 
-def let_go(run: ExitingRun) -> None:
+def let_go(run: LiveRun) -> None:
     """Know that a run is over."""
     with _LOCK:
         _runs.remove(run)

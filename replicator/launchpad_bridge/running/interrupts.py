@@ -11,35 +11,21 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from replicator.launchpad_bridge.running import exit_status
 
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if hasattr(signal, name)
-]
-# Changed by launching and drivers' threads, copied by the handler. No lock: the handler
-# may have interrupted whoever holds it.
-_runs: "list[InterruptedRun]" = []
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Changed in the main thread only, which the handlers run in. `_to_raise` is appended to
+# by timers' threads.
 _before: dict[int, Any] = {}
 _to_raise: "list[Callable[[FrameType | None], BaseException | None]]" = []
 # Counted by the main thread only, which the handler runs in.
 _waits = 0
 
 
-class InterruptedRun(Protocol):
-    """What a run lets this room know."""
-
-    def interrupt(self, signum: int) -> None:
-        """Take note of a signal; called in a signal handler."""
-        ...
-
-
-def watch(run: InterruptedRun) -> None:
-    """Tell this run of signals, from now on."""
-    _runs.append(run)
+def watch() -> None:
+    """Have signals told to all runs, if this is the main thread."""
     if threading.current_thread() is threading.main_thread():
         for signum in _SIGNALS:
             handler = signal.getsignal(signum)
@@ -47,17 +33,11 @@ def watch(run: InterruptedRun) -> None:
                 _before[signum] = signal.signal(signum, _handle)
 
 
-def unwatch(run: InterruptedRun) -> None:
-    """Tell this run of no signal any more."""
-    if run in _runs:
-        _runs.remove(run)
-    tidy()
-
-
 def tidy() -> None:
     """Give the signals back, where that can be done and nobody needs them."""
     # A run ends in its driver's thread: the end of the main thread's wait does it then.
-    if _runs or threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if exit_status.live_runs() or not is_main:
         return
     for signum, handler in list(_before.items()):
         if signal.getsignal(signum) is _handle:
@@ -102,7 +82,7 @@ def _handle(signum: int, frame: FrameType | None) -> None:
         if error is not None and not _waits:
             raise error
         return
-    runs = list(_runs)
+    runs = exit_status.live_runs()
     for run in runs:
         run.interrupt(signum)
     # A wait whose runs have just ended is about to say so itself.

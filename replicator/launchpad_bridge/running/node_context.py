@@ -11,24 +11,35 @@ there is only one, which is so under processes and on a cluster.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launch_types import LaunchType, launch_type_of
 from replicator.launchpad_bridge.protocols import NodeContext, Resources
+from replicator.launchpad_bridge.running import exit_status
 from replicator.launchpad_bridge.running.hung_node import fail_node
 from replicator.launchpad_bridge.running.stop_event import StopEvent, mirrored
 
 _THREAD = threading.local()
-# Of `_ROOTS` and `_PROGRAMS`; no code of others is called while it is held.
+# Of `_ROOTS`; no code of others is called while it is held.
 _LOCK = threading.Lock()
 _ROOTS: set["RunningContext"] = set()
-_PROGRAMS: dict[str, tuple[str, Callable[[], None]]] = {}
 
 
 class RunningContext:
-    """The context of a node that runs; a `NodeContext`, and Launchpad's attributes."""
+    """The context of a node that runs; a `NodeContext`, and Launchpad's attributes.
+
+    Attributes:
+      program: The program's name.
+      worker: The worker's name: "label" or "label/index".
+      launcher: The launcher's name: "threads", "processes", "test", "ray".
+      attempt: Which start of this worker it is: 0 for the first.
+      run_id: Of the run.
+      address_book: What the launcher knows of addresses; None if they are as planned.
+      exchange: The launcher's own way of calls; None for `rpc`.
+      by_reference: Whether calls within this process need not copy what they carry.
+    """
 
     def __init__(
         self,
@@ -36,16 +47,23 @@ class RunningContext:
         *,
         run_id: str,
         launch_config: Resources | None = None,
-        targets: Mapping[str, Any] | None = None,
         launch_type: LaunchType | str | None = None,
         parent: "RunningContext | None" = None,
     ) -> None:
         self._of = of
+        self.program = of.program
+        self.worker = of.worker
+        self.launcher = of.launch_type
+        self.attempt = of.attempt
+        # Few launchers offer these.
+        self.address_book: Any = getattr(of, "address_book", None)
+        self.exchange: Any = getattr(of, "exchange", None)
+        self.by_reference: bool = getattr(of, "by_reference", False)
         self._launch_type = launch_type
         self.run_id = run_id
         self.launch_config = launch_config or Resources()
-        self.targets = targets or {}
         self.root: RunningContext = self if parent is None else parent.root
+        # Set by the node's thread at its end, for a watchdog that waits in `fail`.
         self._over = threading.Event()
         self._thread = threading.current_thread()  # the node's, once it is entered
         self.stop_event = (
@@ -55,21 +73,6 @@ class RunningContext:
         self.stop_handlers: list[Any] = []
 
     @property
-    def program(self) -> str:
-        """Return the program's name."""
-        return self._of.program
-
-    @property
-    def worker(self) -> str:
-        """Return the worker's name: "label" or "label/index"."""
-        return self._of.worker
-
-    @property
-    def launcher(self) -> str:
-        """Return the launcher's name: "threads", "processes", "test", "ray"."""
-        return self._of.launch_type
-
-    @property
     def launch_type(self) -> LaunchType | str:
         """Return upstream's launch type; the launcher's name where there is none."""
         if self._launch_type is not None:
@@ -77,26 +80,6 @@ class RunningContext:
         with contextlib.suppress(ValueError):
             return LaunchType(self.launcher)
         return self.launcher
-
-    @property
-    def attempt(self) -> int:
-        """Return which start of this worker it is: 0 for the first."""
-        return self._of.attempt
-
-    @property
-    def address_book(self) -> Any:
-        """Return what the launcher knows of addresses; None if they are as planned."""
-        return getattr(self._of, "address_book", None)
-
-    @property
-    def exchange(self) -> Any:
-        """Return the launcher's own way of calls; None for `rpc`."""
-        return getattr(self._of, "exchange", None)
-
-    @property
-    def by_reference(self) -> bool:
-        """Return whether calls within this process need not copy what they carry."""
-        return getattr(self._of, "by_reference", False)
 
     @property
     def program_stopper(self) -> Callable[..., None]:
@@ -140,7 +123,6 @@ class RunningContext:
             self._of,
             run_id=self.run_id,
             launch_config=self.launch_config,
-            targets=self.targets,
             launch_type=self._launch_type,
             parent=self,
         )
@@ -279,25 +261,16 @@ def get_context() -> RunningContext:
 
 def known_programs() -> dict[str, tuple[str, Callable[[], None]]]:
     """Return the programs that run here, or have workers: name and what stops it."""
+    launched = {r.run_id: (r.program, r.stop) for r in exit_status.live_runs()}
     with _LOCK:
         of_workers = {root.run_id: (root.program, root.stop_program) for root in _ROOTS}
-        return {**_PROGRAMS, **of_workers}
+    return {**launched, **of_workers}
 
 
-def register_program(
-    run_id: str, name: str, stop_program: Callable[[], None]
-) -> Callable[[], None]:
-    """Let `stop` find a program that this process launched; return what undoes it."""
+def forget_run(run_id: str) -> None:
+    """Know nothing more of the threads of a run that is over, and were left behind."""
     with _LOCK:
-        _PROGRAMS[run_id] = name, stop_program
-
-    def unregister() -> None:
-        with _LOCK:
-            _PROGRAMS.pop(run_id, None)
-            # Of threads that were left behind.
-            _ROOTS.difference_update({r for r in _ROOTS if r.run_id == run_id})
-
-    return unregister
+        _ROOTS.difference_update({r for r in _ROOTS if r.run_id == run_id})
 
 
 def stop() -> None:

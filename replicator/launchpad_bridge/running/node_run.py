@@ -67,7 +67,6 @@ class NodeRun:
             context,
             run_id=self.run_id,
             launch_config=self.resources,
-            targets=self.targets,
             launch_type=self.launch_type,
         )
         set_flags(self.flags)

@@ -13,6 +13,7 @@ from replicator.launchpad_bridge.running.node_context import RunningContext
 from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 _LOG = logging.getLogger(__name__)
+# Of `_OF_PROCESS`; no handler is called while it is held.
 _LOCK = threading.Lock()
 _OF_PROCESS: list[Callable[..., Any]] = []
 

@@ -35,7 +35,6 @@ from tests.distributed.processes.supervised import (
 KINDS = {
     "worker": Unit(workers=("a",), restart=THREE),
     "group": Unit(workers=("a", "b", "c"), restart=THREE, called="all"),
-    "stopped group": Unit(workers=("a", "b"), restart=THREE, clear_grace_s=3.0),
 }
 SIGNAL = StopAsked(by="signal")
 
@@ -220,7 +219,6 @@ class Storm:
             workers=tuple(names),
             restart=Restart(attempts=self.rng.choice((0, 0, 1, 2))),
             restarts_at_once=self.rng.choice((0, 1)),
-            clear_grace_s=self.rng.choice((0.0, 3.0)),
         )
 
     def perform(self, actions):

@@ -26,7 +26,6 @@ from tests.distributed.processes.supervised import (
 )
 
 GROUP = Unit(workers=("a", "b", "c"), restart=THREE)
-PATIENT = Unit(workers=("a", "b"), restart=THREE, clear_grace_s=3.0)
 SIGNAL = StopAsked(by="signal")
 
 
@@ -44,11 +43,6 @@ def test_one_failure_kills_the_others_of_its_group_only():
 def test_nothing_starts_before_all_of_a_group_have_ended():
     _, done = play([GROUP], failed("b"), killed("a"), (4, TimeUp()), killed("c"))
     assert done[1:] == [[], [], []]
-
-
-def test_others_that_may_stop_are_asked_and_killed_after_their_grace():
-    _, done = play([PATIENT], failed("a"), (2.9, TimeUp()), (3, TimeUp()))
-    assert done == [[Stop(names=("b",))], [], [Kill(names=("b",))]]
 
 
 def test_others_that_write_down_what_they_did_are_left_alone_for_a_while():

@@ -42,6 +42,7 @@ class Receiver:
 
     def __init__(self, source: socket.socket) -> None:
         self._source = source
+        # Of the one thread that receives.
         self._begun = bytearray()
         self._descriptors: deque[int] = deque()
 

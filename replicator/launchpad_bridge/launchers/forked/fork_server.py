@@ -17,7 +17,6 @@ above this process: if that was killed by SIGKILL, it goes on.
 import contextlib
 import dataclasses
 import gc
-import json
 import os
 import selectors
 import signal
@@ -41,15 +40,11 @@ from replicator.launchpad_bridge.launchers.forked.worker_logs import open_log
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
-from replicator.launchpad_bridge.launchers.worker_process import Job, run_job
-
-_FRESH = """
-import json, sys
-told = json.loads(sys.argv[1])
-sys.path[:] = told["surroundings"]["path"]
-from replicator.launchpad_bridge.launchers.worker_process import main
-sys.exit(main(told))
-"""
+from replicator.launchpad_bridge.launchers.worker_process import (
+    Job,
+    fresh_interpreter,
+    run_job,
+)
 
 
 def main(control: int) -> int:
@@ -180,8 +175,8 @@ class _Server:
             return None
         guard.die_with(server)
         self._leave()
-        job = Job(**told["job"], channel=channel)
-        _settle(told, mark)
+        job = Job(**{**told["job"], "orders": channel, "reports": channel})
+        _settle(job, told, mark)
         if not self._order["forks"]:
             _become_fresh(job, self._order)
         return job
@@ -275,15 +270,15 @@ def _kill_session(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _settle(told: Message, mark: str) -> None:
+def _settle(job: Job, told: Message, mark: str) -> None:
     """Be, after a fork, the worker that was asked for."""
-    os.environ.update(told["environment"])
+    os.environ.update(job.environment)
     os.environ[MARK] = mark
     log = open_log(told["log"])
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    guard.name_process(told["job"]["worker"])
+    guard.name_process(job.worker)
     if told["cores"]:
         os.sched_setaffinity(0, told["cores"])
 
@@ -292,13 +287,9 @@ def _become_fresh(job: Job, order: Message) -> NoReturn:
     """Replace this fork by an interpreter that has imported nothing."""
     # The interpreter gets the channel, 0 to 2, the session, the environment and the
     # cores; Python's other descriptors close on `exec`.
-    os.set_inheritable(job.channel, True)
-    told = {
-        "job": dataclasses.asdict(job),
-        "surroundings": order["surroundings"],
-        "own_environment": order["own_environment"],
-    }
-    words = [sys.executable, *order["flags"], "-P", "-c", _FRESH, json.dumps(told)]
+    os.set_inheritable(job.orders, True)
+    surroundings = LauncherEnvironment(**order["surroundings"])
+    words = fresh_interpreter(job, surroundings, order["own_environment"])
     try:
         os.execv(sys.executable, words)
     except OSError as error:

@@ -5,10 +5,11 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
@@ -24,6 +25,7 @@ from replicator.launchpad_bridge.launchers.forked.worker_logs import (
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
+from replicator.launchpad_bridge.launchers.worker_process import interpreter_flags
 from replicator.launchpad_bridge.run_folder import what_stays
 
 _START = """
@@ -34,6 +36,8 @@ from replicator.launchpad_bridge.launchers.forked.fork_server import main
 sys.exit(main(control=0))
 """
 _SEND_S = 10.0
+READY_S = 120.0
+"""How long a fork server may import."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,14 +61,19 @@ class Order:
 
 
 class ForkServer:
-    """A fork server that runs.
+    """A fork server that runs, and who waits until it is ready.
 
     Args:
       order: What it shall be.
       environment: Its whole environment, which its workers inherit.
       folder: Of the run; deleted if the launcher is gone, but for `logs`.
       logs: Where its own words are kept.
-      log_name: In which file there.
+
+    Attributes:
+      order: What it shall be.
+      waiting: Workers to be started once it is ready.
+      ready_until_s: When that has to be; None once it is.
+      lost: Why it is gone; None while it is there.
 
     Raises:
       LaunchError: It cannot be started.
@@ -77,11 +86,13 @@ class ForkServer:
         environment: Mapping[str, str],
         folder: Path,
         logs: Path,
-        log_name: str = "fork-server.log",
     ) -> None:
         self.order = order
-        self.is_ready = False
-        self._log = logs / log_name
+        # `ProcessWatch` reads and changes these, under its lock.
+        self.waiting: list[Any] = []
+        self.ready_until_s: float | None = time.monotonic() + READY_S
+        self.lost: str | None = None
+        self._log = logs / "fork-server.log"
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         # `ProcessWatch` sends under its lock, so frames do not mix; its thread alone
         # receives.
@@ -109,10 +120,9 @@ class ForkServer:
             raise LaunchError(
                 f"No process for workers can be started: {error}."
             ) from error
-        message = {**dataclasses.asdict(order), "flags": interpreter_flags()}
         # If it is gone already, `receive` says so.
         with contextlib.suppress(OSError):
-            send(self._control, message)
+            send(self._control, dataclasses.asdict(order))
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -143,8 +153,3 @@ class ForkServer:
         """End it, and all that is below it."""
         self._control.close()
         self._process.close()
-
-
-def interpreter_flags() -> list[str]:
-    """Return this interpreter's options, as `multiprocessing` hands them on."""
-    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -47,6 +47,7 @@ class LogTail:
             _File(name, path, width, _COLOURS[number % len(_COLOURS)])
             for number, (name, path) in enumerate(logs.items())
         ]
+        # The files are the thread's alone; this tells it that a last look is due.
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log tail", daemon=True)
 

@@ -14,24 +14,29 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from replicator.errors import DecodeError, LaunchError
+from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.forked.control_frames import Message
-from replicator.launchpad_bridge.launchers.forked.fork_server_client import ForkServer
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    READY_S,
+    ForkServer,
+)
 from replicator.launchpad_bridge.launchers.forked.worker_logs import (
     begin_attempt,
     last_lines,
 )
+from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.launchers.worker_reports import (
     STOP,
     Frame,
     FrameReader,
 )
+from replicator.launchpad_bridge.protocols import Exited, StopAsked
 
 _LOG = logging.getLogger(__name__)
-_READY_S = 120.0
 _JOIN_S = 5.0
 _READ_BYTES = 1 << 20
 
@@ -47,17 +52,15 @@ class Spec:
     """How one worker is to be started.
 
     Attributes:
-      name: The worker's.
-      attempt: Which start it is.
       kind: Of fork server.
-      told: What that is told, but for the worker's number.
+      job: What it has to do.
+      cores: The only ones it may use; empty for all.
       log: Where its output goes.
     """
 
-    name: str
-    attempt: int
     kind: Kind
-    told: Message
+    job: Job
+    cores: Sequence[int]
     log: Path
 
 
@@ -67,13 +70,18 @@ class StartedWorker:
     def __init__(self, spec: Spec, number: int, watch: "ProcessWatch") -> None:
         self.spec = spec
         self.number = number
-        self._log_start = begin_attempt(spec.log, spec.attempt)
+        self._log_start = begin_attempt(spec.log, spec.job.attempt)
         self.channel, self.theirs = socket.socketpair()
         self.channel.setblocking(False)
         self.reader = FrameReader()
         self.said: Frame | None = None
         self.pid: int | None = None
         self._watch = watch
+
+    @property
+    def name(self) -> str:
+        """Return the worker's name."""
+        return self.spec.job.worker
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
@@ -97,10 +105,22 @@ class StartedWorker:
             return None
         return self.reader.feed(data) if data else None
 
-    def last_lines(self) -> list[str]:
-        """Return the last that it printed in this attempt, before its traceback."""
+    def exited(self, heard: Message) -> Exited:
+        """Return how it ended.
+
+        Args:
+          heard: What its fork server said of that.
+        """
+        # Its last lines are those from before its traceback, which it tells itself.
         end = self.said.log_bytes if self.said and self.said.raised else None
-        return last_lines(self.spec.log, self._log_start, end)
+        return worker_end.exited(
+            self.name,
+            self.spec.job.attempt,
+            said=self.said,
+            heard={**heard, "pid": self.pid},
+            lines=last_lines(self.spec.log, self._log_start, end),
+            log=str(self.spec.log),
+        )
 
     def close(self) -> None:
         """Close both ends."""
@@ -108,31 +128,13 @@ class StartedWorker:
         self.theirs.close()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Server:
-    """A fork server and who waits until it is ready.
-
-    Attributes:
-      client: To talk with it.
-      waiting: Workers to be started once it is ready.
-      ready_until_s: When that has to be; None once it is.
-      lost: Why it is gone; None while it is there.
-    """
-
-    client: ForkServer
-    waiting: list[StartedWorker] = dataclasses.field(default_factory=list)
-    ready_until_s: float | None
-    lost: str | None = None
-
-
 class ProcessWatch:
     """Workers of one run, and the thread that watches them.
 
     Args:
       open_server: Starts fork servers.
-      on_end: Takes each worker that has ended, and what its fork server said of that;
-        called in the watching thread.
-      on_stop_asked: Takes the names of workers that ask for a stop of the run.
+      report: Takes the end of each worker, and the wishes to stop the run; called in
+        the watching thread.
       forks: Whether fork servers fork at first.
     """
 
@@ -140,20 +142,18 @@ class ProcessWatch:
         self,
         open_server: OpenServer,
         *,
-        on_end: Callable[[StartedWorker, Message], None],
-        on_stop_asked: Callable[[str], None],
+        report: Callable[[Exited | StopAsked], None],
         forks: bool,
     ) -> None:
         self._open_server = open_server
-        self._on_end = on_end
-        self._on_stop_asked = on_stop_asked
+        self._report = report
         self._forks = forks
         # Of all that follows; sockets are written to while it is held, so that a kill
         # cannot overtake the start that it is about.
         # Not of `_tasks`, which any thread appends to and one takes from, nor of the
         # selector, which is that thread's. Re-entrant: `start` calls `prepare`.
         self._lock = threading.RLock()
-        self._servers: dict[Kind, _Server] = {}
+        self._servers: dict[Kind, ForkServer] = {}
         self._workers: dict[int, StartedWorker] = {}
         self._numbers = itertools.count()
         self._is_closing = False
@@ -176,12 +176,8 @@ class ProcessWatch:
         """
         with self._lock:
             if kind not in self._servers:
-                client = self._open_server(kind, self._forks)
-                server = _Server(
-                    client=client, ready_until_s=time.monotonic() + _READY_S
-                )
-                self._servers[kind] = server
-                self._do(lambda: self._register(client, server))
+                server = self._servers[kind] = self._open_server(kind, self._forks)
+                self._do(lambda: self._register(server, server))
 
     def start(self, spec: Spec) -> StartedWorker:
         """Start a worker; returns when it is on its way.
@@ -194,12 +190,12 @@ class ProcessWatch:
             server = self._servers[spec.kind]
             if server.lost is not None or self._is_closing:
                 why = server.lost or "the run is over"
-                raise LaunchError(f"`{spec.name}` cannot be started: {why}.")
+                raise LaunchError(f"`{spec.job.worker}` cannot be started: {why}.")
             try:
                 worker = StartedWorker(spec, next(self._numbers), self)
             except OSError as error:
                 raise LaunchError(
-                    f"`{spec.name}` cannot be started: {error}."
+                    f"`{spec.job.worker}` cannot be started: {error}."
                 ) from error
             self._workers[worker.number] = worker
             self._do(lambda: self._register(worker.channel, worker))
@@ -214,7 +210,7 @@ class ProcessWatch:
                 return
             server = self._servers[worker.spec.kind]
             if worker not in server.waiting:
-                server.client.kill(worker.number)
+                server.kill(worker.number)
                 return
             server.waiting.remove(worker)
         self._do(lambda: self._finish(worker, {"reason": "was killed before it ran"}))
@@ -223,11 +219,11 @@ class ProcessWatch:
         """End all workers and their fork servers, and the thread."""
         with self._lock:
             self._is_closing = True
-            servers = list(self._servers.values())
         self._do(lambda: None)
         self._thread.join(_JOIN_S)
-        for server in servers:
-            server.client.close()
+        # Not before: that thread may have replaced one meanwhile.
+        for server in list(self._servers.values()):
+            server.close()
         for worker in list(self._workers.values()):
             self._finish(worker, {"reason": "was killed at the end of the run"})
         self._selector.close()
@@ -255,7 +251,7 @@ class ProcessWatch:
                 if isinstance(key.data, StartedWorker):
                     self._hear(key.data)
             for key, _ in ready:
-                if isinstance(key.data, _Server):
+                if isinstance(key.data, ForkServer):
                     self._listen(key.data)
             self._replace_late()
 
@@ -265,7 +261,7 @@ class ProcessWatch:
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _register(
-        self, source: socket.socket | ForkServer, data: "StartedWorker | _Server"
+        self, source: socket.socket | ForkServer, data: StartedWorker | ForkServer
     ) -> None:
         if source.fileno() >= 0:  # not closed meanwhile
             self._selector.register(source, selectors.EVENT_READ, data)
@@ -284,19 +280,19 @@ class ProcessWatch:
         try:
             frames = worker.read()
         except DecodeError as error:
-            _LOG.warning("`%s` sent what is no report: %s", worker.spec.name, error)
+            _LOG.warning("`%s` sent what is no report: %s", worker.name, error)
             self.kill(worker)
             return False
         for frame in frames or ():
             if frame.asks:
-                self._on_stop_asked(worker.spec.name)
+                self._report(StopAsked(by=worker.name))
             else:
                 worker.said = frame
         return frames is not None
 
-    def _listen(self, server: _Server) -> None:
+    def _listen(self, server: ForkServer) -> None:
         """Obey what a fork server says."""
-        messages = server.client.receive()
+        messages = server.receive()
         if messages is None:
             self._lose(server, "its fork server has ended")
             return
@@ -316,30 +312,35 @@ class ProcessWatch:
             else:
                 self._finish(self._workers[message["exited"]], message)
 
-    def _start_waiting(self, server: _Server) -> None:
+    def _start_waiting(self, server: ForkServer) -> None:
         if server.ready_until_s is not None:
             return
         while server.waiting:
             worker = server.waiting.pop(0)
-            told = {**worker.spec.told, "id": worker.number}
+            told = {
+                "id": worker.number,
+                "job": dataclasses.asdict(worker.spec.job),
+                "cores": list(worker.spec.cores),
+                "log": str(worker.spec.log),
+            }
             # A fork server that is gone is noticed by whoever listens to it.
             with contextlib.suppress(OSError):
-                server.client.start(told, worker.theirs)
+                server.start(told, worker.theirs)
             worker.theirs.close()
 
     def _replace_late(self) -> None:
         for server in list(self._servers.values()):
             due_s = server.ready_until_s
             if due_s is not None and time.monotonic() >= due_s:
-                self._replace(server, f"its imports take more than {_READY_S:g} s")
+                self._replace(server, f"its imports take more than {READY_S:g} s")
 
-    def _replace(self, server: _Server, reason: str) -> None:
+    def _replace(self, server: ForkServer, reason: str) -> None:
         """Go on with fresh interpreters, where nothing has to be forked."""
         # Without the lock, as `close` may wait for the guard. Nobody sends meanwhile:
         # `ready_until_s` is still set.
-        self._unregister(server.client)
-        server.client.close()
-        if not server.client.order.forks:
+        self._unregister(server)
+        server.close()
+        if not server.order.forks:
             self._lose(server, reason)
             return
         _LOG.warning(
@@ -351,18 +352,19 @@ class ProcessWatch:
             self._forks = False
             (kind,) = (k for k, each in self._servers.items() if each is server)
             try:
-                server.client = self._open_server(kind, False)
+                fresh = self._open_server(kind, False)
             except LaunchError as error:
                 self._lose(server, str(error))
                 return
-            server.ready_until_s = time.monotonic() + _READY_S
-        self._register(server.client, server)
+            fresh.waiting = server.waiting
+            self._servers[kind] = fresh
+        self._register(fresh, fresh)
 
-    def _lose(self, server: _Server, reason: str) -> None:
+    def _lose(self, server: ForkServer, reason: str) -> None:
         """Report the end of all workers of a fork server that is gone."""
-        self._unregister(server.client)
-        said = server.client.last_words()
-        server.client.close()
+        self._unregister(server)
+        said = server.last_words()
+        server.close()
         reason = f"{reason}\n{said}" if said else reason
         with self._lock:
             server.lost = reason
@@ -387,4 +389,4 @@ class ProcessWatch:
                 pass
         self._unregister(worker.channel)
         worker.close()
-        self._on_end(worker, {**heard, "pid": worker.pid})
+        self._report(worker.exited(heard))

@@ -10,12 +10,12 @@ that know each other start in any order, and one that was started again is found
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from replicator.distributed.processes.ports import free_port
 from replicator.errors import ConnectionLostError, LaunchError
 from replicator.rpc.client.client import Client
 from replicator.rpc.codec.message_limits import MessageLimits
@@ -35,6 +35,7 @@ class AddressRegistry:
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
+        # Of one event loop, as all else here: nothing else runs between two `await`s.
         self._news = asyncio.Condition()
 
     async def publish(self, planned: str, address: str) -> None:
@@ -85,7 +86,7 @@ class Book:
     def listen(self, planned: str) -> str:
         """Return the address that the server planned at `planned` is to listen on."""
         if planned.startswith(_PORT):
-            return f"{self._host}:{_free_port(self._host)}"
+            return f"{self._host}:{free_port(self._host)}"
         return f"{planned},grpc://{self._host}:0"
 
     def publish(self, planned: str, address: str) -> None:
@@ -165,9 +166,3 @@ class RegistryOfParent:
     def close(self) -> None:
         """Ask no more."""
         self._client.close()
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]

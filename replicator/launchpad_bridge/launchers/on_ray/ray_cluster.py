@@ -39,9 +39,7 @@ from replicator.launchpad_bridge.launchers.on_ray.remote_worker import (
     RemoteWorker,
     Task,
 )
-from replicator.launchpad_bridge.launchers.registered_classes import (
-    WithRegisteredClasses,
-)
+from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.protocols import (
     Executable,
@@ -156,11 +154,12 @@ class RayWorkers:
         self._report = report
         self._session = session
         self._namespace = f"replicator-{plan.run_id}"
-        self._surroundings = dataclasses.asdict(read_surroundings())
+        self._surroundings = read_surroundings()
         self._recipes: dict[str, bytes] = {}
         # The driver's thread adds, `_watch` takes out: whoever walks it walks a copy.
         self._live: set[_RayWorker] = set()
         self._leaving: list[Any] = []
+        # From Ray's threads, which may not wait, to `_watch`; None ends that.
         self._heard: queue.SimpleQueue[tuple[_RayWorker, Any] | None]
         self._heard = queue.SimpleQueue()
         plan.logs.mkdir(parents=True, exist_ok=True)
@@ -205,10 +204,14 @@ class RayWorkers:
             max_concurrency=_CALLS_AT_ONCE,
         )
         task = Task(
-            program=self._plan.program,
+            job=Job(
+                program=self._plan.program,
+                worker=executable.name,
+                launch_type="ray",
+                recipe="",
+                attempt=attempt,
+            ),
             run_id=self._plan.run_id,
-            worker=executable.name,
-            attempt=attempt,
             folder=str(self._plan.folder),
             files=self._files,
             logs=str(self._plan.logs),
@@ -246,9 +249,7 @@ class RayWorkers:
 
     def _recipe(self, executable: Executable) -> bytes:
         if executable.name not in self._recipes:
-            run = WithRegisteredClasses(executable.run)
-            packed = recipes.pack(dataclasses.replace(executable, run=run))
-            self._recipes[executable.name] = packed
+            self._recipes[executable.name] = recipes.pack(executable)
         return self._recipes[executable.name]
 
     def _listen(self, worker: _RayWorker) -> None:

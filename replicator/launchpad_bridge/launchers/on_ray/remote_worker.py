@@ -19,24 +19,16 @@ from typing import Any, TypeAlias
 
 from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.forked.control_frames import Message
-from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
-    ForkServer,
-    Order,
-)
 from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
-from replicator.launchpad_bridge.launchers.forked.process_watch import (
-    Kind,
-    ProcessWatch,
-    Spec,
-    StartedWorker,
-)
 from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
+from replicator.launchpad_bridge.launchers.guarded_worker import GuardedWorker
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
 from replicator.launchpad_bridge.launchers.on_ray.address_books import Registry
+from replicator.launchpad_bridge.launchers.worker_process import Job, fresh_interpreter
+from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.run_folder import MADE_BY_WORKER, what_stays
 from replicator.rpc.security.private_files import create_private
 from replicator.rpc.server.server import Server
@@ -52,31 +44,27 @@ class Task:
     """What a worker on another host is to do, in plain values.
 
     Attributes:
-      program: Name of the program.
+      job: The same, but for what depends on the host.
       run_id: Of the run.
-      worker: Its own name.
-      attempt: Which start of it.
       folder: Of the run; made with `files` where it is not there.
       files: What has to lie in it, by name: the secret, certificates.
       logs: Where output is kept.
       recipe: The pickled function, from the launcher of this very program.
       environment: Of the worker's group.
       gpus: As in `Resources`.
-      surroundings: Of the launcher, as plain values.
+      surroundings: Of the launcher.
       has_book: Whether servers may be on other hosts.
     """
 
-    program: str
+    job: Job
     run_id: str
-    worker: str
-    attempt: int
     folder: str
     files: Mapping[str, bytes] = dataclasses.field(repr=False)  # the secret
     logs: str
     recipe: bytes = dataclasses.field(repr=False)
     environment: Mapping[str, str] = dataclasses.field(repr=False)  # keys of users
     gpus: int | None
-    surroundings: Mapping[str, Any]
+    surroundings: LauncherEnvironment
     has_book: bool
 
 
@@ -92,24 +80,36 @@ class RemoteWorker:
     def __init__(self, task: Task, registry: Registry | None, host: str) -> None:
         self._task = task
         self._host = host
+        # From the thread that listens to the worker, to the calls of Ray that ask.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         run_folder = _run_folder(task)
-        self._own = run_folder / f"w-{os.getpid()}-{task.attempt}"
+        name, attempt = task.job.worker, task.job.attempt
+        self._own = run_folder / f"w-{os.getpid()}-{attempt}"
         self._own.mkdir(mode=0o700)
-        self._log = log_paths(Path(task.logs), [task.worker])[task.worker]
+        self._log = log_paths(Path(task.logs), [name])[name]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         recipe = self._own / "recipe"
         _write(recipe, task.recipe)
-        self._server = _serve_registry(registry, self._own) if registry else None
-        self._tail = LogTail({task.worker: self._log})
-        self._watch = ProcessWatch(
-            self._open_server,
-            on_end=self._ended,
-            on_stop_asked=lambda name: self._events.put({"asked": True}),
-            forks=False,
-        )
+        self._server = None
+        if registry is not None:
+            # Lets the worker's process ask for addresses through this one.
+            at = f"unix:{self._own}/registry"
+            served = Server(registry, name="addresses", address=at, pool_size=16)
+            self._server = served.start()
+        self._tail = LogTail({name: self._log})
         self._tail.start()
-        self._worker = self._watch.start(self._spec(recipe))
+        job = self._job(recipe)
+        self._worker = GuardedWorker(
+            fresh_interpreter(job, task.surroundings, sorted(task.environment)),
+            name=name,
+            attempt=attempt,
+            log=self._log,
+            owner=task.run_id,
+            environ={**_environment(task), **job.environment},
+            folder=self._own,
+            on_stop_asked=lambda: self._events.put({"asked": True}),
+            on_end=self._ended,
+        )
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Wait for what happens next; None if nothing does."""
@@ -127,7 +127,7 @@ class RemoteWorker:
 
     def close(self) -> None:
         """Leave nothing on this host but the log."""
-        self._watch.close()
+        self._worker.close()
         self._tail.close()
         if self._server is not None:
             self._server.stop(0.0)
@@ -136,63 +136,38 @@ class RemoteWorker:
         if (run_folder / MADE_BY_WORKER).exists() and not list(run_folder.glob("w-*")):
             delete(run_folder, keep=what_stays(run_folder, self._log.parent))
 
-    def _spec(self, recipe: Path) -> Spec:
-        task = self._task
-        is_hidden = task.gpus == 0
+    def _job(self, recipe: Path) -> Job:
         book = {
             "registry": f"unix:{self._own}/registry",
             "folder": str(self._own.parent),
             "host": self._host,
         }
-        job = {
-            "program": task.program,
-            "worker": task.worker,
-            "launch_type": "ray",
-            "recipe": str(recipe),
-            "jax_settings": {"jax_platforms": "cpu"} if is_hidden else {},
-            "attempt": task.attempt,
-            "book": book if task.has_book else None,
-        }
-        told = {
-            "job": job,
-            "environment": {"JAX_PLATFORMS": "cpu"} if is_hidden else {},
-            "cores": [],
-            "log": str(self._log),
-        }
-        return Spec(
-            name=task.worker, attempt=task.attempt, kind=(), told=told, log=self._log
+        return dataclasses.replace(
+            self._task.job,
+            recipe=str(recipe),
+            environment={"JAX_PLATFORMS": "cpu"} if self._task.gpus == 0 else {},
+            book=book if self._task.has_book else None,
         )
 
-    def _open_server(self, kind: Kind, forks: bool) -> ForkServer:
-        task = self._task
-        order = Order(
-            run_id=task.run_id,
-            forks=forks,
-            modules=(),
-            surroundings=LauncherEnvironment(**task.surroundings),
-            own_environment=sorted(task.environment),
-        )
-        environment = {**ALLOCATION, **os.environ, **task.environment}
-        if task.gpus is None and environment.get(_VISIBLE) == "":
-            del environment[_VISIBLE]  # no claim: all are visible, as elsewhere
-        return ForkServer(
-            order,
-            environment=environment,
-            folder=self._own,
-            logs=self._log.parent,
-            log_name=f"{self._log.stem}-start.log",
-        )
-
-    def _ended(self, worker: StartedWorker, heard: Message) -> None:
+    def _ended(
+        self, said: Frame | None, heard: Mapping[str, Any], lines: list[str]
+    ) -> None:
         self._events.put(
             {
                 "ended": True,
-                "said": None if worker.said is None else tuple(worker.said),
+                "said": None if said is None else tuple(said),
                 "heard": heard,
-                "lines": worker.last_lines(),
+                "lines": lines,
                 "log": f"{socket.gethostname()}:{self._log}",
             }
         )
+
+
+def _environment(task: Task) -> dict[str, str]:
+    environment = {**ALLOCATION, **os.environ, **task.environment}
+    if task.gpus is None and environment.get(_VISIBLE) == "":
+        del environment[_VISIBLE]  # no claim: all are visible, as elsewhere
+    return environment
 
 
 def _run_folder(task: Task) -> Path:
@@ -226,11 +201,3 @@ def _write(path: Path, content: bytes) -> None:
         os.link(draft, path)
     finally:
         draft.unlink()
-
-
-def _serve_registry(registry: Registry, folder: Path) -> Server:
-    """Let the worker's process ask for addresses through this one."""
-    server = Server(name="addresses", address=f"unix:{folder}/registry", pool_size=16)
-    server.bind("publish", registry.publish)
-    server.bind("find", lambda planned, timeout_s: registry.find(planned, timeout_s))
-    return server.start()

@@ -52,7 +52,6 @@ def order():
         "modules": [],
         "surroundings": dataclasses.asdict(surroundings),
         "own_environment": [],
-        "flags": [],
     }
 
 
@@ -63,13 +62,11 @@ def told(number, log):
         "worker": f"w/{number}",
         "launch_type": "local_mp",
         "recipe": str(log.with_name("recipe")),
-        "jax_settings": {},
     }
     return {
         "start": {
             "id": number,
             "job": job,
-            "environment": {},
             "log": str(log),
             "cores": [],
         }
