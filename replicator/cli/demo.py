@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.example_libraries import stax
 
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE, size_cpu_pool
 from replicator.base.host.paths import expanded
@@ -29,15 +28,9 @@ _FAKE_DEVICES = 8
 _DIGITS = Path(__file__).with_name("digits.npz")  # uint8 [1797, 8, 8], [1797]
 _TEST_EVERY = 5
 _LEVELS = 16  # of grey
+_CHANNELS = (1, 16, 32)
+_CLASSES = 10
 _PEAK_RATE = 5e-3
-_INIT, _APPLY = stax.serial(
-    stax.Conv(16, (3, 3), padding="SAME"),
-    stax.Relu,
-    stax.Conv(32, (3, 3), strides=(2, 2), padding="SAME"),
-    stax.Relu,
-    stax.Flatten,
-    stax.Dense(10),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +111,7 @@ def make_training(
     optimizer = rep.wrap_optimizer(optax.adamw(rate))
 
     def init_fn(key: jax.Array) -> dict:
-        _, params = _INIT(key, (-1, 8, 8, 1))
+        params = init_params(key)
         return {"params": params, "opt": optimizer.init(params)}
 
     def step_fn(state: dict, batch: dict) -> tuple[dict, dict]:
@@ -161,12 +154,48 @@ def shuffled_batches(digits: dict, size: int, seed: int) -> Iterator[dict]:
         yield {name: array[chosen] for name, array in digits.items()}
 
 
+def init_params(key: jax.Array) -> dict:
+    """Make the weights: two 3×3 convolutions of stride 1 and 2, then a dense layer."""
+    first, second, last = jax.random.split(key, 3)
+    he = jax.nn.initializers.he_normal(in_axis=(0, 1, 2))
+    one, two, three = _CHANNELS
+    inputs = 4 * 4 * three
+    return {
+        "conv_1": {"w": he(first, (3, 3, one, two)), "b": jnp.zeros(two)},
+        "conv_2": {"w": he(second, (3, 3, two, three)), "b": jnp.zeros(three)},
+        "dense": {
+            "w": jax.nn.initializers.glorot_normal()(last, (inputs, _CLASSES)),
+            "b": jnp.zeros(_CLASSES),
+        },
+    }
+
+
+def logits(params: dict, images: jax.Array) -> jax.Array:
+    """Return [batch, 10] scores for images [batch, 8, 8, 1]."""
+    hidden = jax.nn.relu(_convolve(params["conv_1"], images, stride=1))
+    hidden = jax.nn.relu(_convolve(params["conv_2"], hidden, stride=2))
+    flat = hidden.reshape(hidden.shape[0], -1)
+    dense = params["dense"]
+    return flat @ dense["w"] + dense["b"][None]
+
+
+def _convolve(layer: dict, images: jax.Array, *, stride: int) -> jax.Array:
+    maps = jax.lax.conv_general_dilated(
+        images,
+        layer["w"],
+        (stride, stride),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return maps + layer["b"][None, None, None]
+
+
 def _loss(params: dict, batch: dict) -> tuple[jax.Array, jax.Array]:
-    scores, labels = _APPLY(params, batch["image"]), batch["label"]
+    scores, labels = logits(params, batch["image"]), batch["label"]
     loss = optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
     return loss, (scores.argmax(-1) == labels).mean()
 
 
 def _test(state: dict, batch: dict) -> dict:
-    scores = _APPLY(state["params"], batch["image"])
+    scores = logits(state["params"], batch["image"])
     return {"accuracy": (scores.argmax(-1) == batch["label"]).astype(jnp.float32)}
