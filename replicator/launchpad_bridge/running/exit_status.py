@@ -125,8 +125,9 @@ def seen(run_id: str) -> None:
 
 def _forget() -> None:
     """Know nothing of the parent's runs, in a process that it forked."""
-    global _is_exiting
-    # Without the lock: who may have held it is not in this process.
+    global _is_exiting, _LOCK
+    # A thread of the parent that may have held the old one is not in this process.
+    _LOCK = threading.RLock()
     _runs.clear()
     _unseen.clear()
     _is_exiting = False

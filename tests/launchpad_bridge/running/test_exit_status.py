@@ -92,6 +92,30 @@ def test_a_child_of_multiprocessing_waits_and_tells_too():
     assert status == 0
 
 
+def test_a_child_launches_whatever_a_thread_of_its_parent_held_at_the_fork():
+    status, out, err = run("""
+        import multiprocessing, threading
+        from replicator.launchpad_bridge.running import exit_status
+        lp.launch(program_of(lp.PyNode(print, "of the parent"))).wait()
+        held, forked = threading.Event(), threading.Event()
+        def hold():
+            with exit_status._LOCK:
+                held.set()
+                forked.wait()
+        threading.Thread(target=hold).start()
+        held.wait()
+        def child():
+            lp.launch(program_of(lp.PyNode(print, "of the child"))).wait()
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        forked.set()
+        process.join(20)
+        print(process.exitcode)
+        process.kill()
+    """)
+    assert (status, out) == (0, "of the parent\nof the child\n0\n"), err
+
+
 def test_a_thread_that_is_left_behind_does_not_keep_the_process():
     status, _, err = run("""
         program = program_of(
