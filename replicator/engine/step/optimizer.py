@@ -89,7 +89,8 @@ def wrap_optimizer(
         `tx` works, and keeps its state, in float32.
       accumulate: For own loops that feed microbatches one by one: every call adds up,
         every `accumulate`-th updates. With `rep.compile(step_fn, accumulate=k)` leave
-        it at 1.
+        it at 1. (The sums of `optax.MultiSteps` around this are refused, as they differ
+        between replicas; under it, each call would reduce, and weights not count.)
       reduction: `"ordered"` adds replicas × microbatches blocks in example order: bits
         stay while that product does (`Replicator` says how far); `"fast"` leaves the
         order to XLA.
