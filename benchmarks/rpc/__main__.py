@@ -10,7 +10,7 @@ keys that end with `_unpinned` are the same without.
 
 - Small calls against a ping of 16 bytes over a bare Unix socket; beside them ZeroMQ.
   The ping sleeps until it is answered, as programs do that are written in an hour; ours
-  looks for the answer first (`short_waits`), and so may be the quicker one.
+  looks for the answer first (`adaptive_spin`), and so may be the quicker one.
 - Echoes of arrays against echoes of the same bytes over a bare socket, buffers kept.
 - Pushes of arrays against `np.copyto` of the array to warm memory. The receiver reads
   a byte of each page. Integers with the defaults, which copy them once more, and with

@@ -10,7 +10,7 @@ from replicator import Replicator
 from replicator.cli.report_page.page import write_report
 from replicator.hooks import Hook
 from replicator.monitoring.events import read_events
-from replicator.training.watchdog import heartbeats as gossip
+from replicator.training.watchdog import heartbeats
 from tests.multiprocess.processes import run_processes, values
 from tests.steps import regression_batch, trainer
 
@@ -28,7 +28,7 @@ class Pause(Hook):
 
 def slowed(directory):
     """Train with a hook that is slow in one process; the others wait in the step."""
-    gossip.STRAGGLERS_EVERY_S = 3.0  # else a minute
+    heartbeats.STRAGGLERS_EVERY_S = 3.0  # else a minute
     rep = Replicator(compilation_cache=False)
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
     result = rep.run(

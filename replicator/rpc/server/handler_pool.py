@@ -19,9 +19,9 @@ from replicator.rpc.server.worker_threads import WorkerThreads
 class HandlerPool:
     """Slots, and the calls that wait for one."""
 
-    def __init__(self, size: int, crew: WorkerThreads) -> None:
+    def __init__(self, size: int, threads: WorkerThreads) -> None:
         self.size = size
-        self._crew = crew
+        self._threads = threads
         self._free = [None] * size
         # Guards `_waiting`; `_free` needs no lock. `_dispatch` starts threads while it
         # is held, but no handler runs and nothing is sent under it.
@@ -83,7 +83,7 @@ class HandlerPool:
                     self._free.append(None)
                     return
                 try:
-                    self._crew.run(functools.partial(self._run, taken[1]))
+                    self._threads.run(functools.partial(self._run, taken[1]))
                 except BaseException:  # the system gives no thread
                     self._free.append(None)
                     self._waiting.done(taken[1].caller)

@@ -2,11 +2,11 @@
 
 A quick handler runs in the thread that read its call: no other thread wakes up, which
 is most of what a call costs. Meanwhile nobody reads there. Handlers are mostly as quick
-as they were before; when one is not, or its reply is not taken, the relief gives the
+as they were before; when one is not, or its reply is not taken, the handoff gives the
 right to read to another thread after 2 ms, so that pings, cancellations and other calls
-get through. The first thread goes home when it is done.
+get through. The first thread reads no more when it is done.
 
-The relief sleeps as long as nobody is busy, so a quiet server uses no time.
+`watch` sleeps as long as nobody is busy, so a quiet server uses no time.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ class ReadHandoff:
     """Looks every 2 ms at readers that are busy.
 
     Attributes:
-      busy: Since when each of them is. A reader adds itself, then wakes the relief if
-        it `is_asleep`; the relief says that it sleeps, then looks at `busy` once more.
+      busy: Since when each of them is. A reader adds itself, then wakes the handoff if
+        it `is_asleep`; the handoff says that it sleeps, then looks at `busy` once more.
         So one of the two sees the other.
       is_asleep: Whether it must be woken.
     """
@@ -83,36 +83,39 @@ class Reader:
     """
 
     def __init__(
-        self, relief: ReadHandoff, crew: WorkerThreads, read: Callable[["Reader"], None]
+        self,
+        handoff: ReadHandoff,
+        threads: WorkerThreads,
+        read: Callable[["Reader"], None],
     ) -> None:
         """Make one that nobody holds.
 
         Args:
-          relief: Watches it.
-          crew: Of its threads.
+          handoff: Watches it.
+          threads: Where it and its successors run.
           read: Reads as the holder, until the right is lost or there is no more to
             read.
         """
         self.call: ServedCall | None = None
-        self._relief = relief
-        self._crew = crew
+        self._handoff = handoff
+        self._threads = threads
         self._read = read
-        # Held by who reads. Not an RLock: `start` and `relieve` take it for a thread of
-        # the crew, so the thread that releases it is often another one.
+        # Held by who reads. Not an RLock: `start` and `relieve` take it for a thread
+        # that they start, so the one that releases it is often another.
         self._right = threading.Lock()
         self._take = self._right.acquire
 
     def start(self) -> None:
         """Let a thread read."""
         self._right.acquire()
-        self._crew.run(functools.partial(self._read, self))
+        self._threads.run(functools.partial(self._read, self))
 
     def lay_down(self, now_s: float) -> None:
         """Be busy from now on: another thread may read if it takes long."""
-        relief = self._relief
-        relief.busy[self] = now_s
-        if relief.is_asleep:
-            relief.wake()
+        handoff = self._handoff
+        handoff.busy[self] = now_s
+        if handoff.is_asleep:
+            handoff.wake()
         # From here on another thread may read, so the caller must receive no more.
         self._right.release()
 
@@ -121,15 +124,15 @@ class Reader:
         if not self._take(False):
             return False
         # Only who has the right changes the entry, so this is the caller's own.
-        self._relief.busy.pop(self, None)
+        self._handoff.busy.pop(self, None)
         return True
 
     def relieve(self, since_s: float) -> None:
         """Let another thread read if this one has been busy since then."""
         # Between the two the reader may have begun another call. Then that one is
         # relieved too early and its method counts as slow, which costs only time.
-        if self._relief.busy.get(self) == since_s and self._take(False):
-            self._relief.busy.pop(self, None)
+        if self._handoff.busy.get(self) == since_s and self._take(False):
+            self._handoff.busy.pop(self, None)
             # Set by a thread that runs on meanwhile, so it may be over, or None.
             call = self.call
             if call is not None and call.is_over:
@@ -137,4 +140,4 @@ class Reader:
             elif call is not None:
                 call.target.held_up()
             # Taken by this thread; held from now on by the one that reads.
-            self._crew.run(functools.partial(self._read, self))
+            self._threads.run(functools.partial(self._read, self))

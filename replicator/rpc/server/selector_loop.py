@@ -1,7 +1,7 @@
 """One thread reads all connections of a server that the system can watch together.
 
 A thread for each would be woken for each call, and threads of Python that hand each
-other their one lock answer a third as many calls. So the front waits with `epoll` for
+other their one lock answer a third as many calls. So the loop waits with `epoll` for
 whichever has something, takes one message at a time from each, and handles it; quick
 handlers run right there (see `read_handoff` for those that are not).
 
@@ -31,12 +31,12 @@ _TURNS_BETWEEN_LOOKS = 16
 
 
 class Watched(Protocol):
-    """A connection, as the front knows it; `served_connection` is the one maker.
+    """A connection, as the loop knows it; `served_connection` is the one maker.
 
     Attributes:
       connection: What is read.
-      descriptor: By which the front watches it; -1 while it does not.
-      is_listed: Whether it is in the front's list of those that have something.
+      descriptor: By which the loop watches it; -1 while it does not.
+      is_listed: Whether it is in the loop's list of those that have something.
       is_paused: Whether its client has too much in flight.
     """
 
@@ -63,9 +63,9 @@ class Watched(Protocol):
 class SelectorLoop:
     """Reads connections, in one thread at a time."""
 
-    def __init__(self, relief: ReadHandoff, crew: WorkerThreads) -> None:
-        self._crew = crew
-        self._relief = relief
+    def __init__(self, handoff: ReadHandoff, threads: WorkerThreads) -> None:
+        self._threads = threads
+        self._handoff = handoff
         self._watched: dict[int, Watched] = {}
         # Any thread appends; only who has the right to read takes from it.
         self._ready: collections.deque[Watched] = collections.deque()
@@ -119,7 +119,7 @@ class SelectorLoop:
         self._waits = ShortWaits(self._epoll.poll)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._waker, select.EPOLLIN)
-        Reader(self._relief, self._crew, self._read).start()
+        Reader(self._handoff, self._threads, self._read).start()
 
     def _begin(self, epoll: "select.epoll", watched: Watched) -> bool:
         """Watch a connection; return False if it is closed."""
@@ -181,7 +181,7 @@ class SelectorLoop:
 
     def _events(self) -> list[tuple[int, int]]:
         """Return what the system tells; wait for it if nothing is to be done yet."""
-        assert self._epoll is not None, "the front reads, so it was opened"
+        assert self._epoll is not None, "the loop reads, so it was opened"
         assert self._waits is not None, "it was made with that"
         if self._ready:
             return self._epoll.poll(0)
@@ -227,7 +227,7 @@ class SelectorLoop:
             return False
         if len(self._watched) == 1 and not watched.is_listed and watched.is_alone():
             self.remove(watched)
-            self._crew.run(watched.serve)
+            self._threads.run(watched.serve)
         return True
 
     def _close(self) -> None:

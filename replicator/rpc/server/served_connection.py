@@ -77,7 +77,7 @@ class ServedConnection:
     def serve(self) -> None:
         """Read until the connection ends, in a thread of its own."""
         # Not kept: what refers to itself in a circle outlives its last use.
-        Reader(self.service.relief, self.service.crew, self._read).start()
+        Reader(self.service.handoff, self.service.threads, self._read).start()
 
     def is_alone(self) -> bool:
         """Tell whether the server has no other connection."""
@@ -149,8 +149,8 @@ class ServedConnection:
             # Before `calls` is read below: `_take` enters a call, then looks at this.
             self._is_closed = True
         self.service.connections.discard(self)
-        if self.service.front is not None:
-            self.service.front.remove(self)
+        if self.service.selector_loop is not None:
+            self.service.selector_loop.remove(self)
         self.connection.close()
         for call in self.service.pool.drop(self):
             if call.is_shared:
@@ -188,15 +188,17 @@ class ServedConnection:
         """Read as the holder of the right to, until it is lost, or the end."""
         receive = self.connection.receive
         connections = self.service.connections
-        front = self.service.front if self.connection.fileno() is not None else None
+        loop = (
+            self.service.selector_loop if self.connection.fileno() is not None else None
+        )
         try:
             while True:
                 while self.is_paused and not self._is_closed:
                     self._room.wait(_LOOK_S)
                     self._room.clear()  # `is_paused` was cleared before it was set
-                if front is not None and len(connections) > 1:
-                    # The front may read it before this returns.
-                    front.add(self)
+                if loop is not None and len(connections) > 1:
+                    # The loop may read it before this returns.
+                    loop.add(self)
                     return
                 message = receive(timeout_s=None)
                 self.handle(message, time.monotonic(), reader)
@@ -260,8 +262,8 @@ class ServedConnection:
                 return
             self.is_paused = False
         self._room.set()
-        if self.service.front is not None and self.descriptor >= 0:
-            self.service.front.resume(self)
+        if self.service.selector_loop is not None and self.descriptor >= 0:
+            self.service.selector_loop.resume(self)
 
     def _is_full(self) -> bool:
         limits = self.service.limits

@@ -192,12 +192,12 @@ class Server:
             self._is_started = True
         _warn_of_batches(self._methods.values(), self._service.pool.size)
         raise_limit()
-        # At exit the threads of the crew, which are daemons, still run.
+        # At exit the server's threads, which are daemons, still run.
         atexit.register(self.stop, 0.0)
         let_go_in_child(self)
-        self._service.crew.run(self._service.relief.watch)
+        self._service.threads.run(self._service.handoff.watch)
         for listener in self._listeners:
-            self._service.crew.run(functools.partial(self._accept, listener))
+            self._service.threads.run(functools.partial(self._accept, listener))
         return self
 
     def stop(self, drain_s: float = DRAIN_S) -> None:
@@ -269,7 +269,7 @@ class Server:
             places.acquire()
             try:
                 handshake = listener.accept()
-                self._service.crew.run(
+                self._service.threads.run(
                     functools.partial(self._meet, handshake, places.release)
                 )
             except ConnectionLostError:
@@ -326,10 +326,10 @@ class Server:
             listener.close()
         if left:
             _log.warning("%s stopped; still running: %s", self._name, _named(left))
-        service.relief.close()
-        if service.front is not None:
-            service.front.close()
-        service.crew.close(0.0 if left else CANCEL_S)
+        service.handoff.close()
+        if service.selector_loop is not None:
+            service.selector_loop.close()
+        service.threads.close(0.0 if left else CANCEL_S)
         self._stopped.set()
 
     def _drain(self) -> None:

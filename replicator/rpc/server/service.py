@@ -14,7 +14,7 @@ from replicator.rpc.call_statistics import CallRecords, ServerStatistics
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, LIST_METHODS, PROTOCOL, STATISTICS
-from replicator.rpc.server import selector_loop as front
+from replicator.rpc.server import selector_loop
 from replicator.rpc.server.handler_pool import HandlerPool
 from replicator.rpc.server.methods import Method
 from replicator.rpc.server.read_handoff import ReadHandoff
@@ -46,11 +46,13 @@ class Service:
         self.limits = limits
         self.registry = registry
         self.takes_calls = True
-        self.crew = WorkerThreads(f"rpc {label}")
-        self.pool = HandlerPool(pool_size, self.crew)
-        self.relief = ReadHandoff()
-        self.front = (
-            SelectorLoop(self.relief, self.crew) if front.IS_AVAILABLE else None
+        self.threads = WorkerThreads(f"rpc {label}")
+        self.pool = HandlerPool(pool_size, self.threads)
+        self.handoff = ReadHandoff()
+        self.selector_loop = (
+            SelectorLoop(self.handoff, self.threads)
+            if selector_loop.IS_AVAILABLE
+            else None
         )
         # Changed by single atomic operations only.
         self.connections: set[Caller] = set()

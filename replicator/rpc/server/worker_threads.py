@@ -1,8 +1,8 @@
 """Threads that wait for something to do, and end when there was nothing for a while.
 
-All threads of a server come from its crew: readers of connections, handlers, the one
-that accepts. A thread that has slept least is taken first, so that few are awake and
-the rest go home.
+All threads of a server come from one of these: readers of connections, handlers, the
+one that accepts. A thread that has slept least is taken first, so that few are awake
+and the rest end.
 """
 
 import collections
@@ -25,7 +25,7 @@ class WorkerThreads:
     """Runs each task in a thread of its own, new or used."""
 
     def __init__(self, name: str, *, idle_s: float = 10.0, max_idle: int = 8) -> None:
-        """Make a crew without threads.
+        """Begin without threads.
 
         Args:
           name: Of the threads.
@@ -48,7 +48,7 @@ class WorkerThreads:
         """Start a task in a thread of its own.
 
         Raises:
-          RuntimeError: The system gives no thread, and the crew has none.
+          RuntimeError: The system gives no thread, and there is none.
         """
         with self._lock:
             inbox = self._idle.pop() if self._idle else None

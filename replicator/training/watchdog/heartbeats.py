@@ -77,7 +77,7 @@ class Heartbeats:
         self._to_say: dict[str, Any] = {}
         self._wake, self._closed = threading.Event(), False
         self._thread = threading.Thread(
-            target=self._run, name="replicator-gossip", daemon=True
+            target=self._run, name="replicator-heartbeats", daemon=True
         )
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class Heartbeats:
                 self._turn(count)
             except DistributedError as failure:
                 # The others are then told by JAX; this process still watches itself.
-                _log.debug("No gossip: %s", failure)
+                _log.debug("No heartbeats: %s", failure)
             self._wake.wait(self._every_s)
             # A turn follows, which sees what was said until here; later words wake it.
             self._wake.clear()

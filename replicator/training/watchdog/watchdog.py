@@ -98,9 +98,9 @@ class Watchdog:
         self._thread = threading.Thread(
             target=self._run, name="replicator-watchdog", daemon=True
         )
-        self._gossip = None
+        self._heartbeats = None
         if notices is not None and notices.count > 1:
-            self._gossip = Heartbeats(
+            self._heartbeats = Heartbeats(
                 notices,
                 clock=phases.clock,
                 beat=self._beat,
@@ -111,8 +111,8 @@ class Watchdog:
     def start(self) -> Self:
         """Begin to watch the calling thread."""
         self._loop_thread = threading.get_ident()
-        if self._gossip is not None:
-            self._gossip.start()
+        if self._heartbeats is not None:
+            self._heartbeats.start()
         self._thread.start()
         return self
 
@@ -122,8 +122,8 @@ class Watchdog:
         if self._thread.ident is not None and not self._fails:
             # One that is in `_end` does not return: within this time the process ends.
             self._thread.join(timeout=_WRITE_S)
-        if self._gossip is not None:
-            self._gossip.close()
+        if self._heartbeats is not None:
+            self._heartbeats.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -158,15 +158,15 @@ class Watchdog:
             current=self._phases.current,
             steps_s=self._phases.seconds()["step"],
             in_debugger=waits_in_debugger(self._loop_thread),
-            peers=() if self._gossip is None else self._gossip.heard.peers,
+            peers=() if self._heartbeats is None else self._heartbeats.heard.peers,
         )
         self._watched, limit_s = decide(self._watched, seen, limits=self._limits)
-        if self._gossip is not None:
-            self._gossip.wants_peers = nears_limit(self._watched, self._limits)
+        if self._heartbeats is not None:
+            self._heartbeats.wants_peers = nears_limit(self._watched, self._limits)
         return limit_s
 
     def _others_hang(self) -> bool:
-        return self._gossip is not None and any(self._gossip.heard.hung)
+        return self._heartbeats is not None and any(self._heartbeats.heard.hung)
 
     def _end(self, limit_s: float | None) -> None:
         """Say everything there is to say, and exit: whatever happens on the way."""
@@ -220,42 +220,42 @@ class Watchdog:
         return str(path)
 
     def _hear_all(self, own: Statement) -> list[Statement | None]:
-        if self._gossip is None:
+        if self._heartbeats is None:
             return [own]
-        gossip = self._gossip
-        gossip.say("hung", dataclasses.asdict(own))
+        heartbeats = self._heartbeats
+        heartbeats.say("hung", dataclasses.asdict(own))
         self._wait_until(
-            lambda: bool(gossip.heard.hung) and None not in gossip.heard.hung,
+            lambda: bool(heartbeats.heard.hung) and None not in heartbeats.heard.hung,
             _ANSWER_S,
         )
-        statements = [said and Statement(**said) for said in gossip.heard.hung]
+        statements = [said and Statement(**said) for said in heartbeats.heard.hung]
         statements += [None] * (self._process + 1 - len(statements))
         statements[self._process] = own
         return statements
 
     def _leave_last(self) -> None:
         """Say goodbye. Process 0 serves the others, who die with it: it leaves last."""
-        if self._gossip is None:
+        if self._heartbeats is None:
             return
-        gossip = self._gossip
-        gossip.say("left", True)
+        heartbeats = self._heartbeats
+        heartbeats.say("left", True)
         if self._process == 0:
-            self._wait_until(lambda: gossip.heard.left.count(False) == 0, _LEAVE_S)
+            self._wait_until(lambda: heartbeats.heard.left.count(False) == 0, _LEAVE_S)
         else:
             self._wait_until(
                 lambda: (
-                    self._process < len(gossip.heard.left)
-                    and gossip.heard.left[self._process]
+                    self._process < len(heartbeats.heard.left)
+                    and heartbeats.heard.left[self._process]
                 ),
                 _LEAVE_S,
             )
 
     def _wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        assert self._gossip is not None
+        assert self._heartbeats is not None
         clock = self._phases.clock
         deadline_s, pause = clock.now_s() + limit_s, threading.Event()
         while not condition() and clock.now_s() < deadline_s:
-            self._gossip.hurry()
+            self._heartbeats.hurry()
             pause.wait(self._limits.tick_s / 10)
 
     def _beat(self, count: int) -> Beat:

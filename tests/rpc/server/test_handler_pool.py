@@ -29,9 +29,9 @@ def call():
 
 
 def test_a_place_is_left_when_the_system_gives_no_thread():
-    pool = HandlerPool(1, crew := WorkerThreads())
+    pool = HandlerPool(1, threads := WorkerThreads())
     with pytest.raises(RuntimeError):
         pool.submit(call())
     assert pool.num_running == 0
     pool.submit(call())
-    assert len(crew.tasks) == 2
+    assert len(threads.tasks) == 2

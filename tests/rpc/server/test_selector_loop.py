@@ -1,4 +1,4 @@
-"""One thread reads a connection: the front's, or one of its own."""
+"""One thread reads a connection: the selector loop's, or one of its own."""
 
 from replicator.rpc.server.read_handoff import ReadHandoff
 from replicator.rpc.server.selector_loop import SelectorLoop
@@ -18,5 +18,5 @@ class Elsewhere:
 
 
 def test_who_was_listed_twice_and_has_a_thread_of_its_own_is_not_read():
-    front = SelectorLoop(ReadHandoff(), WorkerThreads("crew"))
-    assert front._read_one(Elsewhere(), reader=None)
+    loop = SelectorLoop(ReadHandoff(), WorkerThreads("test"))
+    assert loop._read_one(Elsewhere(), reader=None)

@@ -103,8 +103,8 @@ def test_one_thread_reads_all_sockets():
         for client in callers:
             made_quick(client, "noop")
         wait_until(lambda: server.statistics().connections == 12)
-        assert len(server._service.front._watched) >= 11
-        assert len(server._service.crew._members) < 14
+        assert len(server._service.selector_loop._watched) >= 11
+        assert len(server._service.threads._members) < 14
 
 
 def test_half_a_message_of_one_client_holds_up_no_other():
@@ -128,7 +128,7 @@ def test_a_client_that_takes_no_reply_holds_up_no_other_and_few_threads():
         for client in callers:
             made_quick(client, "noop")
         assert time.monotonic() - started_s < 5.0
-        assert len(server._service.crew._members) < 20
+        assert len(server._service.threads._members) < 20
         unread.close()
 
 

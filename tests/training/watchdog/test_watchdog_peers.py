@@ -116,19 +116,21 @@ def test_a_statement_says_the_same_on_the_other_side():
 
 
 class Group:
-    """The gossip of three processes, turned by hand."""
+    """The heartbeats of three processes, turned by hand."""
 
     def __init__(self):
         self.clock, self.stragglers = FakeClock(), []
         self.beats = [beat(0, 0.0)] * 3
         board = Board(3)
-        self.gossips = [self._gossip(board.of(process)) for process in range(3)]
+        self.all_heartbeats = [
+            self._heartbeats(board.of(process)) for process in range(3)
+        ]
 
     def turn(self, count=1):
-        for gossip in reversed(self.gossips):
-            gossip._turn(count)
+        for heartbeats in reversed(self.all_heartbeats):
+            heartbeats._turn(count)
 
-    def _gossip(self, notices):
+    def _heartbeats(self, notices):
         def own_beat(count):
             own = self.beats[notices.process]
             return dataclasses.replace(own, count=count)
@@ -159,22 +161,22 @@ def test_process_0_names_the_straggler_once_a_minute():
 def test_peers_are_read_only_when_somebody_wants_them():
     group = Group()
     group.turn(1)
-    assert group.gossips[1].heard.peers == ()
-    group.gossips[1].wants_peers = True
+    assert group.all_heartbeats[1].heard.peers == ()
+    group.all_heartbeats[1].wants_peers = True
     group.turn(2)
-    group.gossips[1]._turn(3)
+    group.all_heartbeats[1]._turn(3)
     group.clock.advance(5)
-    group.gossips[1]._turn(4)
-    peers = group.gossips[1].heard.peers
+    group.all_heartbeats[1]._turn(4)
+    peers = group.all_heartbeats[1].heard.peers
     assert [peer.process for peer in peers] == [0, 2]
     assert [peer.silent_s for peer in peers] == [5.0, 5.0]
 
 
 def test_what_one_says_of_a_hang_all_hear():
     group = Group()
-    group.gossips[2].say("hung", {"step": 3})
+    group.all_heartbeats[2].say("hung", {"step": 3})
     group.turn(1)
     group.turn(2)
-    assert [gossip.heard.hung for gossip in group.gossips] == [
+    assert [heartbeats.heard.hung for heartbeats in group.all_heartbeats] == [
         (None, None, {"step": 3})
     ] * 3
