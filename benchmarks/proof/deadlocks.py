@@ -1,7 +1,7 @@
 """Programs that hang: some replicas reach a collective that others do not.
 
 The proof must refuse each, for the collective: none of them is ever run. They take what
-those of `proof_wrong` take.
+those of `wrong` take.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Programs whose result is the same on every replica: the proof must accept each.
 
-They take what those of `proof_wrong` take. `python -m benchmarks.proof` runs each to
+They take what those of `wrong` take. `python -m benchmarks.proof` runs each to
 see that it is right indeed.
 """
 

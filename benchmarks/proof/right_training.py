@@ -1,6 +1,6 @@
 """More programs that the proof must accept: solvers, searches and training.
 
-They take what those of `proof_wrong` take.
+They take what those of `wrong` take.
 """
 
 import jax

@@ -144,7 +144,7 @@ def measure_latency(folder: Path, *, rounds: int, calls: int) -> Numbers:
 
 
 def ratios_of(timed: Timed) -> Numbers:
-    """Compare the works of `rpc_latency`."""
+    """Compare the works of `latency`."""
     return {
         "noop_us": timed.us("rpc no-op"),
         "noop_ratio": timed.ratio("rpc no-op", "raw socket, 16 bytes"),

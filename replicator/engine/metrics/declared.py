@@ -126,7 +126,7 @@ def declare(metrics: PyTree) -> PyTree:
 def merge_microbatches(metrics: PyTree) -> PyTree:
     """Merge declared metrics whose leaves have a leading microbatch axis.
 
-    `Concat` and `PerReplica` keep that axis: see `metric_rows`.
+    `Concat` and `PerReplica` keep that axis: see `rows`.
     """
     return jax.tree.map(_merge_microbatches, metrics, is_leaf=is_metric)
 

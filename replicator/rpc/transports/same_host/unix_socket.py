@@ -2,9 +2,9 @@
 
 A small message costs one system call to send and one to receive. Senders try without
 waiting, and wait with `poll` only if the socket is full. The receiver looks for a while
-if messages come quickly (`adaptive_spin`), then waits inside of `recv`, with the socket's
-own timeout: that is set anew only when the caller's leaves the range of one to two
-times what is set, so nearly never.
+if messages come quickly (`adaptive_spin`), then waits inside of `recv`, with the
+socket's own timeout: that is set anew only when the caller's leaves the range of one to
+two times what is set, so nearly never.
 """
 
 import contextlib
