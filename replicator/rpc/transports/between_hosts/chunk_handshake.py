@@ -3,8 +3,6 @@
 A stranger's stream is read no further than the next step needs.
 """
 
-import contextlib
-import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -45,15 +43,14 @@ def prove_to_server(
       EOFError: The stream ended.
     """
     deadline = time.monotonic() + timeout_s
-    with contextlib.closing(_Steps(stream)) as steps:
-        try:
-            outgoing.put(handshake.hello(), deadline=deadline)
-            answer = handshake.answer(steps.next_chunk(lambda: deadline))
-            deadline = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S)
-            outgoing.put(answer, deadline=deadline)
-            chunk = steps.next_chunk(lambda: deadline)
-        except TimeoutError:
-            raise ConnectionLostError(_silent(peer)) from None
+    try:
+        outgoing.put(handshake.hello(), deadline=deadline)
+        answer = handshake.answer(_next_of(stream, lambda: deadline))
+        deadline = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+        outgoing.put(answer, deadline=deadline)
+        chunk = _next_of(stream, lambda: deadline)
+    except TimeoutError:
+        raise ConnectionLostError(_silent(peer)) from None
     handshake.finish(chunk[:MESSAGE_BYTES])
     return chunk[MESSAGE_BYTES:]  # its first messages, if it was quick
 
@@ -87,63 +84,43 @@ def admit_client(
     def until() -> float:
         return pressed if do_others_wait() else deadline
 
-    with contextlib.closing(_Steps(stream)) as steps:
-        try:
-            challenge = handshake.challenge(steps.next_chunk(until))
-            outgoing.put(challenge, deadline=deadline)
-            welcome = handshake.verify(steps.next_chunk(until))
-            outgoing.put(welcome, deadline=deadline)
-        except AuthenticationError:
-            if handshake.refusal:
-                outgoing.put(handshake.refusal, deadline=deadline)
-            raise
-        except TimeoutError:
-            raise AuthenticationError(_silent(peer)) from None
+    try:
+        challenge = handshake.challenge(_next_of(stream, until))
+        outgoing.put(challenge, deadline=deadline)
+        welcome = handshake.verify(_next_of(stream, until))
+        outgoing.put(welcome, deadline=deadline)
+    except AuthenticationError:
+        if handshake.refusal:
+            outgoing.put(handshake.refusal, deadline=deadline)
+        raise
+    except TimeoutError:
+        raise AuthenticationError(_silent(peer)) from None
 
 
-class _Steps:
-    """Reads a chunk whenever it is asked to; a stream itself has no time limits.
+def _next_of(stream: Iterator[bytes], until: Callable[[], float]) -> bytes:
+    """Read one chunk, in a thread of its own: a stream has no time limits.
 
-    It does so in a thread of its own, which a peer that is late keeps until the stream
-    is cut off.
+    Who is late leaves that thread behind, until the stream is cut off.
     """
+    chunk: Future[bytes | None] = Future()
 
-    def __init__(self, stream: Iterator[bytes]) -> None:
-        self._stream = stream
-        self._wanted: queue.SimpleQueue[Future[bytes | None] | None] = (
-            queue.SimpleQueue()
-        )
-        start_thread("steps", self._read)
+    def read() -> None:
+        try:
+            chunk.set_result(next(stream, None))
+        except Exception as failure:
+            chunk.set_exception(failure)
 
-    def next_chunk(self, until: Callable[[], float]) -> bytes:
-        """Return the next chunk; raise TimeoutError if it is late, EOFError at the end.
-
-        Args:
-          until: On the monotonic clock; asked again and again.
-        """
-        chunk: Future[bytes | None] = Future()
-        self._wanted.put(chunk)
-        while True:
-            try:
-                found = chunk.result(max(min(until() - time.monotonic(), _LOOK_S), 0.0))
-            except TimeoutError:
-                if time.monotonic() >= until():
-                    raise
-                continue
-            if found is None:
-                raise EOFError
-            return found
-
-    def close(self) -> None:
-        """Read no further."""
-        self._wanted.put(None)
-
-    def _read(self) -> None:
-        while (chunk := self._wanted.get()) is not None:
-            try:
-                chunk.set_result(next(self._stream, None))
-            except Exception as failure:
-                chunk.set_exception(failure)
+    start_thread("first", read)
+    while True:
+        try:
+            found = chunk.result(max(min(until() - time.monotonic(), _LOOK_S), 0.0))
+        except TimeoutError:
+            if time.monotonic() >= until():
+                raise
+            continue
+        if found is None:
+            raise EOFError
+        return found
 
 
 def _silent(peer: str) -> str:
