@@ -8,7 +8,10 @@ something that can be sent.
 import functools
 import os
 import secrets
+import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from replicator.base.host.forks import let_go_in_child
 from replicator.base.types import PyTree
@@ -16,13 +19,13 @@ from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLos
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.protocols import Message, Payload
-from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.frames import check_fits, lay_out
 from replicator.rpc.transports.payloads import EncodedPayload, Encoding, PlainPayload
 
 FORCE_ENCODING_VARIABLE = "REPLICATOR_RPC_FORCE_ENCODING"
 _WAITING_MESSAGES = 1024
 _WAITING_CLIENTS = 128
+_Item = TypeVar("_Item")
 
 
 class InProcessConnection:
@@ -32,8 +35,8 @@ class InProcessConnection:
         self,
         peer: str,
         *,
-        incoming: BoundedQueue[Message],
-        outgoing: BoundedQueue[Message],
+        incoming: "_Queue[Message]",
+        outgoing: "_Queue[Message]",
         encoding: Encoding,
         force_encoding: bool,
     ) -> None:
@@ -127,9 +130,7 @@ class InProcessListener:
         if force_encoding is None:
             force_encoding = os.environ.get(FORCE_ENCODING_VARIABLE, "0") not in "0"
         self._force_encoding = force_encoding
-        self._arrivals: BoundedQueue[InProcessConnection] = BoundedQueue(
-            _WAITING_CLIENTS
-        )
+        self._arrivals: _Queue[InProcessConnection] = _Queue(_WAITING_CLIENTS)
         if _LISTENERS.setdefault(self._name, self) is not self:
             raise AddressInUseError(
                 f"`address` must be free, got {self.address}, where this process "
@@ -168,8 +169,8 @@ class InProcessListener:
         Raises:
           ConnectionLostError: The listener was closed, or does not accept.
         """
-        to_server: BoundedQueue[Message] = BoundedQueue(_WAITING_MESSAGES)
-        to_client: BoundedQueue[Message] = BoundedQueue(_WAITING_MESSAGES)
+        to_server: _Queue[Message] = _Queue(_WAITING_MESSAGES)
+        to_client: _Queue[Message] = _Queue(_WAITING_MESSAGES)
         end = functools.partial(
             InProcessConnection,
             encoding=self._encoding,
@@ -203,3 +204,54 @@ def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
 
 
 _LISTENERS: dict[str, InProcessListener] = {}
+
+
+class _Queue(Generic[_Item]):
+    """A bounded queue that can end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._items: deque[_Item] = deque()
+        self._has_ended = False
+        # May be entered again: the garbage collector may close a connection in here.
+        self._lock = threading.RLock()
+        self._has_item = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def put(self, item: _Item, timeout_s: float | None) -> None:
+        """Append; raise TimeoutError while it is full, EOFError after its end."""
+        with self._lock:
+            if len(self._items) >= self._most and not self._has_ended:
+                self._has_room.wait_for(
+                    lambda: len(self._items) < self._most or self._has_ended, timeout_s
+                )
+            if self._has_ended:
+                raise EOFError
+            if len(self._items) >= self._most:
+                raise TimeoutError
+            self._items.append(item)
+            self._has_item.notify()
+
+    def take(self, timeout_s: float | None) -> _Item:
+        """Return the first; raise TimeoutError if none comes, EOFError at the end."""
+        with self._lock:
+            if not self._items and not self._has_ended:
+                self._has_item.wait_for(
+                    lambda: self._items or self._has_ended, timeout_s
+                )
+            if self._items:
+                self._has_room.notify()
+                return self._items.popleft()
+        raise EOFError if self._has_ended else TimeoutError
+
+    def end(self, *, drop: bool = False) -> None:
+        """Take nothing more, and wake who waits; `drop` also what is in it."""
+        with self._lock:
+            self._has_ended = True
+            if drop:
+                self._items.clear()
+            self._has_item.notify_all()
+            self._has_room.notify_all()

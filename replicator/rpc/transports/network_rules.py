@@ -66,14 +66,14 @@ def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddre
     return place
 
 
-def unreachable(address: str, told: str) -> Exception:
+def unreachable(address: str, failure: Exception | None) -> Exception:
     """Return the error for a stream that ended before the handshake did.
 
     Args:
       address: Where to it was to lead.
-      told: What gRPC said, if it said something.
+      failure: What gRPC said, if it said something.
     """
-    told = told or "the stream ended"
+    told = "the stream ended" if failure is None else str(failure)
     # BoringSSL's words for the chain, and gRPC's own for the name of the host.
     if "CERTIFICATE_VERIFY_FAILED" in told or "Verification Check failed" in told:
         return AuthenticationError(

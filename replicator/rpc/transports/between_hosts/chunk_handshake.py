@@ -1,38 +1,33 @@
-"""The handshake in the first chunks of a stream: one message of it in each.
-
-A stranger's stream is read no further than the next step needs.
-"""
+"""The handshake in the first chunks of a stream: one message of it in each."""
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 
 from replicator.errors import AuthenticationError, ConnectionLostError
 from replicator.rpc.security.authentication import (
     HANDSHAKE_TIMEOUT_S,
-    MESSAGE_BYTES,
     PRESSED_S,
     ClientHandshake,
     ServerHandshake,
 )
-from replicator.rpc.transports.between_hosts.chunk_queues import Outgoing, start_thread
+from replicator.rpc.transports.between_hosts.chunk_queues import Incoming, Outgoing
 
 _LOOK_S = 0.1
 
 
 def prove_to_server(
     handshake: ClientHandshake,
-    stream: Iterator[bytes],
+    incoming: Incoming,
     outgoing: Outgoing,
     *,
     peer: str,
     timeout_s: float,
-) -> bytes:
-    """Return what came behind the handshake, when both ends have proved the secret.
+) -> None:
+    """Return when both ends have proved the secret.
 
     Args:
       handshake: New.
-      stream: What the server sends; raises EOFError if it was cut off.
+      incoming: Of the stream.
       outgoing: Of the stream.
       peer: The server, for errors.
       timeout_s: How long the server may take to answer at all; the rest is quick.
@@ -40,24 +35,19 @@ def prove_to_server(
     Raises:
       AuthenticationError: The server refused, or did not prove it.
       ConnectionLostError: It was silent: perhaps stopped, and to be tried again.
-      EOFError: The stream ended.
+      ClosedError: The stream ended.
     """
     deadline = time.monotonic() + timeout_s
-    try:
-        outgoing.put(handshake.hello(), deadline=deadline)
-        answer = handshake.answer(_next_of(stream, lambda: deadline))
-        deadline = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S)
-        outgoing.put(answer, deadline=deadline)
-        chunk = _next_of(stream, lambda: deadline)
-    except TimeoutError:
-        raise ConnectionLostError(_silent(peer)) from None
-    handshake.finish(chunk[:MESSAGE_BYTES])
-    return chunk[MESSAGE_BYTES:]  # its first messages, if it was quick
+    outgoing.put(handshake.hello(), deadline=deadline)
+    answer = handshake.answer(_of_server(incoming, deadline, peer=peer))
+    deadline = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+    outgoing.put(answer, deadline=deadline)
+    handshake.finish(_of_server(incoming, deadline, peer=peer))
 
 
 def admit_client(
     handshake: ServerHandshake,
-    stream: Iterator[bytes],
+    incoming: Incoming,
     outgoing: Outgoing,
     *,
     peer: str,
@@ -68,7 +58,7 @@ def admit_client(
 
     Args:
       handshake: New.
-      stream: What the client sends; raises EOFError if it was cut off.
+      incoming: Of the stream.
       outgoing: Of the stream.
       peer: The client, for errors.
       deadline: On the monotonic clock.
@@ -77,7 +67,7 @@ def admit_client(
 
     Raises:
       AuthenticationError: The client did not prove it, or was silent; it was told.
-      EOFError: The stream ended.
+      ClosedError: The stream ended.
     """
     pressed = min(deadline, time.monotonic() + PRESSED_S)
 
@@ -85,46 +75,32 @@ def admit_client(
         return pressed if do_others_wait() else deadline
 
     try:
-        challenge = handshake.challenge(_next_of(stream, until))
+        challenge = handshake.challenge(_next_of(incoming, until, peer=peer))
         outgoing.put(challenge, deadline=deadline)
-        welcome = handshake.verify(_next_of(stream, until))
-        outgoing.put(welcome, deadline=deadline)
+        welcome = handshake.verify(_next_of(incoming, until, peer=peer))
     except AuthenticationError:
         if handshake.refusal:
             outgoing.put(handshake.refusal, deadline=deadline)
         raise
-    except TimeoutError:
-        raise AuthenticationError(_silent(peer)) from None
+    # It leaves alone: a first message in the same chunk would not be seen.
+    outgoing.put_large(iter([welcome]), deadline=deadline)
 
 
-def _next_of(stream: Iterator[bytes], until: Callable[[], float]) -> bytes:
-    """Read one chunk, in a thread of its own: a stream has no time limits.
+def _of_server(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
+    try:
+        return _next_of(incoming, lambda: deadline, peer=peer)
+    except AuthenticationError as silence:
+        raise ConnectionLostError(str(silence)) from None
 
-    Who is late leaves that thread behind, until the stream is cut off.
-    """
-    chunk: Future[bytes | None] = Future()
 
-    def read() -> None:
-        try:
-            chunk.set_result(next(stream, None))
-        except Exception as failure:
-            chunk.set_exception(failure)
-
-    start_thread("first", read)
+def _next_of(incoming: Incoming, until: Callable[[], float], *, peer: str) -> bytes:
     while True:
         try:
-            found = chunk.result(max(min(until() - time.monotonic(), _LOOK_S), 0.0))
+            return incoming.next_chunk(min(until(), time.monotonic() + _LOOK_S))
         except TimeoutError:
-            if time.monotonic() >= until():
-                raise
-            continue
-        if found is None:
-            raise EOFError
-        return found
-
-
-def _silent(peer: str) -> str:
-    return (
-        f"{peer} was silent at the handshake, and was given up. Check that a server of "
-        "this program listens there, and is not stopped."
-    )
+            if time.monotonic() < until():
+                continue
+            raise AuthenticationError(
+                f"{peer} was silent at the handshake, and was given up. Check that a "
+                "server of this program listens there, and is not stopped."
+            ) from None

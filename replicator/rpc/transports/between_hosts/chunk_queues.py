@@ -1,21 +1,21 @@
-"""What waits to leave on a stream of chunks; bounded, so that no end runs away.
+"""What waits on both sides of a stream of chunks; bounded, so that no end runs away.
 
-    send -> `Outgoing` -> the stream -> `BoundedQueue` -> receive
+    send -> Outgoing -> the stream -> Incoming -> receive
 
-A thread at each side of the stream moves chunks. A stream that does not move fills its
-queue, and a full queue stops who fills it: so a slow reader stops its sender. What a
-stream costs per chunk (some 100 us in Python) small messages share: those that wait
-leave together.
+The stream's own threads do the copying, chunk by chunk; who sends or receives changes
+threads once for a message, however large. A stream that does not move fills its queue,
+and a full queue stops who fills it: so a slow reader stops its sender. What a stream
+costs per chunk (some 100 us in Python) small messages share: those that wait leave
+together.
 """
 
-import contextlib
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TypeVar
 
-from replicator.rpc.transports.bounded_queue import BoundedQueue
+from replicator.rpc.transports.frames import Frame, FrameReader
 
 # About the best for throughput of those tried, 0.25 to 4 MiB; and it is what a peer
 # that has not proved itself could make us hold. The second term is room for a head, so
@@ -24,31 +24,46 @@ CHUNK_BYTES = (1 << 20) + (1 << 14)
 WAITING_BYTES = 4 << 20
 
 
-class _Large(NamedTuple):
-    """A message that is cut while it leaves; runs from its first chunk to its last."""
+T = TypeVar("T")
 
-    chunks: Iterator[bytes]
-    leaving: Future[None]
+
+class ClosedError(Exception):
+    """The queue takes no more, or has no more; never leaves this room."""
+
+
+class _Large:
+    """A message that is cut while it leaves."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self.chunks = chunks
+        self.has_begun = False
+        self.is_withdrawn = False
+        self.has_left = threading.Event()
 
 
 class Outgoing:
     """Messages that wait for the stream to take them: about `WAITING_BYTES`."""
 
+    # Threads meet in `SimpleQueue`, which is much quicker than a condition; the
+    # condition is for who finds no room.
+
     def __init__(self) -> None:
         """Start empty, and open."""
-        self._waiting: BoundedQueue[bytes | _Large] = BoundedQueue(
-            WAITING_BYTES, size=_size
-        )
-        # Written by who takes. Who abandons sets `_is_abandoned` and then looks here;
-        # who takes does it the other way round: one of both tells the sender.
-        self._large: _Large | None = None
+        self._waiting: queue.SimpleQueue[bytes | _Large | None] = queue.SimpleQueue()
+        self._next: bytes | _Large | None = None
+        # Guards the numbers, `_large` and `_is_open`: nothing is put after the end.
+        self._changed = threading.Condition()
+        self._num_bytes = 0
+        self._are_waiting = 0
+        self._large: set[_Large] = set()
+        self._is_open = True
         self._is_abandoned = False
         self._drained = threading.Event()
 
     @property
     def is_open(self) -> bool:
         """Tell whether more may be put."""
-        return not self._waiting.has_ended
+        return self._is_open
 
     def put(self, chunk: bytes, *, deadline: float | None) -> None:
         """Add a message of one chunk as soon as there is room.
@@ -58,10 +73,16 @@ class Outgoing:
           deadline: On the monotonic clock; None waits until the queue is closed.
 
         Raises:
-          EOFError: It was closed.
+          ClosedError: It was closed.
           TimeoutError: There was no room in time.
         """
-        self._waiting.put(chunk, _left_s(deadline))
+        with self._changed:
+            while self._is_open and self._num_bytes + len(chunk) > WAITING_BYTES:
+                self._wait_for_room(deadline)
+            if not self._is_open:
+                raise ClosedError
+            self._num_bytes += len(chunk)
+            self._waiting.put(chunk)
 
     def put_large(self, chunks: Iterator[bytes], *, deadline: float | None) -> None:
         """Add a message of several chunks, and wait until the last has left.
@@ -72,19 +93,30 @@ class Outgoing:
           deadline: On the monotonic clock; None waits until the queue is closed.
 
         Raises:
-          EOFError: It was closed.
+          ClosedError: It was closed.
           TimeoutError: It did not leave in time. If a part of it has left, the queue is
             closed: nobody could read what would follow.
         """
-        large = _Large(chunks, Future())
-        self._waiting.put(large, _left_s(deadline))
-        try:
-            # Meanwhile the thread that takes reads the caller's arrays.
-            large.leaving.result(_left_s(deadline))
-        except BaseException:  # also Ctrl-C
-            if not large.leaving.cancel():  # it has begun
-                self.abandon()
-            raise
+        large = _Large(chunks)
+        with self._changed:
+            if not self._is_open:
+                raise ClosedError
+            self._large.add(large)
+            self._waiting.put(large)
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        # Meanwhile the thread that takes reads the caller's arrays through `chunks`.
+        is_in_time = large.has_left.wait(left_s)
+        with self._changed:
+            is_whole = large not in self._large
+            self._large.discard(large)
+            large.is_withdrawn = not is_whole
+        if is_whole:
+            return
+        if is_in_time:
+            raise ClosedError
+        if large.has_begun:
+            self.abandon()
+        raise TimeoutError
 
     def take(self) -> bytes | None:
         """Return the next chunk, of one or several messages, or None: the end.
@@ -92,35 +124,34 @@ class Outgoing:
         One thread calls it, and says by calling again that the stream has taken what it
         got before.
         """
-        while True:
-            if self._large is not None:
-                chunk = None if self._is_abandoned else next(self._large.chunks, None)
-                if chunk is not None:
-                    return chunk
-                self._end_large()
-            try:
-                first = self._waiting.take(None)
-            except EOFError:
-                self._drained.set()
-                return None
+        while not self._is_abandoned:
+            first, self._next = self._next or self._waiting.get(), None
+            if first is None:
+                break
             if isinstance(first, bytes):
                 return self._with_others(first)
-            if first.leaving.set_running_or_notify_cancel():
-                self._large = first
+            chunk = self._next_of(first)
+            if chunk is not None:
+                self._next = first
+                return chunk
+        self._drained.set()
+        return None
 
     def finish(self) -> None:
         """Take no more; what waits may still leave."""
-        self._waiting.end()
+        with self._changed:
+            self._is_open = False
+            self._waiting.put(None)
+            self._changed.notify_all()
 
     def abandon(self) -> None:
         """Take no more, and drop what waits."""
         self._is_abandoned = True
-        for dropped in self._waiting.end(drop=True):
-            if isinstance(dropped, _Large):
-                _fail(dropped)
-        if (large := self._large) is not None:
-            _fail(large)
         self._drained.set()
+        self.finish()
+        with self._changed:
+            for large in self._large:
+                large.has_left.set()
 
     def wait_drained(self, timeout_s: float) -> bool:
         """Wait until nothing of a finished queue is left; tell whether it is so."""
@@ -128,35 +159,197 @@ class Outgoing:
 
     def _with_others(self, first: bytes) -> bytes:
         """Return a small message, with those that wait behind it and fit."""
-        taken, room = [first], CHUNK_BYTES - len(first)
-        while isinstance(following := self._waiting.take_small(room), bytes):
+        taken, num_bytes = [first], len(first)
+        while not self._waiting.empty():
+            following = self._waiting.get()
+            if following is None:
+                self._waiting.put(None)  # the end: `take` meets it
+                break
+            if isinstance(following, _Large) or (
+                num_bytes + len(following) > CHUNK_BYTES
+            ):
+                self._next = following
+                break
             taken.append(following)
-            room -= len(following)
+            num_bytes += len(following)
+        with self._changed:
+            self._num_bytes -= num_bytes
+            if self._are_waiting:
+                self._changed.notify_all()
         return first if len(taken) == 1 else b"".join(taken)
 
-    def _end_large(self) -> None:
-        large, self._large = self._large, None
-        assert large is not None
-        if self._is_abandoned:
-            _fail(large)
-        else:
-            with contextlib.suppress(InvalidStateError):  # abandoned meanwhile
-                large.leaving.set_result(None)
+    def _next_of(self, large: _Large) -> bytes | None:
+        with self._changed:
+            if large.is_withdrawn:
+                return None
+            # Before a chunk is cut: who gives up from now on abandons the queue.
+            large.has_begun = True
+        chunk = next(large.chunks, None)
+        if chunk is None:
+            with self._changed:
+                self._large.discard(large)
+                large.has_left.set()
+        return chunk
+
+    def _wait_for_room(self, deadline: float | None) -> None:
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError
+        self._are_waiting += 1
+        self._changed.wait(left_s)
+        self._are_waiting -= 1
 
 
-def start_thread(name: str, run: Callable[[], None]) -> None:
-    """Start one that moves chunks; it ends with its stream, or with the process."""
-    threading.Thread(target=run, name=f"rpc-stream-{name}", daemon=True).start()
+class Incoming:
+    """What has arrived and was not received: `WAITING_BYTES`, or one larger message.
+
+    First come the chunks of a handshake, one at a time: the stream is read no further
+    than its next step needs. From `start` on they are cut into messages.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._is_waiting = False
+        self._wants_chunk = False
+        self._reader: FrameReader | None = None
+        self._num_bytes = 0
+        self._is_open = True
+        self._discards = False
+        self._ended = threading.Event()
+        self.failure: Exception | None = None
+
+    def next_chunk(self, deadline: float) -> bytes:
+        """Read and return the next chunk; before `start`.
+
+        Raises:
+          ClosedError: There are no more; `failure` says why if it was no good end.
+          TimeoutError: None came in time.
+        """
+        with self._changed:
+            self._wants_chunk = True
+            self._changed.notify_all()
+        return _get(self._chunks, deadline - time.monotonic())
+
+    def start(self, reader: FrameReader) -> None:
+        """Cut the stream into messages from here on."""
+        with self._changed:
+            self._reader = reader
+            self._changed.notify_all()
+
+    def next_frame(self, timeout_s: float | None) -> Frame:
+        """Return the next message; after `start`.
+
+        Raises:
+          ClosedError: There are no more; `failure` says why if it was no good end.
+          TimeoutError: None came in time.
+        """
+        frame = _get(self._frames, timeout_s)
+        with self._changed:
+            self._num_bytes -= _size(frame)
+            if self._is_waiting:
+                self._changed.notify_all()
+        return frame
+
+    def has_some(self) -> bool:
+        """Tell whether `next_frame` has an answer without waiting."""
+        return not self._frames.empty()
+
+    def fill_from(self, stream: Iterator[bytes]) -> bool:
+        """Read the stream to its end, no further ahead than there is room.
+
+        Returns:
+          Whether it came to its end; else `stop` was called.
+        """
+        try:
+            while self._wait_for_room():
+                self._add(next(stream))
+            return False
+        except StopIteration:
+            return True
+        except Exception as failure:  # told by who receives
+            # Before `stop` below wakes who receives, and reads it.
+            self.failure = failure.with_traceback(None)
+            return True
+        finally:
+            self.stop()
+            self._ended.set()
+
+    def discard(self) -> None:
+        """Keep nothing more of the stream, but read it to its end; tell who waits."""
+        with self._changed:
+            self._discards = True
+            self._changed.notify_all()
+        self._chunks.put(None)
+        self._frames.put(None)
+
+    def stop(self) -> None:
+        """Read no more of the stream; tell who waits."""
+        self._is_open = False
+        self.discard()
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Wait until the stream has ended; tell whether it has."""
+        return self._ended.wait(timeout_s)
+
+    def _wait_for_room(self) -> bool:
+        with self._changed:
+            while self._is_open and not self._has_room():
+                self._is_waiting = True
+                self._changed.wait()
+                self._is_waiting = False
+            return self._is_open
+
+    def _has_room(self) -> bool:
+        if self._discards:
+            return True
+        if self._reader is None:
+            return self._wants_chunk
+        # A large message is read when those before it were received.
+        is_large = self._reader.target is not None
+        return self._num_bytes < WAITING_BYTES and not (is_large and self._num_bytes)
+
+    def _add(self, chunk: bytes) -> None:
+        if self._discards:
+            return
+        if self._reader is None:
+            self._wants_chunk = False
+            self._chunks.put(chunk)
+            return
+        for frame in _cut(self._reader, chunk):
+            with self._changed:
+                self._num_bytes += _size(frame)
+            self._frames.put(frame)
 
 
-def _size(message: bytes | _Large) -> int:
-    return len(message) if isinstance(message, bytes) else CHUNK_BYTES
+def _get(arrived: "queue.SimpleQueue[T | None]", timeout_s: float | None) -> T:
+    try:
+        item = arrived.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
+    except queue.Empty:
+        raise TimeoutError from None
+    if item is None:
+        arrived.put(None)  # for the next who asks
+        raise ClosedError
+    return item
 
 
-def _fail(large: _Large) -> None:
-    with contextlib.suppress(InvalidStateError):  # its sender gave up, or it has left
-        large.leaving.set_exception(EOFError())
+def _cut(reader: FrameReader, chunk: bytes) -> Iterator[Frame]:
+    """Yield the messages that a chunk completes."""
+    rest = memoryview(chunk)
+    while rest and (target := reader.target) is not None:
+        part = rest[: len(target)]
+        target[: len(part)] = part
+        rest = rest[len(part) :]
+        frame = reader.filled(len(part))
+        if frame is not None:
+            yield frame
+    if rest:
+        reader.feed(chunk if len(rest) == len(chunk) else bytes(rest))
+    while (frame := reader.next_frame()) is not None:
+        yield frame
 
 
-def _left_s(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+def _size(frame: Frame) -> int:
+    return len(frame.head) + len(frame.body)

@@ -5,8 +5,6 @@ has no size that the stream must allow; small messages share chunks. It knows no
 and its tests need none.
 """
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,11 +19,10 @@ from replicator.rpc.protocols import Message
 from replicator.rpc.transports import frames
 from replicator.rpc.transports.between_hosts.chunk_queues import (
     CHUNK_BYTES,
-    WAITING_BYTES,
+    ClosedError,
+    Incoming,
     Outgoing,
-    start_thread,
 )
-from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.payloads import EncodedPayload, Encoding
 
 # What a good end may take: our last words leave, and the other end says it is done.
@@ -40,38 +37,30 @@ class ChunkedConnection:
         self,
         peer: str,
         *,
-        stream: Iterator[bytes],
+        incoming: Incoming,
         outgoing: Outgoing,
         encoding: Encoding,
         cut_off: Callable[[], None],
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start to read a stream whose handshake is done.
+        """Join two queues to a connection.
 
         Args:
           peer: Who is at the other end.
-          stream: What arrives; raises EOFError, and why, if it was cut off.
+          incoming: Where the stream puts what arrives.
           outgoing: Where the stream takes what is to leave.
           encoding: How values become bytes.
           cut_off: Ends the stream at once; may be called at any time.
           let_go: Called in its place when the stream has ended by itself.
         """
         self._peer = peer
-        # Filled by a thread of this connection, which alone reads the stream.
-        self._incoming: BoundedQueue[frames.Frame] = BoundedQueue(
-            WAITING_BYTES, size=lambda frame: len(frame.head) + len(frame.body)
-        )
-        # Why it ended, if not well; written before the queue ends, which wakes readers.
-        self._failure: Exception | None = None
-        self._has_ended = threading.Event()
+        self._incoming = incoming
         self._outgoing = outgoing
         self._encoding = encoding
         self._cut_off = cut_off
         self._let_go = let_go
         self._is_closed = False
-        start_thread(
-            "read", lambda: self._read(stream, frames.FrameReader(encoding.limits))
-        )
+        incoming.start(frames.FrameReader(encoding.limits))
 
     @property
     def peer(self) -> str:
@@ -90,7 +79,7 @@ class ChunkedConnection:
                 self._outgoing.put(b"".join(frame), deadline=deadline)
             else:
                 self._outgoing.put_large(_cut(frame), deadline=deadline)
-        except EOFError:
+        except ClosedError:
             raise self._lost() from None
         except TimeoutError:
             raise self._nobody_reads(timeout_s) from None
@@ -101,8 +90,8 @@ class ChunkedConnection:
         if self._is_closed:
             raise self._lost()
         try:
-            frame = self._incoming.take(timeout_s)
-        except EOFError:
+            frame = self._incoming.next_frame(timeout_s)
+        except ClosedError:
             raise self._lost() from None
         except TimeoutError:
             raise CallTimeoutError(
@@ -113,7 +102,7 @@ class ChunkedConnection:
 
     def has_received(self) -> bool:
         """Tell whether `receive` has something to work on without waiting."""
-        return bool(self._incoming)
+        return self._incoming.has_some()
 
     def fileno(self) -> int | None:
         """Return None: there is nothing to `select` on."""
@@ -124,35 +113,15 @@ class ChunkedConnection:
         if self._is_closed:
             return
         self._is_closed = True
-        self._incoming.end(drop=True)  # the stream is read to its end all the same
+        self._incoming.discard()
         self._outgoing.finish()
-        if self._outgoing.wait_drained(_DRAIN_S) and self._has_ended.wait(_END_S):
+        if self._outgoing.wait_drained(_DRAIN_S) and self._incoming.wait_ended(_END_S):
             # To cut it off now would take back last words that are on the wire.
+            self._incoming.stop()
+            self._outgoing.abandon()
             self._let_go()
         else:
             self._end()
-
-    def _read(self, stream: Iterator[bytes], reader: frames.FrameReader) -> None:
-        """Cut what arrives into messages until the stream ends; nothing leaves then."""
-        try:
-            for chunk in stream:
-                self._add(chunk, reader)
-                del chunk  # before the next one takes memory
-                if reader.target is not None:
-                    # A large message is read when those before it were received.
-                    self._incoming.wait_empty()
-        except Exception as failure:  # told by who receives
-            self._failure = failure.with_traceback(None)
-        finally:
-            self._incoming.end()
-            self._outgoing.abandon()
-            self._has_ended.set()
-
-    def _add(self, chunk: bytes, reader: frames.FrameReader) -> None:
-        # Of its own, as it must hold no frame while the next chunk is waited for.
-        with contextlib.suppress(EOFError):  # nobody wants it any more
-            for frame in _frames_of(chunk, reader):
-                self._incoming.put(frame, None)
 
     def _frame(
         self, kind: int, call_id: int, head: bytes, buffers: Sequence[memoryview]
@@ -164,14 +133,14 @@ class ChunkedConnection:
         return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:
-        self._incoming.end(drop=True)
+        self._incoming.stop()
         self._outgoing.abandon()
         self._cut_off()
 
     def _lost(self) -> ConnectionLostError:
         if not self._is_closed:  # else `close` lets our last words leave first
             self._end()
-        why = self._failure
+        why = self._incoming.failure
         if self._is_closed:
             told = "was closed by this end"
         elif isinstance(why, DecodeError | MessageTooLargeError):
@@ -188,22 +157,6 @@ class ChunkedConnection:
         return CallTimeoutError(
             f"{told}, and has a part of a message. The connection was closed."
         )
-
-
-def _frames_of(chunk: bytes, reader: frames.FrameReader) -> Iterator[frames.Frame]:
-    """Yield the messages that a chunk completes."""
-    rest = memoryview(chunk)
-    while rest and (target := reader.target) is not None:
-        part = rest[: len(target)]
-        target[: len(part)] = part
-        rest = rest[len(part) :]
-        frame = reader.filled(len(part))
-        if frame is not None:
-            yield frame
-    if rest:
-        reader.feed(chunk if len(rest) == len(chunk) else bytes(rest))
-    while (frame := reader.next_frame()) is not None:
-        yield frame
 
 
 def _cut(parts: Sequence[frames.Buffer]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ most (less while others wait); strangers are let in a few at a time, and counted
 
 import contextlib
 import functools
-import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,14 +35,21 @@ from replicator.rpc.transports.between_hosts.chunk_handshake import (
     admit_client,
     prove_to_server,
 )
-from replicator.rpc.transports.between_hosts.chunk_queues import Outgoing, start_thread
+from replicator.rpc.transports.between_hosts.chunk_queues import (
+    ClosedError,
+    Incoming,
+    Outgoing,
+)
+from replicator.rpc.transports.between_hosts.chunk_threads import (
+    start_reader,
+    start_writer,
+)
 from replicator.rpc.transports.between_hosts.chunked_connection import ChunkedConnection
 from replicator.rpc.transports.between_hosts.grpc_options import (
     CLIENT_OPTIONS,
     MAX_CONNECTIONS,
     SERVER_OPTIONS,
 )
-from replicator.rpc.transports.bounded_queue import BoundedQueue
 from replicator.rpc.transports.network_rules import (
     check_free,
     in_use,
@@ -88,9 +95,9 @@ def connect_grpc(
     """
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
     channel = _open_channel(place, tls)
-    outgoing = Outgoing()
+    outgoing, incoming = Outgoing(), Incoming()
     call = channel.stream_stream(f"/{_SERVICE}/Connect")(iter(outgoing.take, None))
-    stream = _chunks_of(call)
+    start_reader(_chunks_of(call), incoming, outgoing)
 
     def cut_off() -> None:
         call.cancel()
@@ -99,18 +106,17 @@ def connect_grpc(
     peer = f"the server at {address}"
     handshake = ClientHandshake(secret, binding=_binding(place, tls), peer=peer)
     try:
-        rest = prove_to_server(
-            handshake, stream, outgoing, peer=peer, timeout_s=timeout_s
-        )
+        prove_to_server(handshake, incoming, outgoing, peer=peer, timeout_s=timeout_s)
     except BaseException as failure:
         outgoing.abandon()
+        incoming.stop()
         cut_off()
-        if isinstance(failure, EOFError):
-            raise unreachable(address, str(failure)) from None
+        if isinstance(failure, ClosedError):
+            raise unreachable(address, incoming.failure) from None
         raise
     return ChunkedConnection(
         peer,
-        stream=itertools.chain([rest], stream),
+        incoming=incoming,
         outgoing=outgoing,
         encoding=encoding,
         cut_off=cut_off,
@@ -148,11 +154,12 @@ class GrpcListener:
         self._secret = secret
         self._encoding = encoding
         self._tls = tls
-        # Guards `_streams`, and the end of `_arrivals`. gRPC's locks and the queue's
-        # may be taken inside of it; gRPC calls `_arrive` and `_leave` with none.
+        # Guards `_streams` and `_is_open`. gRPC's locks may be taken inside of it, but
+        # gRPC calls `_arrive` and `_leave` with none of its own.
         self._lock = threading.Lock()
         self._streams = 0
-        self._arrivals: BoundedQueue[_Arrival] = BoundedQueue(MAX_CONNECTIONS)
+        self._is_open = True
+        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
             handlers=_methods(self._arrive),
@@ -168,24 +175,24 @@ class GrpcListener:
 
     def accept(self) -> Callable[[], ChunkedConnection]:
         """Wait for a peer; see `protocols.Listener`."""
-        try:
-            arrival = self._arrivals.take(None)
-        except EOFError:
-            told = f"The listener at {self.address} was closed."
-            raise ConnectionLostError(told) from None
+        arrival = self._arrivals.get()
+        if arrival is None:
+            self._arrivals.put(None)  # for the next who waits
+            raise ConnectionLostError(f"The listener at {self.address} was closed.")
         return functools.partial(self._meet, arrival)
 
     def close(self) -> None:
         """Stop listening; connections that there are go on, for `_DRAIN_S` at most."""
         with self._lock:
-            if self._arrivals.has_ended:
+            if not self._is_open:
                 return
-            self._arrivals.end()
+            self._is_open = False
             # A stream that has just ended may have its last words on the way.
             grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
-        with contextlib.suppress(EOFError):
-            while True:
-                self._arrivals.take(0).cut_off()
+        with contextlib.suppress(queue.Empty):
+            while arrival := self._arrivals.get_nowait():
+                arrival.cut_off()
+        self._arrivals.put(None)
         # gRPC leaves a thread behind that waits as long as there are connections, and a
         # process cannot end before it does, unless a daemon thread started it.
         stop = threading.Thread(target=self._server.stop, args=(grace_s,), daemon=True)
@@ -195,17 +202,14 @@ class GrpcListener:
     def _arrive(self, arrival: "_Arrival") -> None:
         """Count a new stream, and let it wait; runs in a thread of gRPC."""
         with self._lock:
-            if self._arrivals.has_ended or self._streams >= MAX_CONNECTIONS:
+            if not self._is_open or self._streams >= MAX_CONNECTIONS:
                 told = f"no more than {MAX_CONNECTIONS} connections"
                 arrival.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
             if not arrival.context.add_callback(self._leave):
                 return  # it is gone
             # `_leave` waits for the lock, so it does not count before this.
             self._streams += 1
-        try:
-            self._arrivals.put(arrival, None)
-        except EOFError:  # closed meanwhile
-            arrival.cut_off()
+        self._arrivals.put(arrival)
 
     def _leave(self) -> None:
         with self._lock:
@@ -215,31 +219,33 @@ class GrpcListener:
         """Let a peer prove itself; return the connection to it."""
         peer = f"the client at {readable(arrival.context.peer())}"
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
-        stream, outgoing = _chunks_of(arrival.requests), Outgoing()
+        incoming, outgoing = Incoming(), Outgoing()
         handshake = ServerHandshake(
             self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
             names: Any = arrival.context.auth_context().get(_NAMES, ())
             check_client(names, peer=peer)
-            start_thread("write", lambda: arrival.send_all(outgoing))
+            start_reader(_chunks_of(arrival.requests), incoming, outgoing)
+            start_writer(outgoing, arrival.send)
             admit_client(
-                *(handshake, stream, outgoing),
+                *(handshake, incoming, outgoing),
                 peer=peer,
                 deadline=deadline,
-                do_others_wait=lambda: bool(self._arrivals),
+                do_others_wait=lambda: not self._arrivals.empty(),
             )
         except BaseException as failure:
+            incoming.stop()
             outgoing.finish()
             left_s = max(deadline - time.monotonic(), _REFUSAL_S)
             if not handshake.refusal or not outgoing.wait_drained(left_s):
                 arrival.cut_off()
-            if isinstance(failure, EOFError):
+            if isinstance(failure, ClosedError):
                 raise ConnectionLostError(f"{peer} left at the handshake.") from None
             raise
         return ChunkedConnection(
             peer,
-            stream=stream,
+            incoming=incoming,
             outgoing=outgoing,
             encoding=self._encoding,
             cut_off=arrival.cut_off,
@@ -255,12 +261,6 @@ class _Arrival(NamedTuple):
 
     def cut_off(self) -> None:
         self.context.cancel()
-
-    def send_all(self, outgoing: Outgoing) -> None:
-        """Move what is to leave to the stream, and at the end None."""
-        while (chunk := outgoing.take()) is not None:
-            self.send(chunk)
-        self.send(None)
 
 
 class _Door:
@@ -358,4 +358,4 @@ def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
     except grpc.RpcError as failure:
         details = getattr(failure, "details", lambda: "")()
         failure.__traceback__ = None  # it raises itself: it would hold itself, and us
-    raise EOFError(plain(details or "the stream was cut off"))
+    raise ConnectionLostError(plain(details or "the stream was cut off"))

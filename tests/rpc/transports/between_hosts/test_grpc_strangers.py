@@ -144,7 +144,7 @@ def test_silent_strangers_have_less_time_while_others_wait():
         strangers = [stack.enter_context(Stranger(listener)) for _ in range(6)]
         hello = ClientHandshake(SECRET, binding="grpc:1").hello()
         strangers[0].send(hello)  # needs no secret
-        wait_until(lambda: len(listener._arrivals) == 6)
+        wait_until(lambda: listener._arrivals.qsize() == 6)
         admitted = stack.enter_context(accepting(listener, places=2))
         started_s = time.monotonic()
         stack.callback(dial(listener).close)
