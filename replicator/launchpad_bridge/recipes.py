@@ -19,6 +19,7 @@ import cloudpickle
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.handles import Composite
+from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.protocols import Executable
 from replicator.launchpad_bridge.running.nested import children
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
@@ -123,9 +124,9 @@ def _parts(node: Any) -> Iterator[tuple[str, Any]]:
     args, kwargs = getattr(node, "arguments", ((), {}))
     yield from children(args, "args") or ()
     yield from children(kwargs, "kwargs") or ()
-    for name in ("_constructor", "_function"):
-        if getattr(node, name, None) is not None:
-            yield "the " + name.removeprefix("_"), getattr(node, name)
+    if getattr(node, "_function", None) is not None:
+        kind = "constructor" if isinstance(node, PyClassNode) else "function"
+        yield f"the {kind}", node._function
     yield "the node", node
 
 

@@ -102,12 +102,18 @@ def test_new_names_without_end_take_no_memory_without_end():
         {}, label="server", pool_size=1, limits=MessageLimits(), registry=Registry()
     )
     for number in range(5000):
-        caller = types.SimpleNamespace(records=None)
-        service.answer(HELLO, caller, [b"id", f"stranger {number}"])
-        assert (caller.records is None) == (number >= 256)
+        assert (service.records_of(f"stranger {number}") is None) == (number >= 256)
     assert len(service._callers) == 256
-    service.answer(HELLO, caller, [b"id", "stranger 7"])
-    assert caller.records is not None
+    assert service.records_of("stranger 7") is not None
+
+
+def test_names_that_only_connect_take_no_place_of_those_that_call():
+    service = Service(
+        {}, label="server", pool_size=1, limits=MessageLimits(), registry=Registry()
+    )
+    for number in range(300):
+        service.answer(HELLO, types.SimpleNamespace(), [b"id", f"stranger {number}"])
+    assert service.records_of("actors/0") is not None
 
 
 class Counter:

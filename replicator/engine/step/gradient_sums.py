@@ -125,7 +125,7 @@ def added(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTr
 
 def scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
     """Multiply in float32 at least; factor 0 counts for nothing, not even by a NaN."""
-    wide = jax.tree.map(lambda g: g.astype(sum_dtype(g.dtype)), grads)
+    wide = jax.tree.map(lambda g: g.astype(sum_dtype(jnp.result_type(g))), grads)
     if factor is None:
         return wide
     return jax.tree.map(

@@ -17,7 +17,7 @@ first of the next.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -174,24 +174,31 @@ def unroll(
     check_count("length", length)
     step, core = acting.step, acting.core
     _check_step(step, environment.size, acting.steps)
-    seen, done, form = [step], [], _form(step)
-    for steps in range(acting.steps, acting.steps + length):
+    seen = _Rows(length + 1, (step.observation, step.first, step.last))
+    gained = _Rows(length, (step.reward, step.discount))
+    done: _Rows | None = None
+    for t in range(length):
         if is_stopped():
             return None
+        seen.write(t, (step.observation, step.first, step.last))
+        steps = acting.steps + t
         action, extras, core = act(step.observation, step.first, core, steps)
         action = jax.tree.map(np.asarray, action)
-        done.append((action, extras))
+        done = done or _Rows(length, (action, extras))
+        done.write(t, (action, extras))
         try:
             step = environment.step(action)
         except Exception as error:
             raise _failed("step", steps, error) from error
-        if _form(step) != form:
+        if seen.differs((step.observation, step.first, step.last)) or gained.differs(
+            (step.reward, step.discount)
+        ):
             _check_same(acting.step, step, steps)
-        seen.append(step)
-    shown = [(step.observation, step.first, step.last) for step in seen]
-    gained = [(step.reward, step.discount) for step in seen[1:]]
-    observation, first, last = _over_time(shown)
-    (reward, discount), (actions, extras) = _over_time(gained), _over_time(done)
+        gained.write(t, (step.reward, step.discount))
+    seen.write(length, (step.observation, step.first, step.last))
+    assert done is not None, "there was a step"
+    observation, first, last = seen.tree()
+    (reward, discount), (actions, extras) = gained.tree(), done.tree()
     returns, episodes = _episodes(acting.returns, reward, last)
     trajectories = {
         "observation": observation,
@@ -236,17 +243,34 @@ def unpack_acting(
     return Acting(environment.restore(state), core, steps, returns)
 
 
-def _form(step: Step) -> tuple[Any, list[Any]]:
-    """Return what tells steps of other forms apart, quickly."""
-    leaves, structure = jax.tree.flatten(step)
-    return structure, [
-        (getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves
-    ]
+class _Rows:
+    """Memory for a tree over time: leaves [n, length, ...] of leaves [n, ...]."""
 
+    def __init__(self, length: int, like: PyTree) -> None:
+        leaves, self._structure = jax.tree.flatten(like)
+        self._leaves = [
+            np.empty((leaf.shape[0], length, *leaf.shape[1:]), leaf.dtype)
+            for leaf in map(np.asarray, leaves)
+        ]
 
-def _over_time(trees: Sequence[PyTree]) -> Any:
-    """Return T trees of leaves [n, ...] as one of leaves [n, T, ...]: copies."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *trees)
+        self._forms = [(row[:, 0].shape, row.dtype) for row in self._leaves]
+
+    def differs(self, tree: PyTree) -> bool:
+        """Return whether a tree is of another form, and would be changed to fit."""
+        leaves, structure = jax.tree.flatten(tree)
+        forms = [
+            (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+            for leaf in leaves
+        ]
+        return forms != self._forms or structure != self._structure
+
+    def write(self, t: int, tree: PyTree) -> None:
+        """Copy what was at one time."""
+        for row, leaf in zip(self._leaves, jax.tree.leaves(tree), strict=True):
+            row[:, t] = leaf
+
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self._structure, self._leaves)
 
 
 def _episodes(

@@ -5,7 +5,9 @@ for a stop, and to SIGTERM, which means the same. A handler of signals must not 
 event (it may have interrupted whoever holds its lock), so it writes to a socket.
 
 The launcher's words come by one descriptor, reports go by another: both ends of a
-socket's own in a fork, standard input and output in an interpreter behind a command.
+socket's own in a fork. An interpreter behind a command has its standard input and what
+was its standard output: a shell has put the log there before Python starts, so what is
+printed meanwhile is no report.
 """
 
 import contextlib
@@ -52,6 +54,8 @@ sys.path[:] = told["surroundings"]["path"]
 from replicator.launchpad_bridge.launchers.worker_process import main
 sys.exit(main(told))
 """
+_REPORTS = 3
+_WITH_REPORTS_APART = f'exec "$@" {_REPORTS}>&1 1>&2'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +72,7 @@ class Job:
         launcher's.
       orders: Where the launcher's words arrive, a descriptor; standard input by
         default.
-      reports: Where it is told, likewise; standard output by default.
+      reports: Where it is told, likewise; the third after standard input by default.
       book: How to find servers on other hosts: `registry`, an address in this host,
         `folder` of the run and `host`; None if there are no others.
     """
@@ -80,7 +84,7 @@ class Job:
     attempt: int = 0
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     orders: int = 0
-    reports: int = 1
+    reports: int = _REPORTS
     book: Mapping[str, str] | None = None
 
 
@@ -105,7 +109,8 @@ def fresh_interpreter(
         "own_environment": sorted(own_environment),
     }
     # -P: the folder of a program is no place to import from.
-    return [sys.executable, *interpreter_flags(), "-P", "-c", _START, json.dumps(told)]
+    python = [sys.executable, *interpreter_flags(), "-P", "-c", _START]
+    return ["/bin/sh", "-c", _WITH_REPORTS_APART, "sh", *python, json.dumps(told)]
 
 
 def main(told: Mapping[str, Any]) -> int:
@@ -145,11 +150,13 @@ def run_job(job: Job) -> int:
 
 
 def _with_streams_of_its_own(job: Job) -> Job:
-    """Keep input and output for the launcher: the node has no input, and its log."""
+    """Keep input and reports for the launcher: the node has no input, and its log."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # what ends this worker ends what it started, and no more
-    job = dataclasses.replace(job, orders=os.dup(0), reports=os.dup(1))
-    os.dup2(2, 1)
+    # Duplicates, which no command that the node starts inherits.
+    given = job.reports
+    job = dataclasses.replace(job, orders=os.dup(0), reports=os.dup(given))
+    os.close(given)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

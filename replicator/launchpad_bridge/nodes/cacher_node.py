@@ -144,10 +144,13 @@ class Cacher:
           ArgumentError: An argument is no plain value, or there are too many calls.
         """
         known = self._known_of(method, args, kwargs)
+        # A refresh may have answered while somebody still waits for the target.
+        if self._is_fresh(entry := known.entry):
+            return entry.value
         with known.lock:  # others who ask the same wait for this answer
-            entry, now_s = known.entry, self._now_s()
-            if now_s - entry.asked_s > self._stale_after_s:
-                entry = _Entry(now_s, self.target.call(method, args, kwargs))
+            if not self._is_fresh(entry := known.entry):
+                asked_s = self._now_s()
+                entry = _Entry(asked_s, self.target.call(method, args, kwargs))
                 known.renew(entry)
             return entry.value
 
@@ -168,6 +171,9 @@ class Cacher:
         # A refresh that failed is no news: callers are told once the answer is stale.
         if not future.cancelled() and future.exception() is None:
             known.renew(_Entry(asked_s, future.result()))
+
+    def _is_fresh(self, entry: _Entry) -> bool:
+        return self._now_s() - entry.asked_s <= self._stale_after_s
 
     def _known_of(
         self, method: str, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]

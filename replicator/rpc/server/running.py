@@ -76,8 +76,8 @@ def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -
         answer, bytes_out = send(call, answer)
     counted = seconds, call.num_bytes, bytes_out, answer.kind == _ERROR
     target.records.add(*counted)
-    if call.caller.records is not None:
-        call.caller.records.add(*counted)
+    if (of_caller := service.records_of(call.caller.name)) is not None:
+        of_caller.add(*counted)
     if call.is_shared:
         _tell_others(service, call, answer, bytes_out)
 

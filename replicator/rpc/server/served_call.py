@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from replicator.base.types import PyTree
-from replicator.rpc.call_statistics import CallRecords
 from replicator.rpc.protocols import Connection, Kind
 from replicator.rpc.server.methods import Method
 
@@ -25,14 +24,14 @@ class Caller(Protocol):
     Attributes:
       connection: Where it is.
       client_id: What it said it is.
-      records: What it is counted in; None if it said no name.
+      name: What it said it is called; None if it did not.
       calls: Its calls that have no answer yet, by number.
       is_stalled: Whether it has not taken a reply for a while.
     """
 
     connection: Connection
     client_id: bytes | None
-    records: CallRecords | None
+    name: str | None
     calls: dict[int, "ServedCall"]
     is_stalled: bool
 

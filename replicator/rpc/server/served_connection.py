@@ -21,7 +21,6 @@ from replicator.base.types import PyTree
 from replicator.errors import RpcError
 from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
 from replicator.rpc.arrivals import checked
-from replicator.rpc.call_statistics import CallRecords
 from replicator.rpc.protocols import Connection, Kind, Message, Payload
 from replicator.rpc.remote_errors import Told
 from replicator.rpc.server.read_handoff import Reader
@@ -50,7 +49,7 @@ class ServedConnection:
       service: The server it calls.
       calls: Its calls from when they arrive until their reply was sent, by number.
       client_id: What it said it is; the same after it connects again.
-      records: What it is counted in; None if it said no name.
+      name: What it said it is called; None if it did not.
       is_stalled: Whether it has not taken a reply for a while: then its calls run in
         the pool, where they can hold up no more threads than that has places.
     """
@@ -60,7 +59,7 @@ class ServedConnection:
         self.service = service
         self.calls: dict[int, ServedCall] = {}
         self.client_id: bytes | None = None
-        self.records: CallRecords | None = None
+        self.name: str | None = None
         self.is_stalled = False
         self.descriptor = -1
         self.is_listed = False

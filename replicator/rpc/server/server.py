@@ -334,8 +334,10 @@ class Server:
 
     def _drain(self) -> None:
         """Wait for the calls there are, then for those that were cancelled."""
-        # Read at each look: a second `stop` may bring it forward.
-        if self._have_ended(lambda: self._give_up_s):
+        # Read at each look: a second `stop` may bring it forward. One look at least is
+        # for what is just about to end.
+        soon_s = time.monotonic() + _LOOK_S
+        if self._have_ended(lambda: max(self._give_up_s, soon_s)):
             return
         for caller in self._service.connections.copy():
             caller.give_up_calls()

@@ -109,7 +109,7 @@ class Service:
         if name == HELLO:
             caller.client_id, *names = checked(HELLO, args)
             if names and names[0]:
-                caller.records = self._records_of(names[0][:_MAX_NAME])
+                caller.name = names[0][:_MAX_NAME]
             retried = [m.name for m in self.methods.values() if m.is_idempotent]
             return PROTOCOL, self.label, retried
         if name == LIST_METHODS:
@@ -118,9 +118,10 @@ class Service:
             return dataclasses.asdict(self.statistics())
         raise LookupError(name)
 
-    def _records_of(self, caller: str) -> CallRecords | None:
-        """Return what a caller that says its name is counted in."""
-        known = self._callers.get(caller)
-        if known is None and len(self._callers) < _MOST_CALLERS:
-            return self._callers.setdefault(caller, CallRecords(kept_times=0))
-        return known
+    def records_of(self, caller: str | None) -> CallRecords | None:
+        """Return what calls of a caller are counted in; None if it has no name."""
+        known = None if caller is None else self._callers.get(caller)
+        # A name has its place with its first call: one that only connects takes none.
+        if caller is None or known is not None or len(self._callers) >= _MOST_CALLERS:
+            return known
+        return self._callers.setdefault(caller, CallRecords(kept_times=0))

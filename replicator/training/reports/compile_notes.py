@@ -20,6 +20,7 @@ class TellCompilations(Hook):
       compilations: Returns the step's compilations so far.
       display: Closed by whoever else uses it.
       events: The journal.
+      told: How many of them were told by another.
     """
 
     def __init__(
@@ -28,11 +29,12 @@ class TellCompilations(Hook):
         *,
         display: Display | None = None,
         events: EventLog | None = None,
+        told: int = 0,
     ):
         self._compilations = compilations
         self._display = display
         self._events = events
-        self._told = 0
+        self._told = told
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Tell what is new."""

@@ -119,7 +119,9 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
     display = make_display() if records.display and sys.stderr else None
     if display is not None and start_step:
         display.note(_goes_on(of.arguments, start_step))
-    telling = TellCompilations(compilations, display=display, events=events)
+    # A run that went back has told them before: its step is the same.
+    told = len(compilations()) if of.recovery.went_back else 0
+    telling = TellCompilations(compilations, display=display, events=events, told=told)
     hooks: list[Hook] = [telling]
     if display is not None:
         hooks.append(Report(display))

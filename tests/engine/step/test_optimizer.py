@@ -247,6 +247,15 @@ def test_an_own_loop_of_one_keeps_no_sums():
     assert state["opt"].pending is None
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")
+def test_gradients_of_numpy_add_up_in_the_width_of_jax():
+    tx, params = wrap_optimizer(optax.sgd(1.0), accumulate=2), {"w": jnp.ones(2)}
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update({"w": np.ones(2)}, state, params)
+    assert updates["w"].tolist() == [-1.0, -1.0]
+
+
 def test_an_own_loop_outside_any_replica_is_one_replica():
     optimizer, batch = wrap_optimizer(optax.sgd(0.1), accumulate=4), regression_batch()
     init_fn, step_fn = trainer(optimizer)

@@ -142,6 +142,29 @@ def test_trajectories_are_not_written_to_again():
     assert equal(one.trajectories, kept)
 
 
+class WritesAgain:
+    """An environment whose steps lie in the same arrays."""
+
+    size, can_snapshot = 1, False
+
+    def __init__(self):
+        self._step = Step(*(np.zeros(1, kind) for kind in ("f4", "f4", "f4", "?", "?")))
+
+    def reset(self, seed):
+        return self._step
+
+    def step(self, actions):
+        self._step.observation[:] += 1
+        return self._step
+
+
+def test_what_was_seen_is_copied_before_the_next_step():
+    environment = WritesAgain()
+    acting = start(environment, lambda size: (), seed=0)
+    trajectories = unroll(environment, stand_still, acting, 3).trajectories
+    assert trajectories["observation"].tolist() == [[0, 1, 2, 3]]
+
+
 def test_it_stops_within_a_step():
     environment, asked = make(), []
     acting = start(environment, initial_core, seed=5)

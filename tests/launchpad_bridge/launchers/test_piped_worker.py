@@ -68,6 +68,20 @@ def test_what_a_node_prints_goes_to_its_log_and_not_into_its_report(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_an_interpreter_prints_as_it_starts_is_no_report(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('of this host', flush=True)")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    run = lp.launch(
+        program_of(lp.PyNode(shout, "hello")),
+        Behind("env", f"PYTHONPATH={path}"),
+        log_dir=tmp_path,
+    )
+    run.wait(SOON_S)
+    assert run.results == {"node": "hello"}
+    assert "of this host" in (tmp_path / "node.log").read_text()
+
+
+@pytest.mark.slow
 def test_a_node_has_no_input_of_its_launcher(tmp_path):
     program = program_of(lp.PyNode(read_input))
     run = lp.launch(program, Behind("env"), log_dir=tmp_path)

@@ -48,6 +48,17 @@ def test_the_same_call_is_made_once_while_it_is_fresh(cacher, target, clock):
     assert cacher.answer("get", 1) == "get1"
 
 
+def test_a_refresh_answers_while_another_caller_still_waits(cacher, target, clock):
+    cacher.answer("get")
+    clock[0] = 3.01
+    known = next(iter(cacher._known.values()))
+    with known.lock, concurrent.futures.ThreadPoolExecutor() as pool:
+        target.later = True
+        cacher.refresh()
+        target.pending[0].set_result("news")
+        assert pool.submit(cacher.answer, "get").result(10) == "news"
+
+
 def test_what_is_too_old_is_asked_for_again(cacher, clock):
     assert cacher.answer("get") == "get1"
     clock[0] = 3.01

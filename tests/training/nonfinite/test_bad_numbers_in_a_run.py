@@ -94,6 +94,19 @@ def test_rollback_comes_out_as_if_the_batch_had_not_been(tmp_path, when):
     assert (event["step"], event["batch"]) == (BAD + 1, BAD)
 
 
+def test_what_is_compiled_is_told_once_by_each_process_of_a_run(tmp_path):
+    where = {
+        "directory": tmp_path / "run",
+        "checkpoint_dir": tmp_path / "c",
+        "checkpoint_every": 2,
+    }
+    run(dataset(BAD), on_nonfinite="rollback", steps=BAD + 1, **where)
+    run(dataset(BAD), on_nonfinite="rollback", **where)  # goes on
+    kinds = [event["kind"] for event in read_events(tmp_path / "run")]
+    assert kinds.count("rolled_back") == 1
+    assert kinds.count("compiled") == 2
+
+
 def test_rollback_holds_with_several_steps_a_call(tmp_path):
     result = run(
         dataset(BAD),

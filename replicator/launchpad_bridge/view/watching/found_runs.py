@@ -88,7 +88,7 @@ def run_in(folder: Path) -> FoundRun:
             started_s=(folder / DESCRIPTION).stat().st_mtime,
             link=(folder / LINK).read_text() if (folder / LINK).exists() else "",
         )
-    except (OSError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise _not_running(folder, error) from error
 
 
