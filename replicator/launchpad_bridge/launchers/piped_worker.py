@@ -15,7 +15,7 @@ from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.guarded_worker import GuardedWorker
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
-from replicator.launchpad_bridge.launchers.worker_process import Job, fresh_interpreter
+from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
 from replicator.launchpad_bridge.run_folder import what_stays
 from replicator.rpc.security.private_files import create_private
@@ -68,7 +68,7 @@ class PipedWorker(GuardedWorker):
         )
         own = sorted(executable.resources.env)
         super().__init__(
-            [*command, *fresh_interpreter(job, read_surroundings(), own)],
+            [*command, *piped_interpreter(job, read_surroundings(), own)],
             name=name,
             attempt=attempt,
             log=log,

@@ -109,8 +109,15 @@ def fresh_interpreter(
         "own_environment": sorted(own_environment),
     }
     # -P: the folder of a program is no place to import from.
-    python = [sys.executable, *interpreter_flags(), "-P", "-c", _START]
-    return ["/bin/sh", "-c", _WITH_REPORTS_APART, "sh", *python, json.dumps(told)]
+    return [sys.executable, *interpreter_flags(), "-P", "-c", _START, json.dumps(told)]
+
+
+def piped_interpreter(
+    job: Job, surroundings: LauncherEnvironment, own_environment: Collection[str]
+) -> list[str]:
+    """Return words as `fresh_interpreter`, for a job whose launcher has two pipes."""
+    words = fresh_interpreter(job, surroundings, own_environment)
+    return ["/bin/sh", "-c", _WITH_REPORTS_APART, "sh", *words]
 
 
 def main(told: Mapping[str, Any]) -> int:

@@ -27,7 +27,7 @@ from replicator.launchpad_bridge.launchers.launcher_environment import (
 )
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
 from replicator.launchpad_bridge.launchers.on_ray.address_books import Registry
-from replicator.launchpad_bridge.launchers.worker_process import Job, fresh_interpreter
+from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.run_folder import MADE_BY_WORKER, what_stays
 from replicator.rpc.security.private_files import create_private
@@ -100,7 +100,7 @@ class RemoteWorker:
         self._tail.start()
         job = self._job(recipe)
         self._worker = GuardedWorker(
-            fresh_interpreter(job, task.surroundings, sorted(task.environment)),
+            piped_interpreter(job, task.surroundings, sorted(task.environment)),
             name=name,
             attempt=attempt,
             log=self._log,
