@@ -119,12 +119,18 @@ def test_stopping_a_program_leaves_others_of_the_cluster_alone(session, tmp_path
     ray.kill(other)
 
 
+def is_private(path):
+    return not path.stat().st_mode & 0o077
+
+
 def mirror_over_network(mirror):
     """Call a server as from another host: its socket is not on this one."""
     for part in mirror.address.split(","):
         if part.startswith("unix:"):
-            wait_until(lambda path=part[5:]: os.path.exists(path))
-            os.unlink(part[5:])
+            path = Path(part[5:])
+            # Its server makes it private when it is there, just before it listens.
+            wait_until(lambda path=path: path.exists() and is_private(path))
+            path.unlink()
     return mirror.turn(np.arange(3)), lp.stop()
 
 
