@@ -154,6 +154,7 @@ class PartitionedLayout:
                 marks=marks,
                 targets=targets,
                 constrain=self._constrain,
+                pieces=len(self.batch_owners),
             )
             results = jax.tree.structure(shapes).unflatten(found)
             return jax.tree.map(self._give_back, outputs, results)

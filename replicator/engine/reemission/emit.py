@@ -18,11 +18,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
-from replicator.engine.analysis.dataflow import is_mutable, scan_sizes, sub_jaxprs
+from replicator.engine.analysis.dataflow import (
+    find_equation,
+    is_mutable,
+    scan_sizes,
+    sub_jaxprs,
+)
 from replicator.engine.analysis.source_lines import user_line
+from replicator.engine.reemission.guards import (
+    FREE,
+    Guard,
+    GuardedCut,
+    adds_rows,
+    chosen_write,
+    guard_of,
+    in_bounds,
+    is_rewritten,
+)
 from replicator.engine.reemission.moves import (
     backward,
     forward,
@@ -41,11 +55,6 @@ _CALLS = frozenset(
     }
 )
 _REMAT = frozenset({"checkpoint", "remat", "remat2"})
-# On a mesh of several axes XLA's partitioner makes wrong values of scatters in pieces
-# (jaxlib 0.10.2): always of these, and of the others where one follows another. What is
-# written into a constant, as an embedding's gradient into zeros, comes out right.
-_WRONG_IN_PIECES = frozenset({"scatter-mul", "scatter-min", "scatter-max"})
-_SCATTERS = _WRONG_IN_PIECES | {"scatter", "scatter-add", "scatter-sub"}
 _BARRIER = "optimization_barrier"
 
 
@@ -74,6 +83,7 @@ def reemit(
     marks: Marks,
     targets: Targets,
     constrain: Constrain,
+    pieces: int,
 ) -> list[jax.Array]:
     """Run a traced program with its constraints in it; call it while tracing.
 
@@ -83,11 +93,12 @@ def reemit(
       marks: Of each argument that lies in pieces.
       targets: Of each result that is new state: the partition of its gradient.
       constrain: Constrains an array to a partition.
+      pieces: Number of pieces that a batch is cut into.
 
     Returns:
       Its results, flat; those computed from pieces lie in pieces.
     """
-    outs, found = _Emitter(constrain).run(traced, args, marks, targets)
+    outs, found = _Emitter(constrain, pieces).run(traced, args, marks, targets)
     # What moves in pieces is put together once, at the end.
     return [
         out if mark is None else constrain(out, mark.stored)
@@ -98,6 +109,7 @@ def reemit(
 @dataclass(frozen=True)
 class _Emitter:
     constrain: Constrain
+    pieces: int
 
     def run(
         self, closed: core.ClosedJaxpr, args: Sequence, marks: Marks, targets: Targets
@@ -114,16 +126,14 @@ class _Emitter:
                 return atom.val, None
             return values[atom], found.get(atom)
 
-        filled = set[core.Var]()
+        filled = set[Any]()
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
             cuts = [wanted.get(var) for var in eqn.outvars]
-            if eqn.primitive.name == "broadcast_in_dim":
+            if eqn.primitive.name == "broadcast_in_dim" and not _rank(eqn.invars[0]):
                 filled.update(eqn.outvars)
-            if eqn.primitive.name in _SCATTERS and cuts[0]:
-                atom, (value, mark) = eqn.invars[0], operands[0]
-                if isinstance(atom, core.Var) and atom not in filled:
-                    operands[0] = value, mark or _whole_mark(value)
+            is_right = adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
+            guard = None if is_right else guard_of(eqn)
             source = eqn.source_info
             stack = source_info_util.current_name_stack() + source.name_stack
             with (
@@ -131,7 +141,11 @@ class _Emitter:
                 eqn.ctx.manager,
             ):
                 outs, after = self._emit(
-                    eqn, [x for x, _ in operands], [mark for _, mark in operands], cuts
+                    eqn,
+                    [x for x, _ in operands],
+                    [mark for _, mark in operands],
+                    cuts,
+                    guard,
                 )
             values.update(zip(eqn.outvars, outs, strict=True))
             found.update(zip(eqn.outvars, after, strict=True))
@@ -139,12 +153,22 @@ class _Emitter:
         return [value for value, _ in results], [mark for _, mark in results]
 
     def _emit(
-        self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
+        self,
+        eqn: core.JaxprEqn,
+        values: list,
+        marks: Marks,
+        cuts: Targets,
+        guard: Guard | None,
     ) -> tuple[list, Marks]:
         none = [None] * len(eqn.outvars)
-        if not any(marks) and all(cut is None for cut in cuts):
-            return _bind(eqn, values), none
         name = eqn.primitive.name
+        if name == "gather":
+            values = in_bounds(eqn, values)
+        if guard is not None:
+            return self._guarded(eqn, values, marks, cuts, guard)
+        is_plain = not any(marks) and all(cut is None for cut in cuts)
+        if is_plain and not _holds_rewritten(eqn):
+            return _bind(eqn, values), none
         if name in _CALLS and (held := _held(eqn)) is not None:
             return self.run(held, values, marks, cuts)
         if name in _LOOPS and not any(is_mutable(atom) for atom in eqn.invars):
@@ -170,28 +194,46 @@ class _Emitter:
                 "does inside is not known.",
                 *(eqn.primitive.name, user_line(eqn)),
             )
-        is_whole = eqn.primitive.name in _WRONG_IN_PIECES or (
-            eqn.primitive.name in _SCATTERS and marks[0] is not None
-        )
-        if is_whole:
-            marks = [
-                mark and _whole_mark(value)
-                for value, mark in zip(values, marks, strict=True)
-            ]
         whole = [
             value if mark is None else self.constrain(value, mark.computed)
             for value, mark in zip(values, marks, strict=True)
         ]
-        outs = _bind(eqn, whole)
-        after = [_target_mark(cut) for cut in cuts]
-        if is_whole:
-            outs = [self.constrain(out, (None,) * out.ndim) for out in outs]
-            # What comes of it and is written into again has to be whole there, too.
-            after = [mark or _whole_mark(outs[0]) for mark in after]
+        return self._wanted_results(_bind(eqn, whole), cuts)
+
+    def _guarded(
+        self,
+        eqn: core.JaxprEqn,
+        values: list,
+        marks: Marks,
+        cuts: Targets,
+        guard: Guard,
+    ) -> tuple[list, Marks]:
+        """Bind an equation that XLA may not cut as it likes."""
+        if (chosen := chosen_write(eqn, values)) is not None:
+            outs, after = self._wanted_results([chosen], cuts)
+            return outs, [after[0] or marks[0]]
+        whole = [
+            self._lie(value, mark and mark.computed, kept)
+            for value, mark, kept in zip(values, marks, guard.operands, strict=True)
+        ]
+        outs = [self._lie(out, None, guard.result) for out in _bind(eqn, whole)]
+        return self._wanted_results(outs, cuts)
+
+    def _lie(self, value: Any, cut: Cut | None, guard: GuardedCut) -> Any:
+        """Constrain what a guard names to be whole, and the rest to `cut`, if any."""
+        lies = tuple(
+            axis if kept is FREE else None
+            for axis, kept in zip(cut or guard, guard, strict=True)
+        )
+        return (
+            value if all(axis is FREE for axis in lies) else self.constrain(value, lies)
+        )
+
+    def _wanted_results(self, outs: list, cuts: Targets) -> tuple[list, Marks]:
         return [
             out if cut is None else self.constrain(out, cut)
             for out, cut in zip(outs, cuts, strict=True)
-        ], after
+        ], [_target_mark(cut) for cut in cuts]
 
     def _body(
         self, closed: core.ClosedJaxpr, marks: Marks, cuts: Targets, pinned: int = 0
@@ -289,11 +331,6 @@ def _target_mark(cut: Cut | None) -> Mark | None:
     return Mark(stored=cut, computed=(None,) * len(cut))
 
 
-def _whole_mark(value: Any) -> Mark:
-    whole = (None,) * jnp.ndim(value)
-    return Mark(stored=whole, computed=whole)
-
-
 def _carried(marks: Marks, cuts: Targets) -> list[Mark | None]:
     """Return how what a loop carries lies, all along: as it came, or as is wanted."""
     return [
@@ -327,6 +364,10 @@ def _held(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
     return (
         held[0] if fits and not held[0].jaxpr.constvars[len(held[0].consts) :] else None
     )
+
+
+def _holds_rewritten(eqn: core.JaxprEqn) -> bool:
+    return any(find_equation(sub, is_rewritten) for sub in sub_jaxprs(eqn))
 
 
 def _holds_program(eqn: core.JaxprEqn) -> bool:
@@ -391,3 +432,7 @@ def _before(eqn: core.JaxprEqn, cuts: Targets) -> list[Cut | None]:
 def _inside(closed: core.ClosedJaxpr, cuts: Targets) -> list[Cut | None]:
     wanted = _wanted(closed.jaxpr, cuts)
     return [wanted.get(var) for var in closed.jaxpr.invars]
+
+
+def _rank(atom: core.Var | core.Literal) -> int:
+    return len(getattr(atom.aval, "shape", ()))

@@ -65,7 +65,9 @@ def backward(eqn: core.JaxprEqn, atom: Any, cut: Cut) -> Cut | None:
     if name in ("reshape", "squeeze", "expand_dims"):
         return _reshaped(after, before, cut)
     if name == "pad" and atom is eqn.invars[0]:
-        return _if_uncut(before, after, cut)
+        # A shift keeps the size, and moves what is there.
+        padding = zip(cut, eqn.params["padding_config"], strict=True)
+        return None if any(axis and any(each) for axis, each in padding) else cut
     return None
 
 

@@ -1,0 +1,180 @@
+"""Where the partitioner of XLA is not to be trusted, and what keeps it right there.
+
+Writes into arrays that are cut along what is written, shifts of them (negative and
+interior padding), and convolutions in groups come out wrong on many meshes, in plain
+`jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a row). Here
+such an operation is kept from being cut along the dimensions that it writes, shifts or
+groups; all others may be cut as the partitioner likes, as may what is not in the table.
+
+Two ways are cheaper, and right: a write of one place is chosen element by element, and
+rows of a batch are added into zeros as they lie (the gradient of an embedding).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.sharding import PartitionSpec
+
+FREE = PartitionSpec.UNCONSTRAINED
+"""In place of a mesh axis: the dimension may be cut in any way."""
+
+GuardedCut = tuple[Any, ...]
+
+
+class Guard(NamedTuple):
+    """How what an operation takes and returns may be cut: None or `FREE` a dimension.
+
+    Attributes:
+      operands: Of each operand.
+      result: Of its result.
+    """
+
+    operands: tuple[GuardedCut, ...]
+    result: GuardedCut
+
+
+def guard_of(eqn: core.JaxprEqn) -> Guard | None:
+    """Return how an operation may be cut; None where that is left to XLA."""
+    find = GUARDS.get(eqn.primitive.name)
+    return find and find(eqn)
+
+
+def is_rewritten(eqn: core.JaxprEqn) -> bool:
+    """Tell whether an operation is bound otherwise than as it stands."""
+    return eqn.primitive.name == "gather" or guard_of(eqn) is not None
+
+
+def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
+    """Tell whether rows are added that may lie in pieces of a batch, which divide.
+
+    Right where they are added into zeros, and dear to gather: gradients of embeddings,
+    examples sent to experts.
+    """
+    if eqn.primitive.name != "scatter-add":
+        return False
+    dims, updates = eqn.params["dimension_numbers"], _shape(eqn.invars[2])
+    rows = [d for d in range(len(updates)) if d not in dims.update_window_dims]
+    return bool(rows) and updates[rows[0]] % pieces == 0
+
+
+def chosen_write(eqn: core.JaxprEqn, values: Sequence) -> jax.Array | None:
+    """Write one place by choosing between old and new; None for any other write.
+
+    Nothing of it has to be whole: each element follows from those in its place.
+    """
+    if (write := _WRITES.get(eqn.primitive.name)) is None:
+        return None
+    operand, index, updates = values
+    shape, window = jnp.shape(operand), _window(eqn)
+    places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    sizes = [1 if d in places else size for d, size in enumerate(shape)]
+    if jnp.ndim(index) != 1 or window != sizes:
+        return None
+    is_there = jnp.ones(shape, bool)
+    for number, place in enumerate(places):
+        start = index[number].astype(jnp.int32)
+        if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
+            start = lax.clamp(jnp.int32(0), start, jnp.int32(shape[place] - 1))
+        is_there &= lax.broadcasted_iota(jnp.int32, shape, place) == start
+    new = jnp.broadcast_to(jnp.reshape(updates, window), shape)
+    return jnp.where(is_there, write(operand, new), operand)
+
+
+def in_bounds(eqn: core.JaxprEqn, values: Sequence) -> list:
+    """Return the operands of a gather, with indices behind the end clamped to it.
+
+    XLA clamps them too, but not where each device looks for them in its own piece.
+    """
+    operand, indices = values
+    if eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
+        return [operand, indices]
+    sizes, shape = eqn.params["slice_sizes"], jnp.shape(indices)
+    last = [
+        jnp.shape(operand)[d] - sizes[d]
+        for d in eqn.params["dimension_numbers"].start_index_map
+    ]
+    highest = jnp.broadcast_to(jnp.asarray(last, indices.dtype), shape)
+    return [operand, lax.clamp(jnp.zeros_like(indices), indices, highest)]
+
+
+def _scatter(eqn: core.JaxprEqn) -> Guard:
+    dims = eqn.params["dimension_numbers"]
+    operand, indices, updates = map(_shape, eqn.invars)
+    places, window = _window_places(eqn), _window(eqn)
+    written = {*dims.inserted_window_dims, *dims.scatter_dims_to_operand_dims}
+    written |= {d for d in places if window[d] < operand[d]}
+    result = tuple(None if d in written else FREE for d in range(len(operand)))
+    batch = dims.scatter_indices_batching_dims
+    index = tuple(FREE if d in batch else None for d in range(len(indices)))
+    rows = [d for d in range(len(updates)) if d not in dims.update_window_dims]
+    lie = dict(zip(rows, index, strict=False))  # the last one of indices is no row
+    lie |= {place: result[d] for d, place in places.items()}
+    return Guard((result, index, tuple(lie[d] for d in range(len(updates)))), result)
+
+
+def _dynamic_update_slice(eqn: core.JaxprEqn) -> Guard:
+    operand, update = _shape(eqn.invars[0]), _shape(eqn.invars[1])
+    cut = tuple(FREE if a == b else None for a, b in zip(operand, update, strict=True))
+    return Guard((cut, cut, *((),) * (len(eqn.invars) - 2)), cut)
+
+
+def _pad(eqn: core.JaxprEqn) -> Guard | None:
+    padding = eqn.params["padding_config"]
+    if all(low >= 0 and high >= 0 and not inside for low, high, inside in padding):
+        return None  # what is behind the end is masked, as at any uneven end
+    cut = tuple(FREE if not any(each) else None for each in padding)
+    return Guard((cut, ()), cut)
+
+
+def _grouped_convolution(eqn: core.JaxprEqn) -> Guard | None:
+    by_feature = eqn.params["feature_group_count"] > 1
+    if not by_feature and eqn.params["batch_group_count"] == 1:
+        return None
+    dims, rank = eqn.params["dimension_numbers"], len(_shape(eqn.invars[0]))
+
+    def whole(dimension: int) -> GuardedCut:
+        return tuple(None if d == dimension else FREE for d in range(rank))
+
+    grouped = dims.lhs_spec[1 if by_feature else 0]
+    return Guard((whole(grouped), whole(dims.rhs_spec[0])), whole(dims.out_spec[1]))
+
+
+_WRITES: dict[str, Callable[[Any, Any], jax.Array]] = {
+    "scatter": lambda old, new: new,
+    "scatter-add": jnp.add,
+    "scatter-sub": jnp.subtract,
+    "scatter-mul": jnp.multiply,
+    "scatter-min": jnp.minimum,
+    "scatter-max": jnp.maximum,
+}
+
+GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
+    **dict.fromkeys(_WRITES, _scatter),
+    "dynamic_update_slice": _dynamic_update_slice,
+    "pad": _pad,
+    "conv_general_dilated": _grouped_convolution,
+}
+
+
+def _window(eqn: core.JaxprEqn) -> list[int]:
+    """Return how long one write of a scatter is along each dimension of the operand."""
+    places = _window_places(eqn)
+    updates = _shape(eqn.invars[2])
+    rank = len(_shape(eqn.invars[0]))
+    return [updates[places[d]] if d in places else 1 for d in range(rank)]
+
+
+def _window_places(eqn: core.JaxprEqn) -> dict[int, int]:
+    """Return which dimension of the updates runs along each of the operand's."""
+    dims = eqn.params["dimension_numbers"]
+    left_out = {*dims.inserted_window_dims, *dims.operand_batching_dims}
+    kept = [d for d in range(len(_shape(eqn.invars[0]))) if d not in left_out]
+    return dict(zip(kept, dims.update_window_dims, strict=True))
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return getattr(atom.aval, "shape", ())
