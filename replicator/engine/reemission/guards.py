@@ -136,11 +136,13 @@ def _grouped_convolution(eqn: core.JaxprEqn) -> Guard | None:
         return None
     dims, rank = eqn.params["dimension_numbers"], len(_shape(eqn.invars[0]))
 
-    def whole(dimension: int) -> GuardedCut:
-        return tuple(None if d == dimension else FREE for d in range(rank))
+    def whole(*grouped: int) -> GuardedCut:
+        return tuple(None if d in grouped else FREE for d in range(rank))
 
-    grouped = dims.lhs_spec[1 if by_feature else 0]
-    return Guard((whole(grouped), whole(dims.rhs_spec[0])), whole(dims.out_spec[1]))
+    image, kernel, result = dims.lhs_spec, dims.rhs_spec, dims.out_spec
+    if by_feature:
+        return Guard((whole(image[1]), whole(kernel[0])), whole(result[1]))
+    return Guard((whole(image[0]), whole(kernel[0])), whole(*result[:2]))
 
 
 _WRITES: dict[str, Callable[[Any, Any], jax.Array]] = {
