@@ -34,8 +34,6 @@ from replicator.engine.reemission.guards import (
     adds_rows,
     chosen_write,
     guard_of,
-    in_bounds,
-    is_rewritten,
 )
 from replicator.engine.reemission.moves import (
     backward,
@@ -162,12 +160,10 @@ class _Emitter:
     ) -> tuple[list, Marks]:
         none = [None] * len(eqn.outvars)
         name = eqn.primitive.name
-        if name == "gather":
-            values = in_bounds(eqn, values)
         if guard is not None:
             return self._guarded(eqn, values, marks, cuts, guard)
         is_plain = not any(marks) and all(cut is None for cut in cuts)
-        if is_plain and not _holds_rewritten(eqn):
+        if is_plain and not _holds_guarded(eqn):
             return _bind(eqn, values), none
         if name in _CALLS and (held := _held(eqn)) is not None:
             return self.run(held, values, marks, cuts)
@@ -209,7 +205,12 @@ class _Emitter:
         guard: Guard,
     ) -> tuple[list, Marks]:
         """Bind an equation that XLA may not cut as it likes."""
-        if (chosen := chosen_write(eqn, values)) is not None:
+        known = marks[0].stored if marks[0] else cuts[0] or ()
+        is_cut = any(
+            axis and kept is None
+            for axis, kept in zip(known, guard.result, strict=False)
+        )
+        if is_cut and (chosen := chosen_write(eqn, values)) is not None:
             outs, after = self._wanted_results([chosen], cuts)
             return outs, [after[0] or marks[0]]
         whole = [
@@ -366,8 +367,11 @@ def _held(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
     )
 
 
-def _holds_rewritten(eqn: core.JaxprEqn) -> bool:
-    return any(find_equation(sub, is_rewritten) for sub in sub_jaxprs(eqn))
+def _holds_guarded(eqn: core.JaxprEqn) -> bool:
+    return any(
+        find_equation(sub, lambda each: guard_of(each) is not None)
+        for sub in sub_jaxprs(eqn)
+    )
 
 
 def _holds_program(eqn: core.JaxprEqn) -> bool:

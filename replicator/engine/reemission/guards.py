@@ -43,11 +43,6 @@ def guard_of(eqn: core.JaxprEqn) -> Guard | None:
     return find and find(eqn)
 
 
-def is_rewritten(eqn: core.JaxprEqn) -> bool:
-    """Tell whether an operation is bound otherwise than as it stands."""
-    return eqn.primitive.name == "gather" or guard_of(eqn) is not None
-
-
 def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
     """Tell whether rows are added that may lie in pieces of a batch, which divide.
 
@@ -62,43 +57,38 @@ def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
 
 
 def chosen_write(eqn: core.JaxprEqn, values: Sequence) -> jax.Array | None:
-    """Write one place by choosing between old and new; None for any other write.
+    """Write one place by choosing between old and new; None for any other operation.
 
-    Nothing of it has to be whole: each element follows from those in its place.
+    Each element follows from those in its place, so nothing has to be whole. It costs a
+    pass over the array, or over what a device has of it.
     """
-    if (write := _WRITES.get(eqn.primitive.name)) is None:
+    operand, shape = values[0], jnp.shape(values[0])
+    if (found := _starts(eqn, values)) is None:
         return None
-    operand, index, updates = values
-    shape, window = jnp.shape(operand), _window(eqn)
-    places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
-    sizes = [1 if d in places else size for d, size in enumerate(shape)]
-    if jnp.ndim(index) != 1 or window != sizes:
+    (starts, updates), window = found, _window(eqn)
+    if window != [1 if d in starts else size for d, size in enumerate(shape)]:
         return None
     is_there = jnp.ones(shape, bool)
-    for number, place in enumerate(places):
-        start = index[number].astype(jnp.int32)
-        if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
+    for place, start in starts.items():
+        start = jnp.asarray(start).astype(jnp.int32)
+        if eqn.params.get("mode", _CLIP) == _CLIP:
             start = lax.clamp(jnp.int32(0), start, jnp.int32(shape[place] - 1))
         is_there &= lax.broadcasted_iota(jnp.int32, shape, place) == start
     new = jnp.broadcast_to(jnp.reshape(updates, window), shape)
-    return jnp.where(is_there, write(operand, new), operand)
+    write = _WRITES.get(eqn.primitive.name)
+    return jnp.where(is_there, new if write is None else write(operand, new), operand)
 
 
-def in_bounds(eqn: core.JaxprEqn, values: Sequence) -> list:
-    """Return the operands of a gather, with indices behind the end clamped to it.
-
-    XLA clamps them too, but not where each device looks for them in its own piece.
-    """
-    operand, indices = values
-    if eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
-        return [operand, indices]
-    sizes, shape = eqn.params["slice_sizes"], jnp.shape(indices)
-    last = [
-        jnp.shape(operand)[d] - sizes[d]
-        for d in eqn.params["dimension_numbers"].start_index_map
-    ]
-    highest = jnp.broadcast_to(jnp.asarray(last, indices.dtype), shape)
-    return [operand, lax.clamp(jnp.zeros_like(indices), indices, highest)]
+def _starts(eqn: core.JaxprEqn, values: Sequence) -> tuple[dict, Any] | None:
+    """Return where a single write begins, by dimension, and what it writes."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        pairs = zip(jnp.shape(values[0]), _window(eqn), strict=True)
+        part = [d for d, (size, window) in enumerate(pairs) if size != window]
+        return {d: values[2 + d] for d in part}, values[1]
+    if eqn.primitive.name in _SCATTERS and jnp.ndim(values[1]) == 1:
+        places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+        return {place: values[1][n] for n, place in enumerate(places)}, values[2]
+    return None
 
 
 def _scatter(eqn: core.JaxprEqn) -> Guard:
@@ -117,9 +107,9 @@ def _scatter(eqn: core.JaxprEqn) -> Guard:
 
 
 def _dynamic_update_slice(eqn: core.JaxprEqn) -> Guard:
-    operand, update = _shape(eqn.invars[0]), _shape(eqn.invars[1])
-    cut = tuple(FREE if a == b else None for a, b in zip(operand, update, strict=True))
-    return Guard((cut, cut, *((),) * (len(eqn.invars) - 2)), cut)
+    pairs = zip(_shape(eqn.invars[0]), _window(eqn), strict=True)
+    cut = tuple(FREE if a == b else None for a, b in pairs)
+    return Guard((cut, cut, *((),) * len(eqn.invars[2:])), cut)
 
 
 def _pad(eqn: core.JaxprEqn) -> Guard | None:
@@ -145,17 +135,19 @@ def _grouped_convolution(eqn: core.JaxprEqn) -> Guard | None:
     return Guard((whole(image[0]), whole(kernel[0])), whole(*result[:2]))
 
 
+_CLIP = lax.GatherScatterMode.CLIP
+
 _WRITES: dict[str, Callable[[Any, Any], jax.Array]] = {
-    "scatter": lambda old, new: new,
     "scatter-add": jnp.add,
     "scatter-sub": jnp.subtract,
     "scatter-mul": jnp.multiply,
     "scatter-min": jnp.minimum,
     "scatter-max": jnp.maximum,
 }
+_SCATTERS = frozenset({"scatter", *_WRITES})
 
 GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
-    **dict.fromkeys(_WRITES, _scatter),
+    **dict.fromkeys(_SCATTERS, _scatter),
     "dynamic_update_slice": _dynamic_update_slice,
     "pad": _pad,
     "conv_general_dilated": _grouped_convolution,
@@ -163,7 +155,9 @@ GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
 
 
 def _window(eqn: core.JaxprEqn) -> list[int]:
-    """Return how long one write of a scatter is along each dimension of the operand."""
+    """Return how long one write is along each dimension of what it writes into."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        return list(_shape(eqn.invars[1]))
     places = _window_places(eqn)
     updates = _shape(eqn.invars[2])
     rank = len(_shape(eqn.invars[0]))
