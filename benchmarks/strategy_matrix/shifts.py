@@ -123,7 +123,7 @@ SHIFTS: Mapping[str, Mapping[str, Pattern]] = {
         "append": lambda x, u: jnp.append(x, u[:2], axis=0),
         "insert": lambda x, u: jnp.insert(x, 2, u[0], axis=0),
         "insert-places": lambda x, u: jnp.insert(x, _at(1, 4), u[:2], axis=0),
-        "delete": lambda x, u: jnp.delete(x, jnp.array([1]), axis=0)[:-1],
+        "delete": lambda x, u: jnp.delete(x, 1, axis=0)[:-1],
         "repeat": lambda x, u: jnp.repeat(x, 2, 0)[1:],
         "tile": lambda x, u: jnp.tile(x, (2, 1))[3:],
         "triangle": lambda x, u: jnp.tril(x @ x.T, -1),
