@@ -1,9 +1,9 @@
 """Compare a partitioned step of a language model with the same one placed by hand.
 
-`same_program`: for FSDP and for tensor parallelism, our compiled step has the
-collectives of the step with its constraints written by hand: as many of each kind, of
-as many bytes. `ratio_low`: it takes no longer, on eight fake devices; the slower of the
-two, lower 95 % bound.
+`same_program`: for FSDP and for tensor parallelism of a decoder, and for FSDP of a
+mixture of experts, our compiled step has the collectives of the step with its
+constraints written by hand: as many of each kind, of as many bytes. `ratio_low`: it
+takes no longer, on eight fake devices; the slowest of the three, lower 95 % bound.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,10 +23,12 @@ from rich.table import Table
 
 import replicator
 from benchmarks import tasks
-from benchmarks.step.placed_step import PAIRS, Multiplied, placed_step
+from benchmarks.step.mixture import mixture, placed_mixture
+from benchmarks.step.placed_step import PAIRS, placed_step
 from benchmarks.step.step_pair import OwnLoop, replicator_init, replicator_step
 from benchmarks.timing import Estimate, ratio, time_rounds
 from replicator.engine.inspection.collectives import collectives_of
+from replicator import strategies
 from replicator.strategies import Strategy
 
 DEVICES = 8
@@ -50,20 +52,22 @@ class Steps:
 
 
 def steps_of(
-    strategy: Strategy, multiplied: Multiplied, *, width: int, context: int
+    strategy: Strategy, task: tasks.Task, by_hand: Callable[..., jax.stages.Wrapped]
 ) -> Steps:
-    """Compile the step of a strategy, ours and by hand."""
+    """Compile the step of a strategy, ours and by hand.
+
+    Args:
+      strategy: It partitions.
+      task: What is trained.
+      by_hand: `by_hand(task, optimizer, shardings of the state)` returns that step.
+    """
     rep = replicator.Replicator(strategy=strategy)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    task = tasks.language_model(
-        32, vocabulary=256, layers=4, width=width, context=context, remat=True
-    )
     init_fn, batch = replicator_init(task, tx), task.batch
     state = rep.init(init_fn)
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
     rows = rep.layout.batch_shardings(batch, axis=0)
-    ours = rep.compile(replicator_step(task, tx))
-    by_hand = placed_step(task, tx, where, multiplied=multiplied)
+    ours, placed = rep.compile(replicator_step(task, tx)), by_hand(task, tx, where)
 
     def loop(step: Any) -> OwnLoop:
         begun = rep.init(init_fn)
@@ -71,13 +75,13 @@ def steps_of(
 
     compiled = {
         "replicator": ours.lower(state, batch).compile(),
-        "by hand": by_hand.lower(state, batch).compile(),
+        "by hand": placed.lower(state, batch).compile(),
     }
     return Steps(
         loops={
             "replicator": loop(ours),
-            "by hand": loop(by_hand),
-            "by hand again": loop(placed_step(task, tx, where, multiplied=multiplied)),
+            "by hand": loop(placed),
+            "by hand again": loop(by_hand(task, tx, where)),
         },
         wire={name: on_the_wire(each, rep.mesh) for name, each in compiled.items()},
     )
@@ -106,12 +110,17 @@ def _table(wire: Mapping[str, dict[str, dict[str, tuple[int, int]]]]) -> Table:
 def main(argv: list[str]) -> None:
     del argv
     replicator.fake_devices(DEVICES)
+    size = {"vocabulary": 256, "width": _WIDTH.value, "context": _CONTEXT.value}
+    decoder = tasks.language_model(32, layers=4, remat=True, **size)
     steps = {
         strategy.name: steps_of(
-            strategy, multiplied, width=_WIDTH.value, context=_CONTEXT.value
+            strategy, decoder, functools.partial(placed_step, multiplied=multiplied)
         )
         for strategy, multiplied in PAIRS
     }
+    steps["mixture"] = steps_of(
+        strategies.fsdp(), mixture(32, **size), placed_mixture
+    )
     wire = {name: each.wire for name, each in steps.items()}
     Console().print(_table(wire))
     same = all(each["replicator"] == each["by hand"] for each in wire.values())

@@ -50,6 +50,13 @@ def placed_step(
     """
     loss_fn = functools.partial(_placed_loss, shardings["model"], multiplied)
     by_hand = dataclasses.replace(task, value_and_grad=value_and_grad(loss_fn))
+    return jitted(by_hand, tx, shardings)
+
+
+def jitted(
+    by_hand: Task, tx: optax.GradientTransformation, shardings: PyTree
+) -> jax.stages.Wrapped:
+    """Return the step of a task whose loss says where weights lie, jitted."""
     mesh = jax.tree.leaves(shardings)[0].mesh
     rows = NamedSharding(mesh, PartitionSpec(("replica", "shard")))
     return jax.jit(
@@ -63,7 +70,7 @@ def placed_step(
 def _placed_loss(
     shardings: Any, multiplied: Multiplied, model: Transformer, batch: PyTree
 ) -> jax.Array:
-    use = functools.partial(_use, multiplied)
+    use = functools.partial(use_placed, multiplied)
     # Of one layer: without the axis of layers.
     of_layer = jax.tree.map(
         lambda kept: NamedSharding(kept.mesh, PartitionSpec(*kept.spec[1:])),
@@ -83,14 +90,17 @@ def _placed_loss(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 2))
-def _use(multiplied: Multiplied, weight: jax.Array, kept: NamedSharding) -> jax.Array:
+def use_placed(
+    multiplied: Multiplied, weight: jax.Array, kept: NamedSharding
+) -> jax.Array:
+    """Return a weight as it is multiplied; its gradient lies as the weight is kept."""
     whole = NamedSharding(kept.mesh, PartitionSpec())
     where = whole if multiplied == "whole" else kept
     return jax.lax.with_sharding_constraint(weight, where)
 
 
-_use.defvjp(
-    lambda multiplied, weight, kept: (_use(multiplied, weight, kept), None),
+use_placed.defvjp(
+    lambda multiplied, weight, kept: (use_placed(multiplied, weight, kept), None),
     lambda multiplied, kept, _, gradient: (
         jax.lax.with_sharding_constraint(gradient, kept),
     ),

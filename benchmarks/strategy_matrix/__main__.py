@@ -1,61 +1,29 @@
 """Put every case under every strategy: one update is that of one device.
 
-All cases under all builders on eight devices, what does not divide also under builders
-that pad it; two of them on one, two and four with
-each optimizer. Each mesh has processes of its own, which may die: compilers abort on
-meshes of several axes. Then that case failed, and the next one gets a new process.
-`--full` makes it all cases, all optimizers, all numbers of devices. Prints what failed,
-and one JSON object.
+Models, and patterns of writes, shifts and grouped convolutions side by side. What is
+run holds each pair of ideas once: all cases under all builders, each with all numbers
+of devices and optimizers (`settings.py`). `--full` makes it all. Each mesh has
+processes of its own, which may die: compilers abort on meshes of several axes. Then
+that case failed, and the next one gets a new process. Prints what failed, and one JSON
+object.
 """
 
 import concurrent.futures
-import itertools
 import json
 import resource
 import time
-from collections.abc import Iterable, Sequence
-
 from absl import app, flags
 
 import replicator
 from benchmarks import worker
-from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS, PADDED
-from benchmarks.strategy_matrix.cases import CASES
 from benchmarks.strategy_matrix.law import Oracles, Setting, problem
+from benchmarks.strategy_matrix.settings import settings
 
-_FULL = flags.DEFINE_bool("full", False, "All cases with all optimizers, everywhere.")
+_FULL = flags.DEFINE_bool("full", False, "All cases with all of all, not a cover.")
 _ONLY = flags.DEFINE_multi_string("only", [], "Settings whose words hold this.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes side by side.")
 _TIMEOUT_S = flags.DEFINE_float("timeout_s", 300.0, "What one case may take.")
 _SERVE = flags.DEFINE_integer("serve", 0, "Be such a process, of so many devices.")
-
-_SMALL, _UNEVEN = ("mlp", "remat"), "uneven"
-
-
-def settings(*, full: bool) -> list[Setting]:
-    """List what is run, one mesh after the other."""
-    names = [case.name for case in CASES]
-
-    def product(
-        cases: Sequence[str],
-        devices: Sequence[int],
-        optimizers: Iterable[str],
-        builders: Iterable[str] = BUILDERS,
-    ):
-        every = itertools.product(devices, builders, cases, optimizers)
-        return [Setting(case, b, n, tx) for n, b, case, tx in every]
-
-    if full:
-        return [
-            *product(names, (8, 4, 2, 1), OPTIMIZERS),
-            *product([_UNEVEN], (8, 4, 2), OPTIMIZERS, PADDED),
-        ]
-    return [
-        *product(names, (8,), ["adamw"]),
-        *product([_UNEVEN], (8,), ["adamw"], PADDED),
-        *product(_SMALL, (4, 2, 1), OPTIMIZERS),
-    ]
-
 
 def _serve(devices: int) -> None:
     replicator.fake_devices(devices)

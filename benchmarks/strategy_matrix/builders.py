@@ -83,6 +83,9 @@ PADDED: Mapping[str, Callable[[int, TensorRules], Strategy]] = {
 }
 """Likewise, with what does not divide padded."""
 
+ACCUMULATED: Mapping[str, int] = {"zero1-by-4": 4}
+"""Likewise `zero1`, with so many microbatches."""
+
 # Epsilons far above rounding: the sign of a gradient that is zero decides nothing.
 OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.chain(
@@ -93,3 +96,8 @@ OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "muon": lambda: optax.contrib.muon(1e-2, eps=1e-4),
 }
 """By name; `adamw` clips by the global norm, and always does."""
+
+PLAIN: Mapping[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": lambda: optax.sgd(1e-2)
+}
+"""For patterns side by side: in it no leaf meets another."""

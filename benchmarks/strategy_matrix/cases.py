@@ -35,6 +35,8 @@ class Case:
       batch: One global batch, NumPy leaves.
       tensor: What tensor parallelism cuts: partitions of full rank, by pattern.
       tolerance: Of the gradient's norm: law 1, but for what computes in fewer bits.
+      steps: Of one run: the updates that are compared.
+      each: Whether each leaf of the gradient has a name, and is compared by itself.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Case:
     batch: PyTree
     tensor: Mapping[str, tuple[str | None, ...]]
     tolerance: float = GRADIENT_TOLERANCE
+    steps: tuple[int, ...] = (0, 1, 10)
+    each: bool = False
 
 
 def _trained(loss_fn: Callable, **given: Any) -> dict[str, Any]:

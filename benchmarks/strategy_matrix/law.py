@@ -1,36 +1,52 @@
 """The law: a step under a strategy does what it does on one device.
 
-Law 1 of `docs/design.md`, at equal parameters: one run on one device visits `STEPS`;
-at each, its state is put where the strategy keeps it, and makes one update there. The
-gradient, which the optimizer's own state shows, differs by a norm of 1e-5 in all; each
-leaf of what comes out of the update by a thousandth of how far it moved: what adamw,
-lamb and muon make of a rounding of 1e-5 stays below, and a gradient that counts twice,
-or a norm over pieces, does not. It lies where it lay, and that is in pieces.
+Law 1 of `docs/design.md`, at equal parameters: one run on one device visits the steps
+of a case; at each, its state is put where the strategy keeps it, and makes one update
+there. The gradient, which the optimizer's own state shows, differs by a norm of 1e-5 in
+all; each leaf of what comes out of the update by a thousandth of how far it moved: what
+adamw, lamb and muon make of a rounding of 1e-5 stays below, and a gradient that counts
+twice, or a norm over pieces, does not. It lies where it lay, and that is in pieces.
+
+Where patterns stand side by side, each has its own gradient, metric and state, all
+compared by law 1's tolerance, and what is wrong is named.
 """
 
 import dataclasses
 import traceback
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from benchmarks.strategy_matrix.builders import BUILDERS, OPTIMIZERS, PADDED
-from benchmarks.strategy_matrix.cases import CASES, Case
-from benchmarks.truth.compare import farthest, seen
-from replicator import Replicator
+from benchmarks.strategy_matrix.builders import (
+    ACCUMULATED,
+    BUILDERS,
+    OPTIMIZERS,
+    PADDED,
+    PLAIN,
+)
+from benchmarks.strategy_matrix.cases import Case
+from benchmarks.strategy_matrix.pattern_cases import named
+from benchmarks.truth.compare import distances, farthest, seen
+from replicator import Replicator, strategies
 from replicator.base.mesh import put
+from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.engine.layout import Layout
 from replicator.strategies import Strategy, unpadded
 
-STEPS = (0, 1, 10)
 MODEL_TOLERANCE = 5e-5
 """Of the gradient's norm where `model` splits a contraction: law 1."""
 
 UPDATE_TOLERANCE = 1e-3
 """Of how far a leaf moved in one update."""
+
+
+_TRACE = "/trace/"
+_NAMED = 12
+"""How many of what is wrong a message names."""
 
 
 class Setting(NamedTuple):
@@ -53,14 +69,14 @@ class Visit:
     Attributes:
       before: Leaves of the state.
       start: The same, by path, as `compare.seen` names them.
-      gradient: Of each optimizer, its leaves.
+      gradient: Its leaves, by path; of several optimizers, all.
       after: The new state by path.
       metrics: By name; those that are plain arrays.
     """
 
     before: list[np.ndarray]
     start: dict[str, np.ndarray]
-    gradient: list[np.ndarray]
+    gradient: dict[str, np.ndarray]
     after: dict[str, np.ndarray]
     metrics: dict[str, np.ndarray]
 
@@ -69,13 +85,13 @@ class Oracles:
     """Runs cases on one device, each once with each optimizer."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], list[Visit]] = {}
+        self._known: dict[tuple[str, str, int], list[Visit]] = {}
 
-    def visits(self, case: Case, optimizer: str) -> list[Visit]:
+    def visits(self, case: Case, optimizer: str, accumulate: int = 1) -> list[Visit]:
         """Return the updates that are compared."""
-        key = (case.name, optimizer)
+        key = (case.name, optimizer, accumulate)
         if key not in self._known:
-            self._known[key] = _visits(case, optimizer)
+            self._known[key] = _visits(case, optimizer, accumulate)
         return self._known[key]
 
 
@@ -91,40 +107,47 @@ def problem(setting: Setting, oracles: Oracles) -> str | None:
 
 
 def _judged(setting: Setting, oracles: Oracles) -> str | None:
-    case = next(each for each in CASES if each.name == setting.case)
-    builder = {**BUILDERS, **PADDED}[setting.builder]
-    strategy = builder(setting.devices, case.tensor)
+    case, accumulate = named(setting.case), ACCUMULATED.get(setting.builder, 1)
+    builder = {**BUILDERS, **PADDED, **dict.fromkeys(ACCUMULATED, BUILDERS["zero1"])}
+    strategy = builder[setting.builder](setting.devices, case.tensor)
     rep = Replicator(setting.devices, strategy=strategy, compilation_cache=False)
-    wraps = strategy.kind == "replicates"
+    wraps = strategy.kind == "replicates" or accumulate > 1
     init_fn, step_fn = case.parts(_wrap(setting.optimizer, rep if wraps else None))
-    step, state = rep.compile(step_fn), rep.init(init_fn)
+    step, state = rep.compile(step_fn, accumulate=accumulate), rep.init(init_fn)
     structure = jax.tree.structure(unpadded(state))
     if _cuts(strategy, setting.devices) and not _is_in_pieces(state):
         return "nothing of the state lies in pieces: this would show nothing"
-    for number, visit in zip(
-        STEPS, oracles.visits(case, setting.optimizer), strict=True
-    ):
+    visits = oracles.visits(case, setting.optimizer, accumulate)
+    for number, visit in zip(case.steps, visits, strict=True):
         given = rep.layout.pad_state(structure.unflatten(visit.before))
         state, metrics = step(put(given, rep.layout.state_shardings(given)), case.batch)
         tolerance = max(case.tolerance, MODEL_TOLERANCE * (strategy.model != 1))
-        if wrong := _differing(visit, unpadded(state), metrics, tolerance):
+        compare = _differing_parts if case.each else _differing
+        if wrong := compare(visit, unpadded(state), metrics, tolerance):
             return f"at step {number}: {wrong}"
         if not _is_in_place(rep.layout, state):
             return f"at step {number}: the new state lies elsewhere"
     return None
 
 
-def _visits(case: Case, optimizer: str) -> list[Visit]:
-    init_fn, step_fn = case.parts(_wrap(optimizer, None))
-    state, step, found = jax.jit(init_fn)(jax.random.key(0)), jax.jit(step_fn), []
-    for number in range(max(STEPS) + 1):
-        before = state
-        state, metrics = step(before, case.batch)
-        if number in STEPS:
+def _visits(case: Case, optimizer: str, accumulate: int) -> list[Visit]:
+    found = []
+    if accumulate == 1:
+        init_fn, step_fn = case.parts(_wrap(optimizer, None))
+        state, step = jax.jit(init_fn)(jax.random.key(0)), jax.jit(step_fn)
+    else:  # what microbatches make of a state only our engine knows
+        rep = Replicator(1, strategy=strategies.zero1(), compilation_cache=False)
+        init_fn, step_fn = case.parts(_wrap(optimizer, rep))
+        state, step = rep.init(init_fn), rep.compile(step_fn, accumulate=accumulate)
+    for number in range(max(case.steps) + 1):
+        before = [np.array(leaf) for leaf in jax.tree.leaves(state)]
+        start = seen(state)
+        state, metrics = step(state, case.batch)
+        if number in case.steps:
             found.append(
                 Visit(
-                    before=[np.asarray(leaf) for leaf in jax.tree.leaves(before)],
-                    start=seen(before),
+                    before=before,
+                    start=start,
                     gradient=_gradients(state),
                     after=seen(state),
                     metrics=_plain(metrics),
@@ -146,7 +169,8 @@ def _wrap(optimizer: str, rep: Replicator | None) -> Any:
     """Return what makes a case's optimizers; the trace keeps the last gradient."""
 
     def wrap(name: str | None = "params") -> Any:
-        tx = optax.chain(optax.trace(0.0), OPTIMIZERS[optimizer]())
+        made = {**OPTIMIZERS, **PLAIN}[optimizer]()
+        tx = optax.chain(optax.trace(0.0), made)
         plain = optax.with_extra_args_support(tx)
         # A step that wraps its optimizer gets it plain.
         return (
@@ -156,10 +180,14 @@ def _wrap(optimizer: str, rep: Replicator | None) -> Any:
     return wrap
 
 
-def _gradients(state: PyTree) -> list[np.ndarray]:
+def _gradients(state: PyTree) -> dict[str, np.ndarray]:
     nodes = jax.tree.leaves(state, is_leaf=_is_trace)
     kept = [node.trace for node in nodes if _is_trace(node)]
-    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(kept)]
+    return {
+        path: np.asarray(leaf, np.float64)
+        # One optimizer's leaves have the names that they have in the parameters.
+        for path, leaf in named_leaves(kept[0] if len(kept) == 1 else kept)
+    }
 
 
 def _is_trace(node: Any) -> bool:
@@ -177,8 +205,8 @@ def _differing(
     visit: Visit, state: PyTree, metrics: PyTree, tolerance: float
 ) -> str | None:
     found = _gradients(state)
-    apart = [a - b for a, b in zip(found, visit.gradient, strict=True)]
-    by = _norm(apart) / _norm(visit.gradient)
+    apart = [found[path] - leaf for path, leaf in visit.gradient.items()]
+    by = _norm(apart) / _norm(visit.gradient.values())
     if not by <= tolerance:
         return f"the gradient is off by {by:.1e}"
     scale = max(1.0, tolerance / MODEL_TOLERANCE)
@@ -194,7 +222,29 @@ def _differing(
     return None
 
 
-def _norm(leaves: list[np.ndarray]) -> float:
+def _differing_parts(
+    visit: Visit, state: PyTree, metrics: PyTree, tolerance: float
+) -> str | None:
+    """Name each part that is off: of the gradient, of metrics, of the state."""
+    found, expected = _gradients(state), visit.gradient
+    floor = 0.01 * _norm(expected.values())
+    wrong = {
+        f"gradient of {path}": _norm([found[path] - leaf])
+        / max(_norm([leaf]), floor)
+        / tolerance
+        for path, leaf in expected.items()
+    }
+    plain = {name: np.asarray(metrics[name]) for name in visit.metrics}
+    by = distances(plain, visit.metrics, None, tolerance=UPDATE_TOLERANCE)
+    wrong |= {f"metric {name}": ratio for name, ratio in by.items()}
+    # By itself: a queue that is given what it holds does not move.
+    by = distances(seen(state), visit.after, None, tolerance=tolerance)
+    wrong |= {f"state {path}": ratio for path, ratio in by.items() if _TRACE not in path}
+    off = sorted(name for name, by in wrong.items() if not by <= 1)
+    return f"{len(off)} off: {', '.join(off[:_NAMED])}" if off else None
+
+
+def _norm(leaves: Iterable[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.square(leaf).sum() for leaf in leaves)))
 
 

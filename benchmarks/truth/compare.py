@@ -69,17 +69,35 @@ def farthest(
     if odd := sorted(found.keys() ^ expected.keys()):
         where = "the oracle" if odd[0] in found else "the program"
         return Apart(path=f"{odd[0]} (missing in {where})", by=np.inf)
+    worst = Apart(path="", by=0.0)
+    for path, by in distances(found, expected, start, tolerance=tolerance).items():
+        if not by <= worst.by:  # NaN is the worst
+            worst = Apart(path=path, by=by)
+    return worst
+
+
+def distances(
+    found: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    start: dict[str, np.ndarray] | None,
+    *,
+    tolerance: float,
+) -> dict[str, float]:
+    """Return how far each leaf is off, as `farthest` measures it; the same paths."""
     floor = 0.01
     if start is not None:
         moved = [_norm(expected[path], start[path]) for path in found]
         floor *= float(np.sqrt(np.square(moved).sum()))
-    worst = Apart(path="", by=0.0)
-    for path, leaf in found.items():
-        first = None if start is None else start[path]
-        by = _distance(leaf, expected[path], first, floor, tolerance)
-        if not by <= worst.by:  # NaN is the worst
-            worst = Apart(path=path, by=by)
-    return worst
+    return {
+        path: _distance(
+            leaf,
+            expected[path],
+            None if start is None else start[path],
+            floor,
+            tolerance,
+        )
+        for path, leaf in found.items()
+    }
 
 
 def _distance(

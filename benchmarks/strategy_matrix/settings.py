@@ -1,0 +1,108 @@
+"""What is run: a cover of models and patterns, or all of them."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from benchmarks.strategy_matrix.builders import (
+    ACCUMULATED,
+    BUILDERS,
+    OPTIMIZERS,
+    PADDED,
+    PLAIN,
+)
+from benchmarks.strategy_matrix.cases import CASES
+from benchmarks.strategy_matrix.cover import Row, cover
+from benchmarks.strategy_matrix.law import Setting
+from benchmarks.strategy_matrix.pattern_cases import (
+    GROUPS,
+    OTHER_MOVERS,
+    OTHER_SIZES,
+    Context,
+    contexts,
+    is_possible,
+)
+from benchmarks.strategy_matrix.routes import BODIES, ROUTES
+
+_UNEVEN = "uneven"
+_MODELS = [case.name for case in CASES]
+# Nothing is in pieces under `data_parallel`: the compiler has nothing to do wrong.
+_PARTITION = tuple(name for name in BUILDERS if name != "data_parallel")
+_MANY, _FEWER = (8,), (4, 2, 1)
+
+
+def settings(*, full: bool) -> list[Setting]:
+    """List what is run: a cover, or all.
+
+    The cover holds each pair of ideas: on eight devices each of a case (or what a
+    pattern case is made of), a builder and an optimizer with each of another; then each
+    with each smaller number of devices.
+    """
+    if full:
+        return [*_all_models(), *_all_patterns()]
+    models = {"case": _MODELS, "builder": [*BUILDERS, *PADDED]}
+    optimizers = {"optimizer": list(OPTIMIZERS)}
+    patterns = {
+        **{"group": list(GROUPS), "route": ROUTES, "body": list(BODIES)},
+        **{"mover": OTHER_MOVERS, "size": OTHER_SIZES},
+        "builder": [*_PARTITION, *ACCUMULATED, *PADDED],
+    }
+    return [
+        *(_of_model(row) for row in _covered({**models, **optimizers}, _is_model)),
+        *(_of_pattern(row) for row in _covered(patterns, _is_pattern)),
+    ]
+
+
+def _covered(ideas: dict[str, Sequence], allowed) -> list[Row]:
+    many = cover({"devices": _MANY, **ideas}, allowed)
+    return [*many, *cover({"devices": _FEWER, **ideas}, allowed, held=many)]
+
+
+def _of_model(row: Row) -> Setting:
+    return Setting(row["case"], row["builder"], row["devices"], row["optimizer"])
+
+
+def _of_pattern(row: Row) -> Setting:
+    context = Context(*(row[idea] for idea in Context._fields))
+    return Setting(str(context), row["builder"], row["devices"], *PLAIN)
+
+
+def _is_model(row: Row) -> bool:
+    """Tell whether a model may be under a builder: what pads is for what needs it."""
+    if row.get("builder") not in PADDED:
+        return True
+    return row.get("case", _UNEVEN) == _UNEVEN and row.get("devices") != 1
+
+
+def _is_pattern(row: Row) -> bool:
+    builder, route = row.get("builder"), row.get("route")
+    if builder in PADDED and (row.get("devices") == 1 or row.get("size") == "wide"):
+        return False
+    # Under accumulation, of a batch there are the rows of a microbatch: another shape.
+    if builder in ACCUMULATED and route in ("batch to state", "activation to state"):
+        return False
+    known = "group" in row and route is not None
+    return not known or is_possible(row["group"], route)
+
+
+def _all_models() -> list[Setting]:
+    def product(
+        cases: Sequence[str], devices: Sequence[int], builders: Iterable[str]
+    ) -> list[Setting]:
+        every = itertools.product(devices, builders, cases, OPTIMIZERS)
+        return [Setting(case, b, n, tx) for n, b, case, tx in every]
+
+    return [
+        *product(_MODELS, (8, 4, 2, 1), BUILDERS),
+        *product([_UNEVEN], (8, 4, 2), PADDED),
+    ]
+
+
+def _all_patterns() -> list[Setting]:
+    """List all contexts under all builders; those without a body on fewer, too."""
+    rows = [
+        {**context._asdict(), "builder": builder, "devices": devices}
+        for context in contexts()
+        for builder in (*_PARTITION, *ACCUMULATED, *PADDED)
+        for devices in (_MANY if context.body != "plain" else (*_MANY, *_FEWER))
+    ]
+    return [_of_pattern(row) for row in rows if _is_pattern(row)]
