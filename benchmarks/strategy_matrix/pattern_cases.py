@@ -42,10 +42,14 @@ class Context(NamedTuple):
         return "/".join(self)
 
 
-def is_possible(group: str, route: str) -> bool:
-    """Tell whether patterns of a group make sense along a route."""
+def is_possible(group: str, route: str, body: str = "plain") -> bool:
+    """Tell whether patterns of a group make sense along a route, in a body."""
+    if group == "of-each" and body == "vmap":
+        return False  # JAX maps no convolution whose batch is in groups
     if group in _ON_KERNELS:
         return route in _ON_KERNELS[group]
+    if group == "pads-inside-crop" and route in ("gradient", "parameter"):
+        return False  # of another shape
     return route != "parameter to gradient"
 
 
@@ -53,7 +57,7 @@ def contexts() -> Iterator[Context]:
     """List each group along each route in each body; movers and sizes take turns."""
     every = itertools.product(GROUPS, ROUTES, BODIES)
     for number, (group, route, body) in enumerate(every):
-        if is_possible(group, route):
+        if is_possible(group, route, body):
             mover = OTHER_MOVERS[number % len(OTHER_MOVERS)]
             yield Context(group, route, body, mover, OTHER_SIZES[number % 2])
 

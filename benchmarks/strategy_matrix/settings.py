@@ -80,8 +80,9 @@ def _is_pattern(row: Row) -> bool:
     # Under accumulation, of a batch there are the rows of a microbatch: another shape.
     if builder in ACCUMULATED and route in ("batch to state", "activation to state"):
         return False
-    known = "group" in row and route is not None
-    return not known or is_possible(row["group"], route)
+    group, body = row.get("group"), row.get("body", "plain")
+    # Where the route is not known yet: one that fits all groups.
+    return group is None or is_possible(group, route or "state", body)
 
 
 def _all_models() -> list[Setting]:

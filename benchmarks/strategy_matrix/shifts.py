@@ -70,10 +70,17 @@ SHIFTS: Mapping[str, Mapping[str, Pattern]] = {
         "pad-shift-columns": lambda x, u: _padded(x, (0, 0, 0), (-1, 1, 0)),
         "pad-crop": lambda x, u: _padded(x, (-2, -1, 0), (0, 0, 0)),
         "pad-grow": lambda x, u: _padded(x, (1, 2, 0), (0, 0, 0)),
-        "pad-interior": lambda x, u: _padded(x, (0, 0, 1), (0, 0, 0)),
-        "pad-interior-crop": lambda x, u: _padded(x, (-1, -2, 2), (0, 0, 1)),
         "pad-zeros": lambda x, u: jnp.pad(x, ((1, 0), (0, 0)))[:-1],
         "pad-wrap": lambda x, u: jnp.pad(x, ((2, 1), (0, 0)), mode="wrap"),
+    },
+    # Compilers abort on these: they stand alone.
+    "pads-inside": {
+        "inside": lambda x, u: _padded(x, (0, 0, 1), (0, 0, 0)),
+        "inside-columns": lambda x, u: _padded(x, (0, 0, 0), (0, 1, 2)),
+        "inside-crop": lambda x, u: _padded(x, (0, 0, 1), (0, 0, 0))[: len(x)],
+    },
+    "pads-inside-crop": {
+        "inside-both": lambda x, u: _padded(x, (-1, -2, 2), (0, 0, 1)),
     },
     "reads": {
         "past-end": lambda x, u: x[_at(0, len(x) + 3, 2)],
