@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.strategy_matrix.cases import CASES, Case
 from benchmarks.strategy_matrix.convolutions import CONVOLUTIONS
-from benchmarks.strategy_matrix.routes import BODIES, MOVERS, ROUTES, batch, parts_of
+from benchmarks.strategy_matrix.routes import BODIES, MOVERS, ROUTES, Steps, batch
 from benchmarks.strategy_matrix.shifts import SHIFTS
 from benchmarks.strategy_matrix.writes import WRITES, Pattern
 
@@ -74,12 +74,16 @@ def pattern_case(context: Context) -> Case:
     """Return the case of a context."""
     group, route, body, mover, size = context
     sizes = ("kernel", "kernel-odd") if group in _ON_KERNELS else ("even", size)
-    parts = parts_of(
-        GROUPS[group], route, body=body, movers=("still", mover), sizes=sizes
+    steps = Steps(
+        patterns=GROUPS[group],
+        route=route,
+        body=body,
+        movers=("still", mover),
+        sizes=sizes,
     )
     return Case(
         name=str(context),
-        parts=parts,
+        parts=steps.parts,
         batch=batch(),
         tensor=_tensor(route, sizes[0]),
         steps=(0, 1),

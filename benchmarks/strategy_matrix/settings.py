@@ -1,7 +1,7 @@
 """What is run: a cover of models and patterns, or all of them."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.strategy_matrix.builders import (
     ACCUMULATED,
@@ -52,7 +52,9 @@ def settings(*, full: bool) -> list[Setting]:
     ]
 
 
-def _covered(ideas: dict[str, Sequence], allowed) -> list[Row]:
+def _covered(
+    ideas: Mapping[str, Sequence], allowed: Callable[[Row], bool]
+) -> list[Row]:
     many = cover({"devices": _MANY, **ideas}, allowed)
     return [*many, *cover({"devices": _FEWER, **ideas}, allowed, held=many)]
 
