@@ -27,8 +27,8 @@ from benchmarks.step.mixture import mixture, placed_mixture
 from benchmarks.step.placed_step import PAIRS, placed_step
 from benchmarks.step.step_pair import OwnLoop, replicator_init, replicator_step
 from benchmarks.timing import Estimate, ratio, time_rounds
-from replicator.engine.inspection.collectives import collectives_of
 from replicator import strategies
+from replicator.engine.inspection.collectives import collectives_of
 from replicator.strategies import Strategy
 
 DEVICES = 8
@@ -118,9 +118,7 @@ def main(argv: list[str]) -> None:
         )
         for strategy, multiplied in PAIRS
     }
-    steps["mixture"] = steps_of(
-        strategies.fsdp(), mixture(32, **size), placed_mixture
-    )
+    steps["mixture"] = steps_of(strategies.fsdp(), mixture(32, **size), placed_mixture)
     wire = {name: each.wire for name, each in steps.items()}
     Console().print(_table(wire))
     same = all(each["replicator"] == each["by hand"] for each in wire.values())

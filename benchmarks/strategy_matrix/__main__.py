@@ -12,6 +12,7 @@ import concurrent.futures
 import json
 import resource
 import time
+
 from absl import app, flags
 
 import replicator
@@ -24,6 +25,7 @@ _ONLY = flags.DEFINE_multi_string("only", [], "Settings whose words hold this.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes side by side.")
 _TIMEOUT_S = flags.DEFINE_float("timeout_s", 300.0, "What one case may take.")
 _SERVE = flags.DEFINE_integer("serve", 0, "Be such a process, of so many devices.")
+
 
 def _serve(devices: int) -> None:
     replicator.fake_devices(devices)

@@ -21,7 +21,7 @@ def _images(u: Array) -> Array:
 
 
 def _kernel(x: Array) -> Array:
-    """Return the array as kernels of three by three, from two channels to the columns."""
+    """Return the array as kernels of three by three, of two channels."""
     return x.reshape(3, 3, 2, -1)
 
 

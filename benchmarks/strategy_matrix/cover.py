@@ -3,13 +3,14 @@
 import collections
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-Row = Mapping[str, str | int]
-Pair = frozenset[tuple[str, str | int]]
+Row = Mapping[str, Any]
+Pair = frozenset[tuple[str, Any]]
 
 
 def cover(
-    ideas: Mapping[str, Sequence[str | int]],
+    ideas: Mapping[str, Sequence[Any]],
     allowed: Callable[[Row], bool],
     *,
     held: Iterable[Row] = (),
@@ -37,9 +38,9 @@ def cover(
     for row in held:
         _strike(missing, row)
     rows: list[Row] = []
-    uses = collections.Counter[tuple[str, str | int]]()
+    uses = collections.Counter[tuple[str, Any]]()
 
-    def merit(row: Row, value: tuple[str, str | int]) -> tuple[int, int]:
+    def merit(row: Row, value: tuple[str, Any]) -> tuple[int, int]:
         added = sum(frozenset({value, each}) in missing for each in row.items())
         return added, -uses[value]
 
@@ -67,9 +68,9 @@ def _strike(missing: dict[Pair, None], row: Row) -> None:
 
 def _completed(
     row: Row,
-    ideas: Mapping[str, Sequence[str | int]],
+    ideas: Mapping[str, Sequence[Any]],
     allowed: Callable[[Row], bool],
-    merit: Callable[[Row, tuple[str, str | int]], tuple[int, int]],
+    merit: Callable[[Row, tuple[str, Any]], tuple[int, int]],
 ) -> Row | None:
     """Return a whole row, or None if there is none."""
     left = [idea for idea in ideas if idea not in row]

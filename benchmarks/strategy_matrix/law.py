@@ -44,7 +44,6 @@ UPDATE_TOLERANCE = 1e-3
 """Of how far a leaf moved in one update."""
 
 
-_TRACE = "/trace/"
 _NAMED = 12
 """How many of what is wrong a message names."""
 
@@ -228,20 +227,24 @@ def _differing_parts(
     """Name each part that is off: of the gradient, of metrics, of the state."""
     found, expected = _gradients(state), visit.gradient
     floor = 0.01 * _norm(expected.values())
-    wrong = {
-        f"gradient of {path}": _norm([found[path] - leaf])
+    off = {
+        ("gradient", path): _norm([found[path] - leaf])
         / max(_norm([leaf]), floor)
         / tolerance
         for path, leaf in expected.items()
     }
     plain = {name: np.asarray(metrics[name]) for name in visit.metrics}
     by = distances(plain, visit.metrics, None, tolerance=UPDATE_TOLERANCE)
-    wrong |= {f"metric {name}": ratio for name, ratio in by.items()}
+    off |= {("metric", name): ratio for name, ratio in by.items()}
     # By itself: a queue that is given what it holds does not move.
     by = distances(seen(state), visit.after, None, tolerance=tolerance)
-    wrong |= {f"state {path}": ratio for path, ratio in by.items() if _TRACE not in path}
-    off = sorted(name for name, by in wrong.items() if not by <= 1)
-    return f"{len(off)} off: {', '.join(off[:_NAMED])}" if off else None
+    off |= {tuple(path.split("/", 1)): ratio for path, ratio in by.items()}
+    kinds: dict[str, list[str]] = {}
+    for (kind, name), ratio in off.items():
+        if not ratio <= 1 and kind != "opt":  # the optimizer's is the gradient
+            kinds.setdefault(name, []).append(kind)
+    named = [f"{name} ({', '.join(kind)})" for name, kind in sorted(kinds.items())]
+    return f"{len(named)} parts are off: {'; '.join(named[:_NAMED])}" if named else None
 
 
 def _norm(leaves: Iterable[np.ndarray]) -> float:

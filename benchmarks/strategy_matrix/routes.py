@@ -4,10 +4,11 @@ Each pattern has parameters, state and metrics of its own, which bear its name: 
 wrong names it. A name is `pattern.size.mover`.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,132 +80,180 @@ ROUTES = (
     *("batch to loss", "batch to state", "activation to loss", "activation to state"),
     *("parameter to loss", "parameter to gradient", "gradient", "parameter", "state"),
 )
+"""Where the array comes from, and where the result goes; one word means both."""
 
 
-def parts_of(
-    patterns: Mapping[str, Pattern],
-    route: str,
-    *,
-    body: str = "plain",
-    movers: Sequence[str] = tuple(MOVERS),
-    sizes: Sequence[str] = ("even", "odd", "wide"),
-) -> Callable[..., tuple[InitFn, StepFn]]:
-    """Return the `parts` of a case: all patterns along one route."""
+class _Part(NamedTuple):
+    """One pattern of a size, with what stands around it and behind it."""
 
-    def moved(pattern: Pattern, mover: str, x: Array, u: Array) -> Array:
-        return BODIES[body](pattern, MOVERS[mover], x, u)
+    run: Callable[[Array, Array], Array]
+    size: str
 
-    source, _, sink = route.partition(" to ")
-    sink = sink or source
-    every = {
-        f"{name}.{size}.{mover}": (functools.partial(moved, pattern, mover), size)
-        for (name, pattern), mover, size in itertools.product(
-            patterns.items(), movers, sizes
-        )
-    }
-    of_batch = source in ("batch", "activation")
 
-    def result(name: str) -> jax.ShapeDtypeStruct:
-        run, size = every[name]
-        rows, columns, others = SIZES[size]
-        x, u = (ROWS if of_batch else rows, columns), (ROWS, others)
-        return jax.eval_shape(run, *map(_shape, (x, u)))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The step of patterns side by side along a route.
 
-    def returns(name: str) -> bool:
-        shape = result(name)
-        return shape == _shape(SIZES[every[name][1]][:2])
+    Attributes:
+      patterns: By name.
+      route: One of `ROUTES`.
+      body: One of `BODIES`.
+      movers: Some of `MOVERS`.
+      sizes: Some of `SIZES`.
+    """
 
-    if sink in ("gradient", "parameter"):
-        every = {name: each for name, each in every.items() if returns(name)}
+    patterns: Mapping[str, Pattern]
+    route: str
+    body: str = "plain"
+    movers: Sequence[str] = tuple(MOVERS)
+    sizes: Sequence[str] = ("even", "odd", "wide")
 
-    def first(number: int, name: str) -> tuple[Array, ...]:
-        size = SIZES[every[name][1]][:2]
-        if source == "activation":
-            size = (INPUTS, size[1])
-        if source == "batch":
-            shape = result(name).shape
-            size = (shape[-1] if shape else 1, INPUTS)
-        drawn = np.random.default_rng(number).normal(size=size).astype(np.float32)
-        return jnp.asarray(drawn / np.sqrt(size[0]) if source == "activation" else drawn)
-
-    def array(name: str, params: PyTree, state: PyTree, batch: PyTree) -> Array:
-        size = every[name][1]
-        if source == "batch":
-            return batch[size]["x"]
-        if source == "activation":
-            return jnp.tanh(batch["inputs"] @ params[name])
-        return (state["kept"] if source == "state" else params)[name]
-
-    def loss_of(name: str, params: PyTree, state: PyTree, batch: PyTree) -> Array:
-        run, size = every[name]
-        u = batch[size]["u"]
-        if sink in ("gradient", "parameter"):
-            # Rows of the array, and of what the batch holds as many as fit.
-            return jnp.square(u[:, : SIZES[size][1]] @ params[name].T - 0.5).mean()
-        v = run(array(name, params, state, batch), u).astype(jnp.float32)
-        if source == "batch":
-            v = jnp.tanh(v[..., None] if v.ndim == 0 else v) @ params[name]
-        return (jnp.square(v) / 2 + v * _wave(v.shape)).mean()
-
-    trains = sink != "state" and route != "parameter to gradient"
-
-    def losses(params: PyTree, state: PyTree, batch: PyTree) -> tuple[Array, PyTree]:
-        each = {name: loss_of(name, params, state, batch) for name in every if trains}
-        base = jnp.square(batch["inputs"] @ params["base"] - 0.5).mean()
-        return base + sum(each.values()), {**each, "loss": base}
-
-    def parts(wrap: Callable[..., Any]) -> tuple[InitFn, StepFn]:
+    def parts(self, wrap: Callable[..., Any]) -> tuple[InitFn, StepFn]:
+        """Return `init_fn` and `step_fn`, as a case does."""
         tx = wrap()
 
         def init_fn(key: Array) -> PyTree:
             del key
-            drawn = {name: first(number, name) for number, name in enumerate(every)}
-            base = {"base": jnp.ones((INPUTS, INPUTS))}
-            if source == "state":
-                params, state = base, {"kept": drawn}
-            else:
-                params, state = base | drawn, {}
-            if sink == "state":
-                state["out"] = {
-                    name: jnp.zeros(shape.shape, shape.dtype)
-                    for name in every
-                    if (shape := result(name)) is not None
-                    and not (source == "state" and returns(name))
-                }
-            return {**state, "params": params, "opt": tx.init(params)}
+            state = self._first()
+            return {**state, "opt": tx.init(state["params"])}
 
         def step_fn(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             params, after = state["params"], dict(state)
-            take = jax.value_and_grad(losses, has_aux=True)
+            take = jax.value_and_grad(self._losses, has_aux=True)
             (_, metrics), grads = take(params, state, batch)
-            u = {size: batch[size]["u"] for size in SIZES}
-            if sink == "gradient":
-                given = grads if source == sink else params
-                grads |= {n: run(given[n], u[size]) for n, (run, size) in every.items()}
-            if sink == "state":
-                found = {
-                    name: run(array(name, params, state, batch), u[size])
-                    for name, (run, size) in every.items()
-                }
-                for kind in state.keys() & {"kept", "out"}:
-                    after[kind] = {
-                        name: found[name] if kind == "out" or returns(name) else leaf
-                        for name, leaf in state[kind].items()
-                    }
+            if self._sink == "gradient":
+                given = grads if self._source == "gradient" else params
+                grads |= self._results(given, batch)
+            if self._sink == "state":
+                after |= self._kept(state, batch)
             updates, after["opt"] = tx.update(grads, state["opt"], params)
             params = {name: params[name] + updates[name] for name in params}
-            if sink == "parameter":
-                params |= {
-                    n: run(params[n], u[size]) for n, (run, size) in every.items()
-                }
+            if self._sink == "parameter":
+                params |= self._results(params, batch)
             return {**after, "params": params}, metrics
 
         return init_fn, step_fn
 
-    return parts
+    @property
+    def _source(self) -> str:
+        return self.route.split()[0]
+
+    @property
+    def _sink(self) -> str:
+        return self.route.split()[-1]
+
+    @functools.cached_property
+    def _every(self) -> dict[str, _Part]:
+        every = {
+            f"{name}.{size}.{mover}": _Part(
+                functools.partial(BODIES[self.body], pattern, MOVERS[mover]), size
+            )
+            for (name, pattern), mover, size in itertools.product(
+                self.patterns.items(), self.movers, self.sizes
+            )
+        }
+        if self._sink not in ("gradient", "parameter"):
+            return every
+        return {name: part for name, part in every.items() if self._returns(part)}
+
+    def _result(self, part: _Part) -> jax.ShapeDtypeStruct:
+        rows, columns, others = SIZES[part.size]
+        if self._source in ("batch", "activation"):
+            rows = ROWS
+        return jax.eval_shape(part.run, _shape(rows, columns), _shape(ROWS, others))
+
+    def _returns(self, part: _Part) -> bool:
+        """Tell whether a result may take the place of the array."""
+        rows, columns, _ = SIZES[part.size]
+        return self._result(part) == _shape(rows, columns)
+
+    def _first(self) -> PyTree:
+        """Return the first state, less the optimizer's."""
+        arrays = {
+            name: _normal(number, *self._array_shape(part))
+            for number, (name, part) in enumerate(self._every.items())
+        }
+        params = {"base": jnp.ones((INPUTS, INPUTS))}
+        if self._source == "state":
+            state = {"kept": arrays, "params": params}
+        elif self.route == "batch to state":  # nothing is learned
+            state = {"params": params}
+        else:
+            state = {"params": params | arrays}
+        if self._sink == "state":
+            state["out"] = {
+                name: jnp.zeros_like(self._result(part))
+                for name, part in self._every.items()
+                if self._source != "state" or not self._returns(part)
+            }
+        return state
+
+    def _array_shape(self, part: _Part) -> tuple[int, int]:
+        rows, columns, _ = SIZES[part.size]
+        if self._source == "activation":
+            return INPUTS, columns
+        if self._source == "batch":
+            shape = self._result(part).shape
+            return (shape[-1] if shape else 1), INPUTS
+        return rows, columns
+
+    def _losses(
+        self, params: PyTree, state: PyTree, batch: PyTree
+    ) -> tuple[Array, PyTree]:
+        base = jnp.square(batch["inputs"] @ params["base"] - 0.5).mean()
+        learned = self._sink != "state" and self.route != "parameter to gradient"
+        each = {
+            name: self._loss(part, params[name], batch)
+            for name, part in self._every.items()
+            if learned
+        }
+        return base + sum(each.values()), {**each, "loss": base}
+
+    def _loss(self, part: _Part, param: Array, batch: PyTree) -> Array:
+        x, u = batch[part.size]["x"], batch[part.size]["u"]
+        match self._source:
+            case "batch":
+                v = part.run(x, u).astype(jnp.float32)
+                v = jnp.tanh(v[..., None] if v.ndim == 0 else v) @ param
+            case "activation":
+                v = part.run(jnp.tanh(batch["inputs"] @ param), u)
+            case "parameter" if self._sink == "loss":
+                v = part.run(param, u)
+            case _:
+                v = x @ param.T
+        v = v.astype(jnp.float32)
+        return (jnp.square(v) / 2 + v * _wave(v.shape)).mean()
+
+    def _results(self, arrays: PyTree, batch: PyTree) -> PyTree:
+        return {
+            name: part.run(arrays[name], batch[part.size]["u"])
+            for name, part in self._every.items()
+        }
+
+    def _kept(self, state: PyTree, batch: PyTree) -> PyTree:
+        """Return the new state of what no optimizer moves."""
+        match self._source:
+            case "batch":
+                arrays = {n: batch[part.size]["x"] for n, part in self._every.items()}
+            case "activation":
+                inputs, params = batch["inputs"], state["params"]
+                arrays = {n: jnp.tanh(inputs @ params[n]) for n in self._every}
+            case _:
+                arrays = state["kept"]
+        found, out = self._results(arrays, batch), state["out"]
+        after = {"out": {name: found[name] for name in out}}
+        if "kept" in state:
+            kept = state["kept"].items()
+            after["kept"] = {n: a if n in out else found[n] for n, a in kept}
+        return after
 
 
-def _shape(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+def _normal(seed: int, rows: int, columns: int) -> Array:
+    drawn = np.random.default_rng(seed).normal(size=(rows, columns))
+    return jnp.asarray(drawn, jnp.float32)
+
+
+def _shape(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 

@@ -1,7 +1,7 @@
 """What is run: a cover of models and patterns, or all of them."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.strategy_matrix.builders import (
     ACCUMULATED,
@@ -52,7 +52,9 @@ def settings(*, full: bool) -> list[Setting]:
     ]
 
 
-def _covered(ideas: dict[str, Sequence], allowed) -> list[Row]:
+def _covered(
+    ideas: Mapping[str, Sequence], allowed: Callable[[Row], bool]
+) -> list[Row]:
     many = cover({"devices": _MANY, **ideas}, allowed)
     return [*many, *cover({"devices": _FEWER, **ideas}, allowed, held=many)]
 
@@ -80,8 +82,9 @@ def _is_pattern(row: Row) -> bool:
     # Under accumulation, of a batch there are the rows of a microbatch: another shape.
     if builder in ACCUMULATED and route in ("batch to state", "activation to state"):
         return False
-    known = "group" in row and route is not None
-    return not known or is_possible(row["group"], route)
+    group, body = row.get("group"), row.get("body", "plain")
+    # Where the route is not known yet: one that fits all groups.
+    return group is None or is_possible(group, route or "state", body)
 
 
 def _all_models() -> list[Setting]:

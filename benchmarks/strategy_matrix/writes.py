@@ -19,11 +19,12 @@ AGAIN = (1, 4, 1, 0, 1)
 NINE = (0, 2, 4, 6, 1, 3, 5, 7, 2)
 
 
-def _at(*places: int) -> Array:
+def at(*places: int) -> Array:
+    """Return places as an index array."""
     return jnp.array(places, jnp.int32)
 
 
-def _drawn(u: Array, below: int, count: int | None = 5) -> Array:
+def drawn(u: Array, below: int, count: int | None = 5) -> Array:
     """Draw places from the batch, of all its rows if `count` is None."""
     return (jnp.abs(u[:count, 0]) * 7.0).astype(jnp.int32) % below
 
@@ -50,7 +51,7 @@ def _columns(x: Array, u: Array) -> Array:
 def _applied(x: Array, u: Array) -> Array:
     """Apply a function to rows; JAX does not differentiate it."""
     del u
-    return 0.1 * x + lax.stop_gradient(x).at[_at(1, 5)].apply(jnp.tanh)
+    return 0.1 * x + lax.stop_gradient(x).at[at(1, 5)].apply(jnp.tanh)
 
 
 def _diagonal(x: Array, u: Array) -> Array:
@@ -123,18 +124,18 @@ def _update_each(x: Array, u: Array) -> Array:
 
 def _queue(x: Array, u: Array) -> Array:
     """Write new keys where a pointer is, as momentum contrast does."""
-    pointer = _drawn(u, len(x), 1)[0]
+    pointer = drawn(u, len(x), 1)[0]
     return lax.dynamic_update_slice(x, u[:6], (pointer, jnp.int32(0)))
 
 
 def _queue_half(x: Array, u: Array) -> Array:
-    pointer = _drawn(u, len(x), 1)[0]
+    pointer = drawn(u, len(x), 1)[0]
     return lax.dynamic_update_slice_in_dim(x, u[: len(x) // 2], pointer, 0)
 
 
 def _ring(x: Array, u: Array) -> Array:
     """Write into a ring, past whose end it begins again: a replay buffer."""
-    places = (_drawn(u, len(x), 1)[0] + jnp.arange(6)) % len(x)
+    places = (drawn(u, len(x), 1)[0] + jnp.arange(6)) % len(x)
     return x.at[places].set(u[:6])
 
 
@@ -176,16 +177,16 @@ WRITES: Mapping[str, Mapping[str, Pattern]] = {
         "where": lambda x, u: jnp.where(x > u[:1], x, 0.5).at[0].set(u[1]),
     },
     "places": {
-        "set-places": lambda x, u: x.at[_at(*PLACES)].set(u[:5]),
-        "add-again": lambda x, u: x.at[_at(*AGAIN)].add(u[:5]),
-        "add-own": lambda x, u: x.at[_at(*NINE[: len(x)])].add(x[:9]),
-        "set-own": lambda x, u: x.at[_at(*PLACES)].set(x[1:6]),
+        "set-places": lambda x, u: x.at[at(*PLACES)].set(u[:5]),
+        "add-again": lambda x, u: x.at[at(*AGAIN)].add(u[:5]),
+        "add-own": lambda x, u: x.at[at(*NINE[: len(x)])].add(x[:9]),
+        "set-own": lambda x, u: x.at[at(*PLACES)].set(x[1:6]),
         "apply": _applied,
-        "add-drawn": lambda x, u: x.at[_drawn(u, len(x))].add(u[:5]),
-        "add-batch": lambda x, u: x.at[_drawn(u, len(x), None)].add(u),
-        "drop": lambda x, u: x.at[_at(1, len(x) + 2, 3)].set(u[:3], mode="drop"),
-        "clip": lambda x, u: x.at[_at(1, len(x) + 2)].add(u[:2], mode="clip"),
-        "negative": lambda x, u: x.at[_at(-1, -3)].add(u[:2]).at[_at(-2)].set(u[:1]),
+        "add-drawn": lambda x, u: x.at[drawn(u, len(x))].add(u[:5]),
+        "add-batch": lambda x, u: x.at[drawn(u, len(x), None)].add(u),
+        "drop": lambda x, u: x.at[at(1, len(x) + 2, 3)].set(u[:3], mode="drop"),
+        "clip": lambda x, u: x.at[at(1, len(x) + 2)].add(u[:2], mode="clip"),
+        "negative": lambda x, u: x.at[at(-1, -3)].add(u[:2]).at[at(-2)].set(u[:1]),
         "permuted": lambda x, u: x.at[jnp.argsort(x[:, 0])].set(x),
     },
     "sums": {
@@ -193,10 +194,10 @@ WRITES: Mapping[str, Mapping[str, Pattern]] = {
         "segment-max": lambda x, u: jax.ops.segment_max(x, _segments(x), 8),
         "bincount": lambda x, u: jnp.bincount(_segments(x), x[:, 0], length=8),
         "one-hot": lambda x, u: jax.nn.one_hot(_segments(x), 8).T @ x,
-        "pairs": lambda x, u: x.at[_at(*AGAIN), _at(*PLACES) % 5].add(u[:5, 1]),
+        "pairs": lambda x, u: x.at[at(*AGAIN), at(*PLACES) % 5].add(u[:5, 1]),
         "dispatched": _dispatched,
         "ring": _ring,
-        "set-and-read": lambda x, u: x.at[_at(*PLACES)].set(u[:5])[_at(*AGAIN)],
+        "set-and-read": lambda x, u: x.at[at(*PLACES)].set(u[:5])[at(*NINE)],
     },
     "update-slices": {
         "update": lambda x, u: _updated(x, u, 2, 0),
