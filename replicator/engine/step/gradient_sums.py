@@ -14,7 +14,7 @@ from replicator.base.per_replica import PerReplica
 from replicator.base.trees import describe, first_difference, named_leaves
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import at_leaf
-from replicator.collectives.markers import mark_weighted
+from replicator.collectives.markers import mark_given, mark_weighted
 from replicator.collectives.ordered import add_in_order
 from replicator.collectives.precision import sum_dtype
 from replicator.engine.analysis.ordered_bits import ordered_scope
@@ -49,7 +49,9 @@ def checked_given(grads: PyTree, weight: object, count: object) -> Given:
             "with gradients of a sum over examples, `weight` with those of a mean."
         )
     if count is not None:
-        return Given(grads, "count", _scalar("count", count))
+        scalar = _scalar("count", count)
+        return Given(mark_given(grads, "count", count), "count", scalar)
+    grads = mark_given(grads, "mean", 1)
     if weight is None:
         return Given(grads, "equal", None)
     scalar = _scalar("weight", weight)

@@ -33,7 +33,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import resolve_axis
-from replicator.collectives.markers import mark_local_sum
+from replicator.collectives.markers import mark_global, mark_local_sum
 from replicator.collectives.precision import sum_dtype
 from replicator.engine.metrics.declared import Mean
 from replicator.errors import ArgumentError, check_function
@@ -167,8 +167,9 @@ def checked_sum(returned: object) -> tuple[jax.Array, jax.Array]:
             "`loss_fn` must return a floating-point `value` in its `LocalSum`, got "
             f"{describe(value)}. Cast the losses first."
         )
-    count = lax.stop_gradient(count.astype(float))
-    return mark_local_sum(value.astype(sum_dtype(value.dtype))), count
+    # As it was returned: a number is known by its value.
+    total = mark_local_sum(value.astype(sum_dtype(value.dtype)), returned.count)
+    return total, lax.stop_gradient(count.astype(float))
 
 
 def as_mean(total: jax.Array, count: jax.Array) -> Mean:
@@ -190,10 +191,12 @@ def _with_aux(returned: object) -> tuple[Any, Any]:
 # replica's own losses and wrong at the two ends of a global function: parameters are
 # one value used by all replicas, and the total is one value. Each of these two is the
 # other's transpose (the operators f and g of Shoeybi et al. 2019, "Megatron-LM", §3).
+# What `_of_all` gets, parameters and cotangents of a total, must be equal on all
+# replicas: it is marked, and the proof refuses what may differ.
 def _of_all(tree: PyTree, axis_name: str) -> PyTree:
     """Use a value that is equal on all replicas; its gradient is the sum of theirs."""
     return linear_call(
-        lambda _, tree: tree,
+        lambda _, tree: mark_global(tree),
         lambda _, cotangent: _total(cotangent, axis_name),
         (),
         tree,
