@@ -17,6 +17,9 @@ LOCAL_SUM = "local_sum"
 """Marks a loss that must be a sum over this replica's own examples; the second operand
 is how many they are."""
 
+ALONE = "alone"
+"""Marks what a collective returns where there is one replica; `name` says which."""
+
 GLOBAL = "global"
 """Marks what all replicas must use alike: parameters of a loss of all, cotangents."""
 
@@ -51,6 +54,11 @@ def mark_local_sum(total: Shaped[Array, ""], count: ArrayLike) -> Shaped[Array, 
     return _local_sum_p.bind(total, count)
 
 
+def mark_alone(leaf: Shaped[Array, "*shape"], name: str) -> Shaped[Array, "*shape"]:
+    """Return what the collective `name` makes of `leaf` where there is one replica."""
+    return _alone_p.bind(leaf, name=name)
+
+
 def mark_global(tree: PyTree) -> PyTree:
     """Return a tree, marked leaf by leaf as what all replicas must use alike."""
     return jax.tree.map(_global_p.bind, tree)
@@ -80,6 +88,17 @@ def mark_reduced(gradients: PyTree, name: str) -> PyTree:
 
 _local_sum_p = make_marker(LOCAL_SUM, operands=2)
 _global_p = make_marker(GLOBAL)
+_alone_p = make_marker(ALONE)
+# A cotangent passes between replicas, too, where there are several.
+ad.deflinear2(_alone_p, lambda cotangent, _, name: [mark_alone(cotangent, name)])
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
 _given_gradient_p = make_marker(GIVEN_GRADIENT, operands=2)
 _reduced_gradient_p = make_marker(REDUCED_GRADIENT)
+
+MARKERS = frozenset(
+    {
+        *(LOCAL_SUM, GLOBAL, WEIGHTED_GRADIENT, GIVEN_GRADIENT, REDUCED_GRADIENT),
+        "assume_replicated",
+    }
+)
+"""Those that say nothing of other replicas where there is one."""

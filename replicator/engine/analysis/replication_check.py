@@ -71,6 +71,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
     Attributes:
       noise: What is found of random numbers.
       num_replicas: How many there are, if that is known.
+      everyone: The number of all examples, where no replica counts as many.
       given: Whether gradients that optimizers were given vary, of each.
       outer: The calls and loops that these equations lie in.
     """
@@ -79,6 +80,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
 
     noise: SharedNoise
     num_replicas: int | None
+    everyone: int | None = None
     given: set[bool] = dataclasses.field(default_factory=set)
     outer: tuple[core.JaxprEqn, ...] = ()
 
@@ -166,7 +168,10 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             return CLEAN
         mark = marks[0]
         if name == LOCAL_SUM:
-            _check_local(mark, marks[1], _number(eqn.invars[1]))
+            number = _number(eqn.invars[1])
+            if number is not None and number == self.everyone:
+                raise _not_local("count of", Origin("psum", self._line(eqn)))
+            _check_local(mark, marks[1], number)
         if name == GLOBAL and mark.varying:
             raise _not_global(mark.varying)
         if name == GIVEN_GRADIENT:
@@ -210,12 +215,15 @@ def _check_local(total: Mark, count: Mark, number: float | None) -> None:
     for what, mark in (("sum over", total), ("count of", count)):
         if mark.varying or not mark.reduced or number in mark.reduced.factors:
             continue
-        origin = mark.reduced.origin
-        raise ReplicationError(
-            f"`loss_fn` must return the {what} this replica's own examples, got one "
-            f"that `{origin.what}` at {origin.where} reduced over replicas already. "
-            f"Return the local {what.split()[0]}: the optimizer reduces."
-        )
+        raise _not_local(what, mark.reduced.origin)
+
+
+def _not_local(what: str, origin: Origin) -> ReplicationError:
+    return ReplicationError(
+        f"`loss_fn` must return the {what} this replica's own examples, got one that "
+        f"`{origin.what}` at {origin.where} reduced over replicas already. Return the "
+        f"local {what.split()[0]}: the optimizer reduces."
+    )
 
 
 def _not_global(origin: Origin) -> ReplicationError:
@@ -273,7 +281,8 @@ def prove_replicated(
         CLEAN if mark is STATE and not shape else mark
         for mark, shape in zip(in_marks, shapes, strict=True)
     ]
-    rules = _ReplicationRules(noise, num_replicas)
+    everyone = _everyone(shapes, in_marks, batch_axis, num_replicas or 1)
+    rules = _ReplicationRules(noise, num_replicas, everyone)
     out_marks = dataflow.flow(jaxpr, given, rules)
     guilty = [
         (path, mark.varying, variable)
@@ -302,6 +311,22 @@ def prove_replicated(
             SharedRandomKeyWarning,
             stacklevel=user_stacklevel(),
         )
+
+
+def _everyone(
+    shapes: Sequence[tuple[int, ...]],
+    in_marks: Sequence[Mark],
+    batch_axis: int,
+    num_replicas: int,
+) -> int | None:
+    """Return how many examples all have, as `psum(len(x))` says it: a plain number.
+
+    None where an example may have as many parts, such as tokens, as there are replicas.
+    """
+    batches = (s for s, mark in zip(shapes, in_marks, strict=True) if mark is BATCH)
+    if num_replicas == 1 or any(num_replicas in s[batch_axis + 1 :] for s in batches):
+        return None
+    return num_replicas * _num_examples(shapes, in_marks, batch_axis)
 
 
 def _num_examples(

@@ -167,10 +167,10 @@ class _Rules(dataflow.Rules[_Scale]):
             if mark.summed:
                 shared = number % self.num_replicas == 0
                 return _Scale(gradient=True) if shared else mark
-            if is_quotient and not backward and not mark.mean:
-                if number == self.examples:
-                    return mark._replace(mean=True)
-            if backward and is_quotient or number % self.num_replicas == 0:
+            first = is_quotient and not backward and not mark.mean
+            if first and number == self.examples:
+                return mark._replace(mean=True)
+            if (backward and is_quotient) or number % self.num_replicas == 0:
                 return mark._replace(divisor=max(mark.divisor, 1) * number)
             return mark
         by = marks[1] if is_quotient or marks[1].total else marks[0]
@@ -183,7 +183,7 @@ class _Rules(dataflow.Rules[_Scale]):
         return mark
 
     def _spread(self, eqn: core.JaxprEqn, mark: _Scale) -> _Scale:
-        """Look at a cotangent that many examples get: the mean's, if by their number."""
+        """Look at a cotangent that goes to many examples: is it divided by them?"""
         sizes = [math.prod(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
         size = math.prod(eqn.outvars[0].aval.shape)
         if eqn.primitive.name == "dot_general" and 1 not in sizes:
