@@ -275,7 +275,8 @@ def prove_replicated(
     """
     shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
     examples = _num_examples(shapes, in_marks, batch_axis)
-    noise = SharedNoise(examples)
+    like = [s for s, mark in zip(shapes, in_marks, strict=True) if mark is STATE]
+    noise = SharedNoise(examples, like)
     # A number of the state, such as a count of steps, is no weights.
     given = [
         CLEAN if mark is STATE and not shape else mark
