@@ -4,6 +4,8 @@ Each marker is a primitive that returns its first operand unchanged. The compile
 sees it, gradients pass through, and the marker is not applied to them.
 """
 
+from contextlib import AbstractContextManager
+
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -32,6 +34,15 @@ operand is its count, if it has one."""
 
 REDUCED_GRADIENT = "reduced_gradient"
 """Marks a gradient that an optimizer gets; its parameter `name` says of what."""
+
+
+NORM = "replicator_norm"
+"""Name scope of the collectives of a norm of ours."""
+
+
+def norm_scope() -> AbstractContextManager:
+    """Mark the collectives traced in this block as those of a norm."""
+    return jax.named_scope(NORM)
 
 
 def make_marker(name: str, *, operands: int = 1) -> Primitive:

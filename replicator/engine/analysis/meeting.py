@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from replicator.base.mesh import REPLICA_AXIS
-from replicator.collectives.markers import ALONE, MARKERS
+from replicator.collectives.markers import ALONE, MARKERS, NORM
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
 from replicator.engine.analysis.source_lines import (
@@ -135,15 +135,16 @@ class MeetingRules(dataflow.Rules[Meeting]):
         return mark
 
     def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
+        """Tell whether a collective is of a norm: ours, a library's, or named so."""
         for each in (*self.outer, eqn):
+            if NORM in str(each.source_info.name_stack):
+                return True
             traceback = each.source_info.traceback
             for frame in traceback.frames if traceback else ():
-                words = frame.function_name.lower().replace("_", "")
                 file = frame.file_name.rpartition("/")[2]
-                if "batchnorm" in words or (
-                    is_library(frame.file_name)
-                    and ("norm" in file or "moments" in file)
-                ):
+                if "norm" in file and is_library(frame.file_name):
+                    return True
+                if "batchnorm" in frame.function_name.lower().replace("_", ""):
                     return True
         return False
 
