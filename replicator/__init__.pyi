@@ -24,6 +24,7 @@ from .collectives.context.step_number import step_number
 from .collectives.map_gather import map_gather, map_reduce
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
+from .engine.analysis.meeting import MicrobatchCollectiveWarning
 from .engine.analysis.replication_check import SharedRandomKeyWarning
 from .engine.compiled_step import CompiledStep, RecompilationWarning
 from .engine.evaluation.evaluate import Evaluation
@@ -52,6 +53,7 @@ __all__ = [
     "LocalSum",
     "Max",
     "Mean",
+    "MicrobatchCollectiveWarning",
     "Min",
     "OptimizerState",
     "PerReplica",

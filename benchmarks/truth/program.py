@@ -92,6 +92,8 @@ class Program:
         one's own that hands over one microbatch per call, a reader that pads what is
         uneven, or `compile(steps_per_call=)`.
       options: Of the `Replicator`.
+      meets: Whether examples meet in a collective: a warning is due where there are
+        several microbatches.
       prepare: What is done to the placed state before the first update.
     """
 
@@ -106,6 +108,7 @@ class Program:
     keyed: bool = False
     drive: Literal["compile", "own", "padded", "joined"] = "compile"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    meets: bool = False
     prepare: Callable[[PyTree], PyTree] = lambda state: state
 
 

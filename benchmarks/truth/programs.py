@@ -9,10 +9,12 @@ from benchmarks.truth import (
     programs_refused,
     programs_solvers,
     programs_state,
+    programs_sums,
 )
 
 PROGRAMS = [
     *programs_local.PROGRAMS,
+    *programs_sums.PROGRAMS,
     *programs_meeting.PROGRAMS,
     *programs_games.PROGRAMS,
     *programs_modules.PROGRAMS,

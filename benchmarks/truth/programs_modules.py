@@ -19,7 +19,7 @@ from benchmarks.truth import masks, optimizers
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.masks import Mask
 from benchmarks.truth.program import Program, pair
-from benchmarks.truth.supervised import hand_norm, moved_statistics
+from benchmarks.truth.supervised import hand_batch_norm, moved_statistics
 from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, vectors, weights
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
@@ -111,7 +111,9 @@ def _norm_oracle(tx, pieces: int):
 
     def one(params, batch):
         weight = batch.get("mask", jnp.ones_like(batch["y"]))
-        y, mean, var = hand_norm(batch["x"] @ params["w1"], weight, lambda leaf: leaf)
+        y, mean, var = hand_batch_norm(
+            batch["x"] @ params["w1"], weight, lambda leaf: leaf
+        )
         y = y * params["norm"]["scale"] + params["norm"]["bias"]
         losses = (jax.nn.gelu(y) @ params["w2"] - batch["y"]) ** 2
         return (losses * weight).sum(), weight.sum(), {"mean": mean, "var": var}

@@ -78,6 +78,8 @@ def supervised(name: str, recipe: Recipe, **program: Any) -> Program:
         batch=lambda number: make_batch(recipe, number),
         keyed="dropout" in recipe.task.name,
         drive=recipe.drive,
+        # A norm has a law of its own for what it does with microbatches.
+        meets=recipe.task.meets and "norm" not in recipe.task.name,
         **program,
     )
 
@@ -215,7 +217,7 @@ class _HandNorm:
         self.moved = None
 
     def __call__(self, x, weight):
-        y, mean, var = hand_norm(
+        y, mean, var = hand_batch_norm(
             x, weight, lambda leaf: replicator.all_reduce(leaf, "sum")
         )
 
@@ -231,7 +233,7 @@ class _HandNorm:
         return y, None
 
 
-def hand_norm(x, weight, total: Callable):
+def hand_batch_norm(x, weight, total: Callable):
     """Normalise by sums that `total` adds up over whoever shares the statistics."""
     weight = jnp.ones(len(x), x.dtype) if weight is None else weight
     column = weight.reshape(-1, *[1] * (x.ndim - 1))
@@ -324,7 +326,7 @@ def plain_world(batch, keys) -> World:
     """Return what a model knows where all examples are here."""
 
     def norm(x, weight):
-        y, mean, var = hand_norm(x, weight, lambda leaf: leaf)
+        y, mean, var = hand_batch_norm(x, weight, lambda leaf: leaf)
         return y, {"mean": mean, "var": var}
 
     return World(

@@ -16,6 +16,7 @@ from replicator.collectives.context.axes import (
     resolve_equal_axis,
     with_arrays,
 )
+from replicator.collectives.markers import mark_alone
 from replicator.collectives.precision import move
 from replicator.errors import ArgumentError
 
@@ -65,7 +66,7 @@ def gather_leaf(
 ) -> Shaped[Array, "..."]:
     """Stack one array over the replicas of `axis`; with `tiled` join its rows."""
     if axis.name is None:
-        return leaf if tiled else leaf[None]
+        return mark_alone(leaf if tiled else leaf[None], "all_gather")
     gather = functools.partial(
         lax.all_gather, axis_name=axis.name, axis_index_groups=axis.groups, tiled=tiled
     )

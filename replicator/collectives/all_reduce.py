@@ -21,6 +21,7 @@ from replicator.collectives.context.axes import (
     resolve_equal_axis,
     with_arrays,
 )
+from replicator.collectives.markers import mark_alone
 from replicator.collectives.ordered import ordered_sum_leaf
 from replicator.collectives.precision import (
     like_leaf,
@@ -173,7 +174,7 @@ def _combine_fn(op: str, sum_leaf: _SumFn) -> Callable[[Array, Axis], Array]:
 
 def _sum_leaf(leaf: Array, axis: Axis) -> Array:
     if axis.name is None:
-        return leaf
+        return mark_alone(leaf, "all_reduce")
     return lax.psum(on_wire(leaf), axis.name, axis_index_groups=axis.groups)
 
 
@@ -198,7 +199,7 @@ def _product_leaf(leaf: Array, axis: Axis) -> Array:
 
 def _extreme_leaf(leaf: Array, axis: Axis, *, op: str) -> Array:
     if axis.name is None:
-        return leaf
+        return mark_alone(leaf, "all_reduce")
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         return _differentiable_extreme(leaf, axis, op)
     return _extreme(leaf, axis, op)

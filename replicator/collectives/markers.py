@@ -4,23 +4,45 @@ Each marker is a primitive that returns its first operand unchanged. The compile
 sees it, gradients pass through, and the marker is not applied to them.
 """
 
+from contextlib import AbstractContextManager
+
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 from jaxtyping import Array, Shaped
 
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 
 LOCAL_SUM = "local_sum"
-"""Marks a loss that must be a sum over this replica's own examples."""
+"""Marks a loss that must be a sum over this replica's own examples; the second operand
+is how many they are."""
+
+ALONE = "alone"
+"""Marks what a collective returns where there is one replica; `name` says which."""
+
+GLOBAL = "global"
+"""Marks what all replicas must use alike: parameters of a loss of all, cotangents."""
 
 WEIGHTED_GRADIENT = "weighted_gradient"
 """Marks a gradient of a mean; the second operand is the weight of that mean."""
 
+GIVEN_GRADIENT = "given_gradient"
+"""Marks a gradient that `update` is given; `share` says what it is of, the second
+operand is its count, if it has one."""
 
 REDUCED_GRADIENT = "reduced_gradient"
 """Marks a gradient that an optimizer gets; its parameter `name` says of what."""
+
+
+NORM = "replicator_norm"
+"""Name scope of the collectives of a norm of ours."""
+
+
+def norm_scope() -> AbstractContextManager:
+    """Mark the collectives traced in this block as those of a norm."""
+    return jax.named_scope(NORM)
 
 
 def make_marker(name: str, *, operands: int = 1) -> Primitive:
@@ -38,14 +60,31 @@ def make_marker(name: str, *, operands: int = 1) -> Primitive:
     return marker
 
 
-def mark_local_sum(total: Shaped[Array, ""]) -> Shaped[Array, ""]:
-    """Return `total`, marked as a sum over the examples of this replica alone."""
-    return _local_sum_p.bind(total)
+def mark_local_sum(total: Shaped[Array, ""], count: ArrayLike) -> Shaped[Array, ""]:
+    """Return `total`, marked as a sum over `count` examples of this replica alone."""
+    return _local_sum_p.bind(total, count)
+
+
+def mark_alone(leaf: Shaped[Array, "*shape"], name: str) -> Shaped[Array, "*shape"]:
+    """Return what the collective `name` makes of `leaf` where there is one replica."""
+    return _alone_p.bind(leaf, name=name)
+
+
+def mark_global(tree: PyTree) -> PyTree:
+    """Return a tree, marked leaf by leaf as what all replicas must use alike."""
+    return jax.tree.map(_global_p.bind, tree)
 
 
 def mark_weighted(gradient: PyTree, weight: Shaped[Array, ""]) -> PyTree:
     """Return one leaf of a gradient, marked as that of a mean over `weight`."""
     return _weighted_gradient_p.bind(gradient, weight)
+
+
+def mark_given(gradients: PyTree, share: str, count: ArrayLike) -> PyTree:
+    """Return gradients, marked leaf by leaf as what `update` is given."""
+    return jax.tree.map(
+        lambda leaf: _given_gradient_p.bind(leaf, count, share=share), gradients
+    )
 
 
 def mark_reduced(gradients: PyTree, name: str) -> PyTree:
@@ -58,6 +97,19 @@ def mark_reduced(gradients: PyTree, name: str) -> PyTree:
     )
 
 
-_local_sum_p = make_marker(LOCAL_SUM)
+_local_sum_p = make_marker(LOCAL_SUM, operands=2)
+_global_p = make_marker(GLOBAL)
+_alone_p = make_marker(ALONE)
+# A cotangent passes between replicas, too, where there are several.
+ad.deflinear2(_alone_p, lambda cotangent, _, name: [mark_alone(cotangent, name)])
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
+_given_gradient_p = make_marker(GIVEN_GRADIENT, operands=2)
 _reduced_gradient_p = make_marker(REDUCED_GRADIENT)
+
+MARKERS = frozenset(
+    {
+        *(LOCAL_SUM, GLOBAL, WEIGHTED_GRADIENT, GIVEN_GRADIENT, REDUCED_GRADIENT),
+        "assume_replicated",
+    }
+)
+"""Those that say nothing of other replicas where there is one."""

@@ -38,6 +38,7 @@ from replicator.collectives.context.axes import (
     refuse_if_partitioned,
     resolve_axis,
 )
+from replicator.collectives.markers import norm_scope
 from replicator.errors import ArgumentError, check_whole
 
 Groups: TypeAlias = Sequence[Sequence[int]]
@@ -349,7 +350,8 @@ def _all_reduce(groups: Groups, *parts: Array) -> list[Array]:
     # All replicas are no group: the replication proof trusts whole axes only, and has
     # to see one also where there is a single replica.
     chosen = None if len(groups) == 1 else groups
-    packed = lax.psum(packed, REPLICA_AXIS, axis_index_groups=chosen)
+    with norm_scope():
+        packed = lax.psum(packed, REPLICA_AXIS, axis_index_groups=chosen)
     ends = list(itertools.accumulate(part.shape[-1] for part in parts))
     return jnp.split(packed, ends[:-1], axis=-1)
 

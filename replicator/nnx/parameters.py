@@ -4,12 +4,20 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from replicator.base.trees import named_leaves
+from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
-from replicator.engine.step.gradients import LocalSum, as_mean, checked_sum
+from replicator.engine.step.gradients import (
+    LocalSum,
+    LocalSums,
+    as_means,
+    checked_sums,
+    grads_of_each,
+    together,
+)
 from replicator.errors import (
     ArgumentError,
     check_function,
@@ -109,24 +117,33 @@ def value_and_grad(
         _check_module(model)
         graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
-        def moving_loss(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree]]:
+        def moving_loss(params: PyTree) -> tuple[list[Array], tuple[Any, Any, Any]]:
             copy = nnx.merge(graphdef, params, rest, copy=True)
             returned = loss_fn(copy, *args)
             loss, aux = returned if has_aux else (returned, None)
             moved = nnx.to_pure_dict(nnx.state(copy, nnx.Not(nnx.Param)))
-            if not isinstance(loss, LocalSum):
-                return loss, (loss, aux, moved)
-            total, count = checked_sum(loss)
-            return total, (as_mean(total, count), aux, moved)
+            if isinstance(loss, LocalSum | LocalSums):
+                values, counts = checked_sums(loss)
+                return values, (as_means(values, counts), (aux, moved), counts)
+            return [_checked_mean(loss)], (loss, (aux, moved), [])
 
         params = nnx.to_pure_dict(params)
-        (_, (loss, aux, moved)), grads = jax.value_and_grad(moving_loss, has_aux=True)(
-            params
-        )
+        _, (loss, (aux, moved), counts), each = grads_of_each(moving_loss, params)
+        grads = together(each, counts)
         value = (loss, aux) if has_aux else loss
         return (value, nnx.merge(graphdef, params, moved, copy=True)), grads
 
     return value_and_grad_fn
+
+
+def _checked_mean(loss: Any) -> Array:
+    array = jnp.asarray(loss)
+    if array.ndim or not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ArgumentError(
+            "`loss_fn` must return one floating-point number or a `LocalSum`, got "
+            f"{describe(array)}. Take the mean over this replica's examples."
+        )
+    return array
 
 
 def _check_module(model: object) -> None:

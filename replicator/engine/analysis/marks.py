@@ -26,6 +26,18 @@ class Noise(NamedTuple):
     on_weights: bool = False
 
 
+class Reduced(NamedTuple):
+    """A reduction over all replicas.
+
+    Attributes:
+      origin: Where it is.
+      factors: Numbers that its result was multiplied by; None for one not known.
+    """
+
+    origin: Origin
+    factors: frozenset[float | None] = frozenset()
+
+
 class Mark(NamedTuple):
     """What is known of one value of the step.
 
@@ -33,14 +45,15 @@ class Mark(NamedTuple):
       varying: Why it may differ between replicas; the next three then mean nothing.
       noise: Random numbers that it follows from, the same on every replica.
       weights: Whether it follows from arrays of the state.
-      reduced: A reduction over all replicas, within a loss, that it follows from.
+      reduced: A reduction over all replicas that it follows from, other than of
+        gradients.
       carried: A reduction that brought cotangents of other replicas' losses into it.
     """
 
     varying: Origin | None = None
     noise: Noise | None = None
     weights: bool = False
-    reduced: Origin | None = None
+    reduced: Reduced | None = None
     carried: Origin | None = None
 
 
@@ -72,9 +85,15 @@ def _both(one: Mark, other: Mark) -> Mark:
     return Mark(
         noise=_louder(one.noise, other.noise),
         weights=one.weights or other.weights,
-        reduced=one.reduced or other.reduced,
+        reduced=_less_multiplied(one.reduced, other.reduced),
         carried=carried,
     )
+
+
+def _less_multiplied(one: Reduced | None, other: Reduced | None) -> Reduced | None:
+    if one is None or other is None:
+        return one or other
+    return one._replace(factors=one.factors & other.factors)
 
 
 def _louder(one: Noise | None, other: Noise | None) -> Noise | None:

@@ -5,9 +5,10 @@ over the step's jaxpr does: the batch, declared per-replica leaves and `axis_ind
 over replicas; full reductions and gathers stop that; everything else passes it on
 (design law 2). A collective that only some replicas may reach is refused, wherever it
 hides. On the way the walk finds what else is wrong between replicas: random numbers
-that all share and each should have its own (`shared_noise`), a local sum that was
-reduced already, and weights of gradients that passed between replicas: cotangents of
-other replicas' losses are in them, each scaled by a weight that is not this one's.
+that all share and each should have its own (`shared_noise`), a local sum or its count
+that was reduced already, global losses that are used as if each replica had its own,
+and weights of gradients that passed between replicas: cotangents of other replicas'
+losses are in them, each scaled by a weight that is not this one's.
 """
 
 import dataclasses
@@ -18,7 +19,13 @@ from jax.extend import core
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.assume_replicated import ASSUME_REPLICATED
-from replicator.collectives.markers import LOCAL_SUM, WEIGHTED_GRADIENT
+from replicator.collectives.markers import (
+    GIVEN_GRADIENT,
+    GLOBAL,
+    LOCAL_SUM,
+    REDUCED_GRADIENT,
+    WEIGHTED_GRADIENT,
+)
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import (
     BATCH,
@@ -27,14 +34,17 @@ from replicator.engine.analysis.marks import (
     STATE,
     Mark,
     Origin,
+    Reduced,
     join,
 )
 from replicator.engine.analysis.shared_noise import SOURCES, SharedNoise
 from replicator.engine.analysis.source_lines import (
-    UNKNOWN_LINE,
+    innermost_line,
+    is_transposed,
     user_line,
     user_stacklevel,
 )
+from replicator.engine.analysis.summed_gradients import refuse_summed
 from replicator.errors import ReplicationError
 
 __all__ = ["BATCH", "CLEAN", "DECLARED", "STATE", "Mark", "prove_replicated"]
@@ -61,6 +71,8 @@ class _ReplicationRules(dataflow.Rules[Mark]):
     Attributes:
       noise: What is found of random numbers.
       num_replicas: How many there are, if that is known.
+      everyone: The number of all examples, where no replica counts as many.
+      given: Whether gradients that optimizers were given vary, of each.
       outer: The calls and loops that these equations lie in.
     """
 
@@ -68,6 +80,8 @@ class _ReplicationRules(dataflow.Rules[Mark]):
 
     noise: SharedNoise
     num_replicas: int | None
+    everyone: int | None = None
+    given: set[bool] = dataclasses.field(default_factory=set)
     outer: tuple[core.JaxprEqn, ...] = ()
 
     def join(self, marks: Sequence[Mark]) -> Mark:
@@ -76,7 +90,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> list[Mark] | None:
         name, outs = eqn.primitive.name, len(eqn.outvars)
         if name in _MARKERS:
-            return [self._pass_marker(name, marks)]
+            return [self._pass_marker(eqn, marks)]
         if dataflow.over_axis(eqn, REPLICA_AXIS):
             return [self._collect(eqn, marks)] * outs
         if name in _IMPURE or eqn.params.get("has_side_effect"):
@@ -86,6 +100,8 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             mark = self.noise.draw(eqn, marks, self._origin(eqn))
         elif any([mark.noise for mark in marks]):
             mark = self.noise.through(eqn, marks)
+        elif name == "mul" and any([mark.reduced for mark in marks]):
+            mark = _multiplied(eqn, self.join(marks))
         return None if mark is None else [mark] * outs
 
     def inside(self, eqn: core.JaxprEqn) -> "_ReplicationRules":
@@ -107,7 +123,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
                 )
 
     def _line(self, eqn: core.JaxprEqn) -> str:
-        return _innermost_line((*self.outer, eqn))
+        return innermost_line((*self.outer, eqn))
 
     def _origin(self, eqn: core.JaxprEqn) -> Origin:
         return Origin(eqn.primitive.name, self._line(eqn))
@@ -116,11 +132,11 @@ class _ReplicationRules(dataflow.Rules[Mark]):
         """Return the mark of what an equation over the replicas makes."""
         name = eqn.primitive.name
         joined = self.join(marks)
-        scope = [str(each.source_info.name_stack) for each in (*self.outer, eqn)]
+        backward = is_transposed((*self.outer, eqn))
         if name in _REDUCTIONS:
             self.noise.reduce(marks)
         carried = joined.carried
-        if name != "axis_index" and _is_transposed(scope):
+        if name != "axis_index" and backward:
             carried = self._origin(eqn)
         if not joined.varying and self._is_bijective(eqn):
             return joined._replace(carried=carried)
@@ -130,10 +146,11 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             groups is not None and (joined.varying or name not in _EXACT)
         ):
             return Mark(varying=self._origin(eqn), carried=carried)
-        if _is_transposed(scope):
+        if backward:
             return Mark(carried=carried)
-        within_loss = any("jvp(" in part for part in scope)
-        return Mark(reduced=self._origin(eqn)) if within_loss else CLEAN
+        # Wherever it is: JAX takes what is the same in all turns out of a loop, and out
+        # of the scope of the loss.
+        return Mark(reduced=Reduced(self._origin(eqn)))
 
     def _is_bijective(self, eqn: core.JaxprEqn) -> bool:
         """Tell whether every replica sends to one, and every one receives."""
@@ -144,13 +161,23 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             set(side) == everyone for side in zip(*eqn.params["perm"], strict=True)
         )
 
-    def _pass_marker(self, name: str, marks: Sequence[Mark]) -> Mark:
+    def _pass_marker(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> Mark:
         """Look at a value that we named ourselves; return its mark."""
+        name = eqn.primitive.name
         if name == ASSUME_REPLICATED:
             return CLEAN
         mark = marks[0]
-        if name == LOCAL_SUM and not mark.varying and mark.reduced:
-            raise _already_reduced(mark.reduced)
+        if name == LOCAL_SUM:
+            number = _number(eqn.invars[1])
+            if number is not None and number == self.everyone:
+                raise _not_local("count of", Origin("psum", self._line(eqn)))
+            _check_local(mark, marks[1], number)
+        if name == GLOBAL and mark.varying:
+            raise _not_global(mark.varying)
+        if name == GIVEN_GRADIENT:
+            self.given.add(mark.varying is not None)
+        if name == REDUCED_GRADIENT:
+            return mark if mark.varying else mark._replace(reduced=None)
         if name == WEIGHTED_GRADIENT:
             if mark.carried and marks[1].varying:
                 raise _weight_varies(mark.carried)
@@ -158,29 +185,54 @@ class _ReplicationRules(dataflow.Rules[Mark]):
         return mark
 
 
-def _innermost_line(eqns: Sequence[core.JaxprEqn]) -> str:
-    """Return the user's line of the last of equations that lie in each other."""
-    line = UNKNOWN_LINE
-    for each in eqns:
-        line = user_line(each, caller=line)
-    return line
-
-
-_MARKERS = frozenset({ASSUME_REPLICATED, LOCAL_SUM, WEIGHTED_GRADIENT})
+_MARKERS = frozenset(
+    {
+        *(ASSUME_REPLICATED, LOCAL_SUM, GLOBAL),
+        *(GIVEN_GRADIENT, WEIGHTED_GRADIENT, REDUCED_GRADIENT),
+    }
+)
 _WAYS = {"while": "`while` loop", "cond": "branch"}
 
 
-def _is_transposed(scope: Sequence[str]) -> bool:
-    """Tell whether an equation in these name stacks belongs to a backward pass."""
-    again = any("rematted_computation" in part for part in scope)
-    return not again and any("transpose(" in part for part in scope)
+def _number(atom: core.Var | core.Literal) -> float | None:
+    """Return the number that an operand is; None if it is not known, or an array."""
+    literal = isinstance(atom, core.Literal) and not getattr(atom.val, "shape", ())
+    return float(atom.val) if literal else None
 
 
-def _already_reduced(origin: Origin) -> ReplicationError:
+def _multiplied(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
+    """Return the mark of a product of what was reduced, if that is equal everywhere."""
+    if mark.varying or mark.reduced is None:
+        return None
+    factors = mark.reduced.factors | {_number(eqn.invars[0]), _number(eqn.invars[1])}
+    if not any(isinstance(atom, core.Literal) for atom in eqn.invars):
+        factors |= {None}
+    return mark._replace(reduced=mark.reduced._replace(factors=factors))
+
+
+def _check_local(total: Mark, count: Mark, number: float | None) -> None:
+    """Refuse a sum over a replica's examples that is not, or whose count is not."""
+    for what, mark in (("sum over", total), ("count of", count)):
+        if mark.varying or not mark.reduced or number in mark.reduced.factors:
+            continue
+        raise _not_local(what, mark.reduced.origin)
+
+
+def _not_local(what: str, origin: Origin) -> ReplicationError:
     return ReplicationError(
-        "`loss_fn` must return the sum over this replica's own examples, got one that "
+        f"`loss_fn` must return the {what} this replica's own examples, got one that "
         f"`{origin.what}` at {origin.where} reduced over replicas already. Return the "
-        "local sum: the optimizer reduces."
+        f"local {what.split()[0]}: the optimizer reduces."
+    )
+
+
+def _not_global(origin: Origin) -> ReplicationError:
+    at = f" (`{origin.what}` at {origin.where})" if origin.where else ""
+    return ReplicationError(
+        "`global_loss` must be differentiated as a whole that is equal on all "
+        "replicas, got parameters, or a loss around it, that may differ: they depend "
+        f"on {origin.what if not at else 'a value of its own on each' + at}. Move all "
+        "of the loss into the function that `global_loss` is given."
     )
 
 
@@ -214,20 +266,24 @@ def prove_replicated(
     Raises:
       ReplicationError: A leaf may differ (the message names it, the primitive that
         computed it and the user's line), not all replicas may reach a collective, a
-        local sum was reduced already, or a weight may differ between replicas whose
-        gradients meet.
+        local sum was reduced already, a weight may differ between replicas whose
+        gradients meet, a global loss is used as if each had its own, or gradients were
+        summed over replicas where their mean is meant.
 
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
     """
     shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
-    noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis))
+    examples = _num_examples(shapes, in_marks, batch_axis)
+    like = [s for s, mark in zip(shapes, in_marks, strict=True) if mark is STATE]
+    noise = SharedNoise(examples, like)
     # A number of the state, such as a count of steps, is no weights.
     given = [
         CLEAN if mark is STATE and not shape else mark
         for mark, shape in zip(in_marks, shapes, strict=True)
     ]
-    rules = _ReplicationRules(noise, num_replicas)
+    everyone = _everyone(shapes, in_marks, batch_axis, num_replicas or 1)
+    rules = _ReplicationRules(noise, num_replicas, everyone)
     out_marks = dataflow.flow(jaxpr, given, rules)
     guilty = [
         (path, mark.varying, variable)
@@ -238,6 +294,14 @@ def prove_replicated(
     ]
     if guilty:
         raise ReplicationError(_complaint(jaxpr, *guilty[0], more=len(guilty) - 1))
+    if (num_replicas or 1) > 1 and rules.given != {True}:
+        refuse_summed(
+            jaxpr,
+            [mark.varying is not None for mark in in_marks],
+            [path is not None and not rules.given for path in out_paths],
+            num_replicas=num_replicas or 1,
+            examples=examples,
+        )
     for origin in noise.found.values():
         warnings.warn(
             f"every replica draws the same random numbers at {origin.where}. Use "
@@ -248,6 +312,22 @@ def prove_replicated(
             SharedRandomKeyWarning,
             stacklevel=user_stacklevel(),
         )
+
+
+def _everyone(
+    shapes: Sequence[tuple[int, ...]],
+    in_marks: Sequence[Mark],
+    batch_axis: int,
+    num_replicas: int,
+) -> int | None:
+    """Return how many examples all have, as `psum(len(x))` says it: a plain number.
+
+    None where an example may have as many parts, such as tokens, as there are replicas.
+    """
+    batches = (s for s, mark in zip(shapes, in_marks, strict=True) if mark is BATCH)
+    if num_replicas == 1 or any(num_replicas in s[batch_axis + 1 :] for s in batches):
+        return None
+    return num_replicas * _num_examples(shapes, in_marks, batch_axis)
 
 
 def _num_examples(
@@ -274,7 +354,7 @@ def _complaint(
 ) -> str:
     computed = ""
     if found := dataflow.computing(jaxpr, variable):
-        computed = f" at {_innermost_line(found)} (`{found[-1].primitive.name}`)"
+        computed = f" at {innermost_line(found)} (`{found[-1].primitive.name}`)"
     others = f" So may {more} more." if more else ""
     if not origin.where:
         cause = f"it was computed from {origin.what}{computed} and not reduced"

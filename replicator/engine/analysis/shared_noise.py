@@ -1,14 +1,15 @@
 """Find random numbers that replicas and microbatches share, where examples want theirs.
 
 A key that folds neither replica nor microbatch draws the same numbers on each. That is
-right for noise on weights: one device draws it once for its batch, too. It is wrong
+right for noise on weights, and for noise like weights (the signs of an estimate of
+curvature): one device draws it once for its batch, too. It is wrong
 where the numbers meet examples (a dropout mask) or stand for them (the latents of a
 GAN): then they depend on how the global batch is cut. What meets examples shares an
 equation with a value that varies. What stands for examples went through weights, as an
 input of theirs, and is reduced over replicas or added to what is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jax.extend import core
 
@@ -41,10 +42,18 @@ class SharedNoise:
       found: The places, by the user's line.
     """
 
-    def __init__(self, examples: int) -> None:
-        """Look for noise over `examples`, the length of a replica's batch axis."""
+    def __init__(
+        self, examples: int, weights: Collection[tuple[int, ...]] = ()
+    ) -> None:
+        """Look for noise over examples.
+
+        Args:
+          examples: Length of a replica's batch axis.
+          weights: Shapes of arrays of the state.
+        """
         # An axis of length 1 may be anything.
         self._examples = examples if examples > 1 else None
+        self._weights = frozenset(weights)
         self.found: dict[str, Origin] = {}
 
     def draw(
@@ -56,6 +65,9 @@ class SharedNoise:
         if not any(shapes):
             return None
         noise = Noise(origin, any(map(self._is_by_example, shapes)))
+        if not noise.by_example and shapes[0] in self._weights and shapes[0]:
+            like_weights = Mark(noise=noise._replace(on_weights=True), weights=True)
+            return None if join(marks).varying else like_weights
         if eqn.primitive.name != "random_gamma":
             return None if join(marks).varying else Mark(noise=noise)
         parameters = join(marks[1:])

@@ -5,6 +5,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -33,6 +34,21 @@ def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
             function = frame.function_name.rpartition("<locals>.")[2]
             return f"{frame.file_name}:{frame.line_num} in {function}"
     return caller
+
+
+def innermost_line(eqns: Sequence[core.JaxprEqn]) -> str:
+    """Return the user's line of the last of equations that lie in each other."""
+    line = UNKNOWN_LINE
+    for each in eqns:
+        line = user_line(each, caller=line)
+    return line
+
+
+def is_transposed(eqns: Sequence[core.JaxprEqn]) -> bool:
+    """Tell whether the last of equations in each other is part of a backward pass."""
+    scopes = [str(each.source_info.name_stack) for each in eqns]
+    again = any("rematted_computation" in scope for scope in scopes)
+    return not again and any("transpose(" in scope for scope in scopes)
 
 
 def user_stacklevel() -> int:

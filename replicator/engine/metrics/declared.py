@@ -8,6 +8,8 @@ neither number.
 
 import contextlib
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
@@ -40,6 +42,27 @@ class Mean:
 
     value: jax.Array
     weight: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """A sum of means, each with a weight of its own: what `value_and_grad` returns.
+
+    Attributes:
+      parts: The means.
+    """
+
+    parts: tuple[Mean, ...]
+
+    @property
+    def value(self) -> jax.Array:
+        """The sum of this replica's means."""
+        return _added([part.value for part in self.parts])
+
+
+def _added(values: Sequence[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, values)
 
 
 @jax.tree_util.register_dataclass
@@ -83,7 +106,7 @@ class Concat:
     value: jax.Array
 
 
-Metric: TypeAlias = Mean | Sum | Max | Min | Concat | PerReplica
+Metric: TypeAlias = Mean | Means | Sum | Max | Min | Concat | PerReplica
 
 
 def is_metric(node: PyTree) -> bool:
@@ -111,6 +134,8 @@ def declare(metrics: PyTree) -> PyTree:
                 return Mean(_as_float(value))
             case Mean(value, weight):
                 return Mean(_as_float(value), _as_weight(weight))  # type: ignore[arg-type]
+            case Means(parts):
+                return Means(tuple(map(as_metric, parts)))
             case Sum(value):
                 return Sum(_as_sum(value))
             case Max(value) | Min(value):
@@ -148,6 +173,8 @@ def merge_replicas(metrics: PyTree, *, reduction: str = "fast") -> PyTree:
         match metric:
             case Mean(value, weight):
                 return all_reduce(value, "mean", weight=weight, reduction=reduction)
+            case Means(parts):
+                return _added(list(map(merge, parts)))
             case Sum(value):
                 return all_reduce(value, "sum", reduction=reduction)
             case Max(value):
@@ -200,6 +227,8 @@ def _merge_microbatches(metric: Metric) -> Metric:
             # A microbatch of padding alone weighs nothing, be it NaN; so may all do.
             counted = jnp.where(column == 0, jnp.zeros_like(wide), wide * column)
             return Mean(counted.sum(0).astype(value.dtype), total)
+        case Means(parts):
+            return Means(tuple(map(_merge_microbatches, parts)))
         case Sum(value):
             return Sum(value.sum(0, dtype=value.dtype))  # int32 in 64-bit mode, too
         case Max(value):

@@ -10,6 +10,7 @@ drops it: the program is the one written by hand, a scan of gradients, one reduc
 one inner update.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -26,7 +27,9 @@ from replicator.collectives.context.microbatch import (
     in_microbatch,
     noting_in,
 )
+from replicator.engine.analysis.meeting import MicrobatchCollectiveWarning
 from replicator.engine.analysis.ordered_bits import ordered_scope
+from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.microbatch_sums import (
     KeyedStep,
@@ -180,6 +183,8 @@ def _run_all(
         start = zero_sums(step, state, first, key)
     real = _real_microbatches(batch) if asked.by_step else None
     tail = find_update_dependent(step, state, start, first, key)
+    if count > 1:
+        _warn_of_meeting(tail)
     leaves, treedef = jax.tree.flatten(state)
 
     def run_microbatch(carry: tuple, turn: tuple) -> tuple[tuple, PyTree]:
@@ -200,6 +205,18 @@ def _run_all(
         reported=reported,
         tail=tail,
     )
+
+
+def _warn_of_meeting(tail: UpdateDependent) -> None:
+    for origin in tail.meeting:
+        warnings.warn(
+            f"`{origin.what}` at {origin.where} speaks for a microbatch, not for the "
+            "batch: single examples meet what it returns, in a loss that `accumulate` "
+            "above 1 makes another one. Compile with `accumulate=1`, or see what "
+            "`replicator.testing.assert_replica_invariant` says of the difference.",
+            MicrobatchCollectiveWarning,
+            stacklevel=user_stacklevel(),
+        )
 
 
 def _real_microbatches(batch: PyTree) -> jax.Array | None:

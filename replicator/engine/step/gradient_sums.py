@@ -2,8 +2,10 @@
 
 Gradients are of means that count alike, of means that count as much as their weight,
 or of sums over a count of examples: three ways to the same sums and one division.
+Gradients of several sums are kept apart, and added where each is divided by its count.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -14,11 +16,18 @@ from replicator.base.per_replica import PerReplica
 from replicator.base.trees import describe, first_difference, named_leaves
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import at_leaf
-from replicator.collectives.markers import mark_weighted
+from replicator.collectives.markers import mark_given, mark_weighted
 from replicator.collectives.ordered import add_in_order
 from replicator.collectives.precision import sum_dtype
 from replicator.engine.analysis.ordered_bits import ordered_scope
-from replicator.engine.step.optimizer_state import Collecting, OwnSums, Reduction, Share
+from replicator.engine.step.optimizer_state import (
+    Collecting,
+    GradientsOfSums,
+    OwnSums,
+    Reduction,
+    Share,
+    one_of,
+)
 from replicator.errors import ArgumentError
 
 
@@ -27,7 +36,7 @@ class Given(NamedTuple):
 
     grads: PyTree
     share: Share
-    weight: jax.Array | None  # a scalar; None if all count alike
+    weight: jax.Array | None  # a scalar, or [sums]; None if all count alike
 
 
 def checked_given(grads: PyTree, weight: object, count: object) -> Given:
@@ -43,13 +52,26 @@ def checked_given(grads: PyTree, weight: object, count: object) -> Given:
                 f"`grads` must hold floating-point leaves, got {describe(leaf)}"
                 f"{at_leaf(path)}. Keep integers out of the parameters."
             )
+    if isinstance(grads, GradientsOfSums) and grads.counts is not None:
+        if weight is not None or count is not None:
+            raise ArgumentError(
+                "`count` must be left out with the gradients of several sums, got a "
+                "weight or a count. Each of them brings its own."
+            )
+        parts = tuple(
+            mark_given(part, "count", count)
+            for part, count in zip(grads.parts, grads.counts, strict=True)
+        )
+        return Given(GradientsOfSums(parts), "count", grads.counts)
     if weight is not None and count is not None:
         raise ArgumentError(
             "`weight` and `count` must not be given together, got both. Pass `count` "
             "with gradients of a sum over examples, `weight` with those of a mean."
         )
     if count is not None:
-        return Given(grads, "count", _scalar("count", count))
+        scalar = _scalar("count", count)
+        return Given(mark_given(grads, "count", count), "count", scalar)
+    grads = mark_given(grads, "mean", 1)
     if weight is None:
         return Given(grads, "equal", None)
     scalar = _scalar("weight", weight)
@@ -80,7 +102,8 @@ def collect_given(
             total = optax.tree.zeros_like(share)
         with ordered_scope():
             total = add_in_order(total, share)
-            weights = add_in_order(pending.weight, scalar)
+            before = jnp.broadcast_to(pending.weight, scalar.shape)
+            weights = add_in_order(before, scalar)
     else:
         total = added(pending.total, given.grads, factor)
         weights = pending.weight + scalar
@@ -135,8 +158,15 @@ def scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
 
 
 def divided(total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
-    """Divide sums by their weight, in the dtypes of `like`."""
+    """Divide sums by their weight, in the dtypes of `like`; add up several."""
     # All examples may be padding: then the sums are zero, too.
     safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
-    mean = jax.tree.map(lambda g: g / safe.astype(g.dtype), total)
-    return optax.tree.cast_like(mean, like)
+    several = isinstance(total, GradientsOfSums)
+    shares = [
+        jax.tree.map(lambda g, by=by: g / by.astype(g.dtype), part)
+        for part, by in (
+            zip(total.parts, safe, strict=True) if several else [(total, safe)]
+        )
+    ]
+    mean = functools.reduce(functools.partial(jax.tree.map, jnp.add), shares)
+    return optax.tree.cast_like(mean, one_of(like))

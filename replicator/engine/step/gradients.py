@@ -16,7 +16,11 @@ afterwards can undo that.
     updates, opt = tx.update(grads, state["opt"], state["params"], count=loss.weight)
 
 A term that is not per example, such as weight decay in the loss, is multiplied by the
-local count: `losses.sum() + count * penalty(params)`.
+local count: `losses.sum() + count * penalty(params)`. Terms with counts of their own
+(heads that predict other tokens, a policy and a value with masks of their own) are sums
+of their own, whose gradients stay apart until each is divided by its count:
+
+    return LocalSum(policy.sum(), moves.sum()) + 0.5 * LocalSum(value.sum(), mask.sum())
 """
 
 import dataclasses
@@ -25,17 +29,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import linear_call
 from jax.typing import ArrayLike
 
 from replicator.base.mesh import REPLICA_AXIS
-from replicator.base.trees import describe
+from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
-from replicator.collectives.context.axes import resolve_axis
-from replicator.collectives.markers import mark_local_sum
+from replicator.collectives.context.axes import at_leaf, resolve_axis
+from replicator.collectives.markers import mark_global, mark_local_sum
 from replicator.collectives.precision import sum_dtype
-from replicator.engine.metrics.declared import Mean
+from replicator.engine.metrics.declared import Mean, Means
+from replicator.engine.step.optimizer_state import GradientsOfSums
 from replicator.errors import ArgumentError, check_function
 
 
@@ -56,23 +62,64 @@ class LocalSum:
     value: ArrayLike
     count: ArrayLike
 
+    def __add__(self, other: "LocalSum | LocalSums") -> "LocalSums":
+        """Return a loss of both: the mean of this one plus those of the other."""
+        return LocalSums((self,)).__add__(other)
+
+    def __mul__(self, factor: ArrayLike) -> "LocalSum":
+        """Return the sum times a factor; it has the count that it had."""
+        return LocalSum(self.value * factor, self.count)
+
+    __rmul__ = __mul__
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LocalSums:
+    """A loss of several sums, each divided by its own count: `LocalSum + LocalSum`.
+
+    Attributes:
+      parts: The sums.
+    """
+
+    parts: tuple[LocalSum, ...]
+
+    def __add__(self, other: "LocalSum | LocalSums") -> "LocalSums":
+        """Return a loss of all sums."""
+        if not isinstance(other, LocalSum | LocalSums):
+            return NotImplemented
+        return LocalSums((*self.parts, *_parts(other)))
+
+    def __mul__(self, factor: ArrayLike) -> "LocalSums":
+        """Return each sum times a factor."""
+        return LocalSums(tuple(part * factor for part in self.parts))
+
+    __rmul__ = __mul__
+
+
+def _parts(loss: LocalSum | LocalSums) -> tuple[LocalSum, ...]:
+    return loss.parts if isinstance(loss, LocalSums) else (loss,)
+
 
 LossFn = Callable[..., Any]
-"""`loss_fn(params, *args)` returns a `LocalSum`."""
+"""`loss_fn(params, *args)` returns a `LocalSum`, or several, added."""
 
 
 def value_and_grad(loss_fn: LossFn, *, has_aux: bool = False) -> Callable[..., Any]:
     """Differentiate a `LocalSum`; hand the gradient to `update(..., count=)`.
 
     Args:
-      loss_fn: `loss_fn(params, *args)` returns a `LocalSum`, or `(LocalSum, aux)`.
+      loss_fn: `loss_fn(params, *args)` returns a `LocalSum`, or `(LocalSum, aux)`; or
+        several in the place of one: `LocalSum(...) + LocalSum(...)`.
       has_aux: Whether it returns the latter.
 
     Returns:
       A function of the same arguments that returns `(loss, grads)`, or
       `((loss, aux), grads)`. `loss` is a `Mean` over this replica's examples (0 if it
       has none), to be reported as it is; `grads` is the gradient of the local sum, not
-      reduced.
+      reduced. Of several sums, `loss` is reported as the sum of their means, and
+      `grads` keeps their gradients and counts apart, one backward pass for each: hand
+      it to `update` without `count`.
 
     Raises:
       ArgumentError: `loss_fn` is not a function; later: it returned something else, or
@@ -87,20 +134,57 @@ def value_and_grad(loss_fn: LossFn, *, has_aux: bool = False) -> Callable[..., A
     """
     check_function("loss_fn", loss_fn)
 
-    def total_fn(params: PyTree, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
-        returned = loss_fn(params, *args, **kwargs)
-        total, aux = _with_aux(returned) if has_aux else (returned, None)
-        value, count = checked_sum(total)
-        return value, (count, aux)
-
-    differentiated = jax.value_and_grad(total_fn, has_aux=True)
-
     def value_and_grad_fn(params: PyTree, *args: Any, **kwargs: Any) -> Any:
-        (total, (count, aux)), grads = differentiated(params, *args, **kwargs)
-        loss = as_mean(total, count)
-        return ((loss, aux) if has_aux else loss), grads
+        def total_fn(params: PyTree) -> tuple[list[jax.Array], Any]:
+            returned = loss_fn(params, *args, **kwargs)
+            total, aux = _with_aux(returned) if has_aux else (returned, None)
+            values, counts = checked_sums(total)
+            return values, (counts, aux)
+
+        values, (counts, aux), grads = grads_of_each(total_fn, params)
+        loss = as_means(values, counts)
+        return ((loss, aux) if has_aux else loss), together(grads, counts)
 
     return value_and_grad_fn
+
+
+def grads_of_each(
+    total_fn: Callable[[PyTree], tuple[list[jax.Array], Any]], params: PyTree
+) -> tuple[list[jax.Array], Any, list[PyTree]]:
+    """Differentiate each of several scalars: one pass forward, and one back for each.
+
+    Args:
+      total_fn: `total_fn(params)` returns the scalars, and aux.
+      params: Where.
+
+    Returns:
+      The scalars, aux, and a gradient for each.
+
+    Raises:
+      ArgumentError: `params` holds what has no gradient.
+    """
+    for path, leaf in named_leaves(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise ArgumentError(
+                f"`params` must hold floating-point leaves, got {describe(leaf)}"
+                f"{at_leaf(path)}. Keep integers out of the parameters."
+            )
+    values, push, aux = jax.linearize(total_fn, params, has_aux=True)
+
+    def pull(place: int) -> PyTree:
+        back = jax.linear_transpose(lambda tangent: push(tangent)[place], params)
+        return back(np.ones((), values[place].dtype))[0]
+
+    return values, aux, [pull(place) for place in range(len(values))]
+
+
+def together(grads: list[PyTree], counts: list[jax.Array]) -> PyTree:
+    """Return what `update` takes: one gradient, or several with their counts."""
+    return (
+        grads[0]
+        if len(grads) == 1
+        else GradientsOfSums(tuple(grads), jnp.stack(counts))
+    )
 
 
 def global_loss(
@@ -135,26 +219,32 @@ def global_loss(
     def mean_fn(params: PyTree, *args: Any, **kwargs: Any) -> jax.Array:
         axis = resolve_axis(axis_name).name
         own = params if axis is None else _of_all(params, axis)
-        value, count = checked_sum(loss_fn(own, *args, **kwargs))
+        values, counts = checked_sums(loss_fn(own, *args, **kwargs))
         if axis is not None:
-            value, count = _total(value, axis), lax.psum(count, axis)
-        return as_mean(value, count).value
+            values = [_total(value, axis) for value in values]
+            counts = [lax.psum(count, axis) for count in counts]
+        return as_means(values, counts).value
 
     return mean_fn
 
 
-def checked_sum(returned: object) -> tuple[jax.Array, jax.Array]:
-    """Return value and count of a `LocalSum`, in float32 at least.
+def checked_sums(returned: object) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return values and counts of a loss, values in float32 at least.
 
     Raises:
-      ArgumentError: It is something else, or holds no scalars.
+      ArgumentError: It is no `LocalSum` and not several, or holds no scalars.
     """
-    if not isinstance(returned, LocalSum):
+    if not isinstance(returned, LocalSum | LocalSums):
         raise ArgumentError(
             "`loss_fn` must return a `LocalSum`, got "
             f"`{type(returned).__name__}`. Write `replicator.LocalSum(losses.sum(), "
             "count)`: the sum over this replica's examples, and how many they are."
         )
+    values, counts = zip(*map(_checked_sum, _parts(returned)), strict=True)
+    return list(values), list(counts)
+
+
+def _checked_sum(returned: LocalSum) -> tuple[jax.Array, jax.Array]:
     value, count = jnp.asarray(returned.value), jnp.asarray(returned.count)
     for name, scalar in (("value", value), ("count", count)):
         if scalar.ndim or not jnp.isrealobj(scalar):
@@ -167,12 +257,18 @@ def checked_sum(returned: object) -> tuple[jax.Array, jax.Array]:
             "`loss_fn` must return a floating-point `value` in its `LocalSum`, got "
             f"{describe(value)}. Cast the losses first."
         )
-    count = lax.stop_gradient(count.astype(float))
-    return mark_local_sum(value.astype(sum_dtype(value.dtype))), count
+    # As it was returned: a number is known by its value.
+    total = mark_local_sum(value.astype(sum_dtype(value.dtype)), returned.count)
+    return total, lax.stop_gradient(count.astype(float))
 
 
-def as_mean(total: jax.Array, count: jax.Array) -> Mean:
-    """Return the mean behind a sum as a metric; 0 where nothing was counted."""
+def as_means(totals: list[jax.Array], counts: list[jax.Array]) -> Mean | Means:
+    """Return the means behind sums as a metric; 0 where nothing was counted."""
+    means = list(map(_as_mean, totals, counts))
+    return means[0] if len(means) == 1 else Means(tuple(means))
+
+
+def _as_mean(total: jax.Array, count: jax.Array) -> Mean:
     safe = jnp.where(count == 0, jnp.ones_like(count), count).astype(total.dtype)
     return Mean(jnp.where(count == 0, jnp.zeros_like(total), total / safe), count)
 
@@ -190,10 +286,12 @@ def _with_aux(returned: object) -> tuple[Any, Any]:
 # replica's own losses and wrong at the two ends of a global function: parameters are
 # one value used by all replicas, and the total is one value. Each of these two is the
 # other's transpose (the operators f and g of Shoeybi et al. 2019, "Megatron-LM", §3).
+# What `_of_all` gets, parameters and cotangents of a total, must be equal on all
+# replicas: it is marked, and the proof refuses what may differ.
 def _of_all(tree: PyTree, axis_name: str) -> PyTree:
     """Use a value that is equal on all replicas; its gradient is the sum of theirs."""
     return linear_call(
-        lambda _, tree: tree,
+        lambda _, tree: mark_global(tree),
         lambda _, cotangent: _total(cotangent, axis_name),
         (),
         tree,

@@ -47,6 +47,7 @@ from replicator.engine.step.optimizer_state import (
     Show,
     Showing,
     nothing_yet,
+    one_of,
 )
 from replicator.errors import (
     ArgumentError,
@@ -72,7 +73,8 @@ def wrap_optimizer(
     `update(grads, state, params, count=n)` takes one replica's gradients of the *sum*
     of its losses over `n` examples (or tokens), as `replicator.value_and_grad` makes
     them; the result is exactly the gradient of the mean over the examples of all
-    replicas and microbatches. `weight=n` takes gradients of the mean over `n` examples
+    replicas and microbatches. Gradients of several sums bring their counts with them:
+    leave `count` out. `weight=n` takes gradients of the mean over `n` examples
     instead: exact where the loss speaks to no other replica, and refused where weights
     differ and it does. With neither, all replicas and microbatches count alike. Outside
     a replica context it acts as one replica.
@@ -238,15 +240,17 @@ class _Wrapped:
                     collect_given, nothing_yet(), given, self.reduction
                 )
                 learning.given.calls.append(jax.eval_shape(collect))
-                return _no_updates(grads, params), state
+                return _no_updates(one_of(grads), params), state
             case Collecting() as pending:
-                return _no_updates(grads, params), dataclasses.replace(
+                return _no_updates(one_of(grads), params), dataclasses.replace(
                     state, pending=collect_given(pending, given, self.reduction)
                 )
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = grads if sums.show == "given" else _shown(reduced, sums.show)
+                shown = _shown(reduced, sums.show)
+                if sums.show == "given":
+                    shown = given.grads
                 return _tie((updates, _show(after, sums, shown)), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)

@@ -31,6 +31,27 @@ Showing = Literal["nothing", "given", "reduced", "norm"]
 """What `update` hands back in `shown`: nothing; the gradients it was given, and does
 not use (the analysis asks what they depend on); the reduced ones; or their norm."""
 
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientsOfSums:
+    """Gradients of several sums over examples, each with a count of its own.
+
+    Attributes:
+      parts: One tree like the parameters for each sum.
+      counts: Their counts, [sums]; None where they are kept elsewhere.
+    """
+
+    parts: tuple[PyTree, ...]
+    counts: jax.Array | None = None
+
+
+def one_of(gradients: PyTree) -> PyTree:
+    """Return one tree like the parameters of what `update` is given."""
+    several = isinstance(gradients, GradientsOfSums)
+    return gradients.parts[0] if several else gradients
+
+
 _STATIC = {"static": True}  # JAX's word for what is part of the structure
 
 
@@ -42,7 +63,8 @@ class Collecting:
     Attributes:
       total: Sum of gradients so far, times their weights if they have such, or None
         before the first.
-      weight: Sum of weights or counts so far, a scalar of JAX's default float.
+      weight: Sum of weights or counts so far, a scalar of JAX's default float, or one
+        for each of several sums.
       count: Microbatches so far, an int32 scalar.
       calls: How often `update` was called in this run of the step.
       share: What the gradients are.
@@ -181,6 +203,7 @@ def empty_slot(show: Showing, total: PyTree, variable: Callable | None) -> PyTre
     """Return where an update puts what it shows, if that must be there before."""
     if variable is None or show == "nothing":
         return None
+    total = total if show == "given" else one_of(total)
     like = jnp.zeros((), jnp.float32) if show == "norm" else total
     return jax.tree.map(lambda leaf: variable(jnp.zeros_like(leaf)), like)
 

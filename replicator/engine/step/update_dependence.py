@@ -25,6 +25,15 @@ from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import Key, PyTree
 from replicator.collectives.context.microbatch import Microbatch
 from replicator.engine.analysis import dataflow
+from replicator.engine.analysis.marks import Origin
+from replicator.engine.analysis.meeting import (
+    EXAMPLES,
+    NOTHING,
+    PARAMS,
+    Meeting,
+    MeetingRules,
+    is_weights,
+)
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.counters import (
     Counter,
@@ -47,10 +56,18 @@ _COUNTERS = -3  # reads the new value of counter c: _COUNTERS - c
 
 
 class UpdateDependent(NamedTuple):
-    """What only the end of an update yields: a bool per state leaf, and per metric."""
+    """What only the end of an update yields, and what does not speak for all of it.
+
+    Attributes:
+      leaves: Whether it yields a state leaf, of each.
+      metrics: Likewise a metric.
+      meeting: Collectives over a microbatch whose results single examples meet in a
+        loss.
+    """
 
     leaves: list[bool]
     metrics: PyTree
+    meeting: list[Origin]
 
 
 def find_update_dependent(
@@ -95,6 +112,7 @@ def find_update_dependent(
         *(frozenset() for _ in jax.tree.leaves(key)),
         frozenset({_BATCH}),
     ]
+    meeting = _meeting(closed.jaxpr, (sums, state, batch, key, 0), shapes)
     counters = counters_of(closed.jaxpr)
     numbers = {
         counter.meaning: _COUNTERS - n for n, counter in enumerate(counters.values())
@@ -124,7 +142,24 @@ def find_update_dependent(
             reported,
             is_leaf=metrics.is_metric,
         ),
+        meeting=meeting,
     )
+
+
+def _meeting(jaxpr: core.Jaxpr, given: tuple, shapes: tuple) -> list[Origin]:
+    """List the collectives whose results meet examples on the way to gradients."""
+    sums, state, batch, key, index = given
+    in_marks = [
+        *(NOTHING for _ in jax.tree.leaves(sums)),
+        *(PARAMS if is_weights(leaf) else NOTHING for leaf in jax.tree.leaves(state)),
+        *(EXAMPLES for _ in jax.tree.leaves(batch)),
+        *(NOTHING for _ in jax.tree.leaves((key, index))),
+    ]
+    out_marks = dataflow.flow(jaxpr, in_marks, MeetingRules())
+    _, pending, _ = jax.tree.structure(shapes).unflatten(out_marks)
+    shown = [each.shown for each in pending if each is not None]
+    marks = jax.tree.leaves(shown, is_leaf=lambda node: isinstance(node, Meeting))
+    return list(dict.fromkeys(mark.meets for mark in marks if mark.meets))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from jax import lax
 
@@ -374,3 +375,22 @@ def test_noise_on_reduced_gradients_gives_no_warning():
         return {"w": state["w"] + mean + jax.random.normal(key, ())}, {}
 
     prove(step_fn, {"w": jnp.ones(())}, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_signs_of_a_hutchinson_estimate_give_no_warning(accumulate):
+    estimate = optax.contrib.hutchinson_estimator_diag_hessian()
+    init_fn, train = trainer(replicas(8).wrap_optimizer(adam()))
+
+    def step_fn(state, batch):
+        own, _ = estimate.update(
+            None, state["signs"], state["params"], lambda w: mlp_loss(w, batch)
+        )
+        curvature = replicator.all_reduce(own)
+        after, metrics = train({k: state[k] for k in ("params", "opt")}, batch)
+        return after | {"signs": state["signs"]}, metrics | {"of": curvature["w2"].sum()}
+
+    def init(key):
+        return init_fn(key) | {"signs": estimate.init(None)}
+
+    prove(step_fn, init, regression_batch(48), accumulate=accumulate)

@@ -8,7 +8,14 @@ import pytest
 from jax import lax
 
 import replicator
-from replicator import LocalSum, all_reduce, global_loss, value_and_grad, wrap_optimizer
+from replicator import (
+    LocalSum,
+    all_reduce,
+    global_loss,
+    strategies,
+    value_and_grad,
+    wrap_optimizer,
+)
 from replicator.errors import ArgumentError
 from tests.steps import FEATURES, assert_close, regression_batch, replicas
 
@@ -278,3 +285,100 @@ def test_outside_any_replica_a_global_loss_is_the_mean():
 
 def test_the_public_names_are_there():
     assert {"LocalSum", "value_and_grad", "global_loss"} <= set(replicator.__all__)
+
+
+# ---------------------------------------------------------------- several denominators
+
+
+def policy_and_value(w, batch):
+    """Return losses and masks of two kinds, and what each counts."""
+    seen = (batch["y"] > 0.3).astype(batch["x"].dtype)
+    policy = jnp.tanh(batch["x"] @ w).sum(1) * batch["mask"]
+    return (policy, batch["mask"], 1.0), (
+        jnp.abs(batch["x"] @ w).sum(1) * seen,
+        seen,
+        0.5,
+    )
+
+
+def two_sums(w, batch):
+    first, second = policy_and_value(w, batch)
+    loss = LocalSum(first[0].sum(), first[1].sum())
+    return loss + second[2] * LocalSum(second[0].sum(), second[1].sum())
+
+
+def two_means(w, batch):
+    parts = policy_and_value(w, batch)
+    return sum(by * each.sum() / mask.sum() for each, mask, by in parts)
+
+
+def parted_update(rep, k):
+    """Return the loss, and the gradient that one update follows."""
+    optimizer, w = rep.wrap_optimizer(optax.sgd(1.0)), jnp.asarray(weights())
+
+    def step_fn(state, batch):
+        loss, grads = value_and_grad(two_sums)(state["params"], batch)
+        updates, opt = optimizer.update(grads, state["opt"], state["params"])
+        return {"params": state["params"] + updates, "opt": opt}, {"loss": loss}
+
+    state = rep.init(lambda key: {"params": w, "opt": optimizer.init(w)})
+    batch = uneven_batch(k, 32)
+    state, metrics = rep.compile(step_fn, accumulate=k)(state, batch)
+    return metrics["loss"], weights() - state["params"]
+
+
+def expected_of_both(k):
+    return jax.value_and_grad(two_means)(weights(), uneven_batch(k, 32))
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (1, 4), (2, 4), (4, 1), (8, 1), (8, 4)])
+def test_two_sums_with_counts_of_their_own_are_exact(n, k):
+    with jax.enable_x64(True):
+        found = parted_update(replicas(n), k)
+        assert_close(found, expected_of_both(k), rtol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize(
+    "options", [{"strategy": strategies.fsdp()}, {"reduction": "ordered"}]
+)
+def test_two_sums_are_exact_under_a_strategy_and_in_order(options, k):
+    with jax.enable_x64(True):
+        found = parted_update(replicas(4, **options), k)
+        assert_close(found, expected_of_both(k), rtol=1e-12)
+
+
+def test_two_sums_are_one_global_loss():
+    with jax.enable_x64(True):
+        found = on_all(jax.grad(global_loss(two_sums)), 4, uneven_batch(1, 32))
+        assert_close(found, expected_of_both(1)[1], rtol=1e-12)
+
+
+def test_sums_add_up_and_scale():
+    a, b = LocalSum(1.0, 2), LocalSum(3.0, 4)
+    assert (2 * (a + b) + a).parts == (LocalSum(2.0, 2), LocalSum(6.0, 4), a)
+    assert (a + (a + b)).parts == (a, a, b)
+
+
+def test_a_sum_and_a_number_do_not_add_up():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        LocalSum(1.0, 2) + 1.0
+
+
+def test_a_count_beside_those_of_several_sums_is_refused():
+    optimizer = wrap_optimizer(optax.sgd(1.0))
+    _, grads = value_and_grad(lambda w: LocalSum(w, 1) + LocalSum(w, 2))(1.0)
+    with pytest.raises(ArgumentError, match="`count` must be left out"):
+        optimizer.update(grads, optimizer.init(jnp.ones(())), count=3)
+
+
+def test_each_sum_of_several_is_divided_by_its_count():
+    optimizer = wrap_optimizer(optax.sgd(1.0))
+    _, grads = value_and_grad(lambda w: LocalSum(6 * w, 3) + LocalSum(w, 2))(1.0)
+    updates, _ = optimizer.update(grads, optimizer.init(jnp.ones(())))
+    assert updates == -2.5
+
+
+def test_gradients_of_integers_are_refused():
+    with pytest.raises(ArgumentError, match="`params` must hold floating-point leaves"):
+        value_and_grad(lambda w: LocalSum(1.0 * w["n"].sum(), 1))({"n": jnp.arange(3)})

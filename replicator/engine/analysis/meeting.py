@@ -1,0 +1,154 @@
+"""Find collectives in a loss that speak for a microbatch where the batch is meant.
+
+With several microbatches a collective sees the examples of one. That is right where
+its result only adds to the loss or scales it: the gradient then is a sum over examples,
+whatever the cut. It is another loss where single examples meet the result: the other
+rows of a contrastive loss, a mean that advantages are whitened by. The walk follows
+what was reduced to the gradients that optimizers are given. A norm's own collectives
+are left out: what it does under accumulation is documented with it. Examples that meet
+without a collective are not seen.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.extend import core
+
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.collectives.markers import ALONE, MARKERS, NORM
+from replicator.engine.analysis import dataflow
+from replicator.engine.analysis.marks import Origin
+from replicator.engine.analysis.source_lines import (
+    innermost_line,
+    is_library,
+    is_transposed,
+)
+
+
+class MicrobatchCollectiveWarning(UserWarning):
+    """A collective in a loss speaks for a microbatch, not for the batch."""
+
+
+class Meeting(NamedTuple):
+    """What is known of one value.
+
+    Attributes:
+      own: Whether single examples are read by it.
+      params: Whether it follows from parameters.
+      scale: A reduction of data alone (a count) that it is, or is a multiple of.
+      part: A reduction that it is, or that is added to something in it.
+      meets: A reduction that single examples met.
+    """
+
+    own: bool = False
+    params: bool = False
+    scale: Origin | None = None
+    part: Origin | None = None
+    meets: Origin | None = None
+
+
+NOTHING, PARAMS, EXAMPLES = Meeting(), Meeting(params=True), Meeting(own=True)
+
+_PRODUCTS = frozenset({"mul", "div", "dot_general", "conv_general_dilated"})
+_SUMS = frozenset({"add", "sub", "concatenate", "select_n", "pad"})
+# Of their first operand; where they take it from is the examples' own affair.
+_MOVES = frozenset(
+    {
+        *("neg", "reduce_sum", "cumsum", "broadcast_in_dim", "reshape", "squeeze"),
+        *("expand_dims", "transpose", "convert_element_type", "slice", "gather"),
+        *("dynamic_slice", "rev", "copy", "reduce_precision", "stop_gradient"),
+        *("add_any", "optimization_barrier", "real", "imag"),
+    }
+)
+_REDUCTIONS = frozenset({"psum", "pmax", "pmin", "all_reduce"})
+
+
+@dataclasses.dataclass(frozen=True)
+class MeetingRules(dataflow.Rules[Meeting]):
+    """How what was reduced over a microbatch goes into a loss."""
+
+    clean = NOTHING
+
+    outer: tuple[core.JaxprEqn, ...] = ()
+
+    def join(self, marks: Sequence[Meeting]) -> Meeting:
+        """Return what is known of a value that follows from all of these."""
+        first, *others = marks or [NOTHING]
+        for mark in others:
+            if mark != first:
+                first = Meeting(*(a or b for a, b in zip(first, mark, strict=True)))
+        return first
+
+    def inside(self, eqn: core.JaxprEqn) -> "MeetingRules":
+        """Remember the equation that others lie in."""
+        return dataclasses.replace(self, outer=(*self.outer, eqn))
+
+    def decide(
+        self, eqn: core.JaxprEqn, marks: Sequence[Meeting]
+    ) -> list[Meeting] | None:
+        """Return what is known of the results of `eqn`."""
+        name, mark = eqn.primitive.name, self.join(marks)
+        if name in MARKERS:
+            return [marks[0]]
+        if name == ALONE:
+            name = eqn.params["name"]
+        elif not dataflow.over_axis(eqn, REPLICA_AXIS):
+            # Most of a program has nothing to do with a reduction.
+            if not (mark.scale or mark.part) or dataflow.sub_jaxprs(eqn):
+                return None
+            return [self._combined(eqn, marks, mark)] * len(eqn.outvars)
+        if not mark.own or name == "axis_index" or self._is_of_norm(eqn):
+            return [mark] * len(eqn.outvars)
+        origin = Origin(name, innermost_line((*self.outer, eqn)))
+        is_count = name in _REDUCTIONS and not (mark.params or mark.part)
+        reduced = mark._replace(own=False, scale=None)
+        reduced = reduced._replace(**{"scale" if is_count else "part": origin})
+        return [reduced] * len(eqn.outvars)
+
+    def _combined(
+        self, eqn: core.JaxprEqn, marks: Sequence[Meeting], mark: Meeting
+    ) -> Meeting:
+        """Return what is known of what `eqn` makes of something that was reduced."""
+        name = eqn.primitive.name
+        if name == "select_n":  # which of them is taken is no product
+            marks = marks[1:]
+            mark = self.join(marks)
+        if name == "stop_gradient" and not eqn.outvars[0].aval.shape and not mark.own:
+            return Meeting(scale=mark.scale or mark.part, meets=mark.meets)
+        if name in _MOVES:
+            return mark
+        if name in _SUMS:
+            mixed = mark.scale and any(each.own and not each.scale for each in marks)
+            backward = is_transposed((*self.outer, eqn))
+            return mark._replace(part=mark.scale) if mixed and not backward else mark
+        if name in _PRODUCTS:
+            met = [bool(each.part) for each in marks]
+            others = [each.own or each.part for each in reversed(marks)]
+            if any(a and b for a, b in zip(met, others, strict=True)):
+                return mark._replace(meets=mark.meets or mark.part)
+            return mark
+        # What a backward pass does to a cotangent but for products is linear.
+        if mark.own and not is_transposed((*self.outer, eqn)):
+            return mark._replace(meets=mark.meets or mark.part or mark.scale)
+        return mark
+
+    def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
+        """Tell whether a collective is of a norm: ours, a library's, or named so."""
+        for each in (*self.outer, eqn):
+            if NORM in str(each.source_info.name_stack):
+                return True
+            traceback = each.source_info.traceback
+            for frame in traceback.frames if traceback else ():
+                file = frame.file_name.rpartition("/")[2]
+                if "norm" in file and is_library(frame.file_name):
+                    return True
+                if "batchnorm" in frame.function_name.lower().replace("_", ""):
+                    return True
+        return False
+
+
+def is_weights(leaf: object) -> bool:
+    """Tell whether a leaf of a state may be parameters: more than a number."""
+    return jnp.ndim(leaf) > 0 and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)

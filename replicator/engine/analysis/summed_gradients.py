@@ -1,0 +1,221 @@
+"""Find gradients that were added up over replicas where their mean was meant.
+
+The gradient of a mean over a replica's examples, summed by `psum`, is N times that of
+the global batch: the answer depends on the number of replicas. It is right once it is
+divided by that number (in the loss, or later), or by a count that was summed, too. A
+division by a number is told by its value; one that a mean over this replica's own
+examples makes is recognised by the sum that goes with it, and does not count. The
+gradient of a plain sum is right as it is.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.extend import core
+
+from replicator.base.mesh import REPLICA_AXIS
+from replicator.collectives.markers import GIVEN_GRADIENT
+from replicator.engine.analysis import dataflow
+from replicator.engine.analysis.marks import Origin
+from replicator.engine.analysis.source_lines import innermost_line, is_transposed
+from replicator.errors import ReplicationError
+
+
+class _Scale(NamedTuple):
+    """What is known of one value.
+
+    Attributes:
+      own: Whether it may differ between replicas.
+      total: Whether it follows from a sum over replicas, other than of gradients.
+      gradient: Whether it follows from a backward pass; the others are of gradients.
+      divisor: What it was divided by, but for means over own examples; 0 for nothing.
+      mean: Whether it is of a mean over own examples.
+      shared: Whether it was divided by the number of replicas, or by a total.
+      summed: Where it was added up over replicas.
+    """
+
+    own: bool = False
+    total: bool = False
+    gradient: bool = False
+    divisor: int = 0
+    mean: bool = False
+    shared: bool = False
+    summed: Origin | None = None
+
+
+_CLEAN = _Scale()
+
+
+def refuse_summed(
+    jaxpr: core.Jaxpr,
+    own: Sequence[bool],
+    kept: Sequence[bool],
+    *,
+    num_replicas: int,
+    examples: int,
+) -> None:
+    """Refuse gradients of means that are summed over replicas, and not divided.
+
+    Args:
+      jaxpr: What one replica computes.
+      own: Which inputs differ between replicas.
+      kept: Which outputs are state that gradients move by hand.
+      num_replicas: How many there are.
+      examples: How many of them a replica sees at a time.
+
+    Raises:
+      ReplicationError: There are such gradients.
+    """
+    rules = _Rules(num_replicas, examples)
+    outs = dataflow.flow(jaxpr, [_Scale(own=each) for each in own], rules)
+    for mark, is_kept in zip(outs, kept, strict=True):
+        if is_kept:
+            _check(mark, mark.mean)
+
+
+def _check(mark: _Scale, is_wrong: bool) -> None:
+    if mark.summed and is_wrong and not mark.own:
+        raise ReplicationError(
+            "`grads` must be a mean over replicas, got a sum: "
+            f"`{mark.summed.what}` at {mark.summed.where}, with no division by the "
+            "number of replicas or by a count of all examples. Give "
+            "`rep.wrap_optimizer` what `jax.grad` returns, or write "
+            "`lax.pmean(grads, 'replica')` or `lax.psum(grads, 'replica') / "
+            "replicator.num_replicas()`."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rules(dataflow.Rules[_Scale]):
+    clean = _CLEAN
+
+    num_replicas: int
+    examples: int
+    outer: tuple[core.JaxprEqn, ...] = ()
+
+    @property
+    def _everyone(self) -> int:
+        return self.num_replicas * self.examples
+
+    def join(self, marks: Sequence[_Scale]) -> _Scale:
+        return functools.reduce(_both, marks, _CLEAN)
+
+    def inside(self, eqn: core.JaxprEqn) -> "_Rules":
+        return dataclasses.replace(self, outer=(*self.outer, eqn))
+
+    def decide(
+        self, eqn: core.JaxprEqn, marks: Sequence[_Scale]
+    ) -> list[_Scale] | None:
+        name, outs = eqn.primitive.name, len(eqn.outvars)
+        mark = self.join(marks)
+        if name == GIVEN_GRADIENT:
+            # Beside a count the optimizer divides: by all, if it was not summed before.
+            by_count = eqn.params["share"] == "count" and not marks[1].total
+            if isinstance(eqn.invars[1], core.Literal):
+                by_count &= float(eqn.invars[1].val) % self._everyone != 0
+            _check(marks[0], marks[0].mean or by_count)
+            return [marks[0]]
+        backward = is_transposed((*self.outer, eqn))
+        if dataflow.over_axis(eqn, REPLICA_AXIS):
+            return [self._collected(eqn, mark, backward)] * outs
+        if dataflow.sub_jaxprs(eqn):
+            return None
+        if name == "sign" or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+            return [_Scale(own=mark.own)] * outs  # the same of any multiple
+        if name in ("mul", "div"):
+            mark = self._multiplied(eqn, marks, mark, backward)
+        elif backward and mark.divisor:
+            mark = self._spread(eqn, mark)
+        return [mark._replace(gradient=mark.gradient or backward)] * outs
+
+    def _collected(self, eqn: core.JaxprEqn, mark: _Scale, backward: bool) -> _Scale:
+        name = eqn.primitive.name
+        if backward:
+            return mark._replace(own=False, gradient=True)
+        if name != "psum" or eqn.params["axis_index_groups"] is not None:
+            return _Scale(own=name not in ("all_gather", "pmax", "pmin"))
+        if not mark.gradient:
+            return _Scale(total=True)
+        if not mark.mean and mark.divisor and mark.divisor % self.examples == 0:
+            mark = mark._replace(mean=True, divisor=mark.divisor // self.examples)
+        if mark.shared or (mark.divisor and mark.divisor % self.num_replicas == 0):
+            return _Scale(gradient=True)
+        return mark._replace(
+            own=False, summed=Origin(name, innermost_line((*self.outer, eqn)))
+        )
+
+    def _multiplied(
+        self,
+        eqn: core.JaxprEqn,
+        marks: Sequence[_Scale],
+        mark: _Scale,
+        backward: bool,
+    ) -> _Scale:
+        """Look at a product or a quotient: was a gradient divided by how many?"""
+        is_quotient = eqn.primitive.name == "div"
+        scalar = not eqn.outvars[0].aval.shape
+        if (backward and not scalar) or not (backward or mark.gradient):
+            return mark
+        number = max(_whole(atom, is_quotient) for atom in eqn.invars[is_quotient:])
+        if not is_quotient and number not in (self.num_replicas, self._everyone):
+            number = 0  # any rate or factor, whose inverse may be a multiple of it
+        if number:
+            if mark.summed:
+                shared = number % self.num_replicas == 0
+                return _Scale(gradient=True) if shared else mark
+            first = is_quotient and not backward and not mark.mean
+            if first and number == self.examples:
+                return mark._replace(mean=True)
+            if (backward and is_quotient) or number % self.num_replicas == 0:
+                return mark._replace(divisor=max(mark.divisor, 1) * number)
+            return mark
+        by = marks[1] if is_quotient or marks[1].total else marks[0]
+        if by.gradient or isinstance(eqn.invars[1], core.Literal):
+            return mark
+        if by.total or (is_quotient and mark.summed):
+            return mark._replace(shared=True, summed=None)
+        if is_quotient and by.own and scalar:
+            return mark._replace(mean=True)  # divided by a count of this replica's
+        return mark
+
+    def _spread(self, eqn: core.JaxprEqn, mark: _Scale) -> _Scale:
+        """Look at a cotangent that goes to many examples: is it divided by them?"""
+        sizes = [math.prod(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
+        size = math.prod(eqn.outvars[0].aval.shape)
+        if eqn.primitive.name == "dot_general" and 1 not in sizes:
+            return mark
+        if eqn.primitive.name not in ("broadcast_in_dim", "dot_general"):
+            return mark
+        times = size // min(sizes) if min(sizes) else 1
+        if mark.mean or times % self.examples or mark.divisor % times:
+            return mark
+        return mark._replace(mean=True, divisor=mark.divisor // times)
+
+
+def _both(one: _Scale, other: _Scale) -> _Scale:
+    if one == other or other is _CLEAN:
+        return one
+    both = one.gradient and other.gradient
+    return _Scale(
+        own=one.own or other.own,
+        total=one.total or other.total,
+        gradient=one.gradient or other.gradient,
+        divisor=math.gcd(one.divisor, other.divisor),
+        mean=one.mean or other.mean,
+        shared=(one.shared and other.shared) if both else one.shared or other.shared,
+        summed=one.summed or other.summed,
+    )
+
+
+def _whole(atom: core.Var | core.Literal, is_divisor: bool) -> int:
+    """Return the whole number that an operand divides by; 0 if it is none."""
+    if not isinstance(atom, core.Literal):
+        return 0
+    value = float(atom.val)
+    value = value if is_divisor or not value else 1 / value
+    whole = round(value) if math.isfinite(value) else 0
+    return whole if whole > 0 and abs(value - whole) < 1e-6 * whole else 0
