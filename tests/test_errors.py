@@ -437,6 +437,21 @@ def counting_gradients(optimizer):
     return init_fn, step
 
 
+def by_example(optimizer):
+    """Return a trainer that hands over the gradient of each example."""
+
+    def init_fn(key):
+        params = {"w": jnp.ones(4)}
+        return {"params": params, "opt": optimizer.init(params)}
+
+    def step(state, batch):
+        loss = lambda params, x: x @ params["w"]  # noqa: E731
+        grads = jax.vmap(jax.grad(loss), (None, 0))(state["params"], batch["x"])
+        return apply(optimizer, state, grads), {}
+
+    return init_fn, step
+
+
 def own_leaf_without_axis():
     own = {"own": replicator.PerReplica(jnp.zeros(()))}
     return replicas(8).compile(lambda state, batch: (state, {}))(
@@ -1633,6 +1648,16 @@ ROWS = [
         ArgumentError,
         "`grads` must hold floating-point leaves, got float0[3] (leaf `n`). Keep "
         "integers out of the parameters.",
+    ),
+    Row(
+        "Gradients of single examples",
+        lambda: compiled(by_example),
+        ArgumentError,
+        "`grads` must have the shapes of the parameters, got float32[2,4] for [4] "
+        "(leaf `w`): they are averaged before the optimizer sees them. Clip those of "
+        "single examples in the step and pass their sum with `count=n`, or hand "
+        "`replicator.all_gather(grads, tiled=True)` to an optimizer outside of the "
+        "wrap.",
     ),
     Row(
         "Gradients of other parameters in a loop that accumulates",

@@ -30,6 +30,7 @@ from replicator.engine.step.gradient_sums import (
     Given,
     added,
     check_own_grads,
+    check_shapes,
     checked_given,
     collect_given,
     divided,
@@ -231,6 +232,7 @@ class _Wrapped:
     ) -> tuple[PyTree, OptimizerState]:
         _check_state(state)
         given = checked_given(grads, weight, count)
+        check_shapes(grads, self._updated(grads, state, params, extra))
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
             case Learning() as learning:
@@ -254,6 +256,16 @@ class _Wrapped:
                 updates, after, reduced = finish(self._mean_of(given), state)
                 shown = None if pending is None else _shown(reduced, pending.show)
                 return updates, _show(after, pending, shown)
+
+    def _updated(self, grads, state, params, extra) -> PyTree:
+        """Return what updates are for: parameters, or shapes as of them."""
+        if params is not None:
+            return params
+
+        def update(grads, inner):
+            return self.tx.update(self._master(grads), inner, None, **extra)
+
+        return jax.eval_shape(update, grads, state.inner)[0]
 
     def _mean_of(self, given: Given) -> PyTree:
         """Reduce the gradients of a single call over replicas."""

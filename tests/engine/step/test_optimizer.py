@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import replicator
-from replicator import OptimizerState, PerReplica, wrap_optimizer
+from replicator import OptimizerState, PerReplica, strategies, wrap_optimizer
 from replicator.errors import ArgumentError
 from tests.steps import (
     adam,
@@ -397,3 +397,40 @@ def test_a_loop_of_ones_own_computes_no_gradient_norm():
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
     lowered = rep.compile(step_fn).lower(rep.init(init_fn), regression_batch())
     assert "sqrt" not in lowered.as_text()
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("strategy", [None, strategies.fsdp()])
+def test_gradients_of_single_examples_are_refused_by_name(told, accumulate, strategy):
+    rep = replicas(4, strategy=strategy)
+    private = optax.chain(
+        optax.contrib.differentially_private_aggregate(0.1, 0.0, key=0),
+        optax.sgd(0.1),
+    )
+    tx = rep.wrap_optimizer(lenient(private))
+
+    def step_fn(state, batch):
+        grads = jax.vmap(jax.grad(mlp_loss), (None, 0))(
+            state["params"], jax.tree.map(lambda leaf: leaf[:, None], batch)
+        )
+        params = state["params"] if told else None
+        updates, opt = tx.update(grads, state["opt"], params)
+        params = optax.apply_updates(state["params"], updates)
+        return {"params": params, "opt": opt}, {}
+
+    state = rep.init(trainer(tx)[0])
+    with pytest.raises(ArgumentError, match=r"`grads` must .*leaf `b1`.*wrap"):
+        rep.compile(step_fn, accumulate=accumulate)(state, regression_batch())
+
+
+@pytest.mark.parametrize("absent", [None, optax.MaskedNode()])
+def test_gradients_of_some_of_the_parameters_are_right(absent):
+    optimizer = wrap_optimizer(optax.sgd(0.5))
+    params = {"w": jnp.ones(3), "frozen": jnp.ones(2)}
+    own = {"w": params["w"], "frozen": absent}
+    grads = {"w": jnp.ones(3), "frozen": absent}
+    updates, _ = optimizer.update(grads, optimizer.init(own), own)
+    assert updates["w"].tolist() == [-0.5] * 3
+    updates, _ = optimizer.update({"w": grads["w"]}, optimizer.init(own), params)
+    assert updates["w"].tolist() == [-0.5] * 3
