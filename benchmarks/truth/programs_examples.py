@@ -1,8 +1,9 @@
-"""Programs that tell examples apart: private gradients, a gradient for each of them.
+"""Programs that tell examples apart: a gradient, noise, or a row for each of them.
 
 `optax.contrib.dpsgd` clips the gradient of each example, then adds noise to their sum.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,9 +12,18 @@ import numpy as np
 import optax
 
 import replicator
+from benchmarks.truth import optimizers
 from benchmarks.truth.law import cut_by
-from benchmarks.truth.program import CUT, WHOLE, Program, Refused, Setting, pair
-from benchmarks.truth.tasks import MLP_WEIGHTS, ROWS, vectors
+from benchmarks.truth.program import (
+    CUT,
+    WHOLE,
+    Program,
+    Refused,
+    Same,
+    Setting,
+    Warned,
+)
+from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, ROWS, vectors
 from replicator import strategies
 
 _CLIP, _NOISE = 0.5, 0.3
@@ -41,7 +51,7 @@ def _private():
     return optax.chain(aggregate, optax.sgd(0.2))
 
 
-def _noise() -> optax.GradientTransformation:
+def _noise_of_private() -> optax.GradientTransformation:
     """Add the noise of `_private` to the mean of gradients that are clipped."""
 
     def init(params):
@@ -89,7 +99,7 @@ def _oracle(setting: Setting) -> tuple:
 
 def _clipped_in_step(rep, setting):
     del setting
-    tx = rep.wrap_optimizer(optax.chain(_noise(), optax.sgd(0.2)))
+    tx = rep.wrap_optimizer(optax.chain(_noise_of_private(), optax.sgd(0.2)))
 
     def step(state, batch):
         grads, treedef = jax.tree.flatten(_by_example(state["params"], batch))
@@ -120,7 +130,62 @@ def _wrapped(rep, setting):
     return _init_of(tx), step
 
 
+def _normal(key, *shape):
+    return jax.random.normal(key, shape)
+
+
+def _noise_by_key(key, x):
+    """Draw noise for the examples of `x` from a key of each."""
+    keys = replicator.example_keys(key, len(x))
+    return jax.vmap(lambda own: _normal(own, FEATURES))(keys)
+
+
+def _noise_by_place(key, x):
+    """Take noise for the examples of `x` from a table for the global batch."""
+    return _normal(key, ROWS, FEATURES)[replicator.example_places(len(x))]
+
+
+def _drawn_at_once(key, x):
+    """Draw noise for all examples that are here: wrong where those are not all."""
+    return _normal(key, *x.shape)
+
+
+def _noisy(tx, draw):
+    def step(state, batch, key):
+        noisy = batch | {"x": batch["x"] + 0.3 * draw(key, batch["x"])}
+        loss, grads = jax.value_and_grad(_loss)(state["params"], noisy)
+        return _moved(tx, state, grads), {"loss": loss}
+
+    return step
+
+
+def _noise(name: str, draw: Callable, *, warned: bool = False, **more) -> Program:
+    """Train on examples with noise, which is to be that of the whole batch."""
+
+    def ours(rep, setting):
+        del setting
+        tx = rep.wrap_optimizer(optimizers.adam())
+        return _init_of(tx), _noisy(tx, draw)
+
+    def oracle(setting):
+        del setting
+        tx = optimizers.adam()
+        return _init_of(tx), cut_by(())(_noisy(tx, draw))
+
+    expect = Warned(by="SharedRandomKeyWarning", word="microbatch draws the same")
+    return Program(
+        name=f"noise-{name}",
+        ours=ours,
+        oracle=None if warned else oracle,
+        batch=_batch,
+        keyed=True,
+        expect=expect if warned else Same(),
+        **more,
+    )
+
+
 _FSDP = {"strategy": strategies.fsdp()}
+_ZERO1 = {"strategy": strategies.zero1()}
 _PER_EXAMPLE = Refused(by="ArgumentError", word="shapes of the parameters")
 
 PROGRAMS = [
@@ -140,4 +205,11 @@ PROGRAMS = [
         settings=WHOLE,
     ),
     Program(name="dp-sgd-refused", ours=_wrapped, batch=_batch, expect=_PER_EXAMPLE),
+    _noise("by-key-fsdp", _noise_by_key, options=_FSDP),
+    _noise("by-place", _noise_by_place),
+    _noise("by-place-zero1", _noise_by_place, options=_ZERO1),
+    _noise("whole-batch-fsdp", _drawn_at_once, options=_FSDP, settings=WHOLE),
+    _noise(
+        "shared-fsdp-warned", _drawn_at_once, warned=True, options=_FSDP, settings=CUT
+    ),
 ]

@@ -45,6 +45,11 @@ def one_replica_on_many_devices() -> AbstractContextManager[None]:
     return _partitioned(True)
 
 
+def is_partitioned() -> bool:
+    """Tell whether a step is traced whose strategy makes all devices one replica."""
+    return bool(_partitioned.value)
+
+
 def refuse_if_partitioned(what: str, remedy: str) -> None:
     """Refuse `what` while a step is traced whose strategy partitions.
 

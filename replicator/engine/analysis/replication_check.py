@@ -220,15 +220,7 @@ def prove_replicated(
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
     """
-    shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
-    noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis))
-    # A number of the state, such as a count of steps, is no weights.
-    given = [
-        CLEAN if mark is STATE and not shape else mark
-        for mark, shape in zip(in_marks, shapes, strict=True)
-    ]
-    rules = _ReplicationRules(noise, num_replicas)
-    out_marks = dataflow.flow(jaxpr, given, rules)
+    noise, out_marks = _walk(jaxpr, in_marks, num_replicas, batch_axis)
     guilty = [
         (path, mark.varying, variable)
         for path, mark, variable in zip(
@@ -238,13 +230,53 @@ def prove_replicated(
     ]
     if guilty:
         raise ReplicationError(_complaint(jaxpr, *guilty[0], more=len(guilty) - 1))
+    _warn(noise, "replica")
+
+
+def warn_of_microbatches(
+    jaxpr: core.Jaxpr, in_marks: Sequence[Mark], reduced: slice
+) -> None:
+    """Warn of random numbers that the microbatches of one replica share.
+
+    Args:
+      jaxpr: What one microbatch computes, as a function of its place, too.
+      in_marks: As `prove_replicated` takes them; that of the place is `BATCH`.
+      reduced: Which outputs are averaged over microbatches.
+
+    Warns:
+      SharedRandomKeyWarning: Its examples are given numbers that others get as well.
+    """
+    noise, out_marks = _walk(jaxpr, in_marks, None, 0)
+    noise.reduce(out_marks[reduced])
+    _warn(noise, "microbatch")
+
+
+def _walk(
+    jaxpr: core.Jaxpr,
+    in_marks: Sequence[Mark],
+    num_replicas: int | None,
+    batch_axis: int,
+) -> tuple[SharedNoise, list[Mark]]:
+    """Return what is found of random numbers, and the marks of the outputs."""
+    shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
+    noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis))
+    # A number of the state, such as a count of steps, is no weights.
+    given = [
+        CLEAN if mark is STATE and not shape else mark
+        for mark, shape in zip(in_marks, shapes, strict=True)
+    ]
+    return noise, dataflow.flow(jaxpr, given, _ReplicationRules(noise, num_replicas))
+
+
+def _warn(noise: SharedNoise, part: str) -> None:
+    own = "`replicator.example_keys(key, n)` for numbers of each example's own"
+    if part == "replica":
+        own = f"`replicator.replica_key(key)` for numbers of each replica's own, {own}"
     for origin in noise.found.values():
         warnings.warn(
-            f"every replica draws the same random numbers at {origin.where}. Use "
-            "`replicator.replica_key(key)` or `replicator.example_keys(key, n)` for "
-            "numbers of each replica's or each example's own; give an NNX module such "
-            "a key with `nnx.reseed`; pass numbers that all should share through "
-            "`replicator.assume_replicated`.",
+            f"every {part} draws the same random numbers at {origin.where}. Use {own}; "
+            "give an NNX module such a key with `nnx.reseed`; pass numbers that all "
+            "should share through `replicator.assume_replicated`.",
             SharedRandomKeyWarning,
             stacklevel=user_stacklevel(),
         )

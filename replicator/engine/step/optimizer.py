@@ -25,7 +25,6 @@ from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
-from replicator.collectives.precision import sum_dtype
 from replicator.engine.step.gradient_sums import (
     Given,
     added,
@@ -47,6 +46,7 @@ from replicator.engine.step.optimizer_state import (
     Reduction,
     Show,
     Showing,
+    check_optimizer_state,
     nothing_yet,
 )
 from replicator.errors import (
@@ -166,39 +166,6 @@ def check_reduction(reduction: Reduction) -> None:
         )
 
 
-def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
-    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none.
-
-    A loss in half precision comes back in float32: times the scale it would overflow.
-
-    Raises:
-      ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
-
-    >>> optimizer = wrap_optimizer(optax.adam(1e-3), loss_scale=DynamicLossScale())
-    >>> def step_fn(state, batch):
-    ...     def scaled_fn(params):
-    ...         loss = loss_fn(params, batch)
-    ...         return scale_loss(loss, state["opt"]), loss
-    ...     grads, loss = jax.grad(scaled_fn, has_aux=True)(state["params"])
-    ...     updates, opt = optimizer.update(grads, state["opt"], state["params"])
-    ...     params = optax.apply_updates(state["params"], updates)
-    ...     return {"params": params, "opt": opt}, {"loss": loss}
-    """
-    _check_state(state)
-    if state.scale is None:
-        return loss
-    wide = jnp.asarray(loss).astype(sum_dtype(jnp.result_type(loss)))
-    return wide * state.scale.value.astype(wide.dtype)
-
-
-def _check_state(state: object) -> None:
-    if not isinstance(state, OptimizerState):
-        raise ArgumentError(
-            f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
-            "what the wrapped one's `init` returned."
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wrapped:
     tx: optax.GradientTransformationExtraArgs
@@ -230,7 +197,7 @@ class _Wrapped:
         count: jax.Array | None = None,
         **extra,
     ) -> tuple[PyTree, OptimizerState]:
-        _check_state(state)
+        check_optimizer_state(state)
         given = checked_given(grads, weight, count)
         check_shapes(grads, self._updated(grads, state, params, extra))
         finish = functools.partial(self._finish, params=params, extra=extra)

@@ -23,8 +23,10 @@ from jax.extend import core
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import Key, PyTree
+from replicator.collectives.context.axes import is_partitioned
 from replicator.collectives.context.microbatch import Microbatch
 from replicator.engine.analysis import dataflow
+from replicator.engine.analysis import replication_check as proof
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.counters import (
     Counter,
@@ -100,6 +102,8 @@ def find_update_dependent(
         counter.meaning: _COUNTERS - n for n, counter in enumerate(counters.values())
     }
     out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
+    if is_partitioned():  # else the proof over replicas finds it
+        _warn_of_noise(closed.jaxpr, sums, state, batch, key)
     after, given, reported = jax.tree.structure(shapes).unflatten(out_marks)
     _refuse_chained(optimizer_states(state), given)
     _refuse_outside_wrap(after)
@@ -160,6 +164,19 @@ class _UpdateRules(dataflow.DependsOn):
 
     def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
         return self.in_gradient or "transpose(" in str(eqn.source_info.name_stack)
+
+
+def _warn_of_noise(jaxpr: core.Jaxpr, sums: Sums, *given: PyTree) -> None:
+    """Look for random numbers that microbatches share, in the step of one of them."""
+    state, batch, key = (len(jax.tree.leaves(each)) for each in given)
+    kinds = (proof.CLEAN, proof.STATE, proof.BATCH, proof.CLEAN, proof.BATCH)
+    counts = (len(jax.tree.leaves(sums)), state, batch, key, 1)
+    in_marks = [
+        mark
+        for mark, count in zip(kinds, counts, strict=True)
+        for mark in [mark] * count
+    ]
+    proof.warn_of_microbatches(jaxpr, in_marks, slice(state, None))
 
 
 def _is_mark(node: PyTree) -> bool:
