@@ -1861,6 +1861,14 @@ ROWS = [
         " `strategies.data_parallel()`.",
     ),
     Row(
+        "A replica's number where the first state of all is made",
+        lambda: replicas(8).init(lambda key: {"own": replicator.replica_id()}),
+        ArgumentError,
+        "`replica_id` must be called in a step, got a call in `init_fn`, whose state "
+        "is the first of all replicas. For a state of each replica's own call "
+        "`rep.put(state)` with a row for each in `PerReplica(rows)`.",
+    ),
+    Row(
         "A leaf of each replica where there is one",
         lambda: partitioned(
             FSDP, init_fn=lambda key: {"n": replicator.PerReplica(jnp.zeros(()))}

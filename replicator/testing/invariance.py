@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator.base.mesh import replica_mesh
+from replicator.base.mesh import put, replica_mesh
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
@@ -359,7 +359,7 @@ def _put(state: PyTree, layout: Layout) -> PyTree:
     """Put a one-replica state in its place; declared leaves start as replica 0's."""
     own = repeat_own(take_own(state), num_replicas=layout.num_replicas)
     placed = layout.pad_state(own)
-    return jax.device_put(placed, layout.state_shardings(placed))
+    return put(placed, layout.state_shardings(placed))
 
 
 def _as_wide(tree: PyTree) -> PyTree:

@@ -195,15 +195,11 @@ def born(layout, init_fn=init_fn):
     return first_state(init_fn, layout, key=jax.random.key(0)).born()
 
 
-def leaf_shardings(prefix, tree):
-    """List a sharding for each leaf of `tree`."""
-    spread = jax.tree.map(
-        lambda sharding, below: jax.tree.map(lambda _: sharding, below),
-        prefix,
-        tree,
-        is_leaf=lambda node: isinstance(node, Sharding),
+def leaf_shardings(given, tree):
+    """List a sharding for each leaf of `tree`: `given` is one for all, or a list."""
+    return (
+        [given] * len(jax.tree.leaves(tree)) if isinstance(given, Sharding) else given
     )
-    return jax.tree.leaves(spread)
 
 
 def without_keys(tree):

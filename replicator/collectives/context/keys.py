@@ -18,6 +18,7 @@ from replicator.collectives.context.axes import (
     num_replicas,
     position,
     refuse_if_partitioned,
+    refuse_in_init,
     replica_id,
     resolve_axis,
 )
@@ -39,8 +40,8 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
       `key`, folded with the microbatch's index and then with `replica_id()`.
 
     Raises:
-      ArgumentError: `key` is no key, `axis_name` is a dead axis, or the strategy
-        partitions.
+      ArgumentError: `key` is no key, `axis_name` is a dead axis, the strategy
+        partitions, or this is `init_fn`.
 
     >>> def noise(x, key):                # other numbers on each replica
     ...     return x + jax.random.normal(replica_key(key), x.shape)
@@ -49,6 +50,7 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
     False
     """
     check_key(key)
+    refuse_in_init("`replica_key`")
     refuse_if_partitioned(
         "`replica_key`", "Use `example_keys`, or `strategies.data_parallel()`."
     )

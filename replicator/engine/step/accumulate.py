@@ -92,12 +92,11 @@ def accumulated(
             step, found.summed, found.data, position=last, show=show
         )
         merged = _fill(found.tail.leaves, jax.tree.leaves(after), found.moved)
-        reported = jax.tree.map(
-            lambda late, end, mean: end if late else mean,
-            found.tail.metrics,
-            final,
-            metrics.merge_microbatches(found.reported),
-            is_leaf=metrics.is_metric,
+        ends, declared = jax.tree.flatten(final, is_leaf=metrics.is_metric)
+        means = declared.flatten_up_to(metrics.merge_microbatches(found.reported))
+        reported = declared.unflatten(
+            end if late else mean
+            for late, end, mean in zip(found.tail.metrics, ends, means, strict=True)
         )
         after = jax.tree.structure(after).unflatten(merged)
         return after, reported, by_name(state, shown)

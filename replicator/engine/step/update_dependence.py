@@ -52,7 +52,7 @@ class UpdateDependent(NamedTuple):
     """What only the end of an update yields: a bool per state leaf, and per metric."""
 
     leaves: list[bool]
-    metrics: PyTree
+    metrics: list[bool]
 
 
 def find_update_dependent(
@@ -79,8 +79,10 @@ def find_update_dependent(
         sums: Sums, state: PyTree, batch: PyTree, key: Key | None, index: jax.Array
     ) -> tuple:
         position = Microbatch(index, 2, last=True)
-        data = (batch, key)
-        return finish(step, (state, sums), data, position=position, show="given")
+        after, pending, reported = finish(
+            step, (state, sums), (batch, key), position=position, show="given"
+        )
+        return after, [each and each.shown for each in pending], reported
 
     def trace(batch: PyTree) -> tuple:
         arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
@@ -104,12 +106,14 @@ def find_update_dependent(
     out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
     if is_partitioned():  # else the proof over replicas finds it
         _warn_of_noise(closed.jaxpr, sums, state, batch, key)
-    after, given, reported = jax.tree.structure(shapes).unflatten(out_marks)
-    _refuse_chained(optimizer_states(state), given)
-    _refuse_outside_wrap(after)
-    for where, tree in (("state", after), ("metrics", reported)):
-        _refuse_mixed(where, tree)
-    marks = jax.tree.leaves(after, is_leaf=_is_mark)
+    # Beside the shapes, never in their place: nodes that check themselves take arrays.
+    after, shown, reported = shapes
+    marks, given, of_metrics = _parted(out_marks, shapes)
+    _refuse_chained(optimizer_states(state), _parted(given, shown))
+    _refuse_outside_wrap(after, marks)
+    _refuse_mixed("state", after, marks)
+    _refuse_mixed("metrics", reported, of_metrics)
+    declared = jax.tree.leaves(reported, is_leaf=metrics.is_metric)
     moved = dataflow.DependsOn().join([mark for mark in marks if _BATCH in mark])
     with_microbatches = {
         place
@@ -121,13 +125,9 @@ def find_update_dependent(
             _BATCH not in mark and place not in with_microbatches
             for place, mark in enumerate(marks)
         ],
-        metrics=jax.tree.map(
-            lambda metric: any(
-                map(_follows_update, jax.tree.leaves(metric, is_leaf=_is_mark))
-            ),
-            reported,
-            is_leaf=metrics.is_metric,
-        ),
+        metrics=[
+            any(map(_follows_update, each)) for each in _parted(of_metrics, declared)
+        ],
     )
 
 
@@ -179,17 +179,19 @@ def _warn_of_noise(jaxpr: core.Jaxpr, sums: Sums, *given: PyTree) -> None:
     proof.warn_of_microbatches(jaxpr, in_marks, slice(state, None))
 
 
-def _is_mark(node: PyTree) -> bool:
-    return isinstance(node, frozenset)
+def _parted(marks: Sequence, trees: Sequence[PyTree]) -> list[list]:
+    """Part the marks of leaves by the trees that these are of."""
+    rest = iter(marks)
+    return [[next(rest) for _ in jax.tree.leaves(tree)] for tree in trees]
 
 
 def _follows_update(mark: frozenset[int]) -> bool:
     return any(each >= 0 for each in mark)
 
 
-def _refuse_mixed(where: str, tree: PyTree) -> None:
+def _refuse_mixed(where: str, tree: PyTree, marks: Sequence[frozenset[int]]) -> None:
     """Refuse what reads both: it would see the last microbatch alone."""
-    for path, mark in named_leaves(tree, is_leaf=_is_mark):
+    for (path, _), mark in zip(named_leaves(tree), marks, strict=True):
         if _BATCH in mark and _follows_update(mark):
             raise ArgumentError(
                 f"`accumulate` must be 1 where `{path}` of the returned {where} "
@@ -198,7 +200,7 @@ def _refuse_mixed(where: str, tree: PyTree) -> None:
             )
 
 
-def _refuse_outside_wrap(state: PyTree) -> None:
+def _refuse_outside_wrap(state: PyTree, marks: Sequence[frozenset[int]]) -> None:
     """Refuse what gradients move without a wrapped optimizer: k times an update.
 
     The state of an optimizer is known by its type; parameters that a plain one moves
@@ -206,13 +208,15 @@ def _refuse_outside_wrap(state: PyTree) -> None:
     """
 
     def is_looked_at(node: PyTree) -> bool:
-        own = is_optimizer_state(node) or is_per_replica(node) or _is_mark(node)
+        own = is_optimizer_state(node) or is_per_replica(node)
         return own or _is_of_optax(node)
 
-    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_looked_at):
+    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_looked_at)
+    parts = _parted(marks, [node for _, node in nodes])
+    for (path, node), part in zip(nodes, parts, strict=True):
         if is_optimizer_state(node) or is_per_replica(node):
             continue
-        mark = dataflow.DependsOn().join(jax.tree.leaves(node, is_leaf=_is_mark))
+        mark = dataflow.DependsOn().join(part)
         if _follows_update(mark):
             continue
         if _GRADIENT in mark or (_is_of_optax(node) and _BATCH in mark):
@@ -233,8 +237,7 @@ def _refuse_chained(optimizers: list[OptimizerState], given: list) -> None:
     With k microbatches such a gradient would have to be taken again over all of them,
     after that update; taken once it is not the gradient of one batch.
     """
-    for own, pending in enumerate(given):
-        shown = jax.tree.leaves(pending and pending.shown, is_leaf=_is_mark)
+    for own, shown in enumerate(given):
         marks = dataflow.DependsOn().join(shown)
         for other in {each for each in marks if each >= 0} - {own}:
             raise ArgumentError(
