@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax import lax
 
 import replicator
@@ -46,6 +47,7 @@ from replicator.errors import (
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.monitoring.writers import Multi
+from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.training.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
 from tests.steps import (
@@ -433,6 +435,22 @@ def counting_gradients(optimizer):
         loss = lambda params: (batch["x"] @ params["w"]).mean()  # noqa: E731
         grads = jax.grad(loss, allow_int=True)(state["params"])
         return state | {"opt": optimizer.update(grads, state["opt"])[1]}, {}
+
+    return init_fn, step
+
+
+def norm_twice(optimizer):
+    """Return a trainer that calls a norm for examples, and for their opposites."""
+
+    def init_fn(key):
+        norm = BatchNorm(4, rngs=nnx.Rngs(key))
+        return {"norm": norm, "opt": optimizer.init(params_of(norm))}
+
+    def step(state, batch):
+        loss = lambda norm: (norm(batch["x"]) * norm(-batch["x"])).mean()  # noqa: E731
+        (_, norm), grads = value_and_grad(loss)(state["norm"])
+        _, opt = optimizer.update(grads, state["opt"], params_of(norm))
+        return {"norm": norm, "opt": opt}, {}
 
     return init_fn, step
 
@@ -1641,6 +1659,14 @@ ROWS = [
         "`lax.cond`, or in `lax.scan`, `while_loop` or `fori_loop`, got more. Call it "
         "once, outside, and choose between its result and the old state with "
         "`jnp.where`.",
+    ),
+    Row(
+        "A norm that is called twice under accumulation",
+        lambda: compiled(norm_twice, accumulate=2),
+        ArgumentError,
+        "`accumulate` must be 1 where a batch norm moves its running statistics twice "
+        "in a step, got more (at train.py:12 in <lambda>). Call it once on all "
+        "examples together, or the second time on a copy: `nnx.clone(model)`.",
     ),
     Row(
         "Gradients of integers under accumulation",

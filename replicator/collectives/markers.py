@@ -18,6 +18,8 @@ LOCAL_SUM = "local_sum"
 WEIGHTED_GRADIENT = "weighted_gradient"
 """Marks a gradient of a mean; the second operand is the weight of that mean."""
 
+MOVED_AVERAGE = "moved_average"
+"""Marks running statistics that were moved; the second operand is what they were."""
 
 REDUCED_GRADIENT = "reduced_gradient"
 """Marks a gradient that an optimizer gets; its parameter `name` says of what."""
@@ -48,6 +50,11 @@ def mark_weighted(gradient: PyTree, weight: Shaped[Array, ""]) -> PyTree:
     return _weighted_gradient_p.bind(gradient, weight)
 
 
+def mark_moved(moved: Shaped[Array, "..."], old: Array) -> Shaped[Array, "..."]:
+    """Return running statistics, marked as moved from `old` in this call of a norm."""
+    return _moved_average_p.bind(moved, old)
+
+
 def mark_reduced(gradients: PyTree, name: str) -> PyTree:
     """Return gradients of `name`, marked leaf by leaf as what its optimizer gets."""
     leaves, treedef = jax.tree.flatten(gradients)
@@ -60,4 +67,5 @@ def mark_reduced(gradients: PyTree, name: str) -> PyTree:
 
 _local_sum_p = make_marker(LOCAL_SUM)
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
+_moved_average_p = make_marker(MOVED_AVERAGE, operands=2)
 _reduced_gradient_p = make_marker(REDUCED_GRADIENT)

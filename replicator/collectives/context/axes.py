@@ -47,7 +47,7 @@ def one_replica_on_many_devices() -> AbstractContextManager[None]:
 
 
 def one_state_for_all() -> AbstractContextManager[None]:
-    """Refuse, inside a `with` block, what would give each replica a state of its own."""
+    """Refuse, inside a `with` block, what would tell replicas apart."""
     return _in_init(True)
 
 

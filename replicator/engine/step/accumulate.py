@@ -24,8 +24,10 @@ from replicator.collectives.context.microbatch import (
     Asked,
     Microbatch,
     in_microbatch,
+    microbatch,
     noting_in,
 )
+from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.analysis.ordered_bits import ordered_scope
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.microbatch_sums import (
@@ -113,6 +115,9 @@ def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
         with _own_position(state):
+            if microbatch().count > 1:
+                closed = jax.make_jaxpr(step)(state, batch, key)
+                refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
             asking = _asking(step, show, state, batch, key)
             after, reported = step(asking, batch, key)
         after, shown = _take_shown(after)

@@ -27,6 +27,7 @@ from replicator.collectives.context.axes import is_partitioned
 from replicator.collectives.context.microbatch import Microbatch
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof
+from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.counters import (
     Counter,
@@ -92,6 +93,7 @@ def find_update_dependent(
         return find_counters(jaxpr.outvars[: len(jax.tree.leaves(state))], jaxpr)
 
     closed, shapes = trace(batch)
+    refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
         *(frozenset() for _ in jax.tree.leaves(state)),

@@ -151,7 +151,7 @@ def test_asking_in_init_fn_which_replica_this_is_names_put(ask, strategy):
     rep = replicas(2, strategy=strategy)
     with pytest.raises(ArgumentError, match=r"in a step, got .* `init_fn`.*`rep.put"):
         rep.init(lambda key: {"own": ask(key)})
-    with pytest.raises(ArgumentError, match="`rep.put"):
+    with pytest.raises(ArgumentError, match=r"`rep\.put"):
         rep.inspect(lambda state, _: (state, {}), lambda key: {"own": ask(key)}, {})
 
 
