@@ -1522,6 +1522,14 @@ ROWS = [
         "batch. Put the axis of examples first.",
     ),
     Row(
+        "A loss of each example for a mean",
+        lambda: step_on(lambda state, batch: (state, {"loss": batch["y"]}), {"a": 1.0}),
+        ArgumentError,
+        "`step_fn` must reduce `loss` over its examples, got float32[2] for 2 of them: "
+        "rows of other examples would be merged with these. Report their mean, or all "
+        "rows: `Concat(rows)`.",
+    ),
+    Row(
         "Rows of an evaluation that are not one for each example",
         lambda: replicas(8).evaluate(
             lambda state, batch: {"worst": replicator.Concat(batch["y"].max())},

@@ -15,6 +15,7 @@ import replicator
 from benchmarks.truth import optimizers
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.program import (
+    ALL,
     CUT,
     WHOLE,
     Program,
@@ -27,6 +28,7 @@ from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, ROWS, vectors
 from replicator import strategies
 
 _CLIP, _NOISE = 0.5, 0.3
+_SEVERAL = ALL[1:]
 
 
 def _batch(number: int):
@@ -184,6 +186,28 @@ def _noise(name: str, draw: Callable, *, warned: bool = False, **more) -> Progra
     )
 
 
+def _rows(name: str, report: Callable, *, refused: bool = False, **more) -> Program:
+    """Report a loss for each example, as `report` declares it."""
+
+    def parts(tx, declare):
+        def step(state, batch):
+            grads = jax.grad(_loss)(state["params"], batch)
+            losses = (batch["x"] @ state["params"]["w1"]).sum(1) - batch["y"]
+            return _moved(tx, state, grads), {"loss": declare(losses)}
+
+        return _init_of(tx), cut_by(())(step)
+
+    return Program(
+        name=f"rows-{name}",
+        ours=lambda rep, setting: parts(rep.wrap_optimizer(optimizers.adam()), report),
+        oracle=lambda setting: parts(optimizers.adam(), lambda losses: losses),
+        batch=_batch,
+        expect=_NO_ROWS if refused else Same(),
+        **more,
+    )
+
+
+_NO_ROWS = Refused(by="ArgumentError", word="reduce `loss` over its examples")
 _FSDP = {"strategy": strategies.fsdp()}
 _ZERO1 = {"strategy": strategies.zero1()}
 _PER_EXAMPLE = Refused(by="ArgumentError", word="shapes of the parameters")
@@ -205,6 +229,10 @@ PROGRAMS = [
         settings=WHOLE,
     ),
     Program(name="dp-sgd-refused", ours=_wrapped, batch=_batch, expect=_PER_EXAMPLE),
+    _rows("concat", replicator.Concat),
+    _rows("alone", lambda losses: losses, settings=WHOLE, options=_FSDP),
+    _rows("plain-refused", lambda losses: losses, refused=True, settings=_SEVERAL),
+    _rows("mean-refused", replicator.Mean, refused=True, options=_FSDP, settings=CUT),
     _noise("by-key-fsdp", _noise_by_key, options=_FSDP),
     _noise("by-place", _noise_by_place),
     _noise("by-place-zero1", _noise_by_place, options=_ZERO1),
