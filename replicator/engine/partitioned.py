@@ -328,6 +328,15 @@ def _traced(fn: Callable[..., Any], given: list) -> tuple[core.ClosedJaxpr, PyTr
                     "Leave it out, or use `strategies.data_parallel()`.",
                 )
             raise
+        except NotImplementedError as failure:
+            # `psum` says nothing else of groups under `vmap`.
+            if str(failure) and "axis_index_groups" not in str(failure):
+                raise
+            refuse_if_partitioned(
+                f"`axis_index_groups` of collectives over `{REPLICA_AXIS}`",
+                "Leave them out, or use `strategies.data_parallel()`.",
+            )
+            raise
         except ValueError as failure:
             if "out_axes is None" not in str(failure):
                 raise
