@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import replicator
-from benchmarks.truth import optimizers
+from benchmarks.truth import masks, optimizers
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.program import (
     ALL,
@@ -207,6 +207,59 @@ def _rows(name: str, report: Callable, *, refused: bool = False, **more) -> Prog
     )
 
 
+def _valued(name: str, tx: Callable, **more) -> Program:
+    """Hand the mean loss of unequal parts to an optimizer that asks for it."""
+
+    def totals(params, batch):
+        hidden = jnp.tanh(batch["x"] @ params["w1"] + params["b1"])
+        losses = (hidden @ params["w2"] - batch["y"]) ** 2
+        return (losses * batch["mask"]).sum(), batch["mask"].sum()
+
+    def ours(rep, setting):
+        del setting
+        wrapped = rep.wrap_optimizer(tx())
+        take = replicator.value_and_grad(
+            lambda params, batch: replicator.LocalSum(*totals(params, batch))
+        )
+
+        def step(state, batch):
+            loss, grads = take(state["params"], batch)
+            how = {"value": loss.value, "count": loss.weight}
+            return _moved(wrapped, state, grads, **how), {"loss": loss}
+
+        return _init_of(wrapped), step
+
+    def oracle(setting):
+        del setting
+        plain = tx()
+
+        @cut_by(())
+        def step(state, batch):
+            def mean(params):
+                total, count = totals(params, batch)
+                return total / count
+
+            loss, grads = jax.value_and_grad(mean)(state["params"])
+            return _moved(plain, state, grads, value=loss), {"loss": loss}
+
+        return _init_of(plain), step
+
+    def masked(number):
+        rng = np.random.default_rng(950 + number)
+        return _batch(number) | {"mask": masks.padded(rng)}
+
+    return Program(name=f"value-{name}", ours=ours, oracle=oracle, batch=masked, **more)
+
+
+def _plateau():
+    plateau = optax.contrib.reduce_on_plateau(0.5, patience=0)
+    return optax.chain(optax.sgd(0.2), plateau)
+
+
+def _polyak():
+    return optax.polyak_sgd(max_learning_rate=0.5)
+
+
 _NO_ROWS = Refused(by="ArgumentError", word="reduce `loss` over its examples")
 _FSDP = {"strategy": strategies.fsdp()}
 _ZERO1 = {"strategy": strategies.zero1()}
@@ -229,6 +282,8 @@ PROGRAMS = [
         settings=WHOLE,
     ),
     Program(name="dp-sgd-refused", ours=_wrapped, batch=_batch, expect=_PER_EXAMPLE),
+    _valued("plateau", _plateau),
+    _valued("polyak-fsdp", _polyak, options=_FSDP),
     _rows("concat", replicator.Concat),
     _rows("alone", lambda losses: losses, settings=WHOLE, options=_FSDP),
     _rows("plain-refused", lambda losses: losses, refused=True, settings=_SEVERAL),

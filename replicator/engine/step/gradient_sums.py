@@ -57,6 +57,19 @@ def checked_given(grads: PyTree, weight: object, count: object) -> Given:
     return Given(marked, "weight", scalar)
 
 
+class Valued(NamedTuple):
+    """Gradients, and the value of the loss, which is averaged with them."""
+
+    grads: PyTree
+    value: jax.Array
+
+
+def with_value(given: Given, value: jax.Array) -> Given:
+    """Return what is given with the value of the mean loss of its examples."""
+    factor = given.weight if given.share == "count" else None
+    return given._replace(grads=Valued(given.grads, scaled(jnp.asarray(value), factor)))
+
+
 def check_shapes(grads: PyTree, params: PyTree) -> None:
     """Refuse gradients that are not of the parameters: those of single examples.
 

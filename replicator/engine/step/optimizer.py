@@ -27,6 +27,7 @@ from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
 from replicator.engine.step.gradient_sums import (
     Given,
+    Valued,
     added,
     check_own_grads,
     check_shapes,
@@ -35,6 +36,7 @@ from replicator.engine.step.gradient_sums import (
     divided,
     no_own_sums,
     scaled,
+    with_value,
 )
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import (
@@ -75,8 +77,10 @@ def wrap_optimizer(
     them; the result is exactly the gradient of the mean over the examples of all
     replicas and microbatches. `weight=n` takes gradients of the mean over `n` examples
     instead: exact where the loss speaks to no other replica, and refused where weights
-    differ and it does. With neither, all replicas and microbatches count alike. Outside
-    a replica context it acts as one replica.
+    differ and it does. With neither, all replicas and microbatches count alike. The
+    `value=` of the loss that some optimizers take (`optax.polyak_sgd`) is the mean of
+    this replica's examples; `tx` gets that of all. Outside a replica context it acts as
+    one replica.
 
     Args:
       tx: Any optax transformation.
@@ -200,6 +204,9 @@ class _Wrapped:
         check_optimizer_state(state)
         given = checked_given(grads, weight, count)
         check_shapes(grads, self._updated(grads, state, params, extra))
+        own = isinstance(state.pending, OwnSums)
+        if extra.get("value") is not None and not own:
+            given = with_value(given, extra["value"])
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
             case Learning() as learning:
@@ -213,9 +220,11 @@ class _Wrapped:
                     state, pending=collect_given(pending, given, self.reduction)
                 )
             case Collected() as sums:
-                mean = _tie(self._mean(sums, like=grads), sums.count)
+                mean = _tie(self._mean(sums, like=given.grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = grads if sums.show == "given" else _shown(reduced, sums.show)
+                shown = _shown(reduced, sums.show)
+                if sums.show == "given":
+                    shown = given.grads
                 return _tie((updates, _show(after, sums, shown)), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
@@ -310,6 +319,8 @@ class _Wrapped:
 
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
+        if isinstance(grads, Valued):
+            grads, extra = grads.grads, extra | {"value": grads.value}
         grads = mark_reduced(grads, self.name)
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         factor = None if state.scale is None else 1 / state.scale.value

@@ -156,6 +156,11 @@ class OptimizerState:
     name: str = dataclasses.field(metadata=_STATIC)
     reduction: Reduction = dataclasses.field(metadata=_STATIC)
 
+    @property
+    def hyperparams(self) -> dict[str, jax.Array]:
+        """Those of `optax.inject_hyperparams`, to be read, or set between steps."""
+        return self.inner.hyperparams
+
 
 def is_optimizer_state(node: PyTree) -> bool:
     """Tell whether `node` is the state of a wrapped optimizer."""

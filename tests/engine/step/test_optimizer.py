@@ -14,6 +14,7 @@ from tests.steps import (
     apply,
     assert_close,
     assert_equal_bits,
+    errors,
     init_mlp,
     lenient,
     mlp_loss,
@@ -434,3 +435,81 @@ def test_gradients_of_some_of_the_parameters_are_right(absent):
     assert updates["w"].tolist() == [-0.5] * 3
     updates, _ = optimizer.update({"w": grads["w"]}, optimizer.init(own), params)
     assert updates["w"].tolist() == [-0.5] * 3
+
+
+@pytest.mark.parametrize("strategy", [None, strategies.fsdp()])
+def test_hyperparameters_are_read_and_set_by_hand(strategy):
+    rep = replicas(2, strategy=strategy)
+    tx = rep.wrap_optimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
+    init_fn, train = trainer(tx)
+
+    def step_fn(state, batch):
+        after, _ = train(state, batch)
+        return after, {"rate": state["opt"].hyperparams["learning_rate"]}
+
+    step, state, batch = rep.compile(step_fn), rep.init(init_fn), regression_batch()
+    state, metrics = step(state, batch)
+    assert metrics["rate"] == 0.5
+    state["opt"].hyperparams["learning_rate"] = 0.0
+    before = jax.device_get(state["params"])
+    state, metrics = step(state, batch)
+    assert metrics["rate"] == 0.0
+    assert_equal_bits(state["params"], before)
+
+
+def test_an_optimizer_without_hyperparameters_says_so():
+    with pytest.raises(AttributeError, match="hyperparams"):
+        _ = wrap_optimizer(optax.sgd(0.1)).init({"w": jnp.ones(3)}).hyperparams
+
+
+VALUED = {
+    "plateau": lambda: optax.chain(
+        optax.sgd(0.2), optax.contrib.reduce_on_plateau(0.5, patience=0)
+    ),
+    "polyak": lambda: optax.polyak_sgd(max_learning_rate=0.5),
+}
+
+
+def valued_trainer(tx, how):
+    """Hand the loss to the optimizer too, as a mean, or of a sum over a count."""
+    init_fn, _ = trainer(tx)
+
+    def step_fn(state, batch):
+        if how != "count":
+            loss, grads = jax.value_and_grad(mlp_loss)(state["params"], batch)
+            extra = {"weight": 16.0} if how == "weight" else {}
+            return apply(tx, state, grads, value=loss, **extra), {"loss": loss}
+
+        def sums(params):
+            losses = errors(params, batch)
+            return replicator.LocalSum(losses.sum(), len(losses))
+
+        loss, grads = replicator.value_and_grad(sums)(state["params"])
+        extra = {"value": loss.value, "count": loss.weight}
+        return apply(tx, state, grads, **extra), {"loss": loss}
+
+    return init_fn, step_fn
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "how"), [(4, 1, "mean"), (2, 2, "count"), (1, 4, "weight")]
+)
+@pytest.mark.parametrize("name", VALUED)
+def test_an_optimizer_that_takes_the_value_gets_that_of_the_whole_batch(
+    name, n, k, how
+):
+    batch = regression_batch()
+
+    def states(tx, rep, k, how):
+        init_fn, step_fn = valued_trainer(tx, how)
+        step, state = rep.compile(step_fn, accumulate=k), rep.init(init_fn)
+        for _ in range(3):
+            state, _ = step(state, batch)
+        return jax.device_get((state["params"], state["opt"].inner))
+
+    found = replicas(n)
+    one = replicas(1)
+    assert_close(
+        states(found.wrap_optimizer(lenient(VALUED[name]())), found, k, how),
+        states(one.wrap_optimizer(lenient(VALUED[name]())), one, 1, "mean"),
+    )
