@@ -18,7 +18,7 @@ from .collectives.all_to_all import all_to_all
 from .collectives.assume_replicated import assume_replicated
 from .collectives.broadcast import broadcast
 from .collectives.context.axes import num_replicas, replica_id
-from .collectives.context.keys import example_keys, replica_key
+from .collectives.context.keys import example_keys, example_places, replica_key
 from .collectives.context.microbatch import is_last_microbatch
 from .collectives.context.step_number import step_number
 from .collectives.map_gather import map_gather, map_reduce
@@ -33,8 +33,8 @@ from .engine.step.averages import ema
 from .engine.step.donation import SharedBufferWarning
 from .engine.step.gradients import LocalSum, global_loss, value_and_grad
 from .engine.step.loss_scale import DynamicLossScale
-from .engine.step.optimizer import scale_loss, wrap_optimizer
-from .engine.step.optimizer_state import OptimizerState
+from .engine.step.optimizer import wrap_optimizer
+from .engine.step.optimizer_state import OptimizerState, scale_loss
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .monitoring import writers
@@ -75,6 +75,7 @@ __all__ = [
     "ema",
     "errors",
     "example_keys",
+    "example_places",
     "exit_codes",
     "fake_devices",
     "global_loss",

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax import lax
 
 import replicator
@@ -46,6 +47,7 @@ from replicator.errors import (
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.monitoring.writers import Multi
+from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.training.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
 from tests.steps import (
@@ -433,6 +435,37 @@ def counting_gradients(optimizer):
         loss = lambda params: (batch["x"] @ params["w"]).mean()  # noqa: E731
         grads = jax.grad(loss, allow_int=True)(state["params"])
         return state | {"opt": optimizer.update(grads, state["opt"])[1]}, {}
+
+    return init_fn, step
+
+
+def norm_twice(optimizer):
+    """Return a trainer that calls a norm for examples, and for their opposites."""
+
+    def init_fn(key):
+        norm = BatchNorm(4, rngs=nnx.Rngs(key))
+        return {"norm": norm, "opt": optimizer.init(params_of(norm))}
+
+    def step(state, batch):
+        loss = lambda norm: (norm(batch["x"]) * norm(-batch["x"])).mean()  # noqa: E731
+        (_, norm), grads = value_and_grad(loss)(state["norm"])
+        _, opt = optimizer.update(grads, state["opt"], params_of(norm))
+        return {"norm": norm, "opt": opt}, {}
+
+    return init_fn, step
+
+
+def by_example(optimizer):
+    """Return a trainer that hands over the gradient of each example."""
+
+    def init_fn(key):
+        params = {"w": jnp.ones(4)}
+        return {"params": params, "opt": optimizer.init(params)}
+
+    def step(state, batch):
+        loss = lambda params, x: x @ params["w"]  # noqa: E731
+        grads = jax.vmap(jax.grad(loss), (None, 0))(state["params"], batch["x"])
+        return apply(optimizer, state, grads), {}
 
     return init_fn, step
 
@@ -1489,6 +1522,14 @@ ROWS = [
         "batch. Put the axis of examples first.",
     ),
     Row(
+        "A loss of each example for a mean",
+        lambda: step_on(lambda state, batch: (state, {"loss": batch["y"]}), {"a": 1.0}),
+        ArgumentError,
+        "`step_fn` must reduce `loss` over its examples, got float32[2] for 2 of them: "
+        "rows of other examples would be merged with these. Report their mean, or all "
+        "rows: `Concat(rows)`.",
+    ),
+    Row(
         "Rows of an evaluation that are not one for each example",
         lambda: replicas(8).evaluate(
             lambda state, batch: {"worst": replicator.Concat(batch["y"].max())},
@@ -1628,11 +1669,29 @@ ROWS = [
         "`jnp.where`.",
     ),
     Row(
+        "A norm that is called twice under accumulation",
+        lambda: compiled(norm_twice, accumulate=2),
+        ArgumentError,
+        "`accumulate` must be 1 where a batch norm moves its running statistics twice "
+        "in a step, got more (at train.py:12 in <lambda>). Call it once on all "
+        "examples together, or the second time on a copy: `nnx.clone(model)`.",
+    ),
+    Row(
         "Gradients of integers under accumulation",
         lambda: compiled(counting_gradients, accumulate=2),
         ArgumentError,
         "`grads` must hold floating-point leaves, got float0[3] (leaf `n`). Keep "
         "integers out of the parameters.",
+    ),
+    Row(
+        "Gradients of single examples",
+        lambda: compiled(by_example),
+        ArgumentError,
+        "`grads` must have the shapes of the parameters, got float32[2,4] for [4] "
+        "(leaf `w`): they are averaged before the optimizer sees them. Clip those of "
+        "single examples in the step and pass their sum with `count=n`, or hand "
+        "`replicator.all_gather(grads, tiled=True)` to an optimizer outside of the "
+        "wrap.",
     ),
     Row(
         "Gradients of other parameters in a loop that accumulates",
@@ -1834,6 +1893,14 @@ ROWS = [
         "`replica_id` must be left to strategies that replicate, got one that "
         "partitions: the step is one replica on all devices. Use `example_keys`, or"
         " `strategies.data_parallel()`.",
+    ),
+    Row(
+        "A replica's number where the first state of all is made",
+        lambda: replicas(8).init(lambda key: {"own": replicator.replica_id()}),
+        ArgumentError,
+        "`replica_id` must be called in a step, got a call in `init_fn`, whose state "
+        "is the first of all replicas. For a state of each replica's own call "
+        "`rep.put(state)` with a row for each in `PerReplica(rows)`.",
     ),
     Row(
         "A leaf of each replica where there is one",

@@ -19,9 +19,16 @@ from flax import nnx
 
 import replicator
 from experiments import impala_catch
+from replicator import strategies
 from replicator.base.host import exit_codes
 from replicator.training.watchdog import Limits
-from tests.steps import adam, assert_equal_bits, regression_batch, trainer
+from tests.steps import (
+    adam,
+    assert_equal_bits,
+    regression_batch,
+    replicas,
+    trainer,
+)
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -102,7 +109,7 @@ def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monke
 
 def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [block] = blocks_of(MIGRATING.split("## A jaxline")[1])
+    [block] = blocks_of(MIGRATING.split("## A jaxline")[1].split("\n## ")[0])
     names = {
         **{"jax": jax, "optax": optax, "replicator": replicator},
         **{"init_params": init_params, "loss_fn": loss_fn},
@@ -111,6 +118,64 @@ def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
     with as_jax_comes():
         exec(compile(shortened(block), "migrating.md", "exec"), names)
     assert names["result"].evaluation["examples"] == 96
+
+
+PORTS = [
+    ("init_net", "norm_step"),
+    ("init_both", "both_step"),
+    ("init_train_state", "token_step"),
+    ("init_train_state", "noisy_step"),
+]
+
+
+@functools.cache
+def ports(devices, strategy=None):
+    """Run the section on ports; return all that it names."""
+    names = {
+        **{"jax": jax, "jnp": jnp, "np": np, "optax": optax, "replicator": replicator},
+        **{"init_params": init_params, "loss_fn": loss_fn},
+        "rep": replicas(devices, strategy=strategy),
+    }
+    with as_jax_comes():
+        for block in blocks_of(MIGRATING.split("## What ports")[1]):
+            exec(compile(block, "migrating.md", "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("init_fn", "step_fn"), PORTS)
+@pytest.mark.parametrize(
+    ("devices", "strategy", "accumulate"),
+    [(8, None, 1), (2, None, 2), (4, strategies.fsdp(), 1)],
+)
+def test_what_ports_became_is_the_same_everywhere(
+    init_fn, step_fn, devices, strategy, accumulate
+):
+    def after(names, accumulate):
+        options = {"init_fn": names[init_fn], "steps": 2, "display": False}
+        run = functools.partial(names["rep"].run, names[step_fn], **options)
+        with as_jax_comes():
+            done = run([line_of(32)] * 2, accumulate=accumulate)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(done.state)]
+
+    if step_fn == "norm_step" and accumulate > 1:
+        expected = after(ports(1), accumulate)  # a norm speaks for its microbatch
+    else:
+        expected = after(ports(1), 1)
+    for found, leaf in zip(
+        after(ports(devices, strategy), accumulate), expected, strict=True
+    ):
+        np.testing.assert_allclose(found, leaf, rtol=2e-4, atol=2e-5)
+
+
+def test_a_run_takes_a_buffer_that_is_filled_anew():
+    names = ports(1)
+    options = {"init_fn": names["init_net"], "steps": 3, "display": False}
+    with as_jax_comes():
+        done = names["rep"].run(
+            names["norm_step"], lambda _: names["refilled"](), **options
+        )
+    assert_equal_bits(done.state, names["state"])
 
 
 @pytest.mark.parametrize(("devices", "sizes"), [(8, (2, 4, 1)), (1, (1, 1, 1))])

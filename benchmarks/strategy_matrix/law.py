@@ -253,7 +253,7 @@ def _norm(leaves: Iterable[np.ndarray]) -> float:
 
 def _is_in_place(layout: Layout, state: PyTree) -> bool:
     """Tell whether a state lies where the strategy keeps it."""
-    lies = jax.tree.broadcast(layout.state_shardings(state), state)
+    lies = layout.state_shardings(state)
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(lies), strict=True)
     return all(
         leaf.sharding.is_equivalent_to(where, leaf.ndim) for leaf, where in leaves

@@ -1,6 +1,7 @@
 """All programs, in the order in which they are run."""
 
 from benchmarks.truth import (
+    programs_examples,
     programs_games,
     programs_half,
     programs_local,
@@ -21,6 +22,7 @@ PROGRAMS = [
     *programs_state.PROGRAMS,
     *programs_half.PROGRAMS,
     *programs_solvers.PROGRAMS,
+    *programs_examples.PROGRAMS,
     *programs_refused.PROGRAMS,
 ]
 

@@ -18,7 +18,7 @@ import replicator
 from benchmarks.truth import masks, optimizers
 from benchmarks.truth.law import cut_by
 from benchmarks.truth.masks import Mask
-from benchmarks.truth.program import Program, pair
+from benchmarks.truth.program import CUT, WHOLE, Program, Refused, pair
 from benchmarks.truth.supervised import hand_batch_norm, moved_statistics
 from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, vectors, weights
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
@@ -59,8 +59,21 @@ def _squared(model, batch):
     return (model(batch["x"], batch.get("mask")) - batch["y"]) ** 2
 
 
-def _norm_program(name: str, tx, mask: Mask | None) -> Program:
-    """Train a module with the library's norm; its statistics move, too."""
+def _same(model):
+    return model
+
+
+def _shifted(batch):
+    return batch | {"x": 1 + batch["x"] / 2}
+
+
+def _norm_program(
+    name: str, tx, mask: Mask | None = None, *, again: Any = None, **program: Any
+) -> Program:
+    """Train a module with the library's norm; its statistics move, too.
+
+    `again` makes of the model what is called a second time, on other examples.
+    """
 
     def make(wrap):
         optimizer = wrap(tx())
@@ -73,6 +86,8 @@ def _norm_program(name: str, tx, mask: Mask | None) -> Program:
 
     def loss_fn(model, batch):
         losses = _squared(model, batch)
+        if again is not None:
+            losses += _squared(again(model), _shifted(batch))
         if mask is None:
             return losses.mean()
         return replicator.LocalSum((losses * batch["mask"]).sum(), batch["mask"].sum())
@@ -91,12 +106,13 @@ def _norm_program(name: str, tx, mask: Mask | None) -> Program:
     return Program(
         name=name,
         ours=pair(make, ours, lambda *_: None)["ours"],
-        oracle=lambda setting: _norm_oracle(tx, setting.microbatches),
+        oracle=lambda setting: _norm_oracle(tx, setting.microbatches, again),
         batch=lambda number: _batch(number, mask),
+        **program,
     )
 
 
-def _norm_oracle(tx, pieces: int):
+def _norm_oracle(tx, pieces: int, again: Any):
     optimizer = optax.with_extra_args_support(tx())
 
     def init(key):
@@ -123,22 +139,31 @@ def _norm_oracle(tx, pieces: int):
             lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), batch
         )
         total, count, moments = jax.vmap(one, in_axes=(None, 0))(params, cut)
-        return total.sum() / count.sum(), (count, moments)
+        moved = [moments]
+        if again is not None:
+            more, _, moments = jax.vmap(one, in_axes=(None, 0))(params, _shifted(cut))
+            total, moved = total + more, [*moved, moments]
+        return total.sum() / count.sum(), (
+            count,
+            moved if again is _same else moved[:1],
+        )
 
     @cut_by(pieces)
     def step(state, batch):
         norm = state["model"]["norm"]
         affine = {name: norm[name] for name in ("bias", "scale")}
         params = {**state["model"], "norm": affine}
-        (loss, (count, moments)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+        (loss, (count, calls)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             params, batch
         )
         updates, opt = optimizer.update(grads, state["opt"], params)
         after: Any = optax.apply_updates(params, updates)
-        moved = {
-            name: moved_statistics(norm[name], new, count, last=False)
-            for name, new in moments.items()
-        }
+        moved = {name: norm[name] for name in ("mean", "var")}
+        for moments in calls:
+            moved = {
+                name: moved_statistics(moved[name], new, count, last=False)
+                for name, new in moments.items()
+            }
         after = after | {"norm": after["norm"] | moved}
         return {"model": after, "opt": opt}, {"loss": loss}
 
@@ -303,6 +328,15 @@ PROGRAMS = [
     _norm_program("nnx-norm-mean", optimizers.adam, None),
     _norm_program("nnx-norm-scattered-count", optimizers.clipped_adam, masks.scattered),
     _norm_program("nnx-norm-padding-count", optimizers.momentum, masks.padded),
+    _norm_program("nnx-norm-twice", optimizers.adam, again=_same, settings=WHOLE),
+    _norm_program("nnx-norm-twice-on-a-copy", optimizers.adam, again=nnx.clone),
+    _norm_program(
+        "nnx-norm-twice-refused",
+        optimizers.adam,
+        again=_same,
+        settings=CUT,
+        expect=Refused(by="ArgumentError", word="running statistics twice"),
+    ),
     _nnx_optimizer("nnx-optimizer-mean", optimizers.adam, None),
     _nnx_optimizer("nnx-optimizer-weight", optimizers.adamw_schedule, masks.scattered),
     _train_state("train-state-mean", optimizers.adamw_schedule, None),

@@ -130,14 +130,20 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
 
     Args:
       tree: NumPy arrays, or arrays of JAX; those that lie right stay.
-      shardings: A prefix of the tree.
+      shardings: A list with that of each leaf; or a prefix of the tree.
 
     Returns:
       Global arrays.
     """
-    if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
-        return jax.device_put(tree, shardings)
-    return jax.tree.map(_put, tree, jax.tree.broadcast(shardings, tree))
+    leaves, structure = jax.tree.flatten(tree)
+    # Leaf by leaf: nodes that check what they are built of take arrays alone.
+    if isinstance(shardings, Sharding):
+        shardings = [shardings] * len(leaves)
+    elif not isinstance(shardings, list) or len(shardings) != len(leaves):
+        shardings = jax.tree.leaves(jax.tree.broadcast(shardings, tree))
+    if all(sharding.is_fully_addressable for sharding in shardings):
+        return structure.unflatten(jax.device_put(leaves, shardings))
+    return structure.unflatten(map(_put, leaves, shardings))
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:

@@ -33,8 +33,9 @@ class PerReplica:
     microbatches, integers and booleans are those of the last.
 
     Attributes:
-      value: Any pytree. In `init_fn` and inside a step: one replica's own value.
-        Outside: leaves have a leading replica axis.
+      value: Any pytree. Inside a step: one replica's own value. In `init_fn`: what
+        each replica begins with, the same for all; for values of their own hand a row
+        for each to `rep.put`. Outside: leaves have a leading replica axis.
       on_resize: What a restore on another number of replicas makes of it: each new
         replica starts from the `sum` (shared out evenly), the `mean` or the `first`;
         or the restore is refused.
@@ -65,13 +66,12 @@ def is_per_replica(node: PyTree) -> bool:
     return isinstance(node, PerReplica)
 
 
-def per_replica_specs(tree: PyTree) -> PyTree:
-    """Return a tree of specs: declared leaves cut over replicas, others whole."""
-    return jax.tree.map(
-        lambda node: replica_spec() if is_per_replica(node) else PartitionSpec(),
-        tree,
-        is_leaf=is_per_replica,
-    )
+def per_replica_specs(tree: PyTree) -> list[PartitionSpec]:
+    """Return the spec of each leaf: declared ones cut over replicas, others whole."""
+    return [
+        replica_spec() if declared else PartitionSpec()
+        for _, declared in declared_leaves(tree)
+    ]
 
 
 def declared_leaves(tree: PyTree) -> list[tuple[str, bool]]:

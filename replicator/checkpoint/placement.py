@@ -59,7 +59,8 @@ def place_like(
       arrays: Its arrays, in the order of its leaves.
       only: Restore only leaves whose path matches this (`*` matches also slashes); the
         others stay as they are in `like`.
-      shardings: Instead of those of `like`; a prefix of its tree.
+      shardings: Instead of those of `like`; a list with that of each leaf, or a prefix
+        of its tree.
 
     Returns:
       The state, and what it no longer promises.

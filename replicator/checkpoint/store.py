@@ -234,7 +234,8 @@ class CheckpointStore:
           step: Restore this one, and no other.
           only: Restore only leaves of `like` whose path matches, and take the others
             from `like`: `"user/params/*"`, where `*` matches slashes, too.
-          shardings: Instead of those of `like`; a prefix of its tree.
+          shardings: Instead of those of `like`; a list with that of each leaf, or a
+            prefix of its tree.
 
         Returns:
           What was saved; None if nothing was saved yet.

@@ -9,7 +9,11 @@ from replicator.collectives.assume_replicated import (
 )
 from replicator.collectives.broadcast import broadcast
 from replicator.collectives.context.axes import num_replicas, replica_id
-from replicator.collectives.context.keys import example_keys, replica_key
+from replicator.collectives.context.keys import (
+    example_keys,
+    example_places,
+    replica_key,
+)
 from replicator.collectives.context.microbatch import is_last_microbatch, microbatch
 from replicator.collectives.map_gather import map_gather, map_reduce
 from replicator.collectives.ordered import add_in_order
@@ -25,6 +29,7 @@ __all__ = [
     "assume_replicated",
     "broadcast",
     "example_keys",
+    "example_places",
     "is_last_microbatch",
     "map_gather",
     "map_reduce",

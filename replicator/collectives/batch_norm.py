@@ -21,7 +21,8 @@ weight 0 normalises to 0 and has no gradient, and an update without a real examp
 leaves the average as it is. The average has room for itself alone, so how many
 microbatches will count has to be known at the first one: it is for padding
 (`Microbatch.real`). One that turns out empty otherwise leaves the average so far where
-it is: those before it then count less than those after it.
+it is: those before it then count less than those after it. And a norm may move once in
+each microbatch: with several, a second call in a step is refused (`moved_averages`).
 `replicator.nnx.BatchNorm` is this as a module.
 """
 
@@ -39,6 +40,7 @@ from replicator.collectives.context.microbatch import (
     microbatch,
     real_microbatches,
 )
+from replicator.collectives.markers import mark_moved
 from replicator.collectives.moments import Moments, per_example, wider_dtype
 
 
@@ -164,7 +166,7 @@ def _moved(
     def move(old: Array, new: Array) -> Array:
         new = new[0].astype(old.dtype)
         moved = (before * old + share * new) / (before + share)
-        return jnp.where(place.counts, moved.astype(old.dtype), old)
+        return mark_moved(jnp.where(place.counts, moved.astype(old.dtype), old), old)
 
     return RunningMoments(
         move(average.mean, moments.mean), move(average.var, moments.var)

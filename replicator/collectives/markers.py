@@ -32,6 +32,9 @@ GIVEN_GRADIENT = "given_gradient"
 """Marks a gradient that `update` is given; `share` says what it is of, the second
 operand is its count, if it has one."""
 
+MOVED_AVERAGE = "moved_average"
+"""Marks running statistics that were moved; the second operand is what they were."""
+
 REDUCED_GRADIENT = "reduced_gradient"
 """Marks a gradient that an optimizer gets; its parameter `name` says of what."""
 
@@ -87,6 +90,11 @@ def mark_given(gradients: PyTree, share: str, count: ArrayLike) -> PyTree:
     )
 
 
+def mark_moved(moved: Shaped[Array, "..."], old: Array) -> Shaped[Array, "..."]:
+    """Return running statistics, marked as moved from `old` in this call of a norm."""
+    return _moved_average_p.bind(moved, old)
+
+
 def mark_reduced(gradients: PyTree, name: str) -> PyTree:
     """Return gradients of `name`, marked leaf by leaf as what its optimizer gets."""
     leaves, treedef = jax.tree.flatten(gradients)
@@ -104,12 +112,13 @@ _alone_p = make_marker(ALONE)
 ad.deflinear2(_alone_p, lambda cotangent, _, name: [mark_alone(cotangent, name)])
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
 _given_gradient_p = make_marker(GIVEN_GRADIENT, operands=2)
+_moved_average_p = make_marker(MOVED_AVERAGE, operands=2)
 _reduced_gradient_p = make_marker(REDUCED_GRADIENT)
 
 MARKERS = frozenset(
     {
         *(LOCAL_SUM, GLOBAL, WEIGHTED_GRADIENT, GIVEN_GRADIENT, REDUCED_GRADIENT),
-        "assume_replicated",
+        *(MOVED_AVERAGE, "assume_replicated"),
     }
 )
 """Those that say nothing of other replicas where there is one."""

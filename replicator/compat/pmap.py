@@ -84,8 +84,8 @@ def pmap(
       global_arg_shapes: Must be None.
 
     Returns:
-      The mapped function; its `lower` is that of `jax.jit`. It is compiled once for
-      each set of shapes.
+      The mapped function; it is compiled once for each set of shapes. Its `lower` is
+      that of `jax.jit`, and what this compiles is called without static arguments.
 
     Raises:
       ArgumentError: An argument of `pmap`, or later one of the mapped function, breaks
@@ -152,7 +152,25 @@ class _Mapped:
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> PyTree:
         run, mesh, axes, placed, by_name = self._prepare(args, kwargs)
-        result, done = run(mesh, axes, *placed, **by_name)
+        return self._returned(run(mesh, axes, *placed, **by_name), mesh)
+
+    def call_compiled(
+        self, compiled: Any, first: tuple, args: tuple, kwargs: dict[str, Any]
+    ) -> PyTree:
+        """Call what was compiled for arguments like `first`, without static ones."""
+        count = len(self._dynamic(first))
+        if len(args) != count:
+            raise ArgumentError(
+                f"`args` must be the {count} positional arguments, got {len(args)}. "
+                "Leave static ones out: they are compiled in."
+            )
+        _, mesh, _, placed, by_name = self._prepare(
+            tuple(self._merged(first, args)), kwargs
+        )
+        return self._returned(compiled(*self._dynamic(placed), **by_name), mesh)
+
+    def _returned(self, outputs: tuple[PyTree, Any], mesh: Mesh) -> PyTree:
+        result, done = outputs
         if isinstance(done, Tracer):
             return result
         with _LOCK:
@@ -161,9 +179,9 @@ class _Mapped:
             return result
         return jax.tree.map(lambda leaf: local_rows(leaf, mesh), result)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: Any, **kwargs: Any) -> "_Stage":
         run, mesh, axes, placed, by_name = self._prepare(args, kwargs)
-        return run.lower(mesh, axes, *placed, **by_name)
+        return _Stage(self, args, run.lower(mesh, axes, *placed, **by_name))
 
     def _program(
         self, mesh: Mesh, axes: tuple[int, ...], /, *args: Any, **kwargs: Any
@@ -309,6 +327,24 @@ class _Mapped:
     @property
     def _name(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+
+@dataclasses.dataclass(eq=False)
+class _Stage:
+    """What JAX lowered or compiled, which is called as the mapped function is."""
+
+    mapped: _Mapped
+    args: tuple
+    stage: Any
+
+    def compile(self, *args: Any, **kwargs: Any) -> "_Stage":
+        return dataclasses.replace(self, stage=self.stage.compile(*args, **kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        return self.mapped.call_compiled(self.stage, self.args, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stage, name)
 
 
 # All mapped functions share one bound: what they fill is the one pool of XLA. The lock

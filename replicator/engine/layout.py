@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from jax.extend import core
+from jax.sharding import NamedSharding
 
 from replicator.base.types import PyTree
 from replicator.inputs.context import BatchLayout
@@ -68,8 +69,10 @@ class Layout(BatchLayout, Protocol):
         """
         ...
 
-    def state_shardings(self, shapes: PyTree) -> PyTree:
-        """Return the shardings of a state as it is kept, a prefix of `shapes`.
+    def state_shardings(self, shapes: PyTree) -> list[NamedSharding]:
+        """Return the sharding of each leaf of a state as it is kept, in leaf order.
+
+        Not a tree of them: a node that checks itself takes arrays alone.
 
         Raises:
           ArgumentError: This engine has no place for a leaf; names it.

@@ -95,14 +95,13 @@ class PartitionedLayout:
             for leaf, each in zip(leaves, placements, strict=True)
         )
 
-    def state_shardings(self, shapes: PyTree) -> PyTree:
+    def state_shardings(self, shapes: PyTree) -> list[NamedSharding]:
         """Return a sharding for each leaf of a state.
 
         Raises:
           ArgumentError: A leaf is declared `PerReplica`, or does not divide.
         """
-        places = [self._sharding(each.stored) for each in self._placements(shapes)]
-        return jax.tree.structure(shapes).unflatten(places)
+        return [self._sharding(each.stored) for each in self._placements(shapes)]
 
     def check_state(self, shapes: PyTree) -> None:
         """Refuse a strategy that was not written for this state.
@@ -216,7 +215,10 @@ class PartitionedLayout:
             return value
         if kind == STATE:
             where = self.state_shardings(value)
-        elif kind.name == "examples":
+            leaves, structure = jax.tree.flatten(value)
+            lying = jax.lax.with_sharding_constraint(leaves, where)
+            return structure.unflatten(lying)
+        if kind.name == "examples":
             where = self.batch_shardings(value, axis=kind.axis)
         else:
             where = replicated(self.mesh)
@@ -326,6 +328,15 @@ def _traced(fn: Callable[..., Any], given: list) -> tuple[core.ClosedJaxpr, PyTr
                     f"`lax.pcast` over `{REPLICA_AXIS}`",
                     "Leave it out, or use `strategies.data_parallel()`.",
                 )
+            raise
+        except NotImplementedError as failure:
+            # `psum` says nothing else of groups under `vmap`.
+            if str(failure) and "axis_index_groups" not in str(failure):
+                raise
+            refuse_if_partitioned(
+                f"`axis_index_groups` of collectives over `{REPLICA_AXIS}`",
+                "Leave them out, or use `strategies.data_parallel()`.",
+            )
             raise
         except ValueError as failure:
             if "out_axes is None" not in str(failure):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.mesh import readable, replica_spec, split_over_replicas
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import (
@@ -51,11 +52,9 @@ class ReplicatedLayout:
         """Return a state without padding: each replica keeps all of it."""
         return unpadded(state)
 
-    def state_shardings(self, shapes: PyTree) -> PyTree:
-        """Return a prefix tree of shardings: declared leaves cut over replicas."""
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec), per_replica_specs(shapes)
-        )
+    def state_shardings(self, shapes: PyTree) -> list[NamedSharding]:
+        """Return a sharding for each leaf: declared ones are cut over replicas."""
+        return [NamedSharding(self.mesh, spec) for spec in per_replica_specs(shapes)]
 
     def check_state(self, shapes: PyTree) -> None:
         """Take any state: there are no rules for variables."""
@@ -68,17 +67,23 @@ class ReplicatedLayout:
 
         def replica(*values: PyTree) -> PyTree:
             own = [
-                take_own(value) if kind == STATE else value
+                take_own(whole(value)) if kind == STATE else value
                 for kind, value in zip(inputs, values, strict=True)
             ]
             return jax.tree.map(_give_back, outputs, fn(*own))
 
         def program(*values: PyTree) -> PyTree:
-            given = dict(zip(inputs, values, strict=True))
-            state = per_replica_specs(given.get(STATE))
+            given = [
+                # Specs are no arrays: a node that checks itself is not built of them.
+                FlatTree.of(value) if kind == STATE else value
+                for kind, value in zip(inputs, values, strict=True)
+            ]
 
             def specs(kind: Kind) -> PyTree:
-                return state if kind == STATE else _spec(kind)
+                if kind != STATE:
+                    return _spec(kind)
+                state: FlatTree = given[inputs.index(STATE)]
+                return FlatTree(per_replica_specs(state.tree), state.structure)
 
             results = jax.shard_map(
                 replica,
@@ -88,12 +93,14 @@ class ReplicatedLayout:
                 # Gradients of replicated parameters must stay local until the optimizer
                 # reduces them; `check` proves what this would have checked.
                 check_vma=False,
-            )(*values)
+            )(*given)
             return jax.tree.map(self._readable, outputs, results)
 
         return program
 
     def _readable(self, kind: Kind, result: PyTree) -> PyTree:
+        if kind == STATE:
+            return whole(result)
         apart = kind.name in ("examples", "per_replica")
         return readable(result, self.mesh) if apart else result
 
@@ -133,7 +140,7 @@ class ReplicatedLayout:
 def _give_back(kind: Kind, result: PyTree) -> PyTree:
     """Return a replica's result as it is put together with those of others."""
     if kind == STATE:
-        return give_own(result)
+        return FlatTree.of(give_own(result))
     if kind.name == "per_replica":
         return jax.tree.map(lambda leaf: jnp.expand_dims(leaf, kind.axis), result)
     return result

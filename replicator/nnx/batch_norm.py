@@ -46,6 +46,9 @@ class BatchNorm(nnx.Module):
     accumulation microbatches of padding alone (`batch["mask"]`) leave the running
     statistics where they are, which move as if there were only the others.
 
+    The running statistics move call by call. With several microbatches they can move
+    once in a step: a second call that would move them, too, is refused.
+
     Attributes:
       scale: Factor per feature, or None.
       bias: Offset per feature, or None.

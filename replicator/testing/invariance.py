@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicator.base.mesh import replica_mesh
+from replicator.base.mesh import put, replica_mesh
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
@@ -44,6 +44,7 @@ from replicator.testing.comparisons import (
     Comparison,
     InvarianceReport,
     compared,
+    compared_metrics,
     norm,
 )
 
@@ -83,7 +84,8 @@ def assert_replica_invariant(
     repeated in float64 on each, and at its end the state may differ by 1e-9 of its
     norm: what moves once per update from that of one replica and one microbatch, what
     reads the batch from that of one replica at the same accumulation. Integers, keys
-    and flags must be equal; `PerReplica` leaves are not compared, and named.
+    and flags must be equal; `PerReplica` leaves are not compared, and named. Under a
+    strategy that partitions the metrics of the last update are compared, too.
 
     Args:
       step_fn: With an optimizer from `wrap_optimizer`.
@@ -166,18 +168,24 @@ class _Case:
         self, at_steps: Sequence[int], num_replicas: int, accumulate: int
     ) -> dict[int, PyTree]:
         """Run, and return host copies of the state after `at_steps` updates."""
+        return self._visited(at_steps, num_replicas, accumulate)[0]
+
+    def _visited(
+        self, at_steps: Sequence[int], num_replicas: int, accumulate: int
+    ) -> tuple[dict[int, PyTree], PyTree]:
+        """Run; return also the metrics of the last update."""
         layout = self._layout(num_replicas)
         options = CompileOptions(accumulate=accumulate)
         update = count_steps(lift(self.step_fn, accumulate=accumulate))
         step = CompiledStep(update, layout, options)
         run = self._at(0, self._start(layout))
-        visited = {}
+        visited, metrics = {}, {}
         for done in range(max(at_steps) + 1):
             if done in at_steps:
                 visited[done] = unpadded(jax.device_get(run.user))
             if done < max(at_steps):
-                run, _ = step(run, _as_wide(self.batch))
-        return visited
+                run, metrics = step(run, _as_wide(self.batch))
+        return visited, jax.device_get(metrics)
 
     def compare_gradients(self, states: dict[int, PyTree], settings: Sequence):
         """Compare gradients at equal states with those on one replica."""
@@ -210,10 +218,20 @@ class _Case:
             alone = {k: self._final(once, steps, n, k) for n, k in sorted(cuts)}
             comparisons = []
             for n, k in settings:
-                updated, read = alone[k] if n == 1 else self._final(once, steps, n, k)
+                updated, read, told = (
+                    alone[k] if n == 1 else self._final(once, steps, n, k)
+                )
                 pairs = [("float64 trajectory", updated, alone[1][0])]
                 if read and n > 1:
                     pairs.append((READS_BATCH, read, alone[k][1]))
+                if n > 1 and _partitions(self.strategy):
+                    comparisons += compared_metrics(
+                        told,
+                        alone[k][2],
+                        step=steps,
+                        tolerance=TRAJECTORY_TOLERANCE,
+                        **self._place(n, k),
+                    )
                 comparisons += [
                     compared(
                         found,
@@ -229,16 +247,17 @@ class _Case:
 
     def _final(
         self, once: list[bool], steps: int, num_replicas: int, accumulate: int
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return what moves once per update, and what reads the batch, by path."""
-        state = self.visit([steps], num_replicas, accumulate)[steps]
+    ) -> tuple[dict[str, np.ndarray], ...]:
+        """Return by path what moves once per update, what reads the batch, metrics."""
+        visited, metrics = self._visited([steps], num_replicas, accumulate)
+        state = visited[steps]
         updated, read = {}, {}
         marks = iter(once)
         for path, node in named_leaves(state, is_leaf=is_per_replica):
             own = [next(marks) for _ in jax.tree.leaves(node)]
             if not is_per_replica(node):
                 (updated if own[0] else read)[path] = _numbers(node)
-        return updated, read
+        return updated, read, {path: _numbers(x) for path, x in named_leaves(metrics)}
 
     def _follows_optimizer(self) -> list[bool]:
         found: list[bool] = []
@@ -359,7 +378,7 @@ def _put(state: PyTree, layout: Layout) -> PyTree:
     """Put a one-replica state in its place; declared leaves start as replica 0's."""
     own = repeat_own(take_own(state), num_replicas=layout.num_replicas)
     placed = layout.pad_state(own)
-    return jax.device_put(placed, layout.state_shardings(placed))
+    return put(placed, layout.state_shardings(placed))
 
 
 def _as_wide(tree: PyTree) -> PyTree:

@@ -175,6 +175,20 @@ def test_lower_shows_the_program():
     assert "all_reduce" in text
 
 
+def test_what_was_lowered_and_compiled_is_called_as_what_was_mapped():
+    @functools.partial(pmap, axis_name="i", static_broadcasted_argnums=1)
+    def scaled(x, factor, *, shift):
+        return {"sum": factor * jax.lax.psum(x, "i") + shift}
+
+    compiled = scaled.lower(rows(), 3, shift=rows()).compile()
+    found = compiled(rows(), shift=rows())
+    expected = scaled(rows(), 3, shift=rows())
+    np.testing.assert_array_equal(found["sum"], expected["sum"])
+    assert "all-reduce" in compiled.as_text()
+    with pytest.raises(ArgumentError, match="1 positional arguments, got 2"):
+        compiled(rows(), 3, shift=rows())
+
+
 def test_many_calls_with_a_donated_state_never_fill_the_pool():
     @functools.partial(pmap, axis_name="i", donate_argnums=0)
     def step(w, x):

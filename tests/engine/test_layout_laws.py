@@ -104,6 +104,16 @@ PARTITIONED = {
         ArgumentError,
         "`groups` must be left to strategies that replicate",
     ),
+    "JAX's groups in a sum": Refusal(
+        lambda state, batch: (state, {"n": in_groups(jax.lax.psum, batch["x"].sum())}),
+        ArgumentError,
+        "`axis_index_groups` .* must be left to strategies that replicate",
+    ),
+    "JAX's groups in a gather": Refusal(
+        lambda state, batch: (state, {"n": in_groups(jax.lax.all_gather, batch["x"])}),
+        ArgumentError,
+        "`axis_index_groups` .* must be left to strategies that replicate",
+    ),
     "statistics of each replica": Refusal(
         lambda state, batch: (state, {"n": own_windows(batch["x"])}),
         ArgumentError,
@@ -146,6 +156,10 @@ batch = {
 
 def own_windows(x):
     make_windows(len(x), stats="replica")
+
+
+def in_groups(collective, x):
+    return collective(x, "replica", axis_index_groups=[[0]]).sum()
 
 
 def cast(x):
@@ -195,15 +209,11 @@ def born(layout, init_fn=init_fn):
     return first_state(init_fn, layout, key=jax.random.key(0)).born()
 
 
-def leaf_shardings(prefix, tree):
-    """List a sharding for each leaf of `tree`."""
-    spread = jax.tree.map(
-        lambda sharding, below: jax.tree.map(lambda _: sharding, below),
-        prefix,
-        tree,
-        is_leaf=lambda node: isinstance(node, Sharding),
+def leaf_shardings(given, tree):
+    """List a sharding for each leaf of `tree`: `given` is one for all, or a list."""
+    return (
+        [given] * len(jax.tree.leaves(tree)) if isinstance(given, Sharding) else given
     )
-    return jax.tree.leaves(spread)
 
 
 def without_keys(tree):

@@ -1,6 +1,7 @@
 """Law 1, by the helper that users have: what passes it, and what it must catch."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -277,7 +278,7 @@ def test_a_strategy_that_partitions_obeys_the_law(strategy):
     init_fn, step_fn = trainer(wrap_optimizer(adam(1e-2)))
     options = {"at_steps": (0, 10), "strategy": strategy}
     report = assert_invariant(step_fn, init_fn, regression_batch(32), **options)
-    assert_all_checked(report, comparisons=3 * 2 + 3)
+    assert_all_checked(report, comparisons=3 * 2 + 3 + 2)  # two report a loss
     over = {each.strategy for each in report.comparisons if each.replicas > 1}
     assert over == {strategy.name}
 
@@ -317,6 +318,28 @@ def test_what_an_unmodified_step_and_a_strategy_cannot_do_is_left_out():
         "accumulate=4",
         "gradients",
     ]
+
+
+@pytest.mark.parametrize("of", ["metric", "state"])
+def test_what_a_strategy_reports_and_keeps_is_compared_too(of):
+    start, train = trainer(wrap_optimizer(SGD))
+    turns = itertools.count(1)  # another number in each program
+
+    def init_fn(key):
+        return start(key) | {"turn": jnp.zeros(())}
+
+    def step_fn(state, batch):
+        after, metrics = train(state, batch)
+        found = {"turn": batch["y"].sum() * next(turns)}
+        if of == "state":
+            return after | found, metrics
+        return after, metrics | found
+
+    options = {"replicas": (2,), "accumulate": (1,), "at_steps": (1,)}
+    with pytest.raises(InvarianceError, match=r"`turn`.*writes and shifts.*another st"):
+        assert_replica_invariant(
+            step_fn, init_fn, regression_batch(), strategy=strategies.fsdp(), **options
+        )
 
 
 def test_a_strategy_that_fits_no_number_of_devices_asked_for_is_refused():

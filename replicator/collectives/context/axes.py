@@ -38,11 +38,36 @@ class Axis:
 
 
 _partitioned = jax.make_user_context(None)
+_in_init = jax.make_user_context(None)
 
 
 def one_replica_on_many_devices() -> AbstractContextManager[None]:
     """Refuse, inside a `with` block, what only means something with many replicas."""
     return _partitioned(True)
+
+
+def one_state_for_all() -> AbstractContextManager[None]:
+    """Refuse, inside a `with` block, what would tell replicas apart."""
+    return _in_init(True)
+
+
+def refuse_in_init(what: str) -> None:
+    """Refuse `what` while `init_fn` is traced, which makes one state for all replicas.
+
+    Raises:
+      ArgumentError: It is.
+    """
+    if _in_init.value:
+        raise ArgumentError(
+            f"{what} must be called in a step, got a call in `init_fn`, whose state is "
+            "the first of all replicas. For a state of each replica's own call "
+            "`rep.put(state)` with a row for each in `PerReplica(rows)`."
+        )
+
+
+def is_partitioned() -> bool:
+    """Tell whether a step is traced whose strategy makes all devices one replica."""
+    return bool(_partitioned.value)
 
 
 def refuse_if_partitioned(what: str, remedy: str) -> None:
@@ -86,11 +111,13 @@ def replica_id(*, axis_name: str = REPLICA_AXIS) -> Int[Array, ""]:
       A scalar int32 that differs between replicas.
 
     Raises:
-      ArgumentError: `axis_name` is a dead axis, or the strategy partitions.
+      ArgumentError: `axis_name` is a dead axis, the strategy partitions, or this is
+        `init_fn`.
 
     >>> jax.vmap(lambda x: x + replica_id(), axis_name="replica")(jnp.zeros(3, int))
     Array([0, 1, 2], dtype=int32)
     """
+    refuse_in_init("`replica_id`")
     refuse_if_partitioned(
         "`replica_id`", "Use `example_keys`, or `strategies.data_parallel()`."
     )

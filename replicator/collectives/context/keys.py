@@ -1,15 +1,15 @@
 """Derive random keys per replica and per example from one key shared by all.
 
 A step receives the same key on every replica and in every microbatch: both are cuts of
-one global batch. `example_keys` folds each example's place in the global batch, so that
-draws depend on neither cut; `replica_key` folds the replica and the microbatch, so that
-draws differ from cut to cut. Both fold small integers into what they get: do not hand
-one key to both, `jax.random.split` it.
+one global batch. `example_keys` folds each example's place in the global batch
+(`example_places`), so that draws depend on neither cut; `replica_key` folds the replica
+and the microbatch, so that draws differ from cut to cut. Both fold small integers into
+what they get: do not hand one key to both, `jax.random.split` it.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Int32, Shaped
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe, named_leaves
@@ -18,6 +18,7 @@ from replicator.collectives.context.axes import (
     num_replicas,
     position,
     refuse_if_partitioned,
+    refuse_in_init,
     replica_id,
     resolve_axis,
 )
@@ -39,8 +40,8 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
       `key`, folded with the microbatch's index and then with `replica_id()`.
 
     Raises:
-      ArgumentError: `key` is no key, `axis_name` is a dead axis, or the strategy
-        partitions.
+      ArgumentError: `key` is no key, `axis_name` is a dead axis, the strategy
+        partitions, or this is `init_fn`.
 
     >>> def noise(x, key):                # other numbers on each replica
     ...     return x + jax.random.normal(replica_key(key), x.shape)
@@ -49,6 +50,7 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
     False
     """
     check_key(key)
+    refuse_in_init("`replica_key`")
     refuse_if_partitioned(
         "`replica_key`", "Use `example_keys`, or `strategies.data_parallel()`."
     )
@@ -96,8 +98,8 @@ def example_keys(
       axis_name: Mesh axis of the replicas.
 
     Returns:
-      Per-replica keys `[n]`; key i is `key` folded with the place of example i in the
-      global batch: `(microbatch * num_replicas() + replica_id()) * n + i`.
+      Per-replica keys `[n]`; key i is `key` folded with `example_places(n)[i]`, the
+      place of example i in the global batch.
 
     Raises:
       ArgumentError: `key` is no key, `n` no whole number, or `axis_name` a dead axis.
@@ -110,8 +112,33 @@ def example_keys(
     True
     """
     check_key(key)
+    places = example_places(n, axis_name=axis_name)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, places)
+
+
+def example_places(n: int, *, axis_name: str = REPLICA_AXIS) -> Int32[Array, "n"]:
+    """Return the place of each example in the global batch, counted from 0.
+
+    It follows the example to any cut of the batch: for noise from a table or a
+    quasi-random sequence, for pairs of neighbours, to say which examples were hard.
+
+    Args:
+      n: How many examples this replica has in this microbatch; the same in all.
+      axis_name: Mesh axis of the replicas.
+
+    Returns:
+      Per-replica int32 `[n]`; that of example i is
+      `(microbatch * num_replicas() + replica_id()) * n + i`.
+
+    Raises:
+      ArgumentError: `n` is no whole number, or `axis_name` a dead axis.
+
+    >>> x = jnp.ones((2, 3))
+    >>> jax.vmap(lambda x: example_places(len(x)), axis_name="replica")(x)
+    Array([[0, 1, 2],
+           [3, 4, 5]], dtype=int32)
+    """
     check_whole("n", n)
     replicas = num_replicas(axis_name=axis_name)
     block = microbatch().index * replicas + position(resolve_axis(axis_name))
-    positions = block * n + jnp.arange(n, dtype=jnp.int32)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, positions)
+    return block * n + jnp.arange(n, dtype=jnp.int32)

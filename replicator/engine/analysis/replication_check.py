@@ -273,18 +273,7 @@ def prove_replicated(
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
     """
-    shapes = [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
-    examples = _num_examples(shapes, in_marks, batch_axis)
-    like = [s for s, mark in zip(shapes, in_marks, strict=True) if mark is STATE]
-    noise = SharedNoise(examples, like)
-    # A number of the state, such as a count of steps, is no weights.
-    given = [
-        CLEAN if mark is STATE and not shape else mark
-        for mark, shape in zip(in_marks, shapes, strict=True)
-    ]
-    everyone = _everyone(shapes, in_marks, batch_axis, num_replicas or 1)
-    rules = _ReplicationRules(noise, num_replicas, everyone)
-    out_marks = dataflow.flow(jaxpr, given, rules)
+    rules, out_marks = _walk(jaxpr, in_marks, num_replicas, batch_axis)
     guilty = [
         (path, mark.varying, variable)
         for path, mark, variable in zip(
@@ -300,18 +289,65 @@ def prove_replicated(
             [mark.varying is not None for mark in in_marks],
             [path is not None and not rules.given for path in out_paths],
             num_replicas=num_replicas or 1,
-            examples=examples,
+            examples=_num_examples(_shapes(jaxpr), in_marks, batch_axis),
         )
+    _warn(rules.noise, "replica")
+
+
+def warn_of_microbatches(
+    jaxpr: core.Jaxpr, in_marks: Sequence[Mark], reduced: slice
+) -> None:
+    """Warn of random numbers that the microbatches of one replica share.
+
+    Args:
+      jaxpr: What one microbatch computes, as a function of its place, too.
+      in_marks: As `prove_replicated` takes them; that of the place is `BATCH`.
+      reduced: Which outputs are averaged over microbatches.
+
+    Warns:
+      SharedRandomKeyWarning: Its examples are given numbers that others get as well.
+    """
+    rules, out_marks = _walk(jaxpr, in_marks, None, 0)
+    rules.noise.reduce(out_marks[reduced])
+    _warn(rules.noise, "microbatch")
+
+
+def _walk(
+    jaxpr: core.Jaxpr,
+    in_marks: Sequence[Mark],
+    num_replicas: int | None,
+    batch_axis: int,
+) -> tuple[_ReplicationRules, list[Mark]]:
+    """Return what is found on the way, and the marks of the outputs."""
+    shapes = _shapes(jaxpr)
+    like = [s for s, mark in zip(shapes, in_marks, strict=True) if mark is STATE]
+    noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis), like)
+    # A number of the state, such as a count of steps, is no weights.
+    given = [
+        CLEAN if mark is STATE and not shape else mark
+        for mark, shape in zip(in_marks, shapes, strict=True)
+    ]
+    everyone = _everyone(shapes, in_marks, batch_axis, num_replicas or 1)
+    rules = _ReplicationRules(noise, num_replicas, everyone)
+    return rules, dataflow.flow(jaxpr, given, rules)
+
+
+def _warn(noise: SharedNoise, part: str) -> None:
+    own = "`replicator.example_keys(key, n)` for numbers of each example's own"
+    if part == "replica":
+        own = f"`replicator.replica_key(key)` for numbers of each replica's own, {own}"
     for origin in noise.found.values():
         warnings.warn(
-            f"every replica draws the same random numbers at {origin.where}. Use "
-            "`replicator.replica_key(key)` or `replicator.example_keys(key, n)` for "
-            "numbers of each replica's or each example's own; give an NNX module such "
-            "a key with `nnx.reseed`; pass numbers that all should share through "
-            "`replicator.assume_replicated`.",
+            f"every {part} draws the same random numbers at {origin.where}. Use {own}; "
+            "give an NNX module such a key with `nnx.reseed`; pass numbers that all "
+            "should share through `replicator.assume_replicated`.",
             SharedRandomKeyWarning,
             stacklevel=user_stacklevel(),
         )
+
+
+def _shapes(jaxpr: core.Jaxpr) -> list[tuple[int, ...]]:
+    return [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
 
 
 def _everyone(

@@ -1,5 +1,8 @@
 """Join rows per example that microbatches report, so that the cut does not show.
 
+What merges, a `Mean` above all, is refused where it has a row per example: row i of one
+replica's examples says nothing of row i of another's.
+
 Whether an array has a row per example cannot be told from one microbatch: a vector may
 happen to be as long. So the step is traced once more, with the whole batch of a replica
 at once, and metrics come out in the shapes that they have there.
@@ -12,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from replicator.base.per_replica import PerReplica
-from replicator.base.trees import describe, leaf_path
+from replicator.base.trees import describe, leaf_path, named_leaves
 from replicator.base.types import PyTree
 from replicator.engine.metrics.declared import Concat, is_metric
 from replicator.errors import ArgumentError
@@ -44,8 +47,12 @@ def join_rows(
     if not kept:
         return metrics
     may_grow = cut and any(leaf.ndim > 1 for leaf in jax.tree.leaves(kept))
-    shapes = _shapes_of_whole(step, *given) if may_grow else metrics
-    examples = _examples(given[1], cut=cut)
+    state, batch, *rest = given
+    examples, shapes = _examples(batch, cut=cut), metrics
+    if may_grow:
+        batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        words = f"the {examples} examples of a replica at once"
+        shapes = _shapes(step, state, batch, *rest, words=words)
 
     def join(path: tuple, metric: PyTree, like: PyTree) -> PyTree:
         if isinstance(metric, Concat):
@@ -57,15 +64,59 @@ def join_rows(
     return jax.tree_util.tree_map_with_path(join, metrics, shapes, is_leaf=is_metric)
 
 
-def _shapes_of_whole(step: Callable, state: PyTree, batch: PyTree, *rest) -> PyTree:
-    """Return the shapes of the metrics that all microbatches yield as one."""
-    batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+def refuse_rows(
+    metrics: PyTree, step: Callable[..., tuple], given: tuple, *, cut: bool
+) -> None:
+    """Refuse rows per example in what merges with that of other examples.
+
+    Args:
+      metrics: Declared, of one microbatch.
+      step: As in `join_rows`, which takes the other two, too.
+      given: Likewise.
+      cut: Likewise.
+
+    Raises:
+      ArgumentError: There are; names the metric.
+    """
+    named = named_leaves(metrics, is_leaf=is_metric)
+    state, batch, *rest = given
+    examples = next((x.shape[int(cut)] for x in jax.tree.leaves(batch)), 0)
+    if not any(_has_rows(metric, examples) for _, metric in named):
+        return
+    doubled = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((2 * examples, *x.shape[1 + cut :]), x.dtype),
+        batch,
+    )
+    words = f"twice the examples of a microbatch, {2 * examples}"
+    others = jax.tree.leaves(
+        _shapes(step, state, doubled, *rest, words=words), is_leaf=is_metric
+    )
+    for (path, metric), other in zip(named, others, strict=True):
+        if _has_rows(metric, examples) and _has_rows(other, 2 * examples):
+            raise ArgumentError(
+                f"`step_fn` must reduce `{path}` over its examples, got "
+                f"{describe(metric.value)} for {examples} of them: rows of other "
+                "examples would be merged with these. Report their mean, or all rows: "
+                "`Concat(rows)`."
+            )
+
+
+def _has_rows(metric: PyTree, examples: int) -> bool:
+    if isinstance(metric, Concat | PerReplica):
+        return False
+    return jnp.shape(metric.value)[:1] == (examples,)
+
+
+def _shapes(
+    step: Callable, state: PyTree, batch: PyTree, *rest: PyTree, words: str
+) -> PyTree:
+    """Return the shapes of the metrics of another batch; `words` say which."""
     try:
         return jax.eval_shape(step, state, batch, *rest)[1]
     except Exception as failure:
         failure.add_note(
-            f"`step_fn` was traced with the {_examples(batch, cut=False)} examples of "
-            "a replica at once, to see which metrics have one row per example."
+            f"`step_fn` was traced with {words}, to see which metrics have one row per "
+            "example."
         )
         raise
 

@@ -4,12 +4,7 @@ from typing import Any
 
 from jax.extend import core
 
-from replicator.collectives.markers import (
-    ALONE,
-    GIVEN_GRADIENT,
-    REDUCED_GRADIENT,
-    WEIGHTED_GRADIENT,
-)
+from replicator.collectives.markers import ALONE, MARKERS
 from replicator.strategies.strategy import Cut
 
 _ELEMENTWISE = frozenset(
@@ -20,7 +15,7 @@ _ELEMENTWISE = frozenset(
         *("floor", "ceil", "round", "nextafter", "clamp", "select_n", "and", "or"),
         *("not", "xor", "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "copy"),
         *("stop_gradient", "convert_element_type", "reduce_precision", "copy_p"),
-        *("atan2", ALONE, GIVEN_GRADIENT, REDUCED_GRADIENT, WEIGHTED_GRADIENT),
+        *("atan2", ALONE, *MARKERS),
     }
 )
 _REDUCTIONS = frozenset(

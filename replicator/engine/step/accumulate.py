@@ -25,9 +25,11 @@ from replicator.collectives.context.microbatch import (
     Asked,
     Microbatch,
     in_microbatch,
+    microbatch,
     noting_in,
 )
 from replicator.engine.analysis.meeting import MicrobatchCollectiveWarning
+from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.analysis.ordered_bits import ordered_scope
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.metrics import declared as metrics
@@ -95,12 +97,11 @@ def accumulated(
             step, found.summed, found.data, position=last, show=show
         )
         merged = _fill(found.tail.leaves, jax.tree.leaves(after), found.moved)
-        reported = jax.tree.map(
-            lambda late, end, mean: end if late else mean,
-            found.tail.metrics,
-            final,
-            metrics.merge_microbatches(found.reported),
-            is_leaf=metrics.is_metric,
+        ends, declared = jax.tree.flatten(final, is_leaf=metrics.is_metric)
+        means = declared.flatten_up_to(metrics.merge_microbatches(found.reported))
+        reported = declared.unflatten(
+            end if late else mean
+            for late, end, mean in zip(found.tail.metrics, ends, means, strict=True)
         )
         after = jax.tree.structure(after).unflatten(merged)
         return after, reported, by_name(state, shown)
@@ -117,6 +118,9 @@ def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
         with _own_position(state):
+            if microbatch().count > 1:
+                closed = jax.make_jaxpr(step)(state, batch, key)
+                refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
             asking = _asking(step, show, state, batch, key)
             after, reported = step(asking, batch, key)
         after, shown = _take_shown(after)

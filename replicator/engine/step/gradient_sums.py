@@ -79,6 +79,42 @@ def checked_given(grads: PyTree, weight: object, count: object) -> Given:
     return Given(marked, "weight", scalar)
 
 
+class Valued(NamedTuple):
+    """Gradients, and the value of the loss, which is averaged with them."""
+
+    grads: PyTree
+    value: jax.Array
+
+
+def with_value(given: Given, value: jax.Array) -> Given:
+    """Return what is given with the value of the mean loss of its examples."""
+    factor = given.weight if given.share == "count" else None
+    return given._replace(grads=Valued(given.grads, scaled(jnp.asarray(value), factor)))
+
+
+def check_shapes(grads: PyTree, params: PyTree) -> None:
+    """Refuse gradients that are not of the parameters: those of single examples.
+
+    Args:
+      grads: Of all parameters or of some: what is masked has no leaf.
+      params: The parameters, or updates for them.
+
+    Raises:
+      ArgumentError: A leaf has another shape than its parameter; names it.
+    """
+    wanted = dict(named_leaves(params))
+    for path, leaf in named_leaves(grads):
+        shape = jnp.shape(wanted.get(path, leaf))
+        if jnp.shape(leaf) != shape:
+            raise ArgumentError(
+                f"`grads` must have the shapes of the parameters, got {describe(leaf)} "
+                f"for {list(shape)}{at_leaf(path)}: they are averaged before the "
+                "optimizer sees them. Clip those of single examples in the step and "
+                "pass their sum with `count=n`, or hand `replicator.all_gather(grads, "
+                "tiled=True)` to an optimizer outside of the wrap."
+            )
+
+
 def _scalar(name: str, weight: object) -> jax.Array:
     array = jnp.asarray(weight)
     if array.ndim != 0 or not jnp.isrealobj(array):

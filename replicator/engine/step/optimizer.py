@@ -25,16 +25,18 @@ from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
-from replicator.collectives.precision import sum_dtype
 from replicator.engine.step.gradient_sums import (
     Given,
+    Valued,
     added,
     check_own_grads,
+    check_shapes,
     checked_given,
     collect_given,
     divided,
     no_own_sums,
     scaled,
+    with_value,
 )
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import (
@@ -46,6 +48,7 @@ from replicator.engine.step.optimizer_state import (
     Reduction,
     Show,
     Showing,
+    check_optimizer_state,
     nothing_yet,
     one_of,
 )
@@ -76,8 +79,10 @@ def wrap_optimizer(
     replicas and microbatches. Gradients of several sums bring their counts with them:
     leave `count` out. `weight=n` takes gradients of the mean over `n` examples
     instead: exact where the loss speaks to no other replica, and refused where weights
-    differ and it does. With neither, all replicas and microbatches count alike. Outside
-    a replica context it acts as one replica.
+    differ and it does. With neither, all replicas and microbatches count alike. The
+    `value=` of the loss that some optimizers take (`optax.polyak_sgd`) is the mean of
+    this replica's examples; `tx` gets that of all. Outside a replica context it acts as
+    one replica.
 
     Args:
       tx: Any optax transformation.
@@ -167,39 +172,6 @@ def check_reduction(reduction: Reduction) -> None:
         )
 
 
-def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
-    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none.
-
-    A loss in half precision comes back in float32: times the scale it would overflow.
-
-    Raises:
-      ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
-
-    >>> optimizer = wrap_optimizer(optax.adam(1e-3), loss_scale=DynamicLossScale())
-    >>> def step_fn(state, batch):
-    ...     def scaled_fn(params):
-    ...         loss = loss_fn(params, batch)
-    ...         return scale_loss(loss, state["opt"]), loss
-    ...     grads, loss = jax.grad(scaled_fn, has_aux=True)(state["params"])
-    ...     updates, opt = optimizer.update(grads, state["opt"], state["params"])
-    ...     params = optax.apply_updates(state["params"], updates)
-    ...     return {"params": params, "opt": opt}, {"loss": loss}
-    """
-    _check_state(state)
-    if state.scale is None:
-        return loss
-    wide = jnp.asarray(loss).astype(sum_dtype(jnp.result_type(loss)))
-    return wide * state.scale.value.astype(wide.dtype)
-
-
-def _check_state(state: object) -> None:
-    if not isinstance(state, OptimizerState):
-        raise ArgumentError(
-            f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
-            "what the wrapped one's `init` returned."
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wrapped:
     tx: optax.GradientTransformationExtraArgs
@@ -231,8 +203,12 @@ class _Wrapped:
         count: jax.Array | None = None,
         **extra,
     ) -> tuple[PyTree, OptimizerState]:
-        _check_state(state)
+        check_optimizer_state(state)
         given = checked_given(grads, weight, count)
+        check_shapes(grads, self._updated(grads, state, params, extra))
+        own = isinstance(state.pending, OwnSums)
+        if extra.get("value") is not None and not own:
+            given = with_value(given, extra["value"])
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
             case Learning() as learning:
@@ -246,7 +222,7 @@ class _Wrapped:
                     state, pending=collect_given(pending, given, self.reduction)
                 )
             case Collected() as sums:
-                mean = _tie(self._mean(sums, like=grads), sums.count)
+                mean = _tie(self._mean(sums, like=given.grads), sums.count)
                 updates, after, reduced = finish(mean, state)
                 shown = _shown(reduced, sums.show)
                 if sums.show == "given":
@@ -258,6 +234,16 @@ class _Wrapped:
                 updates, after, reduced = finish(self._mean_of(given), state)
                 shown = None if pending is None else _shown(reduced, pending.show)
                 return updates, _show(after, pending, shown)
+
+    def _updated(self, grads, state, params, extra) -> PyTree:
+        """Return what updates are for: parameters, or shapes as of them."""
+        if params is not None:
+            return params
+
+        def update(grads, inner):
+            return self.tx.update(self._master(grads), inner, None, **extra)
+
+        return jax.eval_shape(update, grads, state.inner)[0]
 
     def _mean_of(self, given: Given) -> PyTree:
         """Reduce the gradients of a single call over replicas."""
@@ -335,6 +321,8 @@ class _Wrapped:
 
     def _finish(self, grads, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
+        if isinstance(grads, Valued):
+            grads, extra = grads.grads, extra | {"value": grads.value}
         grads = mark_reduced(grads, self.name)
         # Half precision would overflow in the norm, and lose what it is unscaled to.
         factor = None if state.scale is None else 1 / state.scale.value

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 
 from replicator.base.per_replica import PerReplica
 from replicator.base.types import PyTree
+from replicator.collectives.precision import sum_dtype
 from replicator.engine.step.loss_scale import LossScaleState
+from replicator.errors import ArgumentError
 
 Reduction = Literal["fast", "ordered"]
 
@@ -176,6 +178,11 @@ class OptimizerState:
     name: str = dataclasses.field(metadata=_STATIC)
     reduction: Reduction = dataclasses.field(metadata=_STATIC)
 
+    @property
+    def hyperparams(self) -> dict[str, jax.Array]:
+        """Those of `optax.inject_hyperparams`, to be read, or set between steps."""
+        return self.inner.hyperparams
+
 
 def is_optimizer_state(node: PyTree) -> bool:
     """Tell whether `node` is the state of a wrapped optimizer."""
@@ -231,3 +238,41 @@ def optimizer_states(tree: PyTree) -> list[OptimizerState]:
     """List the states of wrapped optimizers in `tree`, in leaf order."""
     nodes = jax.tree.leaves(tree, is_leaf=is_optimizer_state)
     return [node for node in nodes if is_optimizer_state(node)]
+
+
+def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
+    """Multiply `loss` by the optimizer's loss scale; unchanged if it has none.
+
+    A loss in half precision comes back in float32: times the scale it would overflow.
+
+    Raises:
+      ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
+
+    >>> optimizer = wrap_optimizer(optax.adam(1e-3), loss_scale=DynamicLossScale())
+    >>> def step_fn(state, batch):
+    ...     def scaled_fn(params):
+    ...         loss = loss_fn(params, batch)
+    ...         return scale_loss(loss, state["opt"]), loss
+    ...     grads, loss = jax.grad(scaled_fn, has_aux=True)(state["params"])
+    ...     updates, opt = optimizer.update(grads, state["opt"], state["params"])
+    ...     params = optax.apply_updates(state["params"], updates)
+    ...     return {"params": params, "opt": opt}, {"loss": loss}
+    """
+    check_optimizer_state(state)
+    if state.scale is None:
+        return loss
+    wide = jnp.asarray(loss).astype(sum_dtype(jnp.result_type(loss)))
+    return wide * state.scale.value.astype(wide.dtype)
+
+
+def check_optimizer_state(state: object) -> None:
+    """Refuse what is no state of a wrapped optimizer.
+
+    Raises:
+      ArgumentError: It is not.
+    """
+    if not isinstance(state, OptimizerState):
+        raise ArgumentError(
+            f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
+            "what the wrapped one's `init` returned."
+        )

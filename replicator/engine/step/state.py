@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 from jax.extend import core
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding
 
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put, replicated, spans_processes
@@ -23,6 +23,7 @@ from replicator.base.trees import (
     named_leaves,
 )
 from replicator.base.types import InitFn, Key, PyTree
+from replicator.collectives.context.axes import one_state_for_all
 from replicator.distributed.same_everywhere import (
     require_same_program,
     require_same_state,
@@ -142,12 +143,13 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
     if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
         require_same_state(layout.mesh, state)
 
-    def place(sharding: Sharding, below: PyTree) -> PyTree:
-        # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
-        # memory, and nothing is there three times at once.
-        return jax.tree.map(lambda leaf: copied(put(leaf, sharding)), below)
-
-    return jax.tree.map(place, shardings, state)
+    leaves, structure = jax.tree.flatten(state)
+    # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
+    # memory, and nothing is there three times at once.
+    return structure.unflatten(
+        copied(put(leaf, sharding))
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    )
 
 
 def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
@@ -161,7 +163,9 @@ def given_state(state: PyTree, layout: Layout, *, name: str) -> "FirstState":
     )
 
 
-def _given(name: str, state: PyTree, layout: Layout) -> tuple[PyTree, PyTree]:
+def _given(
+    name: str, state: PyTree, layout: Layout
+) -> tuple[PyTree, list[NamedSharding]]:
     """Return a state as it is kept, and its shardings."""
     _check_numbers(name, state)
     # First: a layout with no place for `PerReplica` leaves asks for no axis of theirs.
@@ -194,11 +198,9 @@ def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
     # A module is a tree of its arrays, though it may be called.
     if callable(state) and jax.tree_util.all_leaves([state]):
         return first_state(state, layout, key=jax.random.key(0)).shapes
+    given = named_leaves(state)
     _check_numbers(
-        name,
-        jax.tree.map(
-            lambda leaf: 0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state
-        ),
+        name, {path: x for path, x in given if not isinstance(x, jax.ShapeDtypeStruct)}
     )
     shapes = jax.eval_shape(
         lambda tree: layout.pad_state(jax.tree.map(jnp.asarray, tree)), state
@@ -224,7 +226,8 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
     """
 
     def whole(key: Key) -> PyTree:
-        made = init_fn(key)
+        with one_state_for_all():
+            made = init_fn(key)
         if found := first_without_numbers(made):
             raise ArgumentError(
                 f"`init_fn` must return arrays and numbers, got {found}. Keep it out "
@@ -235,21 +238,16 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
 
     with collection_paused():
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
-    structure = jax.tree.structure(shapes)
-
-    def again(key: Key) -> PyTree:
-        return structure.unflatten(core.jaxpr_as_fun(traced)(key))
-
     shardings = layout.state_shardings(shapes)
     layout.check_state(shapes)
 
     def born() -> PyTree:
-        program = jax.jit(again, out_shardings=shardings)
+        program = jax.jit(core.jaxpr_as_fun(traced), out_shardings=shardings)
         if layout.num_replicas == 1 and spans_processes(layout.mesh):
             # Pieces of unlike states make one that nobody meant.
             require_same_state(layout.mesh, {"key": key})
             require_same_program(layout.mesh, program.lower(key), name="init_fn")
-        return program(key)
+        return jax.tree.structure(shapes).unflatten(program(key))
 
     return FirstState(shapes=_with_shardings(shapes, shardings), born=born)
 
@@ -325,20 +323,17 @@ def _first_run(user: FirstState, for_steps: Key, layout: Layout) -> FirstState:
     }
     everywhere = replicated(layout.mesh)
     return FirstState(
-        shapes=RunState(user=user.shapes, **_with_shardings(ours, everywhere)),
+        shapes=RunState(
+            user=user.shapes, **_with_shardings(ours, [everywhere] * len(ours))
+        ),
         born=lambda: RunState(user=user.born(), **put(ours, everywhere)),
     )
 
 
-def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Describe leaves; `shardings` is a prefix of the tree."""
-    return jax.tree.map(
-        lambda sharding, part: jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=sharding
-            ),
-            part,
-        ),
-        shardings,
-        tree,
+def _with_shardings(tree: PyTree, shardings: list[NamedSharding]) -> PyTree:
+    """Describe leaves; `shardings` has one for each."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
     )

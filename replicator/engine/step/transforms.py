@@ -19,11 +19,12 @@ from jax import lax
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import first_difference, first_without_numbers
 from replicator.base.types import Key, PyTree, StepFn
+from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
 from replicator.collectives.context.step_number import in_step
 from replicator.engine.lookup_notes import names_noted
 from replicator.engine.metrics import declared as metrics
-from replicator.engine.metrics.rows import join_rows
+from replicator.engine.metrics.rows import join_rows, refuse_rows
 from replicator.engine.step.accumulate import accumulated, single
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.optimizer_state import (
@@ -76,7 +77,10 @@ def lift(
             after, reported, shown = many(state, block, key)
         else:
             after, reported, shown = lone(state, batch, key)
-        reported = join_rows(reported, lone, (state, batch, key), cut=accumulate > 1)
+        given, cut = (state, batch, key), accumulate > 1
+        if num_replicas() * accumulate > 1:  # else there are no others to merge with
+            refuse_rows(reported, lone, given, cut=cut)
+        reported = join_rows(reported, lone, given, cut=cut)
         merged = metrics.merge_replicas(reported, reduction=reduction)
         return after, Measured(merged, shown) if measures else merged
 

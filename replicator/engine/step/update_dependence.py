@@ -23,8 +23,10 @@ from jax.extend import core
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import Key, PyTree
+from replicator.collectives.context.axes import is_partitioned
 from replicator.collectives.context.microbatch import Microbatch
 from replicator.engine.analysis import dataflow
+from replicator.engine.analysis import replication_check as proof
 from replicator.engine.analysis.marks import Origin
 from replicator.engine.analysis.meeting import (
     EXAMPLES,
@@ -34,6 +36,7 @@ from replicator.engine.analysis.meeting import (
     MeetingRules,
     is_weights,
 )
+from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.counters import (
     Counter,
@@ -66,7 +69,7 @@ class UpdateDependent(NamedTuple):
     """
 
     leaves: list[bool]
-    metrics: PyTree
+    metrics: list[bool]
     meeting: list[Origin]
 
 
@@ -94,8 +97,10 @@ def find_update_dependent(
         sums: Sums, state: PyTree, batch: PyTree, key: Key | None, index: jax.Array
     ) -> tuple:
         position = Microbatch(index, 2, last=True)
-        data = (batch, key)
-        return finish(step, (state, sums), data, position=position, show="given")
+        after, pending, reported = finish(
+            step, (state, sums), (batch, key), position=position, show="given"
+        )
+        return after, [each and each.shown for each in pending], reported
 
     def trace(batch: PyTree) -> tuple:
         arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
@@ -105,6 +110,7 @@ def find_update_dependent(
         return find_counters(jaxpr.outvars[: len(jax.tree.leaves(state))], jaxpr)
 
     closed, shapes = trace(batch)
+    refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
         *(frozenset() for _ in jax.tree.leaves(state)),
@@ -118,12 +124,16 @@ def find_update_dependent(
         counter.meaning: _COUNTERS - n for n, counter in enumerate(counters.values())
     }
     out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
-    after, given, reported = jax.tree.structure(shapes).unflatten(out_marks)
-    _refuse_chained(optimizer_states(state), given)
-    _refuse_outside_wrap(after)
-    for where, tree in (("state", after), ("metrics", reported)):
-        _refuse_mixed(where, tree)
-    marks = jax.tree.leaves(after, is_leaf=_is_mark)
+    if is_partitioned():  # else the proof over replicas finds it
+        _warn_of_noise(closed.jaxpr, sums, state, batch, key)
+    # Beside the shapes, never in their place: nodes that check themselves take arrays.
+    after, shown, reported = shapes
+    marks, given, of_metrics = _parted(out_marks, shapes)
+    _refuse_chained(optimizer_states(state), _parted(given, shown))
+    _refuse_outside_wrap(after, marks)
+    _refuse_mixed("state", after, marks)
+    _refuse_mixed("metrics", reported, of_metrics)
+    declared = jax.tree.leaves(reported, is_leaf=metrics.is_metric)
     moved = dataflow.DependsOn().join([mark for mark in marks if _BATCH in mark])
     with_microbatches = {
         place
@@ -135,13 +145,9 @@ def find_update_dependent(
             _BATCH not in mark and place not in with_microbatches
             for place, mark in enumerate(marks)
         ],
-        metrics=jax.tree.map(
-            lambda metric: any(
-                map(_follows_update, jax.tree.leaves(metric, is_leaf=_is_mark))
-            ),
-            reported,
-            is_leaf=metrics.is_metric,
-        ),
+        metrics=[
+            any(map(_follows_update, each)) for each in _parted(of_metrics, declared)
+        ],
         meeting=meeting,
     )
 
@@ -197,17 +203,32 @@ class _UpdateRules(dataflow.DependsOn):
         return self.in_gradient or "transpose(" in str(eqn.source_info.name_stack)
 
 
-def _is_mark(node: PyTree) -> bool:
-    return isinstance(node, frozenset)
+def _warn_of_noise(jaxpr: core.Jaxpr, sums: Sums, *given: PyTree) -> None:
+    """Look for random numbers that microbatches share, in the step of one of them."""
+    state, batch, key = (len(jax.tree.leaves(each)) for each in given)
+    kinds = (proof.CLEAN, proof.STATE, proof.BATCH, proof.CLEAN, proof.BATCH)
+    counts = (len(jax.tree.leaves(sums)), state, batch, key, 1)
+    in_marks = [
+        mark
+        for mark, count in zip(kinds, counts, strict=True)
+        for mark in [mark] * count
+    ]
+    proof.warn_of_microbatches(jaxpr, in_marks, slice(state, None))
+
+
+def _parted(marks: Sequence, trees: Sequence[PyTree]) -> list[list]:
+    """Part the marks of leaves by the trees that these are of."""
+    rest = iter(marks)
+    return [[next(rest) for _ in jax.tree.leaves(tree)] for tree in trees]
 
 
 def _follows_update(mark: frozenset[int]) -> bool:
     return any(each >= 0 for each in mark)
 
 
-def _refuse_mixed(where: str, tree: PyTree) -> None:
+def _refuse_mixed(where: str, tree: PyTree, marks: Sequence[frozenset[int]]) -> None:
     """Refuse what reads both: it would see the last microbatch alone."""
-    for path, mark in named_leaves(tree, is_leaf=_is_mark):
+    for (path, _), mark in zip(named_leaves(tree), marks, strict=True):
         if _BATCH in mark and _follows_update(mark):
             raise ArgumentError(
                 f"`accumulate` must be 1 where `{path}` of the returned {where} "
@@ -216,7 +237,7 @@ def _refuse_mixed(where: str, tree: PyTree) -> None:
             )
 
 
-def _refuse_outside_wrap(state: PyTree) -> None:
+def _refuse_outside_wrap(state: PyTree, marks: Sequence[frozenset[int]]) -> None:
     """Refuse what gradients move without a wrapped optimizer: k times an update.
 
     The state of an optimizer is known by its type; parameters that a plain one moves
@@ -224,13 +245,15 @@ def _refuse_outside_wrap(state: PyTree) -> None:
     """
 
     def is_looked_at(node: PyTree) -> bool:
-        own = is_optimizer_state(node) or is_per_replica(node) or _is_mark(node)
+        own = is_optimizer_state(node) or is_per_replica(node)
         return own or _is_of_optax(node)
 
-    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_looked_at):
+    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_looked_at)
+    parts = _parted(marks, [node for _, node in nodes])
+    for (path, node), part in zip(nodes, parts, strict=True):
         if is_optimizer_state(node) or is_per_replica(node):
             continue
-        mark = dataflow.DependsOn().join(jax.tree.leaves(node, is_leaf=_is_mark))
+        mark = dataflow.DependsOn().join(part)
         if _follows_update(mark):
             continue
         if _GRADIENT in mark or (_is_of_optax(node) and _BATCH in mark):
@@ -251,8 +274,7 @@ def _refuse_chained(optimizers: list[OptimizerState], given: list) -> None:
     With k microbatches such a gradient would have to be taken again over all of them,
     after that update; taken once it is not the gradient of one batch.
     """
-    for own, pending in enumerate(given):
-        shown = jax.tree.leaves(pending and pending.shown, is_leaf=_is_mark)
+    for own, shown in enumerate(given):
         marks = dataflow.DependsOn().join(shown)
         for other in {each for each in marks if each >= 0} - {own}:
             raise ArgumentError(

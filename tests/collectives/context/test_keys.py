@@ -1,11 +1,16 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import replicator
+from replicator import strategies
 from replicator.collectives import example_keys, replica_key
 from replicator.collectives.context.microbatch import Microbatch, in_microbatch
 from tests.helpers import on_replicas
+from tests.steps import adam, regression_batch, replicas, trainer
 
 
 def example_bits(key, n):
@@ -55,3 +60,24 @@ def test_each_microbatch_has_its_own_replica_key(key):
         with in_microbatch(Microbatch(index, 4)):
             bits.add(int(jax.random.bits(replica_key(key))))
     assert len(bits) == 4
+
+
+CUTS = [
+    *((n, k, None) for n, k in itertools.product((1, 2, 8), (1, 2))),
+    *((n, k, strategies.fsdp()) for n, k in itertools.product((4,), (1, 2))),
+]
+
+
+@pytest.mark.parametrize(("n", "accumulate", "strategy"), CUTS)
+def test_places_count_the_examples_of_the_global_batch(n, accumulate, strategy):
+    rep = replicas(n, strategy=strategy)
+    init_fn, train = trainer(rep.wrap_optimizer(adam()))
+
+    def step_fn(state, batch):
+        places = replicator.example_places(len(batch["y"]))
+        return train(state, batch)[0], {"places": replicator.Concat(places)}
+
+    step = rep.compile(step_fn, accumulate=accumulate)
+    _, metrics = step(rep.init(init_fn), regression_batch())
+    assert metrics["places"].tolist() == list(range(16))
+    assert metrics["places"].dtype == jnp.int32

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import replicator
-from replicator import SharedRandomKeyWarning
+from replicator import SharedRandomKeyWarning, strategies
 from tests.engine.analysis.test_replication_check import line_of, prove
 from tests.steps import (
     FEATURES,
@@ -138,6 +138,55 @@ def test_a_mask_shared_by_replicas_and_microbatches_is_warned_of(count, accumula
     assert len(found) == 1
 
 
+CUTTING = [strategies.fsdp(), strategies.zero1(), strategies.zero2()]
+
+
+@pytest.mark.parametrize("strategy", CUTTING, ids=lambda each: each.name)
+def test_a_mask_shared_by_microbatches_is_warned_of_under_a_strategy(strategy):
+    rep = replicas(4, strategy=strategy)
+    init_fn, step_fn = dropout_trainer(rep.wrap_optimizer(adam()), keys=shared)
+    step, state = rep.compile(step_fn, accumulate=2), rep.init(init_fn)
+    with pytest.warns(
+        SharedRandomKeyWarning, match="every microbatch draws the same random numbers"
+    ) as found:
+        step.lower(state, regression_batch(48), jax.random.key(0))
+    assert len(found) == 1
+    assert re.search(r"steps\.py:\d+ in (<lambda>|loss_fn)", str(found[0].message))
+
+
+def lower_under_strategy(value_fn):
+    """Lower a step of two microbatches whose loss is the mean of `value_fn`."""
+    rep = replicas(4, strategy=strategies.fsdp())
+    tx = rep.wrap_optimizer(optax.sgd(0.1))
+
+    def step_fn(state, batch, key):
+        def loss_fn(w):
+            return value_fn(batch["x"], w, key).mean()
+
+        after = apply(tx, state, jax.grad(loss_fn)(state["params"]))
+        return after, {"x": loss_fn(state["params"])}
+
+    state = {"params": STATE["w"], "opt": tx.init(STATE["w"])}
+    rep.compile(step_fn, accumulate=2).lower(state, BATCH, jax.random.key(0))
+
+
+@pytest.mark.parametrize("value_fn", MEETINGS)
+def test_shared_numbers_that_meet_examples_of_a_strategy_are_warned_of(value_fn):
+    with pytest.warns(SharedRandomKeyWarning, match="every microbatch") as found:
+        lower_under_strategy(value_fn)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "accumulate"), [(shared, 1), (replicator.example_keys, 2)]
+)
+def test_numbers_of_each_example_give_no_warning_under_a_strategy(keys, accumulate):
+    rep = replicas(4, strategy=strategies.fsdp())
+    init_fn, step_fn = dropout_trainer(rep.wrap_optimizer(adam()), keys=keys)
+    step, state = rep.compile(step_fn, accumulate=accumulate), rep.init(init_fn)
+    step.lower(state, regression_batch(48), jax.random.key(0))
+
+
 def generator_trainer(optimizer, latents, *, with_examples=False):
     """Train a generator on latents that `latents(key)` draws; no example is seen."""
 
@@ -167,6 +216,20 @@ def test_latents_that_all_replicas_share_are_warned_of(latents, with_examples, o
     )
     [line] = warned(step_fn, init_fn, regression_batch(64), **options)
     assert line.endswith("in normal")
+
+
+@pytest.mark.parametrize("with_examples", [False, True])
+def test_latents_that_microbatches_share_are_warned_of(with_examples):
+    rep = replicas(4, strategy=strategies.fsdp())
+    init_fn, step_fn = generator_trainer(
+        rep.wrap_optimizer(adam()),
+        lambda key, n: normal(key, n, FEATURES),
+        with_examples=with_examples,
+    )
+    step, state = rep.compile(step_fn, accumulate=2), rep.init(init_fn)
+    with pytest.warns(SharedRandomKeyWarning, match="every microbatch") as found:
+        step.lower(state, regression_batch(64), jax.random.key(0))
+    assert len(found) == 1
 
 
 def test_latents_of_any_number_are_warned_of():
@@ -341,6 +404,16 @@ def test_numbers_that_all_should_share_give_no_warning(value_fn):
     prove(from_examples(value_fn), STATE, BATCH, jax.random.key(0))
 
 
+# Not what asks for a replica; nor a mask on weights, which meets gradients in the
+# backward pass and is warned of there, as it is on replicas.
+LOSSES = [f for f in NO_MEETINGS if f not in (of_a_slice, dropped_weights)]
+
+
+@pytest.mark.parametrize("value_fn", LOSSES)
+def test_numbers_that_microbatches_should_share_give_no_warning(value_fn):
+    lower_under_strategy(value_fn)
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_noise_on_updates_gives_no_warning(steps_per_call):
     optimizer = replicas(8).wrap_optimizer(optax.sgd(0.1))
@@ -388,7 +461,9 @@ def test_signs_of_a_hutchinson_estimate_give_no_warning(accumulate):
         )
         curvature = replicator.all_reduce(own)
         after, metrics = train({k: state[k] for k in ("params", "opt")}, batch)
-        return after | {"signs": state["signs"]}, metrics | {"of": curvature["w2"].sum()}
+        return after | {"signs": state["signs"]}, metrics | {
+            "of": curvature["w2"].sum()
+        }
 
     def init(key):
         return init_fn(key) | {"signs": estimate.init(None)}

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from replicator import Concat, Max, Mean, Min, PerReplica, Sum
+from replicator import Concat, Max, Mean, Min, PerReplica, Sum, strategies
 from replicator.errors import ArgumentError
-from tests.steps import replicas, trainer
+from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
 EXAMPLES = 32
 CUTS = [(1, 1), (2, 2), (4, 1), (8, 4)]
@@ -283,3 +283,66 @@ def test_a_run_takes_all_kinds_and_goes_on_with_them(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         assert (row["least"], row["y/15"], row["own/n/1"]) == (-1, float(x[15, 0]), 4)
+
+
+ROWS = {
+    "plain": lambda rows: rows,
+    "mean": Mean,
+    "by tokens": lambda rows: Mean(rows, rows.sum()),
+    "sum": Sum,
+    "largest": Max,
+}
+
+
+@pytest.mark.parametrize(("num_replicas", "accumulate"), [(2, 1), (1, 2), (8, 4)])
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_that_would_be_merged_with_those_of_others_are_refused(
+    kind, num_replicas, accumulate
+):
+    with pytest.raises(ArgumentError, match=r"reduce `loss` over .* `Concat"):
+        reported(
+            lambda batch: {"loss": ROWS[kind](batch["x"][:, 0])},
+            num_replicas,
+            accumulate,
+        )
+
+
+def test_rows_of_one_replica_are_those_of_the_batch():
+    found = reported(lambda batch: {"loss": batch["x"][:, 0]}, 1, 1)
+    np.testing.assert_array_equal(found["loss"], X[:, 0])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_rows_under_a_strategy_are_refused_with_microbatches_alone(accumulate):
+    rep = replicas(4, strategy=strategies.fsdp())
+    init_fn, train = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def step_fn(state, batch):
+        return train(state, batch)[0], {"y": batch["y"]}
+
+    step, batch = rep.compile(step_fn, accumulate=accumulate), regression_batch()
+    if accumulate == 1:
+        assert_equal_bits(step(rep.init(init_fn), batch)[1]["y"], batch["y"])
+    else:
+        with pytest.raises(ArgumentError, match="reduce `y` over"):
+            step(rep.init(init_fn), batch)
+
+
+@every_cut
+def test_vectors_as_long_as_a_microbatch_are_means(num_replicas, accumulate):
+    length = EXAMPLES // (num_replicas * accumulate)
+
+    def by_class(batch):
+        return {"by class": batch["x"].mean() * jnp.arange(length, dtype=jnp.float32)}
+
+    found = reported(by_class, num_replicas, accumulate)["by class"]
+    np.testing.assert_allclose(found, X.mean() * np.arange(length), rtol=1e-6)
+
+
+def test_a_vector_that_twice_the_batch_cannot_be_traced_for_says_so():
+    def fixed(batch):
+        return {"by class": batch["x"].reshape(4, 3)[:, 0] * 0}
+
+    with pytest.raises(TypeError) as failure:
+        reported(fixed, 8, 1)
+    assert "traced with twice the examples" in failure.value.__notes__[0]

@@ -7,13 +7,14 @@ import optax
 import pytest
 
 import replicator
-from replicator import OptimizerState, PerReplica, wrap_optimizer
+from replicator import OptimizerState, PerReplica, strategies, wrap_optimizer
 from replicator.errors import ArgumentError
 from tests.steps import (
     adam,
     apply,
     assert_close,
     assert_equal_bits,
+    errors,
     init_mlp,
     lenient,
     mlp_loss,
@@ -397,3 +398,118 @@ def test_a_loop_of_ones_own_computes_no_gradient_norm():
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
     lowered = rep.compile(step_fn).lower(rep.init(init_fn), regression_batch())
     assert "sqrt" not in lowered.as_text()
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("strategy", [None, strategies.fsdp()])
+def test_gradients_of_single_examples_are_refused_by_name(told, accumulate, strategy):
+    rep = replicas(4, strategy=strategy)
+    private = optax.chain(
+        optax.contrib.differentially_private_aggregate(0.1, 0.0, key=0),
+        optax.sgd(0.1),
+    )
+    tx = rep.wrap_optimizer(lenient(private))
+
+    def step_fn(state, batch):
+        grads = jax.vmap(jax.grad(mlp_loss), (None, 0))(
+            state["params"], jax.tree.map(lambda leaf: leaf[:, None], batch)
+        )
+        params = state["params"] if told else None
+        updates, opt = tx.update(grads, state["opt"], params)
+        params = optax.apply_updates(state["params"], updates)
+        return {"params": params, "opt": opt}, {}
+
+    state = rep.init(trainer(tx)[0])
+    with pytest.raises(ArgumentError, match=r"`grads` must .*leaf `b1`.*wrap"):
+        rep.compile(step_fn, accumulate=accumulate)(state, regression_batch())
+
+
+@pytest.mark.parametrize("absent", [None, optax.MaskedNode()])
+def test_gradients_of_some_of_the_parameters_are_right(absent):
+    optimizer = wrap_optimizer(optax.sgd(0.5))
+    params = {"w": jnp.ones(3), "frozen": jnp.ones(2)}
+    own = {"w": params["w"], "frozen": absent}
+    grads = {"w": jnp.ones(3), "frozen": absent}
+    updates, _ = optimizer.update(grads, optimizer.init(own), own)
+    assert updates["w"].tolist() == [-0.5] * 3
+    updates, _ = optimizer.update({"w": grads["w"]}, optimizer.init(own), params)
+    assert updates["w"].tolist() == [-0.5] * 3
+
+
+@pytest.mark.parametrize("strategy", [None, strategies.fsdp()])
+def test_hyperparameters_are_read_and_set_by_hand(strategy):
+    rep = replicas(2, strategy=strategy)
+    tx = rep.wrap_optimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
+    init_fn, train = trainer(tx)
+
+    def step_fn(state, batch):
+        after, _ = train(state, batch)
+        return after, {"rate": state["opt"].hyperparams["learning_rate"]}
+
+    step, state, batch = rep.compile(step_fn), rep.init(init_fn), regression_batch()
+    state, metrics = step(state, batch)
+    assert metrics["rate"] == 0.5
+    state["opt"].hyperparams["learning_rate"] = 0.0
+    before = jax.device_get(state["params"])
+    state, metrics = step(state, batch)
+    assert metrics["rate"] == 0.0
+    assert_equal_bits(state["params"], before)
+
+
+def test_an_optimizer_without_hyperparameters_says_so():
+    with pytest.raises(AttributeError, match="hyperparams"):
+        _ = wrap_optimizer(optax.sgd(0.1)).init({"w": jnp.ones(3)}).hyperparams
+
+
+VALUED = {
+    "plateau": lambda: optax.chain(
+        optax.sgd(0.2), optax.contrib.reduce_on_plateau(0.5, patience=0)
+    ),
+    "polyak": lambda: optax.polyak_sgd(max_learning_rate=0.5),
+}
+
+
+def valued_trainer(tx, how):
+    """Hand the loss to the optimizer too, as a mean, or of a sum over a count."""
+    init_fn, _ = trainer(tx)
+
+    def step_fn(state, batch):
+        if how != "count":
+            loss, grads = jax.value_and_grad(mlp_loss)(state["params"], batch)
+            extra = {"weight": 16.0} if how == "weight" else {}
+            return apply(tx, state, grads, value=loss, **extra), {"loss": loss}
+
+        def sums(params):
+            losses = errors(params, batch)
+            return replicator.LocalSum(losses.sum(), len(losses))
+
+        loss, grads = replicator.value_and_grad(sums)(state["params"])
+        extra = {"value": loss.value, "count": loss.weight}
+        return apply(tx, state, grads, **extra), {"loss": loss}
+
+    return init_fn, step_fn
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "how"), [(4, 1, "mean"), (2, 2, "count"), (1, 4, "weight")]
+)
+@pytest.mark.parametrize("name", VALUED)
+def test_an_optimizer_that_takes_the_value_gets_that_of_the_whole_batch(
+    name, n, k, how
+):
+    batch = regression_batch()
+
+    def states(tx, rep, k, how):
+        init_fn, step_fn = valued_trainer(tx, how)
+        step, state = rep.compile(step_fn, accumulate=k), rep.init(init_fn)
+        for _ in range(3):
+            state, _ = step(state, batch)
+        return jax.device_get((state["params"], state["opt"].inner))
+
+    found = replicas(n)
+    one = replicas(1)
+    assert_close(
+        states(found.wrap_optimizer(lenient(VALUED[name]())), found, k, how),
+        states(one.wrap_optimizer(lenient(VALUED[name]())), one, 1, "mean"),
+    )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from replicator import PerReplica
+import replicator
+from replicator import PerReplica, strategies
 from replicator.engine.step.state import as_arrays, first_run, run_keys
 from replicator.errors import ArgumentError
 from tests.helpers import replicated_layout
@@ -140,3 +141,25 @@ def test_an_array_of_numpy_stays_on_the_host_until_it_is_put_where_it_lies():
     assert type(found["w"]) is np.ndarray
     assert found["w"].dtype == jnp.asarray(np.ones(3)).dtype
     assert isinstance(found["n"], jax.Array)
+
+
+@pytest.mark.parametrize("strategy", [None, strategies.fsdp()], ids=["all", "fsdp"])
+@pytest.mark.parametrize(
+    "ask", [lambda key: replicator.replica_id(), replicator.replica_key]
+)
+def test_asking_in_init_fn_which_replica_this_is_names_put(ask, strategy):
+    rep = replicas(2, strategy=strategy)
+    with pytest.raises(ArgumentError, match=r"in a step, got .* `init_fn`.*`rep.put"):
+        rep.init(lambda key: {"own": ask(key)})
+    with pytest.raises(ArgumentError, match=r"`rep\.put"):
+        rep.inspect(lambda state, _: (state, {}), lambda key: {"own": ask(key)}, {})
+
+
+def test_replicas_get_states_of_their_own_by_put(key):
+    def game(key):
+        return jax.random.normal(key, (3,))
+
+    rep = replicas(4)
+    own = replicator.PerReplica(jax.vmap(game)(jax.random.split(key, 4)))
+    state = rep.put(rep.init(lambda key: {"games": jnp.zeros(())}) | {"own": own})
+    assert len({row.tobytes() for row in jax.device_get(state["own"].value)}) == 4
