@@ -36,24 +36,21 @@ from replicator.engine.reemission.guards import (
     guard_of,
 )
 from replicator.engine.reemission.moves import (
-    backward,
     forward,
     is_elementwise,
     is_reduction,
 )
+from replicator.engine.reemission.targets import (
+    BARRIER,
+    CALLS,
+    REMAT,
+    Targets,
+    held_program,
+    wanted_cuts,
+)
 from replicator.strategies.strategy import Cut
 
 _log = logging.getLogger(__name__)
-
-# They run the one jaxpr that they hold once; nothing differentiates them any more.
-_CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    }
-)
-_REMAT = frozenset({"checkpoint", "remat", "remat2"})
-_BARRIER = "optimization_barrier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,6 @@ class Mark:
 
 Constrain = Callable[[jax.Array, Cut], jax.Array]
 Marks = Sequence[Mark | None]
-Targets = Sequence[Cut | None]
 
 
 def reemit(
@@ -114,7 +110,7 @@ class _Emitter:
     ) -> tuple[list[Any], list[Mark | None]]:
         """Bind the equations of a jaxpr one by one; return results and their marks."""
         jaxpr = closed.jaxpr
-        wanted = _wanted(jaxpr, targets)
+        wanted = wanted_cuts(jaxpr, targets)
         values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
         found: dict[core.Var, Mark | None] = dict(zip(jaxpr.invars, marks, strict=True))
@@ -165,11 +161,11 @@ class _Emitter:
         is_plain = not any(marks) and all(cut is None for cut in cuts)
         if is_plain and not _holds_guarded(eqn):
             return _bind(eqn, values), none
-        if name in _CALLS and (held := _held(eqn)) is not None:
+        if name in CALLS and (held := held_program(eqn)) is not None:
             return self.run(held, values, marks, cuts)
         if name in _LOOPS and not any(is_mutable(atom) for atom in eqn.invars):
             return _LOOPS[name](self, eqn, values, marks, cuts)
-        if name == _BARRIER:
+        if name == BARRIER:
             return _bind(eqn, values), marks
         if len(eqn.outvars) == 1:
             if is_elementwise(eqn):
@@ -316,7 +312,7 @@ _LOOPS: dict[str, Callable] = {
     "scan": _Emitter._scan,
     "while": _Emitter._while,
     "cond": _Emitter._cond,
-    **dict.fromkeys(_REMAT, _Emitter._remat),
+    **dict.fromkeys(REMAT, _Emitter._remat),
 }
 
 
@@ -354,19 +350,6 @@ def _moved(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
     return Mark(stored, computed)
 
 
-def _held(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
-    """Return the one jaxpr that a call runs on its operands."""
-    held = [
-        value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
-        for value in eqn.params.values()
-        if isinstance(value, (core.ClosedJaxpr, core.Jaxpr))
-    ]
-    fits = len(held) == 1 and len(held[0].jaxpr.invars) == len(eqn.invars)
-    return (
-        held[0] if fits and not held[0].jaxpr.constvars[len(held[0].consts) :] else None
-    )
-
-
 def _holds_guarded(eqn: core.JaxprEqn) -> bool:
     return any(
         find_equation(sub, lambda each: guard_of(each) is not None)
@@ -378,64 +361,6 @@ def _holds_program(eqn: core.JaxprEqn) -> bool:
     """Tell whether it runs one on arrays; how a scatter joins two numbers is none."""
     held = [var for inner in sub_jaxprs(eqn) for var in inner.invars]
     return any(getattr(var.aval, "shape", ()) for var in held)
-
-
-def _wanted(jaxpr: core.Jaxpr, targets: Targets) -> dict[core.Var, Cut]:
-    """Follow targets back from results, as far as values only move or add up."""
-    wanted: dict[core.Var, Cut] = {}
-
-    def want(atom: core.Var | core.Literal, cut: Cut | None) -> None:
-        # An array: numbers lie nowhere in particular.
-        if cut and not isinstance(atom, core.Literal):
-            wanted.setdefault(atom, cut)
-
-    for atom, cut in zip(jaxpr.outvars, targets, strict=True):
-        want(atom, cut)
-    for eqn in reversed(jaxpr.eqns):
-        cuts = [wanted.get(var) for var in eqn.outvars]
-        if any(cut is not None for cut in cuts):
-            for atom, cut in zip(eqn.invars, _before(eqn, cuts), strict=True):
-                want(atom, cut)
-    return wanted
-
-
-def _before(eqn: core.JaxprEqn, cuts: Targets) -> list[Cut | None]:
-    """Return the targets of an equation's operands, of those of its results."""
-    name = eqn.primitive.name
-    none: list[Cut | None] = [None] * len(eqn.invars)
-    if name == _BARRIER:
-        return list(cuts)
-    if name in _CALLS or name in _REMAT:
-        held = _held(eqn)
-        return none if held is None else _inside(held, cuts)
-    if name == "scan":
-        num_consts, num_carry = scan_sizes(eqn)
-        rows = [cut[1:] if cut and cut[0] is None else None for cut in cuts[num_carry:]]
-        found = _inside(eqn.params["jaxpr"], [*cuts[:num_carry], *rows])
-        start = num_consts + num_carry
-        carried = [a or b for a, b in zip(cuts, found[num_consts:start], strict=False)]
-        return [
-            *found[:num_consts],
-            *carried,
-            *(None if cut is None else (None, *cut) for cut in found[start:]),
-        ]
-    if name == "while":
-        start = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        return [*none[:start], *cuts]
-    if name == "cond":
-        ways = [_inside(way, cuts) for way in eqn.params["branches"]]
-        return [
-            None,
-            *(next(filter(None, way), None) for way in zip(*ways, strict=True)),
-        ]
-    if len(cuts) == 1 and cuts[0] is not None:
-        return [backward(eqn, atom, cuts[0]) for atom in eqn.invars]
-    return none
-
-
-def _inside(closed: core.ClosedJaxpr, cuts: Targets) -> list[Cut | None]:
-    wanted = _wanted(closed.jaxpr, cuts)
-    return [wanted.get(var) for var in closed.jaxpr.invars]
 
 
 def _rank(atom: core.Var | core.Literal) -> int:

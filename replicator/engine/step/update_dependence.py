@@ -32,7 +32,6 @@ from replicator.engine.analysis.meeting import (
     EXAMPLES,
     NOTHING,
     PARAMS,
-    Meeting,
     MeetingRules,
     is_weights,
 )
@@ -162,9 +161,7 @@ def _meeting(jaxpr: core.Jaxpr, given: tuple, shapes: tuple) -> list[Origin]:
         *(NOTHING for _ in jax.tree.leaves((key, index))),
     ]
     out_marks = dataflow.flow(jaxpr, in_marks, MeetingRules())
-    _, pending, _ = jax.tree.structure(shapes).unflatten(out_marks)
-    shown = [each.shown for each in pending if each is not None]
-    marks = jax.tree.leaves(shown, is_leaf=lambda node: isinstance(node, Meeting))
+    _, marks, _ = _parted(out_marks, shapes)
     return list(dict.fromkeys(mark.meets for mark in marks if mark.meets))
 
 
