@@ -9,7 +9,8 @@ alone, are constrained to the gradient's partition. (With partitions of argument
 the partitioner also gathers activations.)
 
 All of this says where values lie, and never what they are: what is not understood
-enters whole, and the program stays right.
+enters whole. What XLA would partition wrongly, whatever it is applied to, is kept whole
+along the dimensions that matter (`guards`).
 """
 
 import logging
