@@ -27,6 +27,9 @@ _UNEVEN = "uneven"
 _MODELS = [case.name for case in CASES]
 # Nothing is in pieces under `data_parallel`: the compiler has nothing to do wrong.
 _PARTITION = tuple(name for name in BUILDERS if name != "data_parallel")
+# Of a batch there are the rows of a microbatch, of another shape than what is kept; and
+# what an update made is not to be written into from a batch.
+_NOT_ACCUMULATED = ("batch to state", "activation to state", "parameter")
 _MANY, _FEWER = (8,), (4, 2, 1)
 
 
@@ -42,9 +45,10 @@ def settings(*, full: bool) -> list[Setting]:
     models = {"case": _MODELS, "builder": [*BUILDERS, *PADDED]}
     optimizers = {"optimizer": list(OPTIMIZERS)}
     patterns = {
-        **{"group": list(GROUPS), "route": ROUTES, "body": list(BODIES)},
-        **{"mover": OTHER_MOVERS, "size": OTHER_SIZES},
+        "group": list(GROUPS),
         "builder": [*_PARTITION, *ACCUMULATED, *PADDED],
+        **{"route": ROUTES, "body": list(BODIES)},
+        **{"mover": OTHER_MOVERS, "size": OTHER_SIZES},
     }
     return [
         *(_of_model(row) for row in _covered({**models, **optimizers}, _is_model)),
@@ -55,8 +59,8 @@ def settings(*, full: bool) -> list[Setting]:
 def _covered(
     ideas: Mapping[str, Sequence], allowed: Callable[[Row], bool]
 ) -> list[Row]:
-    many = cover({"devices": _MANY, **ideas}, allowed)
-    return [*many, *cover({"devices": _FEWER, **ideas}, allowed, held=many)]
+    many = cover({**ideas, "devices": _MANY}, allowed)
+    return [*many, *cover({**ideas, "devices": _FEWER}, allowed, held=many)]
 
 
 def _of_model(row: Row) -> Setting:
@@ -79,8 +83,7 @@ def _is_pattern(row: Row) -> bool:
     builder, route = row.get("builder"), row.get("route")
     if builder in PADDED and (row.get("devices") == 1 or row.get("size") == "wide"):
         return False
-    # Under accumulation, of a batch there are the rows of a microbatch: another shape.
-    if builder in ACCUMULATED and route in ("batch to state", "activation to state"):
+    if builder in ACCUMULATED and route in _NOT_ACCUMULATED:
         return False
     group, body = row.get("group"), row.get("body", "plain")
     # Where the route is not known yet: one that fits all groups.

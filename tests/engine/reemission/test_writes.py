@@ -40,12 +40,6 @@ def past_the_end(w, x):
     return jnp.square(w[place]).sum()
 
 
-def own_rows(w, x):
-    del x
-    places = jnp.array([0, 2, 4, 6, 1, 3, 5, 7, 2])
-    return jnp.square(w.at[places].add(w[:9])).sum()
-
-
 def gradient(loss):
     return lambda w, x: w - 0.1 * jax.grad(loss)(w, x)
 
@@ -83,7 +77,6 @@ PATTERNS = {
         w + lax.pad(w, 0.0, ((0, 0, 1), (0, 0, 0)))[:ROWS]
     ),
     "a lookup past the end": gradient(past_the_end),
-    "rows added to others": gradient(own_rows),
     "gradients of each example's convolution": clipped,
 }
 
@@ -97,3 +90,54 @@ def test_a_write_in_pieces_is_that_of_one_device(which):
 
     expected = jax.jit(update)(w, batch["x"])
     np.testing.assert_allclose(found["w"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_queue_is_that_of_one_device_by_default():
+    queue, rows = normals(256, 64, seed=5), {"x": batch["x"][:, :1]}
+    rep = Replicator(strategy=strategies.zero2(), compilation_cache=False)
+
+    def turned(queue, x):
+        return jnp.roll(queue.at[0].set(x[0]).at[1].set(x[1]), 16, 0)
+
+    step = rep.compile(lambda state, batch: ({"w": turned(state["w"], batch["x"])}, {}))
+    found, _ = step(rep.put({"w": queue}), rows)
+    np.testing.assert_array_equal(found["w"], turned(queue, rows["x"]))
+
+
+def added_to_others(x):
+    """Add rows that follow to others, at places of which one is named twice."""
+    return x.at[jnp.array([0, 2, 4, 6, 1, 3, 5, 7, 2])].add(x[:9])
+
+
+def sum_and_largest(x):
+    """Pad one array twice, and not with the same number."""
+    return jnp.cumsum(x, 0) + lax.cummax(x, 0)
+
+
+def depthwise(x):
+    kernel = jnp.cos(jnp.arange(64.0)).reshape(2, 2, 1, 16)
+
+    def loss(kernel):
+        y = lax.conv_general_dilated(
+            x.reshape(-1, 2, 2, 2),
+            kernel,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=2,
+        )
+        return jnp.square(y).sum()
+
+    return jax.grad(loss)(kernel)
+
+
+@pytest.mark.parametrize("update", [added_to_others, sum_and_largest, depthwise])
+def test_what_is_made_of_a_batch_is_that_of_one_device_on_several_axes(update):
+    rules = [strategies.Rule(pattern="*", stored=("model", "shard"))]
+    strategy = strategies.Rules(rules, replica=2, shard=2, model=2, **CUT)
+    rep = Replicator(strategy=strategy, compilation_cache=False)
+    step = rep.compile(lambda state, batch: (state, {"y": update(batch["x"])}))
+    _, found = step(rep.put({"w": normals(ROWS, WIDTH, seed=4)}), batch)
+
+    expected = jax.jit(update)(batch["x"])
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-5)
