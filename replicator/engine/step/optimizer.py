@@ -248,15 +248,13 @@ class _Wrapped:
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = _shown(reduced, sums.show)
-                if sums.show == "given":
-                    shown = given.grads
+                shown = _shown(given.grads, reduced, sums.show)
                 return _tie((updates, _show(after, sums, shown)), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
             case pending:
                 updates, after, reduced = finish(self._mean_of(given), state)
-                shown = None if pending is None else _shown(reduced, pending.show)
+                shown = None if pending is None else _shown(None, reduced, pending.show)
                 return updates, _show(after, pending, shown)
 
     def _mean_of(self, given: Given) -> PyTree:
@@ -374,11 +372,11 @@ def _no_updates(grads: PyTree, params: PyTree) -> PyTree:
     return optax.tree.zeros_like(grads if alike else params)
 
 
-def _shown(gradients: PyTree, what: Showing) -> PyTree:
-    """Return what was asked for of the reduced gradients; None if nothing was."""
+def _shown(given: PyTree, reduced: PyTree, what: Showing) -> PyTree:
+    """Return what was asked for of the gradients; None if nothing was."""
     if what == "norm":
-        return global_norm(gradients).astype(jnp.float32)
-    return gradients if what == "reduced" else None
+        return global_norm(reduced).astype(jnp.float32)
+    return {"given": given, "reduced": reduced}.get(what)
 
 
 def _show(
