@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from replicator.base.per_replica import PerReplica
 from replicator.base.trees import describe, first_difference, named_leaves
@@ -39,7 +40,9 @@ class Given(NamedTuple):
     weight: jax.Array | None  # a scalar, or [sums]; None if all count alike
 
 
-def checked_given(grads: PyTree, weight: object, count: object) -> Given:
+def checked_given(
+    grads: PyTree, weight: ArrayLike | None, count: ArrayLike | None
+) -> Given:
     """Check what `update` is given, and mark it for the proof.
 
     Raises:
@@ -79,7 +82,7 @@ def checked_given(grads: PyTree, weight: object, count: object) -> Given:
     return Given(marked, "weight", scalar)
 
 
-def _scalar(name: str, weight: object) -> jax.Array:
+def _scalar(name: str, weight: ArrayLike) -> jax.Array:
     array = jnp.asarray(weight)
     if array.ndim != 0 or not jnp.isrealobj(array):
         raise ArgumentError(

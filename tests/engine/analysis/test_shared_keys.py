@@ -388,7 +388,9 @@ def test_signs_of_a_hutchinson_estimate_give_no_warning(accumulate):
         )
         curvature = replicator.all_reduce(own)
         after, metrics = train({k: state[k] for k in ("params", "opt")}, batch)
-        return after | {"signs": state["signs"]}, metrics | {"of": curvature["w2"].sum()}
+        return after | {"signs": state["signs"]}, metrics | {
+            "of": curvature["w2"].sum()
+        }
 
     def init(key):
         return init_fn(key) | {"signs": estimate.init(None)}
