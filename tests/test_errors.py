@@ -54,6 +54,7 @@ from tests.steps import (
     apply,
     errors,
     gan_trainer,
+    mlp_loss,
     norm_trainer,
     regression_batch,
     replicas,
@@ -241,6 +242,55 @@ def summed_already(optimizer):
         return apply(optimizer, state, grads, count=loss.weight), {}
 
     return init_fn, step_fn
+
+
+def counting_all(optimizer):
+    """Return a `LocalSum` whose count is that of all replicas."""
+    init_fn, _ = trainer(optimizer)
+
+    def loss_fn(params, batch):
+        count = lax.psum((batch["y"] > 0).sum(), "replica")
+        return replicator.LocalSum(errors(params, batch).sum(), count)
+
+    def step_fn(state, batch):
+        loss, grads = replicator.value_and_grad(loss_fn)(state["params"], batch)
+        return apply(optimizer, state, grads, count=loss.weight), {}
+
+    return init_fn, step_fn
+
+
+def times_the_loss_of_all(optimizer):
+    """Multiply each replica's own loss by the loss of all."""
+
+    def loss_fn(params, batch):
+        def local_sum(params):
+            found = errors(params, batch)
+            return replicator.LocalSum(found.sum(), len(found))
+
+        return mlp_loss(params, batch) * replicator.global_loss(local_sum)(params)
+
+    return trainer(optimizer, loss_fn)
+
+
+def summing_gradients(optimizer):
+    """Add gradients up over replicas, as code of the days of pmap may."""
+    init_fn, _ = trainer(optimizer)
+
+    def step_fn(state, batch):
+        grads = jax.grad(mlp_loss)(state["params"], batch)
+        grads = lax.psum(grads, "replica")
+        return apply(optimizer, state, grads), {}
+
+    return init_fn, step_fn
+
+
+def two_counts():
+    """Give `update` a count beside gradients that bring theirs."""
+    optimizer = replicas(1).wrap_optimizer(optax.sgd(0.1))
+    total = replicator.LocalSum
+    take = replicator.value_and_grad(lambda w: total(w, 1) + total(w, 2))
+    _, grads = take(1.0)
+    optimizer.update(grads, optimizer.init(jnp.ones(())), count=3)
 
 
 def weighing_a_norm(optimizer):
@@ -758,6 +808,40 @@ ROWS = [
         "`loss_fn` must return the sum over this replica's own examples, got one that "
         "`psum` at train.py:12 in loss_fn reduced over replicas already. Return the "
         "local sum: the optimizer reduces.",
+    ),
+    Row(
+        "A count of all examples behind a sum of one replica's",
+        lambda: compiled(counting_all),
+        ReplicationError,
+        "`loss_fn` must return the count of this replica's own examples, got one that "
+        "`psum` at train.py:12 in loss_fn reduced over replicas already. Return the "
+        "local count: the optimizer reduces.",
+    ),
+    Row(
+        "A loss of all replicas that is multiplied by one's own",
+        lambda: compiled(times_the_loss_of_all),
+        ReplicationError,
+        "`global_loss` must be differentiated as a whole that is equal on all "
+        "replicas, got parameters, or a loss around it, that may differ: they depend "
+        "on the batch. Move all of the loss into the function that `global_loss` is "
+        "given.",
+    ),
+    Row(
+        "Gradients that are summed over replicas, not averaged",
+        lambda: compiled(summing_gradients),
+        ReplicationError,
+        "`grads` must be a mean over replicas, got a sum: `psum` at train.py:12 in "
+        "step_fn, with no division by the number of replicas or by a count of all "
+        "examples. Give `rep.wrap_optimizer` what `jax.grad` returns, or write "
+        "`lax.pmean(grads, 'replica')` or `lax.psum(grads, 'replica') / "
+        "replicator.num_replicas()`.",
+    ),
+    Row(
+        "A count beside gradients of several sums",
+        two_counts,
+        ArgumentError,
+        "`count` must be left out with the gradients of several sums, got a weight or "
+        "a count. Each of them brings its own.",
     ),
     Row(
         "A weight of each replica's own where gradients pass between them",

@@ -59,10 +59,11 @@ def _contrast(logits, first):
     return -jax.nn.log_softmax(logits)[jnp.arange(len(logits)), places].mean()
 
 
-def _clip(w, b):
+def _clip(w, b) -> jax.Array:
     one, other = _views(w, b)
     logits = (one @ _rows(other).T, other @ _rows(one).T)
-    return sum(_contrast(each / 0.5, _place(len(one))) for each in logits)
+    first, second = (_contrast(each / 0.5, _place(len(one))) for each in logits)
+    return first + second
 
 
 def _place(n):

@@ -185,43 +185,6 @@ def _integers(optimizer):
     return step
 
 
-def _reduced_count(optimizer):
-    """Count the examples of all replicas behind the sum of one."""
-
-    def loss_fn(params, batch):
-        losses = _losses(params, batch)
-        count = replicator.all_reduce((batch["y"] > 0).sum(), "sum")
-        return replicator.LocalSum(losses.sum(), count)
-
-    def step(state, batch):
-        loss, grads = replicator.value_and_grad(loss_fn)(state["params"], batch)
-        return _applied(optimizer, state, grads, count=loss.weight), {"loss": loss}
-
-    return step
-
-
-def _summed_gradients(optimizer):
-    """Add gradients up as code of the days of pmap does."""
-
-    def step(state, batch):
-        grads = jax.grad(_mean_loss)(state["params"], batch)
-        return _applied(optimizer, state, replicator.all_reduce(grads, "sum")), {}
-
-    return step
-
-
-def _global_in_own(optimizer):
-    """Multiply each replica's own loss by the loss of all."""
-
-    def loss_fn(params, batch):
-        def local_sum(params):
-            return replicator.LocalSum(_losses(params, batch).sum(), len(batch["y"]))
-
-        return _mean_loss(params, batch) * replicator.global_loss(local_sum)(params)
-
-    return _step(optimizer, loss_fn)
-
-
 def _local_right_side(optimizer):
     """Iterate until this replica's own residual is small: others wait for ever."""
 
@@ -389,22 +352,6 @@ PROGRAMS = [
         "reduced-sum-refused",
         _reduced_sum,
         Refused(by="ReplicationError", word="reduced over replicas already"),
-    ),
-    _refused(
-        "reduced-count-refused",
-        _reduced_count,
-        Refused(by="ReplicationError", word="the count of this replica's own"),
-    ),
-    _refused(
-        "summed-gradients-refused",
-        _summed_gradients,
-        Refused(by="ReplicationError", word="must be a mean over replicas"),
-        settings=_SEVERAL,
-    ),
-    _refused(
-        "global-loss-in-an-own-refused",
-        _global_in_own,
-        Refused(by="ReplicationError", word="`global_loss` must"),
     ),
     _refused(
         "cg-local-right-side-refused",

@@ -1,4 +1,4 @@
-"""Losses of several sums, each over a count of its own: heads, policies and values."""
+"""Losses of several sums, each over its own count; and sums that must be refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ import optax
 import replicator
 from benchmarks.truth import masks, optimizers
 from benchmarks.truth.law import cut_by
-from benchmarks.truth.program import Program, pair
+from benchmarks.truth.program import Program, Refused, Setting, pair
 from benchmarks.truth.tasks import MLP_WEIGHTS, ROWS, vectors
 
 Part = tuple[jax.Array, jax.Array, float]  # losses, what they count, and a factor
@@ -121,11 +121,78 @@ _TABLE = [
     ("one-of-all-examples", _with_a_mean, optimizers.momentum, masks.padded),
 ]
 
-PROGRAMS = [
-    Program(
-        name=f"sums-{name}",
-        batch=lambda number, mask=mask: _batch(number, mask),
-        **pair(_make(tx), _ours(parts), _oracle(parts)),
+
+def _reduced_count(params, batch):
+    """Count the examples of all replicas behind the sum of one."""
+    [(losses, _, _), _] = _policy_and_value(params, batch)
+    return replicator.LocalSum(
+        losses.sum(), replicator.all_reduce(batch["mask"].sum(), "sum")
     )
-    for name, parts, tx, mask in _TABLE
+
+
+def _own_times_global(params, batch):
+    """Multiply each replica's own loss by the loss of all."""
+
+    def local_sum(params):
+        losses, mask, _ = _policy_and_value(params, batch)[0]
+        return replicator.LocalSum(losses.sum(), mask.sum())
+
+    own = local_sum(params)
+    whole = replicator.global_loss(local_sum)(params)
+    return replicator.LocalSum(own.value * whole, own.count)
+
+
+def _summed_step(optimizer):
+    """Add gradients up as code of the days of pmap does."""
+
+    def loss_fn(params, batch):
+        return (_hidden(params, batch) @ params["w2"]).mean()
+
+    def step(state, batch):
+        grads = jax.grad(loss_fn)(state["params"], batch)
+        return _moved(optimizer, state, replicator.all_reduce(grads, "sum")), {}
+
+    return step
+
+
+def _counted(loss_fn: Callable) -> Callable:
+    def of(optimizer):
+        def step(state, batch):
+            loss, grads = replicator.value_and_grad(loss_fn)(state["params"], batch)
+            updates, opt = optimizer.update(grads, state["opt"], count=loss.weight)
+            params = optax.apply_updates(state["params"], updates)
+            return {"params": params, "opt": opt}, {"loss": loss}
+
+        return step
+
+    return of
+
+
+def _refused(name: str, step_of: Callable, word: str) -> Program:
+    def ours(rep, setting):
+        del setting
+        init, optimizer = _make(optimizers.adam)(rep.wrap_optimizer)
+        return init, step_of(optimizer)
+
+    return Program(
+        name=f"{name}-refused",
+        ours=ours,
+        batch=_batch,
+        expect=Refused(by="ReplicationError", word=word),
+        settings=(Setting(2, 2), Setting(4, 1)),
+    )
+
+
+PROGRAMS = [
+    *(
+        Program(
+            name=f"sums-{name}",
+            batch=lambda number, mask=mask: _batch(number, mask),
+            **pair(_make(tx), _ours(parts), _oracle(parts)),
+        )
+        for name, parts, tx, mask in _TABLE
+    ),
+    _refused("reduced-count", _counted(_reduced_count), "the count of this replica's"),
+    _refused("own-times-global", _counted(_own_times_global), "`global_loss` must"),
+    _refused("summed-gradients", _summed_step, "must be a mean over replicas"),
 ]

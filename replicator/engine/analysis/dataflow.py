@@ -125,6 +125,11 @@ def computing(
     return []
 
 
+def shape_of(atom: core.Var | core.Literal) -> tuple[int, ...]:
+    """Return the shape of a value; that of a number for what has none."""
+    return getattr(atom.aval, "shape", ())
+
+
 def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
     """Tell whether `eqn` speaks of the mesh axis `axis_name`."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))

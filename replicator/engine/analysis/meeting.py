@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.extend import core
 
@@ -78,7 +79,13 @@ class MeetingRules(dataflow.Rules[Meeting]):
         first, *others = marks or [NOTHING]
         for mark in others:
             if mark != first:
-                first = Meeting(*(a or b for a, b in zip(first, mark, strict=True)))
+                first = Meeting(
+                    own=first.own or mark.own,
+                    params=first.params or mark.params,
+                    scale=first.scale or mark.scale,
+                    part=first.part or mark.part,
+                    meets=first.meets or mark.meets,
+                )
         return first
 
     def inside(self, eqn: core.JaxprEqn) -> "MeetingRules":
@@ -115,7 +122,8 @@ class MeetingRules(dataflow.Rules[Meeting]):
         if name == "select_n":  # which of them is taken is no product
             marks = marks[1:]
             mark = self.join(marks)
-        if name == "stop_gradient" and not eqn.outvars[0].aval.shape and not mark.own:
+        number = not dataflow.shape_of(eqn.outvars[0])
+        if name == "stop_gradient" and number and not mark.own:
             return Meeting(scale=mark.scale or mark.part, meets=mark.meets)
         if name in _MOVES:
             return mark
@@ -149,6 +157,6 @@ class MeetingRules(dataflow.Rules[Meeting]):
         return False
 
 
-def is_weights(leaf: object) -> bool:
+def is_weights(leaf: jax.Array) -> bool:
     """Tell whether a leaf of a state may be parameters: more than a number."""
     return jnp.ndim(leaf) > 0 and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)

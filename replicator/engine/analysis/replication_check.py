@@ -196,8 +196,9 @@ _WAYS = {"while": "`while` loop", "cond": "branch"}
 
 def _number(atom: core.Var | core.Literal) -> float | None:
     """Return the number that an operand is; None if it is not known, or an array."""
-    literal = isinstance(atom, core.Literal) and not getattr(atom.val, "shape", ())
-    return float(atom.val) if literal else None
+    if not isinstance(atom, core.Literal) or getattr(atom.val, "shape", ()):
+        return None
+    return float(atom.val)
 
 
 def _multiplied(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:

@@ -124,7 +124,7 @@ class _Rules(dataflow.Rules[_Scale]):
             return [self._collected(eqn, mark, backward)] * outs
         if dataflow.sub_jaxprs(eqn):
             return None
-        if name == "sign" or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+        if name == "sign" or not _is_floating(eqn):
             return [_Scale(own=mark.own)] * outs  # the same of any multiple
         if name in ("mul", "div"):
             mark = self._multiplied(eqn, marks, mark, backward)
@@ -157,7 +157,7 @@ class _Rules(dataflow.Rules[_Scale]):
     ) -> _Scale:
         """Look at a product or a quotient: was a gradient divided by how many?"""
         is_quotient = eqn.primitive.name == "div"
-        scalar = not eqn.outvars[0].aval.shape
+        scalar = not dataflow.shape_of(eqn.outvars[0])
         if (backward and not scalar) or not (backward or mark.gradient):
             return mark
         number = max(_whole(atom, is_quotient) for atom in eqn.invars[is_quotient:])
@@ -184,8 +184,8 @@ class _Rules(dataflow.Rules[_Scale]):
 
     def _spread(self, eqn: core.JaxprEqn, mark: _Scale) -> _Scale:
         """Look at a cotangent that goes to many examples: is it divided by them?"""
-        sizes = [math.prod(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
-        size = math.prod(eqn.outvars[0].aval.shape)
+        sizes = [math.prod(dataflow.shape_of(atom)) for atom in eqn.invars]
+        size = math.prod(dataflow.shape_of(eqn.outvars[0]))
         if eqn.primitive.name == "dot_general" and 1 not in sizes:
             return mark
         if eqn.primitive.name not in ("broadcast_in_dim", "dot_general"):
@@ -209,6 +209,11 @@ def _both(one: _Scale, other: _Scale) -> _Scale:
         shared=(one.shared and other.shared) if both else one.shared or other.shared,
         summed=one.summed or other.summed,
     )
+
+
+def _is_floating(eqn: core.JaxprEqn) -> bool:
+    dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _whole(atom: core.Var | core.Literal, is_divisor: bool) -> int:

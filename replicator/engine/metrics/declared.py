@@ -135,7 +135,7 @@ def declare(metrics: PyTree) -> PyTree:
             case Mean(value, weight):
                 return Mean(_as_float(value), _as_weight(weight))  # type: ignore[arg-type]
             case Means(parts):
-                return Means(tuple(map(as_metric, parts)))
+                return Means(tuple(map(as_metric, parts)))  # type: ignore[arg-type]
             case Sum(value):
                 return Sum(_as_sum(value))
             case Max(value) | Min(value):
@@ -228,7 +228,7 @@ def _merge_microbatches(metric: Metric) -> Metric:
             counted = jnp.where(column == 0, jnp.zeros_like(wide), wide * column)
             return Mean(counted.sum(0).astype(value.dtype), total)
         case Means(parts):
-            return Means(tuple(map(_merge_microbatches, parts)))
+            return Means(tuple(map(_merge_microbatches, parts)))  # type: ignore[arg-type]
         case Sum(value):
             return Sum(value.sum(0, dtype=value.dtype))  # int32 in 64-bit mode, too
         case Max(value):

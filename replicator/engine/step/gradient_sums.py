@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from replicator.base.per_replica import PerReplica
 from replicator.base.trees import describe, first_difference, named_leaves
@@ -39,7 +40,9 @@ class Given(NamedTuple):
     weight: jax.Array | None  # a scalar, or [sums]; None if all count alike
 
 
-def checked_given(grads: PyTree, weight: object, count: object) -> Given:
+def checked_given(
+    grads: PyTree, weight: ArrayLike | None, count: ArrayLike | None
+) -> Given:
     """Check what `update` is given, and mark it for the proof.
 
     Raises:
@@ -87,7 +90,16 @@ class Valued(NamedTuple):
 
 
 def with_value(given: Given, value: jax.Array) -> Given:
-    """Return what is given with the value of the mean loss of its examples."""
+    """Return what is given with the value of the mean loss of its examples.
+
+    Raises:
+      ArgumentError: The gradients are of several sums: no one weight is the value's.
+    """
+    if isinstance(given.grads, GradientsOfSums):
+        raise ArgumentError(
+            "`value` must be left out with the gradients of several sums, got one: the "
+            "sums have counts of their own. Use an optimizer that takes none."
+        )
     factor = given.weight if given.share == "count" else None
     return given._replace(grads=Valued(given.grads, scaled(jnp.asarray(value), factor)))
 
@@ -115,7 +127,7 @@ def check_shapes(grads: PyTree, params: PyTree) -> None:
             )
 
 
-def _scalar(name: str, weight: object) -> jax.Array:
+def _scalar(name: str, weight: ArrayLike) -> jax.Array:
     array = jnp.asarray(weight)
     if array.ndim != 0 or not jnp.isrealobj(array):
         raise ArgumentError(

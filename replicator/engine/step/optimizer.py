@@ -205,7 +205,8 @@ class _Wrapped:
     ) -> tuple[PyTree, OptimizerState]:
         check_optimizer_state(state)
         given = checked_given(grads, weight, count)
-        check_shapes(grads, self._updated(grads, state, params, extra))
+        one = one_of(grads)
+        check_shapes(one, self._updated(one, state, params, extra))
         own = isinstance(state.pending, OwnSums)
         if extra.get("value") is not None and not own:
             given = with_value(given, extra["value"])
@@ -216,23 +217,21 @@ class _Wrapped:
                     collect_given, nothing_yet(), given, self.reduction
                 )
                 learning.given.calls.append(jax.eval_shape(collect))
-                return _no_updates(one_of(grads), params), state
+                return _no_updates(one, params), state
             case Collecting() as pending:
-                return _no_updates(one_of(grads), params), dataclasses.replace(
+                return _no_updates(one, params), dataclasses.replace(
                     state, pending=collect_given(pending, given, self.reduction)
                 )
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=given.grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = _shown(reduced, sums.show)
-                if sums.show == "given":
-                    shown = given.grads
+                shown = _shown(given.grads, reduced, sums.show)
                 return _tie((updates, _show(after, sums, shown)), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
             case pending:
                 updates, after, reduced = finish(self._mean_of(given), state)
-                shown = None if pending is None else _shown(reduced, pending.show)
+                shown = None if pending is None else _shown(None, reduced, pending.show)
                 return updates, _show(after, pending, shown)
 
     def _updated(self, grads, state, params, extra) -> PyTree:
@@ -362,11 +361,11 @@ def _no_updates(grads: PyTree, params: PyTree) -> PyTree:
     return optax.tree.zeros_like(grads if alike else params)
 
 
-def _shown(gradients: PyTree, what: Showing) -> PyTree:
-    """Return what was asked for of the reduced gradients; None if nothing was."""
+def _shown(given: PyTree, reduced: PyTree, what: Showing) -> PyTree:
+    """Return what was asked for of the gradients; None if nothing was."""
     if what == "norm":
-        return global_norm(gradients).astype(jnp.float32)
-    return gradients if what == "reduced" else None
+        return global_norm(reduced).astype(jnp.float32)
+    return {"given": given, "reduced": reduced}.get(what)
 
 
 def _show(

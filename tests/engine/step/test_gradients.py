@@ -1,5 +1,7 @@
 """Sums of losses are exact where replicas are uneven and speak to each other."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -361,8 +363,9 @@ def test_sums_add_up_and_scale():
 
 
 def test_a_sum_and_a_number_do_not_add_up():
+    number: Any = 1.0
     with pytest.raises(TypeError, match="unsupported operand"):
-        LocalSum(1.0, 2) + 1.0
+        LocalSum(1.0, 2) + number
 
 
 def test_a_count_beside_those_of_several_sums_is_refused():
