@@ -206,7 +206,7 @@ class _Wrapped:
         check_optimizer_state(state)
         given = checked_given(grads, weight, count)
         one = one_of(grads)
-        check_shapes(one, self._updated(one, state, params, extra))
+        self._check_shapes(one, state, params, extra)
         own = isinstance(state.pending, OwnSums)
         if extra.get("value") is not None and not own:
             given = with_value(given, extra["value"])
@@ -234,15 +234,20 @@ class _Wrapped:
                 shown = None if pending is None else _shown(None, reduced, pending.show)
                 return updates, _show(after, pending, shown)
 
-    def _updated(self, grads, state, params, extra) -> PyTree:
-        """Return what updates are for: parameters, or shapes as of them."""
-        if params is not None:
-            return params
+    def _check_shapes(self, grads, state, params, extra) -> None:
+        """Refuse gradients of single examples, told by the parameters or the updates.
+
+        Without parameters those updates are looked at that are there in time; where
+        gradients add up first, shapes of them.
+        """
 
         def update(grads, inner):
-            return self.tx.update(self._master(grads), inner, None, **extra)
+            return self.tx.update(self._master(grads), inner, None, **extra)[0]
 
-        return jax.eval_shape(update, grads, state.inner)[0]
+        if params is not None:
+            check_shapes(grads, params)
+        elif isinstance(state.pending, Learning | Collecting):
+            check_shapes(grads, jax.eval_shape(update, grads, state.inner))
 
     def _mean_of(self, given: Given) -> PyTree:
         """Reduce the gradients of a single call over replicas."""
@@ -332,6 +337,7 @@ class _Wrapped:
         updates, inner = self.tx.update(
             used, state.inner, self._master(params), **extra
         )
+        check_shapes(grads, updates)
         if factor is not None:
             updates = optax.tree.cast_like(updates, grads)
         after = dataclasses.replace(state, inner=inner)
