@@ -22,7 +22,7 @@ from replicator.distributed.same_everywhere import require_same_program
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
-from replicator.engine.eager_calls import require_eager
+from replicator.engine.eager_calls import in_no_mesh, require_eager, without_mesh
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
@@ -135,7 +135,8 @@ class CompiledStep:
         """
         require_eager("step")
         try:
-            return self._call(state, batch, key)
+            with without_mesh():
+                return self._call(state, batch, key)
         except jax.errors.JaxRuntimeError as failure:
             if not is_out_of_memory(failure):
                 raise
@@ -195,6 +196,7 @@ class CompiledStep:
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
 
+    @in_no_mesh
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
         """Trace, prove and lower the step, and compile nothing.
 
@@ -208,6 +210,7 @@ class CompiledStep:
         """
         return self._trace(state, self._value(batch), key).lower()
 
+    @in_no_mesh
     def inspect(
         self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
     ) -> Inspection:
