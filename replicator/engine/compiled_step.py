@@ -19,6 +19,7 @@ from replicator.base.mesh import put
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
 from replicator.distributed.same_everywhere import require_same_program
+from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
@@ -208,7 +209,7 @@ class CompiledStep:
         Returns:
           A `jax.stages.Lowered`.
         """
-        return self._trace(state, self._value(batch), key).lower()
+        return _lowered(self._trace(state, self._value(batch), key))
 
     @in_no_mesh
     def inspect(
@@ -219,7 +220,7 @@ class CompiledStep:
             check_keys(key, self._options.steps_per_call)
             shapes = state_shapes(state, self._layout, name="state")
             traced = self._trace(shapes, self._value(batch, placed_shapes), key)
-            compiled = traced.lower().compile()
+            compiled = _lowered(traced).compile()
             cost = program_cost(traced.jaxpr, compiled)
         elif self._programs:
             compiled = next(reversed(self._programs.values())).run
@@ -277,7 +278,7 @@ class CompiledStep:
         with collection_paused():
             traced = self._trace(state, batch, key)
             self._newest = given
-            lowered = traced.lower()
+            lowered = _lowered(traced)
         require_same_program(self._layout.mesh, lowered)
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
@@ -307,6 +308,11 @@ def _warn_of_change(before: PyTree, now: PyTree) -> None:
             RecompilationWarning,
             stacklevel=user_stacklevel(),
         )
+
+
+def _lowered(traced: jax.stages.Traced) -> jax.stages.Lowered:
+    with other_meshes_refused("step_fn"):
+        return traced.lower()
 
 
 def _signature(tree: PyTree) -> tuple:
