@@ -23,7 +23,7 @@ from replicator.distributed.report_progress import require_joined
 from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
-from replicator.engine.eager_calls import require_eager
+from replicator.engine.eager_calls import in_no_mesh, require_eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
@@ -152,6 +152,7 @@ class Replicator:
             reduction=self._defaults.reduction,
         )
 
+    @in_no_mesh
     def init(self, init_fn: InitFn, *, seed: int = 0) -> PyTree:
         """Make the state for an own loop, born on every device.
 
@@ -171,6 +172,7 @@ class Replicator:
         key, _ = run_keys(seed)
         return first_state(init_fn, self._layout, key=key).born()
 
+    @in_no_mesh
     def put(self, state: PyTree) -> PyTree:
         """Put a copy of a state on every device, for an own loop: to tune a model.
 
@@ -283,6 +285,7 @@ class Replicator:
             step = self.compile(step)
         return step.inspect(state, batch, key)
 
+    @in_no_mesh
     def batches(
         self,
         dataset: Dataset,

@@ -42,6 +42,7 @@ from replicator.compat.layout import (
     put_rows,
     several_processes,
 )
+from replicator.engine.eager_calls import in_no_mesh
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 from replicator.errors import ArgumentError
 
@@ -150,6 +151,7 @@ class _Mapped:
         self._axes: dict[Any, tuple[int, ...]] = {}
         self._meshes: dict[int, Mesh] = {}
 
+    @in_no_mesh
     def call(self, args: tuple, kwargs: dict[str, Any]) -> PyTree:
         run, mesh, axes, placed, by_name = self._prepare(args, kwargs)
         return self._returned(run(mesh, axes, *placed, **by_name), mesh)
@@ -179,6 +181,7 @@ class _Mapped:
             return result
         return jax.tree.map(lambda leaf: local_rows(leaf, mesh), result)
 
+    @in_no_mesh
     def lower(self, *args: Any, **kwargs: Any) -> "_Stage":
         run, mesh, axes, placed, by_name = self._prepare(args, kwargs)
         return _Stage(self, args, run.lower(mesh, axes, *placed, **by_name))

@@ -9,6 +9,7 @@ from replicator.base.trees import describe
 from replicator.base.types import Key, PyTree
 from replicator.collectives.context.keys import check_key
 from replicator.engine.analysis.ordered_bits import refuse_other_collectives
+from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.layout import Layout
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.optimizer_state import optimizer_states
@@ -41,7 +42,8 @@ def trace_checked(
       ReplicatorError: The layout's engine would run the step wrongly.
     """
     _check_optimizers(state, options)
-    traced = program.trace(FlatTree.of(state), batch, key)
+    with other_meshes_refused("step_fn"):
+        traced = program.trace(FlatTree.of(state), batch, key)
     jaxpr = traced.jaxpr.jaxpr
     if options.reduction == "ordered":
         refuse_other_collectives(jaxpr)

@@ -19,10 +19,11 @@ from replicator.base.mesh import put
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
 from replicator.distributed.same_everywhere import require_same_program
+from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
-from replicator.engine.eager_calls import require_eager
+from replicator.engine.eager_calls import in_no_mesh, require_eager, without_mesh
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
@@ -135,7 +136,8 @@ class CompiledStep:
         """
         require_eager("step")
         try:
-            return self._call(state, batch, key)
+            with without_mesh():
+                return self._call(state, batch, key)
         except jax.errors.JaxRuntimeError as failure:
             if not is_out_of_memory(failure):
                 raise
@@ -195,6 +197,7 @@ class CompiledStep:
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
 
+    @in_no_mesh
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
         """Trace, prove and lower the step, and compile nothing.
 
@@ -206,8 +209,9 @@ class CompiledStep:
         Returns:
           A `jax.stages.Lowered`.
         """
-        return self._trace(state, self._value(batch), key).lower()
+        return _lowered(self._trace(state, self._value(batch), key))
 
+    @in_no_mesh
     def inspect(
         self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
     ) -> Inspection:
@@ -216,7 +220,7 @@ class CompiledStep:
             check_keys(key, self._options.steps_per_call)
             shapes = state_shapes(state, self._layout, name="state")
             traced = self._trace(shapes, self._value(batch, placed_shapes), key)
-            compiled = traced.lower().compile()
+            compiled = _lowered(traced).compile()
             cost = program_cost(traced.jaxpr, compiled)
         elif self._programs:
             compiled = next(reversed(self._programs.values())).run
@@ -274,7 +278,7 @@ class CompiledStep:
         with collection_paused():
             traced = self._trace(state, batch, key)
             self._newest = given
-            lowered = traced.lower()
+            lowered = _lowered(traced)
         require_same_program(self._layout.mesh, lowered)
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
@@ -304,6 +308,11 @@ def _warn_of_change(before: PyTree, now: PyTree) -> None:
             RecompilationWarning,
             stacklevel=user_stacklevel(),
         )
+
+
+def _lowered(traced: jax.stages.Traced) -> jax.stages.Lowered:
+    with other_meshes_refused("step_fn"):
+        return traced.lower()
 
 
 def _signature(tree: PyTree) -> tuple:

@@ -26,7 +26,10 @@ from replicator.base.per_replica import (
 from replicator.base.types import PyTree
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof
+from replicator.engine.analysis.other_meshes import names_axes, refuse_other_meshes
 from replicator.engine.layout import STATE, Kind
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 class ReplicatedLayout:
@@ -85,15 +88,25 @@ class ReplicatedLayout:
                 state: FlatTree = given[inputs.index(STATE)]
                 return FlatTree(per_replica_specs(state.tree), state.structure)
 
-            results = jax.shard_map(
-                replica,
-                mesh=self.mesh,
-                in_specs=tuple(map(specs, inputs)),
-                out_specs=jax.tree.map(specs, outputs),
-                # Gradients of replicated parameters must stay local until the optimizer
-                # reduces them; `check` proves what this would have checked.
-                check_vma=False,
-            )(*given)
+            def on_all(replica: Callable[..., PyTree]) -> PyTree:
+                return jax.shard_map(
+                    replica,
+                    mesh=self.mesh,
+                    in_specs=tuple(map(specs, inputs)),
+                    out_specs=jax.tree.map(specs, outputs),
+                    # Gradients of replicated parameters must stay local until the
+                    # optimizer reduces them; `check` proves what this would check.
+                    check_vma=False,
+                )(*given)
+
+            try:
+                results = on_all(replica)
+            except ValueError as failure:
+                if not names_axes(failure):
+                    raise
+                # Boxes of flax linen: they constrain what they hold, by names of any
+                # axes, where a mesh is in context, and hand it out where none is.
+                results = on_all(_in_no_mesh(replica))
             return jax.tree.map(self._readable, outputs, results)
 
         return program
@@ -110,6 +123,7 @@ class ReplicatedLayout:
         """Prove that the state is equal on all replicas, declared leaves apart.
 
         Raises:
+          ArgumentError: The step says where something lies on another mesh.
           ReplicationError: A leaf may differ; see `prove_replicated`.
 
         Warns:
@@ -117,6 +131,7 @@ class ReplicatedLayout:
         """
         [eqn] = [eqn for eqn in traced.eqns if eqn.primitive.name == "shard_map"]
         [inside] = dataflow.sub_jaxprs(eqn)
+        refuse_other_meshes(inside, self.mesh.axis_names)
         leaves = declared_leaves(state)
         marks = [proof.DECLARED if declared else proof.STATE for _, declared in leaves]
         marks += [proof.BATCH] * len(jax.tree.leaves(batch))
@@ -135,6 +150,14 @@ class ReplicatedLayout:
     def describe(self) -> dict[str, Any]:
         """Return the engine and its mesh in plain JSON, for records."""
         return {"engine": "replicates", "mesh": dict(self.mesh.shape)}
+
+
+def _in_no_mesh(replica: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    def run(*values: PyTree) -> PyTree:
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            return replica(*values)
+
+    return run
 
 
 def _give_back(kind: Kind, result: PyTree) -> PyTree:

@@ -142,6 +142,12 @@ class Strategy:
             object.__setattr__(
                 self, name, _listed(name, getattr(self, name), kind, remedy)
             )
+        if self.kind == "replicates" and self.rules:
+            raise ArgumentError(
+                "`rules` must be empty where a strategy replicates, got one for "
+                f"{self.rules[0].pattern!r}: every device keeps all of the state. Use "
+                '`kind="partitions"`.'
+            )
         if tuple(axis for axis in AXES if axis in self.batch_axes) != self.batch_axes:
             raise ArgumentError(
                 f"`batch_axes` must be some of {AXES}, in this order, got "

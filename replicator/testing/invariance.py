@@ -22,6 +22,7 @@ from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.eager_calls import in_no_mesh
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
 from replicator.engine.make_step import make_layout
 from replicator.engine.step.accumulate import accumulated, single
@@ -66,6 +67,7 @@ READS_BATCH = "float64 state that reads the batch"
 """What running statistics and the like are called in a report."""
 
 
+@in_no_mesh
 def assert_replica_invariant(
     step_fn: StepFn,
     init_fn: InitFn,

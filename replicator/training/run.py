@@ -17,7 +17,7 @@ from replicator.engine.auto_microbatch import (
     first_batch,
     fit_accumulate,
 )
-from replicator.engine.eager_calls import require_eager
+from replicator.engine.eager_calls import in_no_mesh, require_eager
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
@@ -81,6 +81,7 @@ class RunOptions(TypedDict, total=False):
     node: Node | None
 
 
+@in_no_mesh
 def plan_run(
     given: Mapping[str, Any],
     layout: Layout,

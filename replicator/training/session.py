@@ -19,6 +19,7 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
+from replicator.engine.eager_calls import in_no_mesh
 from replicator.engine.make_step import compiled_step
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.step.state import in_form, step_key
@@ -83,6 +84,7 @@ class Session:
         self._taken: list[int] = []  # examples of each batch since the last step
         self._thread = 0
 
+    @in_no_mesh
     def __enter__(self) -> Self:
         """Open the run where it was saved last, or at its beginning.
 
@@ -111,6 +113,7 @@ class Session:
             self._outer = outer.pop_all()
         return self
 
+    @in_no_mesh
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -134,6 +137,7 @@ class Session:
         return is_end
 
     @property
+    @in_no_mesh
     def state(self) -> PyTree:
         """The state after the last step; donated to the next one."""
         state = whole(self._opened.loop.state)
@@ -145,6 +149,7 @@ class Session:
         return self._opened.loop.step
 
     @property
+    @in_no_mesh
     def key(self) -> Key:
         """The random key of the next step: what `run` would give it."""
         return _step_key(self._opened.resumed.state.key, np.int32(self.steps_done))
@@ -210,6 +215,7 @@ class Session:
             if self._ends():
                 return
 
+    @in_no_mesh
     def step(self, batch: PyTree) -> PyTree:
         """Make one update (or `steps_per_call`) by the session's `step_fn`.
 
@@ -274,6 +280,7 @@ class Session:
 
         return step
 
+    @in_no_mesh
     def after(
         self, metrics: PyTree, *, state: PyTree = _SAME, examples: int = 0
     ) -> None:
@@ -348,6 +355,7 @@ class Session:
             self._inner = inner.pop_all()
         self._position, self._taken = self._open.resumed.position, []
 
+    @in_no_mesh
     def _next_batch(self) -> Any:
         opened = self._opened
         assert opened.batches is not None
@@ -378,6 +386,7 @@ class Session:
             "`session.after(metrics)` where an update is made."
         )
 
+    @in_no_mesh
     def _ends(self) -> bool:
         """Make the end of the run; tell whether that is what it was."""
         try:

@@ -146,6 +146,7 @@ _CALLS = frozenset(
         *("remat", "remat2", "checkpoint", "remat_opt"),
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
         *("custom_vmap_call", "linear_call", "composite", "compute_on"),
+        "program_order",  # jax 0.12: keeps the order of effects
         # Whole programs are followed, too: what reads the mask of a batch is asked so.
         *("xla_metadata_call", "shard_map"),
     }

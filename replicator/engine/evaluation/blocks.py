@@ -23,6 +23,7 @@ from jax.extend import core
 from replicator.base.mesh import REPLICA_AXIS, put
 from replicator.base.types import Dataset, PyTree
 from replicator.engine.analysis import dataflow
+from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.layout import STATE, Layout, examples
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
@@ -159,7 +160,8 @@ class BlockRunner:
         if signature in self._checked:
             return
         programs = self.programs
-        traced = programs.run.trace(state, rows)
+        with other_meshes_refused(self.name):
+            traced = programs.run.trace(state, rows)
         jaxpr = traced.jaxpr.jaxpr
         _refuse_collectives(jaxpr, self.name)
         outputs, doubled = traced.out_info.outputs, self._double(state, rows)

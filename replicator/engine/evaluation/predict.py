@@ -8,7 +8,7 @@ import numpy as np
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.eager_calls import require_eager
+from replicator.engine.eager_calls import in_no_mesh, require_eager
 from replicator.engine.evaluation.blocks import (
     DEFAULT_BLOCK,
     Block,
@@ -65,6 +65,7 @@ class Prediction:
             max_in_flight=max_in_flight,
         )
 
+    @in_no_mesh
     def __call__(
         self, state: PyTree, dataset: Dataset, *, inputs: InputOptions | None = None
     ) -> PyTree:

@@ -28,6 +28,7 @@ from replicator.distributed.same_everywhere import (
     require_same_program,
     require_same_state,
 )
+from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.layout import Layout
 from replicator.engine.step.donation import copied
 from replicator.errors import ArgumentError, StateError
@@ -236,7 +237,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
         state = jax.tree.map(jnp.asarray, made)
         return layout.pad_state(repeat_own(state, num_replicas=layout.num_replicas))
 
-    with collection_paused():
+    with collection_paused(), other_meshes_refused("init_fn"):
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
     shardings = layout.state_shardings(shapes)
     layout.check_state(shapes)
@@ -247,7 +248,8 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
             # Pieces of unlike states make one that nobody meant.
             require_same_state(layout.mesh, {"key": key})
             require_same_program(layout.mesh, program.lower(key), name="init_fn")
-        return jax.tree.structure(shapes).unflatten(program(key))
+        with other_meshes_refused("init_fn"):
+            return jax.tree.structure(shapes).unflatten(program(key))
 
     return FirstState(shapes=_with_shardings(shapes, shardings), born=born)
 

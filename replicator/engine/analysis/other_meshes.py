@@ -1,0 +1,101 @@
+"""Refuse a function that brings a mesh of its own, and say what to do instead.
+
+The layout's mesh is the only one of its programs. JAX finds another one deep inside of
+what it traces, and says so in words that help nobody who has not written `shard_map`.
+They are known by what they say: others pass as they are.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from jax.extend import core
+
+from replicator.engine.analysis import dataflow
+from replicator.errors import ArgumentError, ReplicatorError
+
+# What JAX 0.10 to 0.12 says of an array that lies on another mesh,
+_ARRAY = (
+    "Closing over inputs to shard_map",
+    "Mesh for all inputs should be equal",
+    "should match the mesh of sharding",
+    "should match the aval mesh",
+    "is not equal to the size of the mesh",
+    "out sharding could not be resolved",
+)
+# of a constraint that names axes of the mesh in context,
+_AXES = (
+    "is not found in mesh",
+    "can only refer to Auto axes of the mesh",
+    "contains a manual axes",
+)
+# and of one that names another mesh, or needs one where none is set.
+_CONSTRAINT = (
+    *_AXES,
+    "requires a non-empty mesh in context",
+    "is incompatible with mesh_shape",
+    "should match the mesh passed to shard_map",
+)
+_VARIABLE = ("mesh context or metadata is required",)  # flax NNX
+
+_REFUSALS = (
+    (
+        _VARIABLE,
+        "make variables that name no place, got one of flax NNX that names axes of a "
+        "mesh. Make the module under `with nnx.use_eager_sharding(False):`; a "
+        "strategy's rules say where it lies.",
+    ),
+    (
+        _ARRAY,
+        "compute with arrays of its arguments, or on no mesh, got one that lies on "
+        "another mesh. Close over `jax.device_get(array)`, or put it into the state.",
+    ),
+    (
+        _CONSTRAINT,
+        "leave it to the strategy where arrays lie, got a constraint that names a mesh "
+        "or its axes. Leave it out, in flax the `mesh` of boxes; write a rule of a "
+        "strategy for the variable.",
+    ),
+)
+
+
+@contextlib.contextmanager
+def other_meshes_refused(name: str) -> Iterator[None]:
+    """Refuse the function `name` where tracing it meets another mesh.
+
+    Raises:
+      ArgumentError: It does.
+    """
+    try:
+        yield
+    except ReplicatorError:
+        raise
+    except Exception as failure:
+        for words, refusal in _REFUSALS:
+            if _says(failure, words):
+                raise ArgumentError(f"`{name}` must {refusal}") from failure
+        raise
+
+
+def refuse_other_meshes(jaxpr: core.Jaxpr, axis_names: tuple[str, ...]) -> None:
+    """Refuse a step of one replica that constrains arrays to another mesh.
+
+    Raises:
+      ArgumentError: It does: JAX would end in an assertion.
+    """
+
+    def is_other(eqn: core.JaxprEqn) -> bool:
+        mesh = getattr(eqn.params.get("sharding"), "mesh", None)
+        by = eqn.primitive.name == "sharding_constraint" and mesh is not None
+        return by and mesh.axis_names != axis_names
+
+    if dataflow.find_equation(jaxpr, is_other) is not None:
+        raise ArgumentError(f"`step_fn` must {_REFUSALS[-1][1]}")
+
+
+def names_axes(failure: Exception) -> bool:
+    """Tell whether JAX refused names of axes that the mesh in context has not."""
+    return _says(failure, _AXES)
+
+
+def _says(failure: Exception, words: tuple[str, ...]) -> bool:
+    return any(each in str(failure) for each in words)
