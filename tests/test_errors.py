@@ -152,6 +152,11 @@ def compiled(make=trainer, *, batch=None, **options):
     )
 
 
+def decayed(state, batch):
+    with jax.numpy_dtype_promotion("standard"):
+        return state | {"a": state["a"] * state["decay"]}, {}
+
+
 def step_on(step_fn, state):
     """Call `step_fn` once on eight replicas."""
     return replicas(8).compile(step_fn)(
@@ -680,6 +685,15 @@ ROWS = [
         "`step_fn` must return a state of the structure, shapes and dtypes that it was "
         "given, got another: `a` is bfloat16[] instead of float32[]. Return every leaf "
         "as it came, updated.",
+    ),
+    Row(
+        "A number of Python in a first state beside half precision",
+        lambda: step_on(decayed, {"a": jnp.ones(4, jnp.bfloat16), "decay": 0.99}),
+        StateError,
+        "`step_fn` must return a state of the structure, shapes and dtypes that it was "
+        "given, got another: `a` is float32[4] instead of bfloat16[4]. `decay` is "
+        "float32, as a number of Python is once it is state. Give it the dtype of what "
+        "it meets: `jnp.asarray(value, w.dtype)`.",
     ),
     Row(
         "A step that returns no metrics",
