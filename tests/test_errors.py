@@ -350,6 +350,20 @@ def chained_gan():
     return rep.compile(step_fn, accumulate=2)(rep.init(init_fn), regression_batch())
 
 
+def history_by_step():
+    rep = replicas(8)
+    init_fn, step_fn = trainer(sgd(rep))
+
+    def noting(state, batch):
+        after, metrics = step_fn(state, batch)
+        loss = lax.pmean(metrics["loss"], "replica")
+        history = state["history"].at[state["step"]].set(loss)
+        return after | {"history": history, "step": state["step"] + 1}, metrics
+
+    first = rep.init(lambda key: init_fn(key) | {"history": jnp.zeros(9), "step": 0})
+    return rep.compile(noting, accumulate=2)(first, regression_batch())
+
+
 def ordered_norm():
     rep = replicas(8, reduction="ordered")
     init_fn, step_fn = norm_trainer(sgd(rep), lambda x: lax.pmean(x, "replica"))
@@ -918,6 +932,14 @@ ROWS = [
         ArgumentError,
         "`accumulate` must be 1 for a step whose state holds no wrapped optimizer, got "
         "more. Wrap it with `rep.wrap_optimizer`.",
+    ),
+    Row(
+        "Accumulation where a counter may count updates or microbatches",
+        history_by_step,
+        ArgumentError,
+        "`accumulate` must be 1 where `step` of the returned state moves once per "
+        "update and `history`, which reads it, with each microbatch, got more. Gate "
+        "one: `jnp.where(replicator.is_last_microbatch(), new, old)`.",
     ),
     Row(
         "Accumulation where one update depends on another",

@@ -4,8 +4,8 @@ The step is traced once with the summed gradients as inputs of their own, and ma
 followed from there, from the batch, and from the microbatch's index. State that reads
 neither batch nor index belongs to the update: parameters, optimizer states and averages
 follow from the sums, counters and target networks from state alone. What reads the
-batch (running statistics) moves with each microbatch, and so do the counters that go
-with it (`counters`).
+batch (running statistics) moves with each microbatch, and so does what goes with it, or
+asks itself which microbatch this is (`counters`).
 
 What would be wrong with several microbatches is refused here, by name: gradients taken
 after an update in the same step, results of an update that read the batch other than by
@@ -13,7 +13,7 @@ its gradients, and state that is moved by gradients which no wrapped optimizer t
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,12 +26,7 @@ from replicator.base.types import Key, PyTree
 from replicator.collectives.context.microbatch import Microbatch
 from replicator.engine.analysis import dataflow
 from replicator.engine.metrics import declared as metrics
-from replicator.engine.step.counters import (
-    Counter,
-    count_examples,
-    find_counters,
-    meaning,
-)
+from replicator.engine.step.counters import Leaves, Traced, find_moving
 from replicator.engine.step.microbatch_sums import KeyedStep, Sums, finish
 from replicator.engine.step.optimizer_state import (
     OptimizerState,
@@ -43,7 +38,7 @@ from replicator.errors import ArgumentError
 # The marks; optimizers are marked 0, 1, …
 _BATCH = -1  # reads the batch, or which microbatch it is
 _GRADIENT = -2  # reads the batch by a gradient
-_COUNTERS = -3  # reads the new value of counter c: _COUNTERS - c
+_LAST = -3  # asks whether this microbatch is the last
 
 
 class UpdateDependent(NamedTuple):
@@ -54,7 +49,13 @@ class UpdateDependent(NamedTuple):
 
 
 def find_update_dependent(
-    step: KeyedStep, state: PyTree, sums: Sums, batch: PyTree, key: Key | None
+    step: KeyedStep,
+    state: PyTree,
+    sums: Sums,
+    batch: PyTree,
+    key: Key | None,
+    *,
+    count: int,
 ) -> UpdateDependent:
     """Tell what moves once per update, and refuse what microbatches would make wrong.
 
@@ -64,57 +65,56 @@ def find_update_dependent(
       sums: As `zero_sums` makes them.
       batch: One microbatch.
       key: As the step takes it.
+      count: Microbatches per update.
 
     Returns:
       Which leaves and metrics to take from the last run of the step.
 
     Raises:
       ArgumentError: Gradients depend on an update in the same step, a leaf or metric on
-        both an update and the batch, or a leaf on gradients that no update takes.
+        both an update and the batch, or a leaf on gradients that no update takes; or
+        how a leaf moves cannot be told, and matters.
     """
 
-    def run(
-        sums: Sums, state: PyTree, batch: PyTree, key: Key | None, index: jax.Array
-    ) -> tuple:
-        position = Microbatch(index, 2, last=True)
-        data = (batch, key)
-        return finish(step, (state, sums), data, position=position, show="given")
+    def trace(batch: PyTree, count: int) -> tuple:
+        def run(
+            sums: Sums, state: PyTree, data: tuple, index: jax.Array, last: jax.Array
+        ):
+            position = Microbatch(index, count, last=last)
+            return finish(step, (state, sums), data, position=position, show="given")
 
-    def trace(batch: PyTree) -> tuple:
-        arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
-        return jax.make_jaxpr(run, return_shape=True)(*arguments)
+        place = jnp.zeros((), jnp.int32), jnp.ones((), bool)
+        return jax.make_jaxpr(run, return_shape=True)(sums, state, (batch, key), *place)
 
-    def counters_of(jaxpr: core.Jaxpr) -> dict[int, Counter]:
-        return find_counters(jaxpr.outvars[: len(jax.tree.leaves(state))], jaxpr)
-
-    closed, shapes = trace(batch)
+    closed, shapes = trace(batch, count)
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
         *(frozenset() for _ in jax.tree.leaves(state)),
         *(frozenset({_BATCH}) for _ in jax.tree.leaves(batch)),
         *(frozenset() for _ in jax.tree.leaves(key)),
-        frozenset({_BATCH}),
+        *(frozenset({_BATCH}), frozenset({_LAST})),
     ]
-    counters = counters_of(closed.jaxpr)
-    numbers = {
-        counter.meaning: _COUNTERS - n for n, counter in enumerate(counters.values())
-    }
-    out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
+    out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules())
     after, given, reported = jax.tree.structure(shapes).unflatten(out_marks)
     _refuse_chained(optimizer_states(state), given)
     _refuse_outside_wrap(after)
     for where, tree in (("state", after), ("metrics", reported)):
         _refuse_mixed(where, tree)
     marks = jax.tree.leaves(after, is_leaf=_is_mark)
-    moved = dataflow.DependsOn().join([mark for mark in marks if _BATCH in mark])
-    with_microbatches = {
-        place
-        for place, counter in counters.items()
-        if numbers[counter.meaning] in moved
-    } | count_examples(counters, batch, lambda wide: counters_of(trace(wide)[0].jaxpr))
+    moving = set()
+    if count > 1:
+        sizes = [len(jax.tree.leaves(each)) for each in (sums, state, batch, key)]
+        known = {*range(sum(sizes[:3]), sum(sizes)), len(in_marks) - 1}
+        traced = Traced(closed, state=sizes[0], known=known)
+        moving = find_moving(
+            _leaves(state, after),
+            traced,
+            lambda: traced._replace(closed=trace(_whole(batch, count), 1)[0]),
+            lone=any(leaf.shape[0] == 1 for leaf in jax.tree.leaves(batch)),
+        )
     return UpdateDependent(
         leaves=[
-            _BATCH not in mark and place not in with_microbatches
+            _BATCH not in mark and place not in moving
             for place, mark in enumerate(marks)
         ],
         metrics=jax.tree.map(
@@ -129,14 +129,12 @@ def find_update_dependent(
 
 @dataclasses.dataclass(frozen=True)
 class _UpdateRules(dataflow.DependsOn):
-    """Mark also gradients of the batch, and new values of counters.
+    """Mark also gradients of the batch.
 
     Attributes:
-      counters: By equation, the mark of the counter that it computes.
       in_gradient: Whether the equations lie inside a backward pass.
     """
 
-    counters: Mapping[tuple, int]
     in_gradient: bool = False
 
     def decide(
@@ -145,21 +143,44 @@ class _UpdateRules(dataflow.DependsOn):
         if dataflow.sub_jaxprs(eqn):
             return None
         mark = self.join(marks)
-        if eqn.primitive.name.startswith(("random_", "threefry", "rng_")):
-            # Randomness of the n-th update is no average over n.
-            mark = frozenset(each for each in mark if each > _COUNTERS)
         if _BATCH in mark and _GRADIENT not in mark and self._is_gradient(eqn):
             mark |= {_GRADIENT}
-        counter = self.counters.get(meaning(eqn)) if self.counters else None
-        if counter is not None:
-            mark |= {counter}
         return [mark] * len(eqn.outvars)
 
     def inside(self, eqn: core.JaxprEqn) -> "_UpdateRules":
-        return _UpdateRules(self.counters, self._is_gradient(eqn))
+        return _UpdateRules(self._is_gradient(eqn))
 
     def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
         return self.in_gradient or "transpose(" in str(eqn.source_info.name_stack)
+
+
+def _leaves(state: PyTree, after: PyTree) -> Leaves:
+    """Say what is known of the leaves of `state`, by their marks after an update."""
+    own = jax.tree.map(
+        lambda node: jax.tree.map(lambda _: is_optimizer_state(node), node),
+        state,
+        is_leaf=is_optimizer_state,
+    )
+    named = named_leaves(after, is_leaf=_is_mark)
+    return Leaves(
+        paths=[path for path, _ in named],
+        updated=[
+            is_own or _follows_update(mark)
+            for is_own, (_, mark) in zip(jax.tree.leaves(own), named, strict=True)
+        ],
+        batch=[_BATCH in mark for _, mark in named],
+        gated=[_LAST in mark for _, mark in named],
+    )
+
+
+def _whole(batch: PyTree, count: int) -> PyTree:
+    """Return the shapes of `count` microbatches as one."""
+
+    def joined(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        rows, *others = leaf.shape
+        return jax.ShapeDtypeStruct((count * rows, *others), leaf.dtype)
+
+    return jax.tree.map(joined, batch)
 
 
 def _is_mark(node: PyTree) -> bool:
