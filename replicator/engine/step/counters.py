@@ -14,6 +14,7 @@ that equations compute, whatever their spelling: `1 + n` is `n + 1.0` and a cast
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ class _Mark(NamedTuple):
     reads: frozenset[tuple[str, int]] = frozenset()
 
 
+_Ways = set[tuple[float | None, ...]]
 _BATCH, _UPDATE = ("batch", -1), ("update", -1)
 _MEETING = {"old": "met", "new": "weighs", "bare": "places"}
 
@@ -110,10 +112,11 @@ def find_moving(
     rest = [n for n in places if n not in moving and _UPDATE not in reads[n]]
     readers = [n for n in range(count) if leaves.batch[n] and not leaves.gated[n]]
     pulled = frozenset().union(*(reads[n] for n in readers))
-    added = {n: expressions.added(values[n], n) for n in rest}
-    units = {n for n in rest if expressions.is_unit(added[n])}
+    steps = {n: expressions.steps(values[n], n) for n in rest}
+    units = {n for n, own in steps.items() if own is not None and {*own} <= {1, -1}}
     met = {n for n in rest if {("met", n), ("weighs", n)} & pulled}
-    asked = {n for n in rest if (lone if n in units else n in met or added[n])}
+    adds = {n for n in rest if expressions.ways(values[n], n)}
+    asked = (met | adds) - units | (units if lone else set())
     wide, failure = values, None
     if asked:
         try:
@@ -121,13 +124,13 @@ def find_moving(
         except Exception as raised:  # a step may be written for one size
             failure = raised
     for n in rest:
-        is_same, by_ones = n not in asked or values[n] == wide[n], n in units
-        grows = not is_same and expressions.adds_more(n, values[n], wide[n])
-        if grows or (by_ones and ("weighs", n) in pulled):
+        differs = n in asked and values[n] != wide[n]
+        few, many = steps[n], expressions.steps(wide[n], n)
+        shrinks = few and many and sum(map(abs, many)) < sum(map(abs, few))
+        places = n in units and ("places", n) in pulled
+        if (differs and not shrinks) or (n in units and ("weighs", n) in pulled):
             moving.add(n)
-        elif by_ones and ("places", n) in pulled:
-            raise _refusal(n, leaves, readers, reads)
-        elif not by_ones and n in asked and is_same and (failure or n in met):
+        elif places or (n in asked - units and not differs and (failure or n in met)):
             raise _refusal(n, leaves, readers, reads) from failure
     follow = {n: {m for kind, m in reads[n] if kind == "new"} - {n} for n in rest}
     while more := {n for n in rest if follow[n] & moving} - moving:
@@ -160,14 +163,14 @@ def _flow(
     for place in range(len(traced.closed.jaxpr.invars)):
         n = place - traced.state
         if place in traced.known:
-            marks.append(_Mark(expressions.number("input", place)))
+            marks.append(_Mark(expressions.number("input", (place,))))
         elif not 0 <= n < len(leaves.paths):
             marks.append(_Mark())
         elif leaves.updated[n]:
             marks.append(_Mark(None, frozenset({_UPDATE})))
         else:
             reads = _BATCH if leaves.batch[n] else ("old", n)
-            marks.append(_Mark(expressions.number("leaf", n), frozenset({reads})))
+            marks.append(_Mark(expressions.number("leaf", (n,)), frozenset({reads})))
     constants = [_Mark(expressions.constant(x)) for x in traced.closed.consts]
     rules = _Reading(expressions, new)
     outs = dataflow.flow(traced.closed.jaxpr, marks, rules, constants=constants)
@@ -182,45 +185,47 @@ _OF_ONE = frozenset(  # the same value where there is one number before and afte
     }
 )
 _LIMITS = frozenset({"min", "max", "rem", "clamp", "select_n"})
-_FOLDED = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-}
 _ANY_ORDER = frozenset({"add", "mul", "min", "max"})
+_FOLDED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 
 
 class _Expressions:
-    """Numbers of expressions of state, key and constants, equal for equal values."""
+    """Numbers of expressions of state, key and constants, equal for equal values.
+
+    Attributes:
+      nodes: By number, what is computed, and of which numbers.
+      added: By number, what it adds to each leaf that it reads, by each way that it may
+        take; None instead of ways if it is no counter, and in them for what is unknown.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[tuple] = []
-        self._leaves: list[frozenset[int]] = []  # that a node reads
+        self.added: list[dict[int, _Ways | None]] = []
         self._numbers: dict[tuple, int] = {}
-        self._added: dict[tuple[int, int], set | None] = {}
 
-    def number(self, name: str, *parts: Any) -> int:
-        """Return the number of `name` of `parts`; of an equation, operands first."""
-        node = (name, *parts)
+    def number(self, name: str, operands: Sequence, *how: Any) -> int:
+        """Return the number of `name` of `operands`."""
+        node = (name, tuple(operands), *how)
         if node not in self._numbers:
             self._numbers[node] = len(self.nodes)
             self.nodes.append(node)
-            below = [self._leaves[each] for each in self._operands(node)]
-            own = frozenset(parts if name == "leaf" else ())
-            self._leaves.append(own.union(*below))
+            self.added.append(self._added(name, node[1]))
         return self._numbers[node]
 
     def constant(self, value: Any) -> int | None:
         """Return the number of a lone constant; None for any other."""
         try:
-            return self.number("constant", float(np.asarray(value).reshape(())))
+            number = float(np.asarray(value).reshape(()))
         except (TypeError, ValueError):
             return None
+        return self.number("constant", (number,))
 
-    def of(self, eqn: core.JaxprEqn, name: str, operands: Sequence, place: int):
+    def of(
+        self, eqn: core.JaxprEqn, name: str, operands: list, place: int
+    ) -> int | None:
         """Return the number of an output of an equation; None if it has none."""
         ends = (*eqn.invars[:1], eqn.outvars[place])
-        sizes = [np.prod(getattr(x.aval, "shape", 0)) for x in ends]
+        sizes = [np.prod(getattr(each.aval, "shape", 0)) for each in ends]
         if name in _RENAMES or (name in _OF_ONE and sizes == [1, 1]):
             return operands[0]
         if None in operands:
@@ -230,73 +235,56 @@ class _Expressions:
             return self.constant(_FOLDED[name](*constants))
         if name == "sub" and constants[1] is not None:
             name, operands = "add", [operands[0], self.constant(-constants[1])]
-        if name in _ANY_ORDER or name == "rem":
-            text, ordered = "", sorted(operands) if name != "rem" else operands
-        else:
-            text, ordered = str(eqn.params), operands
-        known = " at 0x" not in text  # a function, which is another in another trace
-        return self.number(name, tuple(ordered), text, place) if known else None
-
-    def added(self, value: int | None, leaf: int) -> set[tuple[int, ...]] | None:
-        """Return what a value adds to a leaf, by each way; None if it is no counter."""
-        if value is None:
-            return None
-        if (value, leaf) not in self._added:
-            self._added[value, leaf] = self._find_added(value, leaf)
-        return self._added[value, leaf]
-
-    def _find_added(self, value: int, leaf: int) -> set[tuple[int, ...]] | None:
-        if self.nodes[value] == ("leaf", leaf):
-            return {()}
-        if leaf not in self._leaves[value]:
-            return set()
-        name, operands = self.nodes[value][0], self._operands(self.nodes[value])
-        if name == "add":
-            other, one = sorted(operands, key=lambda each: leaf in self._leaves[each])
-            before = None if leaf in self._leaves[other] else self.added(one, leaf)
-            return before and {(*each, other) for each in before}
-        ways = [self.added(each, leaf) for each in self._ways(name, operands)]
-        if name not in _LIMITS or None in ways:
-            return None
-        return set().union(*(way for way in ways if way))
+        if name in _ANY_ORDER:
+            return self.number(name, sorted(operands))
+        how = "" if name == "rem" else str(eqn.params)
+        # A function is another in another trace.
+        return None if " at 0x" in how else self.number(name, operands, how, place)
 
     def new(self, value: int | None, leaf: int) -> set[int]:
         """Return the expressions that stand for the new value of a leaf."""
-        if value is None or leaf not in self._leaves[value]:
+        if value is None or leaf not in self.added[value]:
             return set()
-        name, operands = self.nodes[value][0], self._operands(self.nodes[value])
+        name, operands, *_ = self.nodes[value]
         if name == "leaf":
             return set()
-        ways = self._ways(name, operands) if name in _LIMITS else ()
+        ways = _cases(name, operands) if name in _LIMITS else ()
         return {value}.union(*(self.new(each, leaf) for each in ways))
 
-    def is_unit(self, added: set[tuple[int, ...]] | None) -> bool:
-        """Tell whether a counter moves by ones."""
-        return bool(added) and all(x in (1, -1) for x in self._constants(added))
+    def ways(self, value: int | None, leaf: int) -> "_Ways | None":
+        """Return `added` of a value and a leaf; None if that is no counter of it."""
+        return None if value is None else self.added[value].get(leaf)
 
-    def adds_more(self, leaf: int, few: int | None, many: int | None) -> bool:
-        """Tell whether `many` moves a leaf by more than `few`, as far as is known."""
-        less, more = (self._total(self.added(each, leaf)) for each in (few, many))
-        return less is None or more is None or more > less
+    def steps(self, value: int | None, leaf: int) -> list[float] | None:
+        """Return all that a value adds to a leaf; None if that is not known."""
+        ways = self.ways(value, leaf)
+        found = [each for way in ways or () for each in way]
+        return [each for each in found if each] if ways and None not in found else None
 
-    def _total(self, added: set[tuple[int, ...]] | None) -> float | None:
-        found = self._constants(added)
-        known = [abs(each) for each in found if each is not None]
-        return sum(known) if added and len(known) == len(found) else None
-
-    def _constants(self, added: set[tuple[int, ...]] | None) -> list[float | None]:
-        return [self._constant_of(x) for way in added or () for x in way]
-
-    def _operands(self, node: tuple) -> tuple[int, ...]:
-        return node[1] if isinstance(node[-1], int) and len(node) == 4 else ()
-
-    def _ways(self, name: str, operands: Sequence[int]) -> Sequence[int]:
-        # Which of its cases a `select_n` takes is another question than what they are.
-        return operands[1:] if name == "select_n" else operands
+    def _added(self, name: str, operands: tuple) -> dict[int, "_Ways | None"]:
+        if name in ("leaf", "input", "constant"):
+            return {operands[0]: {()}} if name == "leaf" else {}
+        found = {}
+        for leaf in set().union(*(self.added[each] for each in operands)):
+            cases = [x for x in _cases(name, operands) if leaf in self.added[x]]
+            ways = [self.added[each][leaf] for each in cases]
+            found[leaf] = None
+            if name in _LIMITS and None not in ways:
+                found[leaf] = set().union(*(way for way in ways if way))
+            elif name == "add" and len(ways) == 1 and ways[0] is not None:
+                [other] = set(operands) - set(cases)
+                step = self._constant_of(other)
+                found[leaf] = {(*way, step) for way in ways[0]}
+        return found
 
     def _constant_of(self, value: int) -> float | None:
-        name, *parts = self.nodes[value]
+        name, parts, *_ = self.nodes[value]
         return parts[0] if name == "constant" else None
+
+
+def _cases(name: str, operands: tuple) -> tuple:
+    # Which of its cases a `select_n` takes is another question than what they are.
+    return operands[1:] if name == "select_n" else operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,23 +336,20 @@ class _Reading(dataflow.Rules[_Mark]):
         reads = [mark.reads for mark in marks]
         found = frozenset()
         if name == "div":
-            leaves = {n for kind, n in reads[1] if kind == "old"}
-            value = marks[1].value
-            found |= {
-                ("bare", n) for n in leaves if self.expressions.added(value, n) == {()}
-            }
+            old = {n for kind, n in reads[1] if kind == "old"}
+            value, ways = marks[1].value, self.expressions.ways
+            found |= {("bare", n) for n in old if ways(value, n) == {()}}
             reads[1] |= found
         if name in ("mul", "div", "pow", "dot_general"):
             pairs = [(0, 1), (1, 0)]
         elif name == "select_n":
             pairs = [(case, 0) for case in range(1, len(marks))]
         elif name in ("scatter", "dynamic_update_slice"):
-            indices = [1] if name == "scatter" else range(2, len(marks))
+            indices = range(1, 2) if name == "scatter" else range(2, len(marks))
             pairs = [(0, index) for index in indices]
             for index in indices:
-                reads[index] |= {
-                    ("bare", n) for kind, n in reads[index] if kind == "old"
-                }
+                old = {n for kind, n in reads[index] if kind == "old"}
+                reads[index] |= {("bare", n) for n in old}
         else:
             return found
         return found.union(*(_met(reads[a], reads[b]) for a, b in pairs))
