@@ -19,7 +19,7 @@ from .collectives.assume_replicated import assume_replicated
 from .collectives.broadcast import broadcast
 from .collectives.context.axes import num_replicas, replica_id
 from .collectives.context.keys import example_keys, example_places, replica_key
-from .collectives.context.microbatch import is_last_microbatch
+from .collectives.context.microbatch import is_last_microbatch, num_microbatches
 from .collectives.context.step_number import step_number
 from .collectives.map_gather import map_gather, map_reduce
 from .collectives.permute import permute
@@ -83,6 +83,7 @@ __all__ = [
     "is_last_microbatch",
     "map_gather",
     "map_reduce",
+    "num_microbatches",
     "num_replicas",
     "options",
     "permute",

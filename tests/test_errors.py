@@ -155,6 +155,11 @@ def compiled(make=trainer, *, batch=None, **options):
     )
 
 
+def decayed(state, batch):
+    with jax.numpy_dtype_promotion("standard"):
+        return state | {"a": state["a"] * state["decay"]}, {}
+
+
 def step_on(step_fn, state):
     """Call `step_fn` once on eight replicas."""
     return replicas(8).compile(step_fn)(
@@ -395,6 +400,20 @@ def chained_gan():
     ]
     init_fn, step_fn = gan_trainer(*parts, simultaneous=False)
     return rep.compile(step_fn, accumulate=2)(rep.init(init_fn), regression_batch())
+
+
+def history_by_step():
+    rep = replicas(8)
+    init_fn, step_fn = trainer(sgd(rep))
+
+    def noting(state, batch):
+        after, metrics = step_fn(state, batch)
+        loss = lax.pmean(metrics["loss"], "replica")
+        history = state["history"].at[state["step"]].set(loss)
+        return after | {"history": history, "step": state["step"] + 1}, metrics
+
+    first = rep.init(lambda key: init_fn(key) | {"history": jnp.zeros(9), "step": 0})
+    return rep.compile(noting, accumulate=2)(first, regression_batch())
 
 
 def ordered_norm():
@@ -765,6 +784,15 @@ ROWS = [
         "as it came, updated.",
     ),
     Row(
+        "A number of Python in a first state beside half precision",
+        lambda: step_on(decayed, {"a": jnp.ones(4, jnp.bfloat16), "decay": 0.99}),
+        StateError,
+        "`step_fn` must return a state of the structure, shapes and dtypes that it was "
+        "given, got another: `a` is float32[4] instead of bfloat16[4]. `decay` is "
+        "float32, as a number of Python is once it is state. Give it the dtype of what "
+        "it meets: `jnp.asarray(value, w.dtype)`.",
+    ),
+    Row(
         "A step that returns no metrics",
         lambda: step_on(lambda state, batch: state, {"a": 1.0}),
         StateError,
@@ -1021,6 +1049,14 @@ ROWS = [
         ArgumentError,
         "`accumulate` must be 1 for a step whose state holds no wrapped optimizer, got "
         "more. Wrap it with `rep.wrap_optimizer`.",
+    ),
+    Row(
+        "Accumulation where a counter may count updates or microbatches",
+        history_by_step,
+        ArgumentError,
+        "`accumulate` must be 1 where `step` of the returned state moves once per "
+        "update and `history`, which reads it, with each microbatch, got more. Gate "
+        "one: `jnp.where(replicator.is_last_microbatch(), new, old)`.",
     ),
     Row(
         "Accumulation where one update depends on another",

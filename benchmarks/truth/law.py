@@ -1,6 +1,7 @@
 """The one law that all programs are put through: what they leave is the oracle's."""
 
 import dataclasses
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from benchmarks.truth.compare import Apart, farthest, seen
 from benchmarks.truth.program import Program, Refused, Same, Setting, Warned
 from replicator import InputOptions, MicrobatchCollectiveWarning, Replicator
 from replicator.base.types import Key, PyTree
+from replicator.checkpoint import CheckpointStore, Snapshot
 
 Leaves = dict[str, np.ndarray]
 _CUT = "cut"  # on an oracle's step: what of the setting it depends on
@@ -173,6 +175,21 @@ def _joined(program, setting, rep, step_fn, state) -> tuple[PyTree, list]:
     return state, [jax.tree.map(lambda leaf, n=n: leaf[n], rows) for n in range(calls)]
 
 
+def _resumed(program, setting, rep, step_fn, state) -> tuple[PyTree, list]:
+    """Save and read the state between updates, as a run that was killed does."""
+    metrics = []
+    for number in range(program.updates):
+        step = rep.compile(step_fn, accumulate=setting.microbatches)
+        state, reported = step(state, program.batch(number), *_key(program, number))
+        metrics.append(jax.device_get(reported))
+        with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder) as store:
+            store.save(Snapshot(step=number, arrays=state, meta={}))
+            found = store.restore(state)
+            assert found is not None
+            state = rep.put(found.arrays)
+    return state, metrics
+
+
 def _own(program, setting, rep, step_fn, state) -> tuple[PyTree, list]:
     """Hand over one microbatch per call; the optimizer joins them."""
     step, k = rep.compile(step_fn), setting.microbatches
@@ -202,6 +219,7 @@ _DRIVES: Mapping[str, Callable] = {
     "joined": _joined,
     "own": _own,
     "padded": _padded,
+    "resumed": _resumed,
 }
 
 

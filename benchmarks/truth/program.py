@@ -90,7 +90,8 @@ class Program:
       keyed: Whether the steps take a random key.
       drive: Who cuts microbatches and joins updates: `compile(accumulate=)`, a loop of
         one's own that hands over one microbatch per call, a reader that pads what is
-        uneven, or `compile(steps_per_call=)`.
+        uneven, `compile(steps_per_call=)`, or `compile` anew after each update, with
+        the state as a file has it.
       options: Of the `Replicator`.
       meets: Whether examples meet in a collective: a warning is due where there are
         several microbatches.
@@ -106,7 +107,7 @@ class Program:
     updates: int = 3
     wide: bool = True
     keyed: bool = False
-    drive: Literal["compile", "own", "padded", "joined"] = "compile"
+    drive: Literal["compile", "own", "padded", "joined", "resumed"] = "compile"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     meets: bool = False
     prepare: Callable[[PyTree], PyTree] = lambda state: state

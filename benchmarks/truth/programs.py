@@ -1,6 +1,7 @@
 """All programs, in the order in which they are run."""
 
 from benchmarks.truth import (
+    programs_counters,
     programs_examples,
     programs_games,
     programs_half,
@@ -20,6 +21,7 @@ PROGRAMS = [
     *programs_games.PROGRAMS,
     *programs_modules.PROGRAMS,
     *programs_state.PROGRAMS,
+    *programs_counters.PROGRAMS,
     *programs_half.PROGRAMS,
     *programs_solvers.PROGRAMS,
     *programs_examples.PROGRAMS,

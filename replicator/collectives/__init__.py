@@ -14,7 +14,11 @@ from replicator.collectives.context.keys import (
     example_places,
     replica_key,
 )
-from replicator.collectives.context.microbatch import is_last_microbatch, microbatch
+from replicator.collectives.context.microbatch import (
+    is_last_microbatch,
+    microbatch,
+    num_microbatches,
+)
 from replicator.collectives.map_gather import map_gather, map_reduce
 from replicator.collectives.ordered import add_in_order
 from replicator.collectives.permute import permute, ring_pairs
@@ -34,6 +38,7 @@ __all__ = [
     "map_gather",
     "map_reduce",
     "microbatch",
+    "num_microbatches",
     "num_replicas",
     "permute",
     "reduce_scatter",

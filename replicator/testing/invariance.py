@@ -217,7 +217,7 @@ class _Case:
     def compare_trajectories(self, steps: int, settings: Sequence) -> list[Comparison]:
         """Compare the state after `steps` updates in float64."""
         with jax.enable_x64(True):
-            once = self._follows_optimizer()
+            once = self._follows_optimizer(max((k for _, k in settings), default=1))
             cuts = {(1, 1), *((1, k) for _, k in settings)}
             alone = {k: self._final(once, steps, n, k) for n, k in sorted(cuts)}
             comparisons = []
@@ -259,13 +259,16 @@ class _Case:
                 (updated if own[0] else read)[path] = _numbers(node)
         return updated, read, {path: _numbers(x) for path, x in named_leaves(metrics)}
 
-    def _follows_optimizer(self) -> list[bool]:
+    def _follows_optimizer(self, accumulate: int) -> list[bool]:
         found: list[bool] = []
 
         def ask(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, tuple[()]]:
             step = keyed(self.step_fn)
-            sums = zero_sums(step, state, batch, key)
-            found.extend(find_update_dependent(step, state, sums, batch, key).leaves)
+            sums = zero_sums(step, state, batch, key, count=accumulate)
+            parted = find_update_dependent(
+                step, state, sums, batch, key, count=accumulate
+            )
+            found.extend(parted.leaves)
             return state, ()
 
         # As one of many, though there is one: it may speak to other replicas.

@@ -22,14 +22,14 @@ class Microbatch:
       index: Microbatches before this one.
       count: Microbatches of the update.
       last: Whether this is the last one, where that is known by other means; the
-        analysis of a step marks `index`, and may not mark what waits for the last.
+        analysis of a step marks `index`, and what waits for the last in another way.
       real: Whether each microbatch of the update holds a real example on any replica,
         bool [count]; None where nobody knows before it has run.
     """
 
     index: jax.Array | int
     count: int
-    last: bool | None = None
+    last: jax.Array | bool | None = None
     real: jax.Array | None = None
 
 
@@ -66,6 +66,20 @@ def real_microbatches() -> jax.Array | None:
     if _asked.value is not None:
         _asked.value.by_step = True
     return microbatch().real
+
+
+def num_microbatches() -> int:
+    """Return of how many microbatches this update is made; 1 outside accumulation.
+
+    Returns:
+      A Python integer, as `num_replicas()` is: it is known while the step is traced.
+
+    >>> def step_fn(state, batch):                   # count examples, once per update
+    ...     here = len(batch["x"]) * num_replicas() * num_microbatches()
+    ...     seen = state["seen"] + jnp.where(is_last_microbatch(), here, 0)
+    ...     return state | {"seen": seen}, {}
+    """
+    return microbatch().count
 
 
 def is_last_microbatch() -> jax.Array:

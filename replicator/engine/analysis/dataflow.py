@@ -23,6 +23,10 @@ class Rules(abc.ABC, Generic[Mark]):
 
     clean: Mark
 
+    def literal(self, atom: core.Literal) -> Mark:
+        """Return the mark of a number that an equation holds."""
+        return self.clean
+
     @abc.abstractmethod
     def join(self, marks: Sequence[Mark]) -> Mark:
         """Return the mark of a value computed from values with `marks`."""
@@ -50,18 +54,25 @@ class DependsOn(Rules[frozenset[int]]):
         return frozenset().union(*marks)
 
 
-def flow(jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]) -> list[Mark]:
+def flow(
+    jaxpr: core.Jaxpr,
+    in_marks: Sequence[Mark],
+    rules: Rules[Mark],
+    *,
+    constants: Sequence[Mark] = (),
+) -> list[Mark]:
     """Return the marks of the outputs of `jaxpr`.
 
     Args:
-      jaxpr: An open jaxpr; its constants are clean.
+      jaxpr: An open jaxpr.
       in_marks: One mark per input variable.
       rules: The analysis.
+      constants: One mark per constant; clean by default.
 
     Returns:
       One mark per output variable.
     """
-    return _run(jaxpr, in_marks, rules)[0]
+    return _run(jaxpr, in_marks, rules, constants)[0]
 
 
 def sub_jaxprs(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
@@ -158,18 +169,22 @@ def _open(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
 
 
 def _run(
-    jaxpr: core.Jaxpr, in_marks: Sequence[Mark], rules: Rules[Mark]
+    jaxpr: core.Jaxpr,
+    in_marks: Sequence[Mark],
+    rules: Rules[Mark],
+    constants: Sequence[Mark] = (),
 ) -> tuple[list[Mark], list[Mark]]:
     """Return the marks of outputs, and those of inputs after what was written."""
-    clean = rules.clean
+    clean, literal = rules.clean, rules.literal
     env: dict[core.Var, Mark] = {var: clean for var in jaxpr.constvars}
+    env.update(zip(jaxpr.constvars, constants, strict=False))
     env.update(zip(jaxpr.invars, in_marks, strict=True))
 
     def read(atom: core.Var | core.Literal) -> Mark:
-        return clean if isinstance(atom, core.Literal) else env[atom]
+        return literal(atom) if type(atom) is core.Literal else env[atom]
 
     for eqn in jaxpr.eqns:
-        marks = [clean if type(x) is core.Literal else env[x] for x in eqn.invars]
+        marks = [literal(x) if type(x) is core.Literal else env[x] for x in eqn.invars]
         outs = rules.decide(eqn, marks)
         if outs is None:
             outs, after = _walk(eqn, marks, rules)

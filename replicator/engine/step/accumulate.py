@@ -154,7 +154,8 @@ def _asking(
     variables = own_variables(state)
     totals: list[PyTree] = [None] * len(pending)
     if any(variables) and show != "norm":
-        totals = [each and each.total for each in zero_sums(step, state, batch, key)]
+        sums = zero_sums(step, state, batch, key, count=microbatch().count)
+        totals = [each and each.total for each in sums]
     asked = [
         each or Show(show=show, shown=empty_slot(show, total, variable))
         for each, total, variable in zip(pending, totals, variables, strict=True)
@@ -184,9 +185,9 @@ def _run_all(
     """Run the step over all microbatches, collecting."""
     first = jax.tree.map(lambda leaf: leaf[0], batch)
     with noting_in(asked := Asked()):
-        start = zero_sums(step, state, first, key)
+        start = zero_sums(step, state, first, key, count=count)
     real = _real_microbatches(batch) if asked.by_step else None
-    tail = find_update_dependent(step, state, start, first, key)
+    tail = find_update_dependent(step, state, start, first, key, count=count)
     if count > 1:
         _warn_of_meeting(tail)
     leaves, treedef = jax.tree.flatten(state)

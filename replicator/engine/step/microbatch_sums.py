@@ -90,7 +90,9 @@ def finish(
     return *take_pending(after), metrics.declare(reported)
 
 
-def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) -> Sums:
+def zero_sums(
+    step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None, *, count: int
+) -> Sums:
     """Trace the step once, abstractly, to learn what its optimizers are given.
 
     Args:
@@ -98,6 +100,7 @@ def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) ->
       state: Arrays or shapes.
       batch: One microbatch; arrays or shapes.
       key: As the step takes it.
+      count: Microbatches per update.
 
     Returns:
       Sums of nothing.
@@ -119,7 +122,7 @@ def zero_sums(step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None) ->
         after, _ = step(with_pending(state, pending), batch, key)
         return take_pending(after)[1]
 
-    with in_microbatch(Microbatch(0, 2)):
+    with in_microbatch(Microbatch(0, count)):
         try:
             shapes = jax.eval_shape(run, state, batch, key)
         except TypeError as error:

@@ -67,6 +67,21 @@ class FirstState:
     born: Callable[[], PyTree]
 
 
+def strong(state: PyTree) -> PyTree:
+    """Return a state of strongly typed arrays: as a step returns it, or a file.
+
+    A number of Python is weakly typed. Were a first state so, what a step computes of
+    it would have other dtypes than after an update, a resume, or a batch of another
+    size: other bits, and another program.
+    """
+
+    def array(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+    return jax.tree.map(array, state)
+
+
 def as_arrays(state: PyTree) -> PyTree:
     """Return a state whose leaves have JAX's dtypes, to be put on devices.
 
@@ -76,7 +91,7 @@ def as_arrays(state: PyTree) -> PyTree:
 
     def array(leaf: Any) -> jax.Array | np.ndarray:
         if type(leaf) is not np.ndarray or not leaf.dtype.isnative:
-            return jnp.asarray(leaf)
+            return strong(leaf)
         return leaf.astype(canonicalize_dtype(leaf.dtype), copy=False)
 
     return jax.tree.map(array, state)
@@ -170,7 +185,7 @@ def _given(
     """Return a state as it is kept, and its shardings."""
     _check_numbers(name, state)
     # First: a layout with no place for `PerReplica` leaves asks for no axis of theirs.
-    state = layout.pad_state(state)
+    state = layout.pad_state(as_arrays(state))
     shardings = layout.state_shardings(state)
     check_own_axes(name, state, layout)
     return state, shardings
@@ -234,8 +249,9 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
                 f"`init_fn` must return arrays and numbers, got {found}. Keep it out "
                 "of the state."
             )
-        state = jax.tree.map(jnp.asarray, made)
-        return layout.pad_state(repeat_own(state, num_replicas=layout.num_replicas))
+        return layout.pad_state(
+            repeat_own(strong(made), num_replicas=layout.num_replicas)
+        )
 
     with collection_paused(), other_meshes_refused("init_fn"):
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)

@@ -17,7 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicator.base.mesh import REPLICA_AXIS
-from replicator.base.trees import first_difference, first_without_numbers
+from replicator.base.trees import (
+    first_difference,
+    first_without_numbers,
+    named_leaves,
+)
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
@@ -33,8 +37,8 @@ from replicator.engine.step.optimizer_state import (
     optimizer_states,
     without_pending,
 )
-from replicator.engine.step.state import RunState, step_key
-from replicator.errors import ArgumentError, StateError
+from replicator.engine.step.state import RunState, step_key, strong
+from replicator.errors import ArgumentError, ReplicatorError, StateError
 
 
 class Measured(NamedTuple):
@@ -161,8 +165,13 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                 "`key` must be given to a step whose `step_fn` takes one, got None. "
                 "Call `step(state, batch, key)`."
             )
+
+        def run(state: PyTree) -> tuple[PyTree, PyTree]:
+            return step_fn(*((state, batch, key) if wants_key else (state, batch)))
+
+        state = strong(state)
         with _axis_named(), names_noted(state, batch):
-            returned = step_fn(*((state, batch, key) if wants_key else (state, batch)))
+            returned = _run_noted(run, state)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StateError(
                 "`step_fn` must return (state, metrics), got "
@@ -177,9 +186,21 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                     f"{what}. Leave it out."
                 )
         refuse_keys("step_fn", reported)
-        return _kept(state, after), reported
+        return _kept(state, after, run), reported
 
     return step
+
+
+def _run_noted(run: Callable, state: PyTree) -> tuple[PyTree, PyTree]:
+    """Run a step; note on what JAX says of dtypes which leaf was born weak."""
+    try:
+        # In containers of its own: a step may write into those that it is handed.
+        return run(jax.tree.map(lambda leaf: leaf, state))
+    except (TypeError, ValueError) as failure:
+        is_ours = isinstance(failure, ReplicatorError)
+        if not is_ours and (remedy := _weak_remedy(run, state)):
+            failure.add_note(remedy)
+        raise
 
 
 @contextlib.contextmanager
@@ -193,19 +214,49 @@ def _axis_named() -> Iterator[None]:
         raise
 
 
-def _kept(before: PyTree, after: PyTree) -> PyTree:
+def _kept(before: PyTree, after: PyTree, run: Callable) -> PyTree:
     """Return `after` as strongly typed arrays; refuse another structure."""
     after = jax.tree.map(jnp.asarray, after)
     difference = first_difference(without_pending(before), without_pending(after))
     if difference is not None:
+        remedy = _weak_remedy(run, before) or "Return every leaf as it came, updated."
         raise StateError(
             "`step_fn` must return a state of the structure, shapes and dtypes that it "
-            f"was given, got another: {difference}. Return every leaf as it came, "
-            "updated."
+            f"was given, got another: {difference}. {remedy}"
         )
-    return jax.tree.map(_strong, after)
+    return strong(after)
 
 
-def _strong(leaf: jax.Array) -> jax.Array:
-    # A weakly typed result would compile the next step anew.
-    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+def _weak_remedy(run: Callable, state: PyTree) -> str | None:
+    """Name the scalars of `state` that are to blame if a step changes dtypes.
+
+    They are: were they weakly typed, as numbers of Python are, `run(state)` would keep
+    all dtypes.
+    """
+    leaves, treedef = jax.tree.flatten(state)
+    numbers = [jnp.asarray(number).dtype for number in (0, 0.0)]
+    blamed = [n for n, x in enumerate(leaves) if not x.shape and x.dtype in numbers]
+
+    def keeps(weak: list[int]) -> bool:
+        shapes = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=place in weak)
+            for place, leaf in enumerate(leaves)
+        ]
+        try:
+            after, _ = jax.eval_shape(run, treedef.unflatten(shapes))
+        except Exception:
+            return False
+        kept = without_pending(state), without_pending(after)
+        return first_difference(*kept) is None
+
+    if not blamed or not keeps(blamed):
+        return None
+    for place in list(blamed):
+        if keeps(fewer := [each for each in blamed if each != place]):
+            blamed = fewer
+    named = named_leaves(state)
+    names = " and ".join(f"`{named[place][0]}`" for place in blamed)
+    return (
+        f"{names} is {leaves[blamed[0]].dtype}, as a number of Python is once it is "
+        "state. Give it the dtype of what it meets: `jnp.asarray(value, w.dtype)`."
+    )

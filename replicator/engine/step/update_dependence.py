@@ -4,8 +4,8 @@ The step is traced once with the summed gradients as inputs of their own, and ma
 followed from there, from the batch, and from the microbatch's index. State that reads
 neither batch nor index belongs to the update: parameters, optimizer states and averages
 follow from the sums, counters and target networks from state alone. What reads the
-batch (running statistics) moves with each microbatch, and so do the counters that go
-with it (`counters`).
+batch (running statistics) moves with each microbatch, and so does what goes with it, or
+asks itself which microbatch this is (`counters`).
 
 What would be wrong with several microbatches is refused here, by name: gradients taken
 after an update in the same step, results of an update that read the batch other than by
@@ -13,7 +13,7 @@ its gradients, and state that is moved by gradients which no wrapped optimizer t
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -37,12 +37,7 @@ from replicator.engine.analysis.meeting import (
 )
 from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.metrics import declared as metrics
-from replicator.engine.step.counters import (
-    Counter,
-    count_examples,
-    find_counters,
-    meaning,
-)
+from replicator.engine.step.counters import Leaves, Traced, find_moving
 from replicator.engine.step.microbatch_sums import KeyedStep, Sums, finish
 from replicator.engine.step.optimizer_state import (
     OptimizerState,
@@ -54,7 +49,7 @@ from replicator.errors import ArgumentError
 # The marks; optimizers are marked 0, 1, …
 _BATCH = -1  # reads the batch, or which microbatch it is
 _GRADIENT = -2  # reads the batch by a gradient
-_COUNTERS = -3  # reads the new value of counter c: _COUNTERS - c
+_LAST = -3  # asks whether this microbatch is the last
 
 
 class UpdateDependent(NamedTuple):
@@ -73,7 +68,13 @@ class UpdateDependent(NamedTuple):
 
 
 def find_update_dependent(
-    step: KeyedStep, state: PyTree, sums: Sums, batch: PyTree, key: Key | None
+    step: KeyedStep,
+    state: PyTree,
+    sums: Sums,
+    batch: PyTree,
+    key: Key | None,
+    *,
+    count: int,
 ) -> UpdateDependent:
     """Tell what moves once per update, and refuse what microbatches would make wrong.
 
@@ -83,46 +84,41 @@ def find_update_dependent(
       sums: As `zero_sums` makes them.
       batch: One microbatch.
       key: As the step takes it.
+      count: Microbatches per update.
 
     Returns:
       Which leaves and metrics to take from the last run of the step.
 
     Raises:
       ArgumentError: Gradients depend on an update in the same step, a leaf or metric on
-        both an update and the batch, or a leaf on gradients that no update takes.
+        both an update and the batch, or a leaf on gradients that no update takes; or
+        how a leaf moves cannot be told, and matters.
     """
 
-    def run(
-        sums: Sums, state: PyTree, batch: PyTree, key: Key | None, index: jax.Array
-    ) -> tuple:
-        position = Microbatch(index, 2, last=True)
-        after, pending, reported = finish(
-            step, (state, sums), (batch, key), position=position, show="given"
-        )
-        return after, [each and each.shown for each in pending], reported
+    def trace(batch: PyTree, count: int) -> tuple:
+        def run(
+            sums: Sums, state: PyTree, data: tuple, index: jax.Array, last: jax.Array
+        ):
+            position = Microbatch(index, count, last=last)
+            after, pending, reported = finish(
+                step, (state, sums), data, position=position, show="given"
+            )
+            return after, [each and each.shown for each in pending], reported
 
-    def trace(batch: PyTree) -> tuple:
-        arguments = (sums, state, batch, key, jnp.ones((), jnp.int32))
-        return jax.make_jaxpr(run, return_shape=True)(*arguments)
+        place = jnp.zeros((), jnp.int32), jnp.ones((), bool)
+        return jax.make_jaxpr(run, return_shape=True)(sums, state, (batch, key), *place)
 
-    def counters_of(jaxpr: core.Jaxpr) -> dict[int, Counter]:
-        return find_counters(jaxpr.outvars[: len(jax.tree.leaves(state))], jaxpr)
-
-    closed, shapes = trace(batch)
+    closed, shapes = trace(batch, count)
     refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
         *(frozenset() for _ in jax.tree.leaves(state)),
         *(frozenset({_BATCH}) for _ in jax.tree.leaves(batch)),
         *(frozenset() for _ in jax.tree.leaves(key)),
-        frozenset({_BATCH}),
+        *(frozenset({_BATCH}), frozenset({_LAST})),
     ]
-    meeting = _meeting(closed.jaxpr, (sums, state, batch, key, 0), shapes)
-    counters = counters_of(closed.jaxpr)
-    numbers = {
-        counter.meaning: _COUNTERS - n for n, counter in enumerate(counters.values())
-    }
-    out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules(numbers))
+    meeting = _meeting(closed.jaxpr, (sums, state, batch, key, (0, 0)), shapes)
+    out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules())
     if is_partitioned():  # else the proof over replicas finds it
         _warn_of_noise(closed.jaxpr, sums, state, batch, key)
     # Beside the shapes, never in their place: nodes that check themselves take arrays.
@@ -133,15 +129,20 @@ def find_update_dependent(
     _refuse_mixed("state", after, marks)
     _refuse_mixed("metrics", reported, of_metrics)
     declared = jax.tree.leaves(reported, is_leaf=metrics.is_metric)
-    moved = dataflow.DependsOn().join([mark for mark in marks if _BATCH in mark])
-    with_microbatches = {
-        place
-        for place, counter in counters.items()
-        if numbers[counter.meaning] in moved
-    } | count_examples(counters, batch, lambda wide: counters_of(trace(wide)[0].jaxpr))
+    moving = set()
+    if count > 1:
+        sizes = [len(jax.tree.leaves(each)) for each in (sums, state, batch, key)]
+        known = {*range(sum(sizes[:3]), sum(sizes)), len(in_marks) - 1}
+        traced = Traced(closed, state=sizes[0], known=known)
+        moving = find_moving(
+            _leaves(state, marks),
+            traced,
+            lambda: traced._replace(closed=trace(_whole(batch, count), 1)[0]),
+            lone=any(leaf.shape[0] == 1 for leaf in jax.tree.leaves(batch)),
+        )
     return UpdateDependent(
         leaves=[
-            _BATCH not in mark and place not in with_microbatches
+            _BATCH not in mark and place not in moving
             for place, mark in enumerate(marks)
         ],
         metrics=[
@@ -167,14 +168,12 @@ def _meeting(jaxpr: core.Jaxpr, given: tuple, shapes: tuple) -> list[Origin]:
 
 @dataclasses.dataclass(frozen=True)
 class _UpdateRules(dataflow.DependsOn):
-    """Mark also gradients of the batch, and new values of counters.
+    """Mark also gradients of the batch.
 
     Attributes:
-      counters: By equation, the mark of the counter that it computes.
       in_gradient: Whether the equations lie inside a backward pass.
     """
 
-    counters: Mapping[tuple, int]
     in_gradient: bool = False
 
     def decide(
@@ -183,18 +182,12 @@ class _UpdateRules(dataflow.DependsOn):
         if dataflow.sub_jaxprs(eqn):
             return None
         mark = self.join(marks)
-        if eqn.primitive.name.startswith(("random_", "threefry", "rng_")):
-            # Randomness of the n-th update is no average over n.
-            mark = frozenset(each for each in mark if each > _COUNTERS)
         if _BATCH in mark and _GRADIENT not in mark and self._is_gradient(eqn):
             mark |= {_GRADIENT}
-        counter = self.counters.get(meaning(eqn)) if self.counters else None
-        if counter is not None:
-            mark |= {counter}
         return [mark] * len(eqn.outvars)
 
     def inside(self, eqn: core.JaxprEqn) -> "_UpdateRules":
-        return _UpdateRules(self.counters, self._is_gradient(eqn))
+        return _UpdateRules(self._is_gradient(eqn))
 
     def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
         return self.in_gradient or "transpose(" in str(eqn.source_info.name_stack)
@@ -203,12 +196,12 @@ class _UpdateRules(dataflow.DependsOn):
 def _warn_of_noise(jaxpr: core.Jaxpr, sums: Sums, *given: PyTree) -> None:
     """Look for random numbers that microbatches share, in the step of one of them."""
     state, batch, key = (len(jax.tree.leaves(each)) for each in given)
-    kinds = (proof.CLEAN, proof.STATE, proof.BATCH, proof.CLEAN, proof.BATCH)
-    counts = (len(jax.tree.leaves(sums)), state, batch, key, 1)
     in_marks = [
-        mark
-        for mark, count in zip(kinds, counts, strict=True)
-        for mark in [mark] * count
+        *[proof.CLEAN] * len(jax.tree.leaves(sums)),
+        *[proof.STATE] * state,
+        *[proof.BATCH] * batch,
+        *[proof.CLEAN] * key,
+        *(proof.BATCH, proof.CLEAN),  # its place, and whether it is the last
     ]
     proof.warn_of_microbatches(jaxpr, in_marks, slice(state, None))
 
@@ -217,6 +210,34 @@ def _parted(marks: Sequence, trees: Sequence[PyTree]) -> list[list]:
     """Part the marks of leaves by the trees that these are of."""
     rest = iter(marks)
     return [[next(rest) for _ in jax.tree.leaves(tree)] for tree in trees]
+
+
+def _leaves(state: PyTree, marks: Sequence[frozenset[int]]) -> Leaves:
+    """Say what is known of the leaves of `state`, by their marks after an update."""
+    own = [
+        is_optimizer_state(node)
+        for node in jax.tree.leaves(state, is_leaf=is_optimizer_state)
+        for _ in jax.tree.leaves(node)
+    ]
+    return Leaves(
+        paths=[path for path, _ in named_leaves(state)],
+        updated=[
+            is_own or _follows_update(mark)
+            for is_own, mark in zip(own, marks, strict=True)
+        ],
+        batch=[_BATCH in mark for mark in marks],
+        gated=[_LAST in mark for mark in marks],
+    )
+
+
+def _whole(batch: PyTree, count: int) -> PyTree:
+    """Return the shapes of `count` microbatches as one."""
+
+    def joined(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        rows, *others = leaf.shape
+        return jax.ShapeDtypeStruct((count * rows, *others), leaf.dtype)
+
+    return jax.tree.map(joined, batch)
 
 
 def _follows_update(mark: frozenset[int]) -> bool:
