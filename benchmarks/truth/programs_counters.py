@@ -21,7 +21,7 @@ from benchmarks.truth.law import cut_by
 from benchmarks.truth.program import CUT, Program, Refused, Setting, pair
 from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, ROWS, vectors
 
-_SETTINGS = (Setting(1, 1), Setting(2, 4), Setting(1, 4), Setting(4, 1))
+_SETTINGS = (Setting(2, 4), Setting(1, 1), Setting(1, 4), Setting(4, 1))
 _SLOTS = 3 * ROWS // 2  # of a queue: a batch passes its end
 _LIMIT = 2 * ROWS - 8
 _ONE = np.ones(1, np.int32)

@@ -94,21 +94,7 @@ def find_update_dependent(
         both an update and the batch, or a leaf on gradients that no update takes; or
         how a leaf moves cannot be told, and matters.
     """
-
-    def trace(batch: PyTree, count: int) -> tuple:
-        def run(
-            sums: Sums, state: PyTree, data: tuple, index: jax.Array, last: jax.Array
-        ):
-            position = Microbatch(index, count, last=last)
-            after, pending, reported = finish(
-                step, (state, sums), data, position=position, show="given"
-            )
-            return after, [each and each.shown for each in pending], reported
-
-        place = jnp.zeros((), jnp.int32), jnp.ones((), bool)
-        return jax.make_jaxpr(run, return_shape=True)(sums, state, (batch, key), *place)
-
-    closed, shapes = trace(batch, count)
+    closed, shapes = _traced(step, (sums, state, batch, key), count)
     refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
     in_marks = [
         *(frozenset({n}) for n, each in enumerate(sums) for _ in jax.tree.leaves(each)),
@@ -134,10 +120,11 @@ def find_update_dependent(
         sizes = [len(jax.tree.leaves(each)) for each in (sums, state, batch, key)]
         known = {*range(sum(sizes[:3]), sum(sizes)), len(in_marks) - 1}
         traced = Traced(closed, state=sizes[0], known=known)
+        whole = (sums, state, _whole(batch, count), key)
         moving = find_moving(
             _leaves(state, marks),
             traced,
-            lambda: traced._replace(closed=trace(_whole(batch, count), 1)[0]),
+            lambda: traced._replace(closed=_traced(step, whole, 1)[0]),
             lone=any(leaf.shape[0] == 1 for leaf in jax.tree.leaves(batch)),
         )
     return UpdateDependent(
@@ -191,6 +178,28 @@ class _UpdateRules(dataflow.DependsOn):
 
     def _is_gradient(self, eqn: core.JaxprEqn) -> bool:
         return self.in_gradient or "transpose(" in str(eqn.source_info.name_stack)
+
+
+def _traced(
+    step: KeyedStep, arguments: tuple, count: int
+) -> tuple[core.ClosedJaxpr, PyTree]:
+    """Trace the end of an update of `count` microbatches.
+
+    Its inputs are sums, state, batch, key, which microbatch this is, and whether it is
+    the last; its results the state, the gradients that optimizers were given, and
+    metrics.
+    """
+
+    def run(*inputs: PyTree) -> tuple:
+        sums, state, batch, key, index, last = inputs
+        position = Microbatch(index, count, last=last)
+        after, pending, reported = finish(
+            step, (state, sums), (batch, key), position=position, show="given"
+        )
+        return after, [each and each.shown for each in pending], reported
+
+    place = jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    return jax.make_jaxpr(run, return_shape=True)(*arguments, *place)
 
 
 def _warn_of_noise(jaxpr: core.Jaxpr, sums: Sums, *given: PyTree) -> None:
