@@ -7,6 +7,7 @@ only where the program itself says so (`PerReplica` state).
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -93,6 +94,7 @@ class Program:
         uneven, or `compile(steps_per_call=)`.
       options: Of the `Replicator`.
       prepare: What is done to the placed state before the first update.
+      around: What all of it runs in, the oracle excepted.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Program:
     drive: Literal["compile", "own", "padded", "joined"] = "compile"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     prepare: Callable[[PyTree], PyTree] = lambda state: state
+    around: Callable[[], AbstractContextManager] = nullcontext
 
 
 def plain(

@@ -494,3 +494,11 @@ def test_a_refused_step_is_refused_on_one_replica_too():
     rep = replicas(1)
     with pytest.raises(ReplicationError, match="`params/b1` may differ"):
         rep.compile(step_fn)(rep.init(init_fn), regression_batch())
+
+
+def test_program_order_of_the_newest_jax_is_a_call_like_others():
+    overlap = pytest.importorskip("jax.experimental.overlap")
+    ordered = overlap.program_order(
+        lambda x, y: (x, lax.psum(y, "replica")), enforce=True
+    )
+    assert marks_of(ordered, STATE, BATCH) == [False, False]
