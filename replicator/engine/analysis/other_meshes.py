@@ -85,8 +85,9 @@ def refuse_other_meshes(jaxpr: core.Jaxpr, axis_names: tuple[str, ...]) -> None:
 
     def is_other(eqn: core.JaxprEqn) -> bool:
         mesh = getattr(eqn.params.get("sharding"), "mesh", None)
-        by = eqn.primitive.name == "sharding_constraint" and mesh is not None
-        return by and mesh.axis_names != axis_names
+        if eqn.primitive.name != "sharding_constraint" or mesh is None:
+            return False
+        return mesh.axis_names != axis_names
 
     if dataflow.find_equation(jaxpr, is_other) is not None:
         raise ArgumentError(f"`step_fn` must {_REFUSALS[-1][1]}")
