@@ -23,7 +23,7 @@ from replicator.distributed.report_progress import require_joined
 from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
-from replicator.engine.eager_calls import in_no_mesh, require_eager
+from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
@@ -152,7 +152,7 @@ class Replicator:
             reduction=self._defaults.reduction,
         )
 
-    @in_no_mesh
+    @eager("rep.init")
     def init(self, init_fn: InitFn, *, seed: int = 0) -> PyTree:
         """Make the state for an own loop, born on every device.
 
@@ -168,11 +168,10 @@ class Replicator:
             JAX traces the call.
         """
         check_function("init_fn", init_fn, "key")
-        require_eager("rep.init")
         key, _ = run_keys(seed)
         return first_state(init_fn, self._layout, key=key).born()
 
-    @in_no_mesh
+    @eager("rep.put")
     def put(self, state: PyTree) -> PyTree:
         """Put a copy of a state on every device, for an own loop: to tune a model.
 
@@ -191,7 +190,6 @@ class Replicator:
         >>> params = init_params(key)                    # or what a file holds
         >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
         """
-        require_eager("rep.put")
         return placed_copy(state, self._layout)
 
     @overload
@@ -285,7 +283,6 @@ class Replicator:
             step = self.compile(step)
         return step.inspect(state, batch, key)
 
-    @in_no_mesh
     def batches(
         self,
         dataset: Dataset,

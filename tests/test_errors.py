@@ -20,6 +20,8 @@ import optax
 import pytest
 from flax import nnx
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import replicator
 import replicator.launchpad_bridge as lp
@@ -592,6 +594,10 @@ def inspected():
 
 FSDP = strategies.fsdp(whole_below_bytes=0)
 OTHER_MODEL = strategies.variables_of({"params": {"kernel": np.zeros(8, np.float32)}})
+
+ELSEWHERE = jax.device_put(
+    np.ones(8, np.float32), NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+)
 
 ROWS = [
     Row(
@@ -2005,6 +2011,48 @@ ROWS = [
         ArgumentError,
         "`strategy` must return one that partitions where it is a function, got "
         "data_parallel. For copies alone return `Rules([], replica=None)`.",
+    ),
+    Row(
+        "Rules of a strategy that gives each device all of the state",
+        lambda: strategies.Strategy(
+            name="mine",
+            kind="replicates",
+            replica=None,
+            rules=[strategies.Rule(pattern="params/*", stored="shard")],
+        ),
+        ArgumentError,
+        "`rules` must be empty where a strategy replicates, got one for 'params/*': "
+        'every device keeps all of the state. Use `kind="partitions"`.',
+    ),
+    Row(
+        "An array on another mesh that a step closes over",
+        lambda: partitioned(
+            FSDP, lambda s, b: (s, {"n": ELSEWHERE.mean() + b["x"].mean()})
+        ),
+        ArgumentError,
+        "`step_fn` must compute with arrays that lie on no other mesh, got one that "
+        "does. Close over `jax.device_get(array)`, or put it into the state.",
+    ),
+    Row(
+        "A constraint of one's own in a step",
+        lambda: partitioned(
+            FSDP,
+            lambda s, b: (s, {"n": lax.with_sharding_constraint(b["x"], P("data"))}),
+        ),
+        ArgumentError,
+        "`step_fn` must leave it to the strategy where arrays lie, got a constraint "
+        "that names a mesh or its axes. Leave it out (of a box of flax, its `mesh`), "
+        "and write a rule of a strategy.",
+    ),
+    Row(
+        "A variable of flax NNX that names axes of a mesh",
+        lambda: replicas(8).init(
+            lambda key: {"w": nnx.Param(0.0, out_sharding=("x",))}
+        ),
+        ArgumentError,
+        "`init_fn` must make variables that are not placed on a mesh, got one of flax "
+        "NNX that names axes. Make the module under `with nnx.use_eager_sharding(False)"
+        ":`; a strategy's rules say where it lies.",
     ),
     Row(
         "A replica's number where a strategy makes all devices one replica",

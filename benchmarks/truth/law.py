@@ -104,6 +104,11 @@ def _judged(
 
 def run_ours(program: Program, setting: Setting) -> Run:
     """Run the program on replicas."""
+    with program.around():
+        return _run_here(program, setting)
+
+
+def _run_here(program: Program, setting: Setting) -> Run:
     rep = Replicator(
         num_replicas=setting.replicas, compilation_cache=False, **program.options
     )

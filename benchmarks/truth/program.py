@@ -7,6 +7,7 @@ only where the program itself says so (`PerReplica` state).
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -96,6 +97,7 @@ class Program:
       meets: Whether examples meet in a collective: a warning is due where there are
         several microbatches.
       prepare: What is done to the placed state before the first update.
+      around: What all of it runs in, the oracle excepted.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Program:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     meets: bool = False
     prepare: Callable[[PyTree], PyTree] = lambda state: state
+    around: Callable[[], AbstractContextManager] = nullcontext
 
 
 def plain(

@@ -46,6 +46,25 @@ def in_no_mesh(fn: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def eager(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: as `in_no_mesh`, and refused as `require_eager` does.
+
+    Args:
+      what: The name of what is called.
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(fn)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            require_eager(what)
+            with without_mesh():
+                return fn(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 def require_eager(what: str) -> None:
     """Refuse a call under a transformation of JAX, or with `jit` switched off.
 

@@ -137,7 +137,6 @@ class Session:
         return is_end
 
     @property
-    @in_no_mesh
     def state(self) -> PyTree:
         """The state after the last step; donated to the next one."""
         state = whole(self._opened.loop.state)
@@ -149,7 +148,6 @@ class Session:
         return self._opened.loop.step
 
     @property
-    @in_no_mesh
     def key(self) -> Key:
         """The random key of the next step: what `run` would give it."""
         return _step_key(self._opened.resumed.state.key, np.int32(self.steps_done))
@@ -449,4 +447,4 @@ class Session:
         )
 
 
-_step_key = jax.jit(step_key)
+_step_key = in_no_mesh(jax.jit(step_key))

@@ -234,16 +234,15 @@ def test_an_array_on_another_mesh_may_not_be_closed_over(use, engine):
     with pytest.raises(ArgumentError) as caught:
         rep.compile(step_fn)(rep.put({"a": np.ones(16, np.float32)}), BATCH)
     assert str(caught.value) == (
-        "`step_fn` must compute with arrays of its arguments, or on no mesh, got one "
-        "that lies on another mesh. Close over `jax.device_get(array)`, or put it into "
-        "the state."
+        "`step_fn` must compute with arrays that lie on no other mesh, got one that "
+        "does. Close over `jax.device_get(array)`, or put it into the state."
     )
 
 
 def test_init_fn_may_not_close_over_an_array_of_fewer_devices():
     rep, _, _ = trained("replicas")
     there = jax.device_put(np.ones(4, np.float32), NamedSharding(ON_OTHERS[1], P()))
-    with pytest.raises(ArgumentError, match="`init_fn` must compute with arrays of"):
+    with pytest.raises(ArgumentError, match="`init_fn` must compute with arrays that"):
         rep.init(lambda key: {"a": there})
 
 

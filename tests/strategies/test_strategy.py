@@ -306,6 +306,12 @@ RULES = {
         lambda: Strategy(name="a", kind="replicates"),
         "must have replica=None .* where it replicates, got replica=1, ",
     ),
+    "rules where each device has all": (
+        lambda: Strategy(
+            name="a", kind="replicates", replica=None, rules=[Rule(pattern="*")]
+        ),
+        r"`rules` must be empty where a strategy replicates, got one for '\*'",
+    ),
     "an axis twice": (
         lambda: Rule(pattern="*", stored=("model", "model")),
         "`stored` must name each mesh axis once",

@@ -40,20 +40,20 @@ _VARIABLE = ("mesh context or metadata is required",)  # flax NNX
 _REFUSALS = (
     (
         _VARIABLE,
-        "make variables that name no place, got one of flax NNX that names axes of a "
-        "mesh. Make the module under `with nnx.use_eager_sharding(False):`; a "
+        "make variables that are not placed on a mesh, got one of flax NNX that names "
+        "axes. Make the module under `with nnx.use_eager_sharding(False):`; a "
         "strategy's rules say where it lies.",
     ),
     (
         _ARRAY,
-        "compute with arrays of its arguments, or on no mesh, got one that lies on "
-        "another mesh. Close over `jax.device_get(array)`, or put it into the state.",
+        "compute with arrays that lie on no other mesh, got one that does. Close over "
+        "`jax.device_get(array)`, or put it into the state.",
     ),
     (
         _CONSTRAINT,
         "leave it to the strategy where arrays lie, got a constraint that names a mesh "
-        "or its axes. Leave it out, in flax the `mesh` of boxes; write a rule of a "
-        "strategy for the variable.",
+        "or its axes. Leave it out (of a box of flax, its `mesh`), and write a rule of "
+        "a strategy.",
     ),
 )
 
@@ -85,8 +85,9 @@ def refuse_other_meshes(jaxpr: core.Jaxpr, axis_names: tuple[str, ...]) -> None:
 
     def is_other(eqn: core.JaxprEqn) -> bool:
         mesh = getattr(eqn.params.get("sharding"), "mesh", None)
-        by = eqn.primitive.name == "sharding_constraint" and mesh is not None
-        return by and mesh.axis_names != axis_names
+        if eqn.primitive.name != "sharding_constraint" or mesh is None:
+            return False
+        return mesh.axis_names != axis_names
 
     if dataflow.find_equation(jaxpr, is_other) is not None:
         raise ArgumentError(f"`step_fn` must {_REFUSALS[-1][1]}")

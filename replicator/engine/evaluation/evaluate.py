@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from replicator.base.types import Dataset, PyTree
 from replicator.collectives.context.keys import refuse_keys
-from replicator.engine.eager_calls import in_no_mesh, require_eager
+from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.engine.layout import Layout
 from replicator.engine.lookup_notes import names_noted
@@ -70,7 +70,7 @@ class Evaluation:
             max_in_flight=max_in_flight,
         )
 
-    @in_no_mesh
+    @eager("evaluate")
     def __call__(
         self, state: PyTree, dataset: Dataset, *, inputs: InputOptions | None = None
     ) -> dict[str, PyTree]:
@@ -94,7 +94,6 @@ class Evaluation:
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
-        require_eager("evaluate")
         totals = MetricTotals(num_replicas=self._num_replicas)
 
         def take(block: Block) -> None:

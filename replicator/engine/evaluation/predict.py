@@ -8,7 +8,7 @@ import numpy as np
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.eager_calls import in_no_mesh, require_eager
+from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import (
     DEFAULT_BLOCK,
     Block,
@@ -65,7 +65,7 @@ class Prediction:
             max_in_flight=max_in_flight,
         )
 
-    @in_no_mesh
+    @eager("predict")
     def __call__(
         self, state: PyTree, dataset: Dataset, *, inputs: InputOptions | None = None
     ) -> PyTree:
@@ -80,7 +80,6 @@ class Prediction:
           What `predict_fn` returns, for all examples in the order of the dataset: NumPy
           leaves [examples, ...].
         """
-        require_eager("predict")
         kept: list[PyTree] = []
 
         def take(block: Block) -> None:

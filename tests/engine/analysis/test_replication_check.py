@@ -494,3 +494,14 @@ def test_a_refused_step_is_refused_on_one_replica_too():
     rep = replicas(1)
     with pytest.raises(ReplicationError, match="`params/b1` may differ"):
         rep.compile(step_fn)(rep.init(init_fn), regression_batch())
+
+
+def test_program_order_of_the_newest_jax_is_a_call_like_others():
+    overlap = pytest.importorskip("jax.experimental.overlap")
+
+    @overlap.program_order(enforce=True)
+    def both(x, w):
+        return x, w + reduced(x)
+
+    prove_value(lambda x, w: both(x, w)[1])
+    assert "`w` may differ" in refused_value(lambda x, w: both(x, w)[0])
