@@ -116,7 +116,7 @@ SHIFTS: Mapping[str, Mapping[str, Pattern]] = {
         "argsort": lambda x, u: jnp.argsort(x, 0),
         "top-k": lambda x, u: lax.top_k(x.T, 3)[0],
         "by-order": lambda x, u: x[jnp.argsort(x[:, 1])],
-        "transposed": lambda x, u: jnp.roll(x.T, 1, 1).at[0].set(1.0),
+        "transposed": lambda x, u: jnp.roll(x.T, 1, 1).at[0].set(1.0).T,
     },
     "sums-along": {
         "cumsum": lambda x, u: jnp.cumsum(x, 0),
@@ -150,7 +150,7 @@ SHIFTS: Mapping[str, Mapping[str, Pattern]] = {
         "delete": lambda x, u: jnp.delete(x, 1, axis=0)[:-1],
         "repeat": lambda x, u: jnp.repeat(x, 2, 0)[1:],
         "tile": lambda x, u: jnp.tile(x, (2, 1))[3:],
-        "triangle": lambda x, u: jnp.tril(x @ x.T, -1),
+        "triangle": lambda x, u: jnp.tril(x @ x.T, -1) @ x,
         "split": lambda x, u: jnp.concatenate(jnp.split(x, [3, 5])[::-1]),
         "again": lambda x, u: x[at(*PLACES)][at(*AGAIN) % 5],
     },
