@@ -101,6 +101,9 @@ class _Rules(dataflow.Rules[_Scale]):
     def _everyone(self) -> int:
         return self.num_replicas * self.examples
 
+    def _counts_all(self, count: core.Var | core.Literal) -> bool:
+        return isinstance(count, core.Literal) and not count.val % self._everyone
+
     def join(self, marks: Sequence[_Scale]) -> _Scale:
         return functools.reduce(_both, marks, _CLEAN)
 
@@ -114,10 +117,10 @@ class _Rules(dataflow.Rules[_Scale]):
         mark = self.join(marks)
         if name == GIVEN_GRADIENT:
             # Beside a count the optimizer divides: by all, if it was not summed before.
-            by_count = eqn.params["share"] == "count" and not marks[1].total
-            if isinstance(eqn.invars[1], core.Literal):
-                by_count &= float(eqn.invars[1].val) % self._everyone != 0
-            _check(marks[0], marks[0].mean or by_count)
+            summed_twice = len(marks) > 1 and not (
+                marks[1].total or self._counts_all(eqn.invars[1])
+            )
+            _check(marks[0], marks[0].mean or summed_twice)
             return [marks[0]]
         backward = is_transposed((*self.outer, eqn))
         if dataflow.over_axis(eqn, REPLICA_AXIS):
