@@ -187,14 +187,13 @@ class _Rules(dataflow.Rules[_Scale]):
 
     def _spread(self, eqn: core.JaxprEqn, mark: _Scale) -> _Scale:
         """Look at a cotangent that goes to many examples: is it divided by them?"""
-        sizes = [math.prod(dataflow.shape_of(atom)) for atom in eqn.invars]
+        smallest = min(math.prod(dataflow.shape_of(atom)) for atom in eqn.invars)
+        outer = eqn.primitive.name == "dot_general" and smallest == 1
+        if mark.mean or not (outer or eqn.primitive.name == "broadcast_in_dim"):
+            return mark
         size = math.prod(dataflow.shape_of(eqn.outvars[0]))
-        if eqn.primitive.name == "dot_general" and 1 not in sizes:
-            return mark
-        if eqn.primitive.name not in ("broadcast_in_dim", "dot_general"):
-            return mark
-        times = size // min(sizes) if min(sizes) else 1
-        if mark.mean or times % self.examples or mark.divisor % times:
+        times = size // max(smallest, 1)
+        if not times or times % self.examples or mark.divisor % times:
             return mark
         return mark._replace(mean=True, divisor=mark.divisor // times)
 
