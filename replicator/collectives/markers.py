@@ -29,8 +29,8 @@ WEIGHTED_GRADIENT = "weighted_gradient"
 """Marks a gradient of a mean; the second operand is the weight of that mean."""
 
 GIVEN_GRADIENT = "given_gradient"
-"""Marks a gradient that `update` is given; `share` says what it is of, the second
-operand is its count, if it has one."""
+"""Marks a gradient that `update` is given; the second operand, if there is one, is the
+count of the sum that it is of."""
 
 MOVED_AVERAGE = "moved_average"
 """Marks running statistics that were moved; the second operand is what they were."""
@@ -83,11 +83,11 @@ def mark_weighted(gradient: PyTree, weight: Shaped[Array, ""]) -> PyTree:
     return _weighted_gradient_p.bind(gradient, weight)
 
 
-def mark_given(gradients: PyTree, share: str, count: ArrayLike) -> PyTree:
+def mark_given(gradients: PyTree, count: ArrayLike | None = None) -> PyTree:
     """Return gradients, marked leaf by leaf as what `update` is given."""
-    return jax.tree.map(
-        lambda leaf: _given_gradient_p.bind(leaf, count, share=share), gradients
-    )
+    if count is None:
+        return jax.tree.map(_given_mean_p.bind, gradients)
+    return jax.tree.map(lambda leaf: _given_sum_p.bind(leaf, count), gradients)
 
 
 def mark_moved(moved: Shaped[Array, "..."], old: Array) -> Shaped[Array, "..."]:
@@ -111,7 +111,8 @@ _alone_p = make_marker(ALONE)
 # A cotangent passes between replicas, too, where there are several.
 ad.deflinear2(_alone_p, lambda cotangent, _, name: [mark_alone(cotangent, name)])
 _weighted_gradient_p = make_marker(WEIGHTED_GRADIENT, operands=2)
-_given_gradient_p = make_marker(GIVEN_GRADIENT, operands=2)
+_given_mean_p = make_marker(GIVEN_GRADIENT)
+_given_sum_p = make_marker(GIVEN_GRADIENT, operands=2)
 _moved_average_p = make_marker(MOVED_AVERAGE, operands=2)
 _reduced_gradient_p = make_marker(REDUCED_GRADIENT)
 

@@ -79,13 +79,7 @@ class MeetingRules(dataflow.Rules[Meeting]):
         first, *others = marks or [NOTHING]
         for mark in others:
             if mark != first:
-                first = Meeting(
-                    own=first.own or mark.own,
-                    params=first.params or mark.params,
-                    scale=first.scale or mark.scale,
-                    part=first.part or mark.part,
-                    meets=first.meets or mark.meets,
-                )
+                first = Meeting._make(a or b for a, b in zip(first, mark, strict=True))
         return first
 
     def inside(self, eqn: core.JaxprEqn) -> "MeetingRules":

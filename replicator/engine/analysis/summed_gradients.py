@@ -101,6 +101,9 @@ class _Rules(dataflow.Rules[_Scale]):
     def _everyone(self) -> int:
         return self.num_replicas * self.examples
 
+    def _counts_all(self, count: core.Var | core.Literal) -> bool:
+        return isinstance(count, core.Literal) and not count.val % self._everyone
+
     def join(self, marks: Sequence[_Scale]) -> _Scale:
         return functools.reduce(_both, marks, _CLEAN)
 
@@ -114,10 +117,10 @@ class _Rules(dataflow.Rules[_Scale]):
         mark = self.join(marks)
         if name == GIVEN_GRADIENT:
             # Beside a count the optimizer divides: by all, if it was not summed before.
-            by_count = eqn.params["share"] == "count" and not marks[1].total
-            if isinstance(eqn.invars[1], core.Literal):
-                by_count &= float(eqn.invars[1].val) % self._everyone != 0
-            _check(marks[0], marks[0].mean or by_count)
+            summed_twice = len(marks) > 1 and not (
+                marks[1].total or self._counts_all(eqn.invars[1])
+            )
+            _check(marks[0], marks[0].mean or summed_twice)
             return [marks[0]]
         backward = is_transposed((*self.outer, eqn))
         if dataflow.over_axis(eqn, REPLICA_AXIS):
@@ -184,14 +187,13 @@ class _Rules(dataflow.Rules[_Scale]):
 
     def _spread(self, eqn: core.JaxprEqn, mark: _Scale) -> _Scale:
         """Look at a cotangent that goes to many examples: is it divided by them?"""
-        sizes = [math.prod(dataflow.shape_of(atom)) for atom in eqn.invars]
+        smallest = min(math.prod(dataflow.shape_of(atom)) for atom in eqn.invars)
+        outer = eqn.primitive.name == "dot_general" and smallest == 1
+        if mark.mean or not (outer or eqn.primitive.name == "broadcast_in_dim"):
+            return mark
         size = math.prod(dataflow.shape_of(eqn.outvars[0]))
-        if eqn.primitive.name == "dot_general" and 1 not in sizes:
-            return mark
-        if eqn.primitive.name not in ("broadcast_in_dim", "dot_general"):
-            return mark
-        times = size // min(sizes) if min(sizes) else 1
-        if mark.mean or times % self.examples or mark.divisor % times:
+        times = size // max(smallest, 1)
+        if not times or times % self.examples or mark.divisor % times:
             return mark
         return mark._replace(mean=True, divisor=mark.divisor // times)
 

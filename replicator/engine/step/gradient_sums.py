@@ -62,7 +62,7 @@ def checked_given(
                 "weight or a count. Each of them brings its own."
             )
         parts = tuple(
-            mark_given(part, "count", count)
+            mark_given(part, count)
             for part, count in zip(grads.parts, grads.counts, strict=True)
         )
         return Given(GradientsOfSums(parts), "count", grads.counts)
@@ -73,8 +73,8 @@ def checked_given(
         )
     if count is not None:
         scalar = _scalar("count", count)
-        return Given(mark_given(grads, "count", count), "count", scalar)
-    grads = mark_given(grads, "mean", 1)
+        return Given(mark_given(grads, count), "count", scalar)
+    grads = mark_given(grads)
     if weight is None:
         return Given(grads, "equal", None)
     scalar = _scalar("weight", weight)

@@ -16,6 +16,11 @@ from replicator.errors import ReplicationError
 from tests.engine.analysis.test_replication_check import line_of, prove
 from tests.steps import FEATURES, apply, regression_batch, replicas
 
+# Examples meet in nearly all of these losses; with two microbatches that is said.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::replicator.MicrobatchCollectiveWarning"
+)
+
 
 def centred(x):
     """Subtract the mean over all examples, as cross-replica batch norm does."""

@@ -32,7 +32,7 @@ def uneven_batch(k=1, examples=16):
     return {**batch, "mask": mask.astype(np.float64)}
 
 
-def normalized(h, mask):
+def batch_norm(h, mask):
     """Normalise over the real examples of all replicas."""
     count = all_reduce(mask.sum(), "sum")
     mean = all_reduce((h * mask[:, None]).sum(0), "sum") / count
@@ -42,7 +42,7 @@ def normalized(h, mask):
 
 
 def losses(w, batch):
-    y = jnp.tanh(normalized(batch["x"] @ w, batch["mask"])).sum(1)
+    y = jnp.tanh(batch_norm(batch["x"] @ w, batch["mask"])).sum(1)
     return (y - batch["y"]) ** 2 * batch["mask"]
 
 
