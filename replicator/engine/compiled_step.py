@@ -24,6 +24,7 @@ from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
 from replicator.engine.eager_calls import require_eager
 from replicator.engine.inspection.inspection import Inspection, inspection_of
+from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates, Held
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
     is_out_of_memory,
@@ -31,6 +32,7 @@ from replicator.engine.memory_errors import (
     memory_need,
     out_of_memory,
 )
+from replicator.engine.program_key import program_key
 from replicator.engine.program_cost import Compilation, program_cost
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
@@ -59,11 +61,13 @@ class _Executable:
       run: The program.
       unmasked: What it learns without the batch's mask; None for nothing.
       alike: Which of the arrays that it takes could share memory.
+      key: Of `program_key`, where its first updates are checked.
     """
 
     run: jax.stages.Compiled
     unmasked: str | None
     alike: Alike
+    key: str = ""
 
 
 class CompiledStep:
@@ -79,8 +83,11 @@ class CompiledStep:
         layout: Layout,
         options: CompileOptions,
         phases: Phases | None = None,
+        *,
+        first_updates: FirstUpdates | None = None,
     ) -> None:
         self._layout = layout
+        self._first_updates = first_updates
         self._options = options
         self._phases = phases or Phases()
         self._program = shard_step(update, layout, options)
@@ -107,6 +114,11 @@ class CompiledStep:
             )
         return self._compilations
 
+    @property
+    def checked_updates(self) -> Sequence[CheckedUpdate]:
+        """What came of the check of the first updates, if that was asked for."""
+        return [] if self._first_updates is None else self._first_updates.found
+
     def __call__(
         self, state: PyTree, batch: PyTree, key: Key | None = None
     ) -> tuple[PyTree, PyTree]:
@@ -128,6 +140,8 @@ class CompiledStep:
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
           DeviceMemoryError: The step needs more memory than a device has.
+          PartitionError: It is one of the first updates, which are checked, and not what
+            one device makes of it.
           ArgumentError: The state or the key does not fit, or JAX traces the call.
 
         Warns:
@@ -179,21 +193,36 @@ class CompiledStep:
                 flat = donation.apart(
                     flat, foreign, alike, loose=loose, batch=value, key=key
                 )
-            return program.run(flat, value, key)
+            held = self._held(program, flat, value, key)
+            return held, program.run(flat, value, key)
 
         try:
-            outputs = run(program, flat, foreign)
+            held, outputs = run(program, flat, foreign)
         except (TypeError, ValueError):
             # Before anything ran: state or key are not what the program is for, or lie
             # elsewhere.
             program, flat = self._prepare(flat, value, key)
-            outputs = run(program, flat, range(len(flat.leaves)))
+            held, outputs = run(program, flat, range(len(flat.leaves)))
+        if held is not None and self._first_updates is not None:
+            with self._phases.during("compile"):  # as long as that may take
+                metrics = joined_metrics(outputs)
+                self._first_updates.compare(held, outputs.state.tree, metrics)
         donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
             raise_error(outputs.error, self._layout.num_replicas)
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
+
+    def _held(
+        self, program: _Executable, flat: FlatTree, batch: PyTree, key: Key | None
+    ) -> Held | None:
+        """Copy what an update begins with, if it is to be checked."""
+        check = self._first_updates
+        if check is None or check.is_done(program.key):
+            return None
+        with self._phases.during("compile"):
+            return check.hold(program.key, flat.tree, batch, key)
 
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
         """Trace, prove and lower the step, and compile nothing.
@@ -275,13 +304,14 @@ class CompiledStep:
             traced = self._trace(state, batch, key)
             self._newest = given
             lowered = traced.lower()
-        require_same_program(self._layout.mesh, lowered)
+        require_same_program(self._layout.mesh, lambda: program_key(lowered))
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
         return _Executable(
             run=compiled,
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),
+            key=program_key(lowered) if self._first_updates is not None else "",
         )
 
     def _trace(self, state: PyTree, batch: PyTree, key: Key | None):

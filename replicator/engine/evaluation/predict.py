@@ -17,7 +17,7 @@ from replicator.engine.evaluation.blocks import (
     has_rows,
 )
 from replicator.engine.layout import Layout
-from replicator.engine.lookup_notes import names_noted
+from replicator.engine.analysis.lookup_notes import names_noted
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
