@@ -23,8 +23,8 @@ from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
 from replicator.engine.eager_calls import require_eager
-from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates, Held
+from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
     is_out_of_memory,
@@ -32,8 +32,8 @@ from replicator.engine.memory_errors import (
     memory_need,
     out_of_memory,
 )
-from replicator.engine.program_key import program_key
 from replicator.engine.program_cost import Compilation, program_cost
+from replicator.engine.program_key import program_key
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
@@ -140,7 +140,7 @@ class CompiledStep:
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
           DeviceMemoryError: The step needs more memory than a device has.
-          PartitionError: It is one of the first updates, which are checked, and not what
+          PartitionError: One of the first updates, where these are checked, is not what
             one device makes of it.
           ArgumentError: The state or the key does not fit, or JAX traces the call.
 

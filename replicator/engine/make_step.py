@@ -113,9 +113,7 @@ def compiled_step(
         first_updates = FirstUpdates(update, layout, options, check, once=once)
     if options.steps_per_call > 1:
         update = repeat_steps(update)
-    return CompiledStep(
-        update, layout, options, phases, first_updates=first_updates
-    )
+    return CompiledStep(update, layout, options, phases, first_updates=first_updates)
 
 
 def debug_step(

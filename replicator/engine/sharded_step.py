@@ -77,7 +77,6 @@ def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
       A jitted `program(state, batch, key) -> Outputs` of global arrays; it takes and
       returns the state as a `FlatTree`.
     """
-
     on_all = layout.spread(
         one_replica(update, options),
         inputs=(

@@ -286,8 +286,7 @@ class _Alone:
         traced, outputs = self._attempt(lambda: traced_alone(one, held.given))
         self._traced = traced
         self._results = jax.tree.structure(outputs)
-        drawn = ("rng_bit_generator", "rng_uniform")
-        if find_equation(traced.jaxpr, lambda eqn: eqn.primitive.name in drawn):
+        if find_equation(traced.jaxpr, _draws_by_place):
             raise _NotChecked("its random numbers depend on where they are drawn")
         self.compared = _compared_of(traced, held.given, outputs)
         self.rounding = narrowest(traced.jaxpr, on_cpu=self._device.platform == "cpu")
@@ -347,6 +346,14 @@ class _Alone:
             raise _NotChecked(f"one device cannot run it: {first}") from failure
 
 
+def _draws_by_place(eqn: core.JaxprEqn) -> bool:
+    """Tell whether XLA draws random numbers: another device draws others."""
+    name = eqn.primitive.name
+    key = str(getattr(eqn.invars[0].aval, "dtype", "")) if eqn.invars else ""
+    drawn = name in ("random_bits", "random_gamma") and "rbg" in key
+    return drawn or name in ("rng_bit_generator", "rng_uniform")
+
+
 def _compared_of(
     traced: core.ClosedJaxpr, given: PyTree, outputs: Outputs
 ) -> list[Compared | None]:
@@ -394,7 +401,8 @@ def _on_host(tree: PyTree) -> list[np.ndarray]:
 def _as_given(leaf: np.ndarray, shape: jax.ShapeDtypeStruct) -> Any:
     if not _is_key(shape):
         return leaf
-    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(shape))
+    like: Any = shape
+    return jax.random.wrap_key_data(jnp.asarray(leaf), impl=jax.random.key_impl(like))
 
 
 def _is_key(leaf: Any) -> bool:

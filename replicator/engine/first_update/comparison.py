@@ -24,6 +24,8 @@ SPLIT_TOLERANCE = 5e-5
 
 METRICS = "metrics"
 
+_LEAST = float(np.finfo(np.float64).tiny)
+
 
 class Compared(NamedTuple):
     """A result that is compared, of all that a step returns.
@@ -82,20 +84,21 @@ def differences(
       before: The state before.
       compared: What each result is; None for one that is not compared.
     """
-    apart: dict[str, list[float]] = {}
+    squares: dict[str, float] = {}
     scales = _scales(expected, before, compared)
     for number, each in enumerate(compared):
-        if each is None:
+        if each is None or not np.isfinite(scales[each.group]):
             continue
         one, other = _numbers(found[number]), _numbers(expected[number])
-        off = _norm(one - other) - jnp.finfo(expected[number].dtype).eps * _norm(other)
-        apart.setdefault(each.group, []).append(max(off, 0.0) if off == off else off)
-    result = {}
-    for group, parts in apart.items():
-        off, scale = float(np.linalg.norm(parts)), scales[group]
-        if np.isfinite(scale):
-            result[group] = off / scale if scale > 0 else (np.inf if off else 0.0)
-    return {name: np.inf if off != off else off for name, off in result.items()}
+        off = np.inf
+        if np.isfinite(one).all():
+            rounding = float(jnp.finfo(expected[number].dtype).eps) * _norm(other)
+            off = max(_norm(one - other) - rounding, 0.0)
+        squares[each.group] = squares.get(each.group, 0.0) + off**2
+    return {
+        group: float(np.sqrt(square)) / max(scales[group], _LEAST)
+        for group, square in squares.items()
+    }
 
 
 def farthest_leaf(
@@ -106,11 +109,14 @@ def farthest_leaf(
 ) -> str:
     """Return the path of the leaf of a group that differs most."""
     apart = {
-        each.path: _norm(_numbers(found[number]) - _numbers(expected[number]))
+        each.path: _norm(
+            np.nan_to_num(_numbers(found[number]), nan=np.inf)
+            - _numbers(expected[number])
+        )
         for number, each in enumerate(compared)
         if each is not None and each.group == group
     }
-    return max(apart, key=lambda path: np.nan_to_num(apart[path], nan=np.inf))
+    return max(apart, key=lambda path: apart[path])
 
 
 def _scales(
@@ -124,6 +130,9 @@ def _scales(
         if each is None:
             continue
         value = _numbers(expected[number])
+        if not np.isfinite(value).all():
+            squares[each.group] = np.inf
+            continue
         if each.is_metric and value.size:
             largest = max(largest, float(_norm(value) / np.sqrt(value.size)))
         if each.moves and not each.is_metric:

@@ -125,7 +125,7 @@ class _Rounding(Rules[Mark]):
     def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
         """Tell whether one number, of more gradients than one, divides."""
         over, under = (mark.gradients for mark in marks)
-        if eqn.invars[1].aval.ndim or not under:
+        if getattr(eqn.invars[1].aval, "ndim", 0) or not under:
             return False
         more = under > over and len(under) > 1
         return more or under >= self._everything > frozenset()
