@@ -13,7 +13,7 @@ import optax
 from jax import Array, lax
 
 from benchmarks.strategy_matrix.cases import Case, Wrap
-from replicator.base.types import PyTree
+from replicator.base.types import InitFn, PyTree, StepFn
 
 Pattern = Callable[[Array, Array], Array]
 

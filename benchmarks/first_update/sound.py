@@ -11,7 +11,7 @@ from jax import Array
 
 from benchmarks.strategy_matrix import models
 from benchmarks.strategy_matrix.cases import CASES, Case, Wrap
-from replicator.base.types import PyTree
+from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer import scale_loss, wrap_optimizer
 

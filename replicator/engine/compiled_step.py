@@ -23,7 +23,8 @@ from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
 from replicator.engine.eager_calls import require_eager
-from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates, Held
+from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates
+from replicator.engine.first_update.one_device import Given
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
@@ -203,10 +204,11 @@ class CompiledStep:
             # elsewhere.
             program, flat = self._prepare(flat, value, key)
             held, outputs = run(program, flat, range(len(flat.leaves)))
-        if held is not None and self._first_updates is not None:
+        if held is not None:
+            assert self._first_updates is not None
             with self._phases.during("compile"):  # as long as that may take
-                metrics = joined_metrics(outputs)
-                self._first_updates.compare(held, outputs.state.tree, metrics)
+                after, metrics = outputs.state.tree, joined_metrics(outputs)
+                self._first_updates.compare(program.key, held, after, metrics)
         donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
@@ -216,7 +218,7 @@ class CompiledStep:
 
     def _held(
         self, program: _Executable, flat: FlatTree, batch: PyTree, key: Key | None
-    ) -> Held | None:
+    ) -> Given | None:
         """Copy what an update begins with, if it is to be checked."""
         check = self._first_updates
         if check is None or check.is_done(program.key):

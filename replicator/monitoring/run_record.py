@@ -105,18 +105,19 @@ def first_updates(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def note_first_update(
-    directory: str | os.PathLike[str], program: str, result: Mapping[str, PyTree]
+    directory: str | os.PathLike[str], result: Mapping[str, PyTree]
 ) -> None:
     """Write what came of the check of a program's first updates into `run.json`.
 
-    Raises:
-      OSError: It cannot be read or written.
-      ValueError: It is no JSON.
+    Args:
+      directory: A run's. One whose record cannot be written goes on without.
+      result: By name; `program` is the key of the program.
     """
     path = Path(directory) / RECORD_NAME
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record.setdefault("first_updates", {})[program] = dict(result)
-    _write_whole(path, strict_json(record, indent=2) + "\n")
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["first_updates"][result["program"]] = result
+        _write_whole(path, strict_json(record, indent=2) + "\n")
 
 
 def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -> None:

@@ -26,18 +26,16 @@ class Mark(NamedTuple):
     """What is known of a value.
 
     Attributes:
-      level: 0 if it is the same everywhere, 1 if it is an array that the step was given
-        or a part of it, 2 if it was computed, and rounded.
+      varies: Whether it follows from floats of state or batch.
       turns: Whether a rounding may turn it over.
       gradients: Those that it follows from, by number.
     """
 
-    level: int = 0
+    varies: bool = False
     turns: bool = False
     gradients: frozenset[int] = frozenset()
 
 
-_GIVEN = Mark(level=1)
 _STEPS = frozenset(
     {
         *("lt", "le", "gt", "ge", "eq", "ne", "lt_to", "le_to", "eq_to"),
@@ -52,15 +50,6 @@ _QUOTIENTS = frozenset(
         *("geqrf", "cholesky", "lu", "triangular_solve", "schur", "hessenberg"),
     }
 )
-_MOVES = frozenset(
-    {
-        *("reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "copy"),
-        *("slice", "dynamic_slice", "gather", "concatenate", "pad", "rev", "scatter"),
-        *("dynamic_update_slice", "select_n", "convert_element_type", "stop_gradient"),
-        *("neg", "abs", "max", "min", "clamp", "reduce_max", "reduce_min", "split"),
-        *("copy_p", "sharding_constraint", "optimization_barrier", "device_put"),
-    }
-)
 
 
 def comparable(
@@ -73,7 +62,7 @@ def comparable(
       given: Per input whether it belongs to state or batch.
     """
     marks = [
-        _GIVEN if is_given and _is_float(var) else Mark()
+        Mark(varies=is_given and _is_float(var))
         for var, is_given in zip(jaxpr.invars, given, strict=True)
     ]
     shown = [each.gradients for each in flow(jaxpr, marks, _Rounding())]
@@ -92,15 +81,11 @@ class _Rounding(Rules[Mark]):
         self._everything = everything  # the gradients that results follow from
 
     def join(self, marks: Sequence[Mark]) -> Mark:
-        joined = Mark()
-        for mark in marks:
-            if mark != joined:
-                joined = Mark(
-                    level=max(joined.level, mark.level),
-                    turns=joined.turns or mark.turns,
-                    gradients=joined.gradients | mark.gradients,
-                )
-        return joined
+        return Mark(
+            varies=any(mark.varies for mark in marks),
+            turns=any(mark.turns for mark in marks),
+            gradients=frozenset().union(*(mark.gradients for mark in marks)),
+        )
 
     def decide(
         self, eqn: core.JaxprEqn, marks: Sequence[Mark]
@@ -108,18 +93,18 @@ class _Rounding(Rules[Mark]):
         name = eqn.primitive.name
         if "transpose(" in str(eqn.source_info.name_stack):
             # A variable is the same object at each walk through a loop.
-            return [Mark(2, gradients=frozenset({id(var)})) for var in eqn.outvars]
+            return [Mark(True, gradients=frozenset({id(x)})) for x in eqn.outvars]
         if name == "select_n":
-            return [self._chosen(marks[0], self.join(marks[1:]))]
+            chosen = self.join(marks[1:])
+            # Between numbers that are the same everywhere the choice is all there is.
+            return [chosen if chosen.varies else self.join(marks)]
         if sub_jaxprs(eqn) and not name.startswith(("scatter", "reduce", "cum")):
             return None
         mark = self.join(marks)
         if name == "div" and self._is_common(eqn, marks):
             mark = mark._replace(gradients=marks[0].gradients)
-        elif self._is_turned(eqn, marks, mark.level == 2):
+        elif _is_turned(eqn, marks):
             mark = mark._replace(turns=True)
-        if mark.level and name not in _MOVES:
-            mark = mark._replace(level=2)
         return [mark] * len(eqn.outvars)
 
     def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
@@ -130,27 +115,17 @@ class _Rounding(Rules[Mark]):
         more = under > over and len(under) > 1
         return more or under >= self._everything > frozenset()
 
-    def _chosen(self, way: Mark, chosen: Mark) -> Mark:
-        # Where both are as they were given, the choice is all that is in the result.
-        if way.turns and chosen.level < 2:
-            return self.join([way, chosen])
-        return chosen
 
-    def _is_turned(
-        self, eqn: core.JaxprEqn, marks: Sequence[Mark], is_rounded: bool
-    ) -> bool:
-        name, pairs = eqn.primitive.name, zip(eqn.invars, marks, strict=True)
-        if name in _STEPS:
-            return is_rounded and any(m.level and _is_float(x) for x, m in pairs)
-        if name == "convert_element_type":
-            into = _is_float(eqn.outvars[0])
-            return is_rounded and _is_float(eqn.invars[0]) and not into
-        if name == "integer_pow" and eqn.params["y"] > 0:
-            return False
-        if name == "div":
-            return bool(marks[1].gradients)
-        quotient = name in _QUOTIENTS or name == "integer_pow"
-        return quotient and any(mark.gradients for mark in marks)
+def _is_turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
+    name = eqn.primitive.name
+    floats = [mark for mark, x in zip(marks, eqn.invars, strict=True) if _is_float(x)]
+    varies = any(mark.varies for mark in floats)
+    if name in _STEPS or name == "convert_element_type":
+        return varies and (name in _STEPS or not _is_float(eqn.outvars[0]))
+    if name == "div":
+        return bool(marks[1].gradients)
+    is_quotient = name in _QUOTIENTS or (name == "integer_pow" and eqn.params["y"] < 0)
+    return is_quotient and any(mark.gradients for mark in marks)
 
 
 def _is_float(atom: core.Var | core.Literal) -> bool:

@@ -21,6 +21,7 @@ _INLINED = frozenset(
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
     }
 )
+_HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 
 
 def narrowest(jaxpr: core.Jaxpr, *, on_cpu: bool) -> float:
@@ -36,41 +37,39 @@ def narrowest(jaxpr: core.Jaxpr, *, on_cpu: bool) -> float:
 
 def _roundings(jaxpr: core.Jaxpr) -> Iterator[float]:
     for eqn in jaxpr.eqns:
-        for atom in (*eqn.invars, *eqn.outvars):
-            if _is_narrow(dtype := _dtype(atom)):
+        for dtype in map(_dtype, (*eqn.invars, *eqn.outvars)):
+            if _is_narrow(dtype):
                 yield float(jnp.finfo(dtype).eps)
         for sub in sub_jaxprs(eqn):
             yield from _roundings(sub)
 
 
 def widened(closed: core.ClosedJaxpr) -> Callable[..., list]:
-    """Return the function of a program's inputs in wider floats; results as they were.
+    """Return a program in wider floats, with results in the floats that they have.
 
     That a result is kept in fewer bits is no difference to be measured.
     """
-
     wanted = [_dtype(atom) for atom in closed.jaxpr.outvars]
 
     def run(*inputs: Any) -> list:
         with jax.default_matmul_precision("highest"):
-            found = _run(closed.jaxpr, closed.consts, inputs)
-        return [
-            value.astype(dtype) if _is_narrow(dtype) else value
-            for value, dtype in zip(found, wanted, strict=True)
-        ]
+            return _as(wanted, _run(closed.jaxpr, closed.consts, inputs))
 
     return run
 
 
 def _run(jaxpr: core.Jaxpr, consts: Sequence, inputs: Sequence) -> list:
-    values: dict[core.Var, Any] = {}
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: core.Var | core.Literal) -> Any:
         found = atom.val if isinstance(atom, core.Literal) else values[atom]
-        return _wide(found)
+        return (
+            found.astype(np.float32)
+            if _is_narrow(getattr(found, "dtype", None))
+            else found
+        )
 
-    values.update(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:
         outs = _done(eqn, [read(atom) for atom in eqn.invars])
         values.update(zip(eqn.outvars, outs, strict=True))
@@ -82,58 +81,46 @@ def _done(eqn: core.JaxprEqn, inputs: list) -> Sequence:
     if name == "reduce_precision":
         return inputs
     for value in params.values() if name in _INLINED else ():
-        body, consts = _opened(value)
-        if body is not None:
-            return _run(body, consts, inputs)
-    wide = {name: _wide_param(value) for name, value in params.items()}
-    if "precision" in wide:
-        wide["precision"] = (jax.lax.Precision.HIGHEST,) * 2
-    try:
-        if name == "bitcast_convert_type":
-            raise TypeError("bits of another width")
-        return _bound(eqn, inputs, wide)
-    except Exception:  # as it was: it takes what it took before
-        was = [
-            x.astype(dtype) if _is_narrow(dtype) else x
-            for x, dtype in zip(inputs, map(_dtype, eqn.invars), strict=True)
-        ]
-        return _bound(eqn, was, params)
+        if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+            return _run(*_opened(value), inputs)
+    if name != "bitcast_convert_type":
+        wide = {name: _wide_param(value) for name, value in params.items()}
+        if "precision" in wide:
+            wide["precision"] = _HIGHEST
+        try:
+            return _bound(eqn, inputs, wide)
+        except (TypeError, ValueError, NotImplementedError):
+            pass  # as it was, then: it takes what it took before
+    return _bound(eqn, _as(map(_dtype, eqn.invars), inputs), params)
 
 
 def _bound(eqn: core.JaxprEqn, inputs: list, params: dict) -> Sequence:
     with eqn.ctx.manager:
-        params = eqn.primitive.get_bind_params(params)
-        found = eqn.primitive.bind(*inputs, **params)
+        found = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
     return found if eqn.primitive.multiple_results else [found]
 
 
 def _wide_param(value: Any) -> Any:
-    jaxpr, consts = _opened(value)
-    if jaxpr is not None:
-        shapes = [_wide_shape(var.aval) for var in jaxpr.invars]
-        made = jax.make_jaxpr(lambda *xs: _run(jaxpr, consts, xs))(*shapes)
-        return made if isinstance(value, core.ClosedJaxpr) else made.jaxpr
     if type(value) is tuple:
         return tuple(map(_wide_param, value))
-    if isinstance(value, np.dtype) and _is_narrow(value):
-        return np.dtype(np.float32)
-    return value
+    if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+        jaxpr, consts = _opened(value)
+        avals: list[Any] = [var.aval for var in jaxpr.invars]
+        wide = [jax.ShapeDtypeStruct(a.shape, _wide_param(a.dtype)) for a in avals]
+        made = jax.make_jaxpr(lambda *xs: _run(jaxpr, consts, xs))(*wide)
+        return made if isinstance(value, core.ClosedJaxpr) else made.jaxpr
+    is_narrow = isinstance(value, np.dtype) and _is_narrow(value)
+    return np.dtype(np.float32) if is_narrow else value
 
 
-def _opened(value: Any) -> tuple[core.Jaxpr | None, Sequence]:
-    if isinstance(value, core.ClosedJaxpr):
-        return value.jaxpr, value.consts
-    return (value, ()) if isinstance(value, core.Jaxpr) else (None, ())
+def _opened(value: core.ClosedJaxpr | core.Jaxpr) -> tuple[core.Jaxpr, Sequence]:
+    is_closed = isinstance(value, core.ClosedJaxpr)
+    return (value.jaxpr, value.consts) if is_closed else (value, ())
 
 
-def _wide(value: Any) -> Any:
-    narrow = _is_narrow(getattr(value, "dtype", None))
-    return value.astype(np.float32) if narrow else value
-
-
-def _wide_shape(aval: Any) -> jax.ShapeDtypeStruct:
-    dtype = np.dtype(np.float32) if _is_narrow(aval.dtype) else aval.dtype
-    return jax.ShapeDtypeStruct(aval.shape, dtype)
+def _as(dtypes: Any, values: Sequence) -> list:
+    pairs = zip(values, dtypes, strict=True)
+    return [x.astype(dtype) if _is_narrow(dtype) else x for x, dtype in pairs]
 
 
 def _dtype(atom: core.Var | core.Literal) -> Any:
@@ -141,6 +128,5 @@ def _dtype(atom: core.Var | core.Literal) -> Any:
 
 
 def _is_narrow(dtype: Any) -> bool:
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        return False
-    return np.dtype(dtype).itemsize < 4
+    is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    return is_float and np.dtype(dtype).itemsize < 4

@@ -1,7 +1,6 @@
 """Tell what came of the check of a run's first updates, and remember it."""
 
 import dataclasses
-import logging
 import os
 
 from replicator.engine.first_update.check import (
@@ -15,8 +14,6 @@ from replicator.monitoring.run_record import first_updates, note_first_update
 
 SWITCH = "REPLICATOR_CHECK_FIRST_UPDATES"
 """The environment variable that says `0` where no run is to check them by itself."""
-
-_log = logging.getLogger(__name__)
 
 
 def first_update_check(
@@ -42,18 +39,14 @@ def first_update_check(
         return None
 
     def is_known(key: str) -> bool:
-        known = {} if directory is None else first_updates(directory)
+        known = first_updates(directory) if directory is not None else {}
         return known.get(key, {}).get("update") == UPDATES
 
     def tell(told: CheckedUpdate) -> None:
-        fields = dataclasses.asdict(told)
-        if events is not None:
-            events.write("first_update", **fields)
-        key = fields.pop("program")
-        try:
-            if directory is not None and told.result != "differs":
-                note_first_update(directory, key, fields)
-        except (OSError, ValueError) as failure:
-            _log.warning("The record of the run does not tell it: %s", failure)
+        if directory is None or events is None:
+            return
+        events.write("first_update", **dataclasses.asdict(told))
+        if told.result != "differs":
+            note_first_update(directory, dataclasses.asdict(told))
 
     return FirstUpdateCheck(is_known=is_known, tell=tell)
