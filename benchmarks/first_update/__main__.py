@@ -27,6 +27,7 @@ _FULL = flags.DEFINE_bool("full", False, "All patterns and optimizers everywhere
 _ONLY = flags.DEFINE_multi_string("only", [], "Settings whose words hold this.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes side by side.")
 _TIMEOUT_S = flags.DEFINE_float("timeout_s", 300.0, "What one step may take.")
+_COST = flags.DEFINE_bool("cost", True, "Measure what the check costs, too.")
 _SERVE = flags.DEFINE_bool("serve", False, "Be such a process.")
 
 DEVICES = 8
@@ -129,7 +130,7 @@ def main(argv: list[str]) -> None:
         "false_alarms": len(alarms),
         "unchecked": sum(bool(each.get("unchecked")) for each in found.values()),
         "total": len(found),
-        "cost": round(_share(), 3),
+        "cost": round(_share(), 3) if _COST.value else None,
         "seconds": round(time.monotonic() - began_s),
     }
     print(json.dumps(result))

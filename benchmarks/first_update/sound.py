@@ -31,6 +31,44 @@ OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
 """By name; as users set them, with an epsilon below rounding."""
 
 
+def _logits(params: PyTree, images: Array, *, norm: bool) -> tuple[Array, ...]:
+    """Return logits, features and the moments of a convolution, in the images' dtype."""
+    half = jax.tree.map(lambda leaf: leaf.astype(images.dtype), params)
+    names = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(
+        images, half["kernel"], (1, 1), "SAME", dimension_numbers=names
+    )
+    y = y + half["bias"]  # before a norm its gradient is nothing but rounding
+    mean = y.mean((0, 1, 2), keepdims=True)
+    var = jnp.square(y - mean).mean((0, 1, 2), keepdims=True)
+    if norm:
+        y = (y - mean) * jax.lax.rsqrt(var + 1e-3) * half["scale"]
+    hidden = jax.nn.relu(y).mean((1, 2))
+    found = (hidden @ half["head"], hidden, mean, var)
+    return tuple(each.astype(jnp.float32) for each in found)
+
+
+def _told(loss: Array, logits: Array, label: Array) -> dict[str, Array]:
+    whitened = (logits - logits.mean()) / logits.std()
+    return {
+        "loss": loss,
+        "accuracy": (jnp.argmax(logits, -1) == label).mean(),
+        "rounded": jnp.round(1e3 * loss),
+        "surest": jnp.where(logits > 0, 1.0, 0.0).mean(),
+        "whitened": whitened.mean(),
+    }
+
+
+def _first_params(key: Array) -> PyTree:
+    keys = jax.random.split(key)
+    return {
+        "kernel": jax.random.normal(keys[0], (3, 3, 8, 16)) / 8,
+        "bias": jnp.zeros((1, 1, 1, 16)),
+        "scale": jnp.ones((1, 1, 1, 16)),
+        "head": jax.random.normal(keys[1], (16, 8)) / 4,
+    }
+
+
 def _classifier(dtype: Any, *, norm: bool = False) -> Case:
     """Train images in `dtype`; tell an accuracy, keep a queue of sorted indices."""
 
@@ -38,67 +76,39 @@ def _classifier(dtype: Any, *, norm: bool = False) -> Case:
         tx = wrap()
 
         def init_fn(key: Array) -> PyTree:
-            keys = jax.random.split(key, 3)
-            params = {
-                "kernel": jax.random.normal(keys[0], (3, 3, 8, 16)) / 8,
-                "bias": jnp.zeros((1, 1, 1, 16)),
-                "scale": jnp.ones((1, 1, 1, 16)),
-                "head": jax.random.normal(keys[1], (16, 8)) / 4,
+            params, shape = _first_params(key), (1, 1, 1, 16)
+            return {
+                "params": params,
+                "opt": tx.init(params),
+                "queue": jnp.zeros((64, 16), jnp.int32),
+                "running": {"mean": jnp.zeros(shape), "var": jnp.ones(shape)},
             }
-            queue = jnp.zeros((64, 16), jnp.int32)
-            first = {"mean": jnp.zeros((1, 1, 1, 16)), "var": jnp.ones((1, 1, 1, 16))}
-            return {"params": params, "opt": tx.init(params), "queue": queue, **first}
 
         def step_fn(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             def loss_fn(params: PyTree) -> tuple[Array, tuple]:
-                half = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-                images = batch["image"].astype(dtype)
-                y = jax.lax.conv_general_dilated(
-                    images,
-                    half["kernel"],
-                    (1, 1),
-                    "SAME",
-                    dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                )
-                y = y + half["bias"]  # of no gradient but rounding, before the norm
-                mean = y.mean((0, 1, 2), keepdims=True)
-                var = jnp.square(y - mean).mean((0, 1, 2), keepdims=True)
-                if norm:
-                    y = (y - mean) * jax.lax.rsqrt(var + 1e-3) * half["scale"]
-                hidden = jax.nn.relu(y).mean((1, 2))
-                logits = (hidden @ half["head"]).astype(jnp.float32)
-                losses = optax.softmax_cross_entropy_with_integer_labels(
-                    logits, batch["label"]
-                )
-                loss = losses.mean()
-                seen = (hidden.astype(jnp.float32), logits, mean, var)
-                return (scale_loss(loss, state["opt"]) if scaled else loss), (
+                seen = _logits(params, batch["image"].astype(dtype), norm=norm)
+                loss = optax.softmax_cross_entropy_with_integer_labels(
+                    seen[0], batch["label"]
+                ).mean()
+                is_scaled = dtype == jnp.float16
+                return scale_loss(loss, state["opt"]) if is_scaled else loss, (
                     loss,
                     seen,
                 )
 
-            scaled = dtype == jnp.float16
             grads, (loss, seen) = jax.grad(loss_fn, has_aux=True)(state["params"])
-            hidden, logits, mean, var = seen
             updates, opt = tx.update(grads, state["opt"], state["params"])
-            right = jnp.argmax(logits, -1) == batch["label"]
-            order = jnp.argsort(hidden, 0)[:8].astype(jnp.int32)
+            order = jnp.argsort(seen[1], 0)[:8].astype(jnp.int32)
+            moments = {"mean": seen[2], "var": seen[3]}
             after = {
                 "params": optax.apply_updates(state["params"], updates),
                 "opt": opt,
                 "queue": jnp.concatenate([order, state["queue"][:-8]]),
-                "mean": 0.9 * state["mean"] + 0.1 * mean.astype(jnp.float32),
-                "var": 0.9 * state["var"] + 0.1 * var.astype(jnp.float32),
+                "running": jax.tree.map(
+                    lambda old, new: 0.9 * old + 0.1 * new, state["running"], moments
+                ),
             }
-            whitened = (logits - logits.mean()) / logits.std()
-            told = {
-                "loss": loss,
-                "accuracy": right.mean(),
-                "rounded": jnp.round(1e3 * loss),
-                "surest": jnp.where(logits > 0, 1.0, 0.0).mean(),
-                "whitened": whitened.mean(),
-            }
-            return after, told
+            return after, _told(loss, seen[0], batch["label"])
 
         return init_fn, step_fn
 

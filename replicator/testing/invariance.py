@@ -22,6 +22,7 @@ from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
+from replicator.engine.first_update.comparison import law
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
 from replicator.engine.make_step import make_layout
 from replicator.engine.step.accumulate import accumulated, single
@@ -46,12 +47,6 @@ from replicator.testing.comparisons import (
     compared,
     norm,
 )
-
-GRADIENT_TOLERANCE = 1e-5 + 1e-6
-"""Of the norm of the whole gradient, float32: law 1."""
-
-SPLIT_TOLERANCE = 5e-5
-"""The same where a strategy's axis `model` splits contractions."""
 
 OPTIMUM_FLOOR = 1e-2
 """Of the norm of the first gradient: what a later norm counts as at least."""
@@ -189,7 +184,7 @@ class _Case:
         }
         for n, k in settings:
             found = self._gradients_at(states, n, k)
-            is_split = self._layout(n).mesh.shape.get("model", 1) > 1
+            tolerance = law(self._layout(n).mesh)
             for step, by_name in found.items():
                 for name, gradient in by_name.items():
                     yield compared(
@@ -198,7 +193,7 @@ class _Case:
                         floor=floors[name],
                         what=f"gradient of `{name}`",
                         step=step,
-                        tolerance=SPLIT_TOLERANCE if is_split else GRADIENT_TOLERANCE,
+                        tolerance=tolerance,
                         **self._place(n, k),
                     )
 

@@ -164,13 +164,12 @@ class FirstUpdates:
         if self.is_done(program):
             self._alone.pop(program, None)
         if result == "differs":
-            layout = self._layout
+            strategy, devices = self._layout.strategy, self._layout.mesh.devices
             raise PartitionError(
-                f"`strategy` must give the answer of one device, got {why} under "
-                f"{layout.strategy.name} on {layout.mesh.devices.size} devices: the "
-                "compiler cut this step wrongly. Use another strategy; "
-                "`replicator.testing.assert_replica_invariant(step_fn, init_fn, batch, "
-                "strategy=...)` tells which are right."
+                f"`strategy` must give the answer of one device, got {why}, under "
+                f"{strategy.name} on {devices.size} devices: the step was cut wrongly. "
+                "Use another one; `replicator.testing.assert_replica_invariant("
+                "step_fn, init_fn, batch, strategy=...)` tells which are right."
             )
 
     def _check_rows(
@@ -211,8 +210,9 @@ class FirstUpdates:
         if apart[worst] <= allowed[worst]:
             return result, f"at most `{worst}` is off by {words}"
         leaf = farthest_leaf(worst, found, expected, alone.compared)
-        wrong = [f"`{group}`" for group in apart if apart[group] > allowed[group]]
-        return "differs", f"`{leaf}` off by {words}, of {', '.join(wrong[:4])}"
+        wrong = sum(apart[group] > allowed[group] for group in apart)
+        more = f", and {wrong - 1} more" if wrong > 1 else ""
+        return "differs", f"`{leaf}` off by {words}{more}"
 
     def _report(self, program: str, result: Result, why: str, seconds: float) -> None:
         if result == "not checked":
