@@ -19,7 +19,7 @@ from absl import app, flags
 
 import replicator
 from benchmarks import worker
-from benchmarks.first_update.faults import PATTERNS, ROUTES
+from benchmarks.first_update.faults import PATTERNS, ROUTES, is_possible
 from benchmarks.first_update.judge import Setting, cost, verdict
 from benchmarks.first_update.sound import OPTIMIZERS, SOUND
 
@@ -39,12 +39,16 @@ _SLOW = ("impala", "resnet", "scan-lm")
 
 def settings(*, full: bool) -> Iterator[Setting]:
     """List what is run."""
-    ways = ("zero2", "fsdp") if not full else _CUT
+    both = ("adamw", "sgd")
     for number, (pattern, route) in enumerate(itertools.product(PATTERNS, ROUTES)):
-        rows = ("256", "33")[number % 2] if not full else "256"
-        optimizers = ("adamw", "sgd") if full else (("adamw", "sgd")[number % 2],)
+        if not is_possible(pattern, route):
+            continue
+        ways = ("zero2",) if pattern != "clipped" else ("fsdp", "zero1")
+        optimizers = (both[number % 2],)
+        if full:
+            ways, optimizers = _CUT, both
         for way, optimizer in itertools.product(ways, optimizers):
-            yield Setting("fault", f"{pattern}/{route}/{rows}", way, optimizer)
+            yield Setting("fault", f"{pattern}/{route}", way, optimizer)
     optimizers = itertools.cycle(OPTIMIZERS)
     for number, case in enumerate(SOUND):
         if full:

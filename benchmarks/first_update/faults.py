@@ -17,7 +17,7 @@ from replicator.base.types import InitFn, PyTree, StepFn
 
 Pattern = Callable[[Array, Array], Array]
 
-ROWS, INPUTS, COLUMNS = 32, 8, 64
+ROWS, INPUTS = 32, 8
 
 
 def _next_values(x: Array, u: Array) -> Array:
@@ -64,17 +64,17 @@ def _clipped(x: Array, u: Array) -> Array:
         )
         return jnp.square(jnp.tanh(y)).sum()
 
-    kernel = x[:18].reshape(3, 3, 2, -1)
-    each = jax.vmap(jax.grad(loss), (None, 0))(kernel, u[:, :32].reshape(-1, 4, 4, 2))
+    kernel = x.reshape(3, 3, 2, -1)
+    each = jax.vmap(jax.grad(loss), (None, 0))(kernel, u.reshape(-1, 4, 4, 2))
     norm = jnp.sqrt(jnp.square(each).sum((1, 2, 3, 4), keepdims=True))
-    mean = (each * jnp.minimum(1.0, 2.0 / norm)).mean(0)
-    return x.at[:18].set(mean.reshape(18, -1))
+    return (each * jnp.minimum(1.0, 2.0 / norm)).mean(0).reshape(18, -1)
 
 
 PATTERNS: Mapping[str, Pattern] = {
     "next-values": _next_values,
     "stencil": _stencil,
-    "twice-roll": lambda x, u: jnp.roll(_twice(x, u), 16, 0),
+    "twice-roll": lambda x, u: jnp.roll(_twice(x, u), 3, 0),
+    "next-roll": lambda x, u: jnp.roll(_next_values(x, u), 3, 0),
     "twice-flip": lambda x, u: jnp.flip(_twice(x, u), 0),
     "twice-cumsum": lambda x, u: jnp.cumsum(_twice(x, u), 0),
     "twice-sort": lambda x, u: jnp.sort(_twice(x, u), 0),
@@ -89,68 +89,88 @@ PATTERNS: Mapping[str, Pattern] = {
 """By name."""
 
 ROUTES = (
-    *("batch to loss", "batch to state", "activation to loss", "activation to state"),
+    *("batch to loss", "activation to loss", "activation to state"),
     *("parameter to loss", "gradient", "state"),
 )
+"""Where an array comes from, and where the result goes."""
+
+_SIZES = {"even": (32, 8), "odd": (23, 5), "kernel": (18, 16)}
 
 
-def fault(pattern: str, route: str, rows: int = ROWS) -> Case:
-    """Return the case of one pattern along one route, with an array of so many rows."""
+def fault(pattern: str, route: str) -> Case:
+    """Return the case of one pattern along one route, on arrays that divide or not."""
     run = PATTERNS[pattern]
     source, _, sink = route.partition(" to ")
     sink = sink or source
-    from_batch = source in ("batch", "activation")
-    shape = (ROWS if from_batch else rows, COLUMNS)
+    sizes = ("kernel",) if pattern == "clipped" else ("even", "odd")
 
-    def array(params: PyTree, state: PyTree, batch: PyTree) -> Array:
+    def array(size: str, params: PyTree, kept: PyTree, batch: PyTree) -> Array:
+        columns = _SIZES[size][1]
         if source == "batch":
-            return batch["x"]
+            return batch["x"][:, :columns]
         if source == "activation":
-            return jnp.tanh(batch["inputs"] @ params["in"])
-        return state["kept"] if source == "state" else params["w"]
+            return jnp.tanh(batch["inputs"] @ params[f"in-{size}"])
+        return kept[size] if source == "state" else params[f"w-{size}"]
 
-    def loss_fn(params: PyTree, state: PyTree, batch: PyTree) -> Array:
-        base = jnp.square(jnp.tanh(batch["inputs"] @ params["in"]) @ params["out"])
-        if sink != "loss":
-            return base.mean() + jnp.square(params["w"] - 0.5).mean()
-        v = run(array(params, state, batch), batch["u"]) @ params["out"]
-        wave = np.cos(np.arange(v.size, dtype=np.float32)).reshape(v.shape)
-        return base.mean() + (jnp.square(v) / 2 + v * wave).mean()
+    def loss_fn(params: PyTree, kept: PyTree, batch: PyTree) -> Array:
+        total = jnp.square(jnp.tanh(batch["inputs"] @ params["base"]) - 0.5).mean()
+        for size in sizes:
+            w, u = params[f"w-{size}"], batch["u"]
+            if sink != "loss":
+                total += jnp.square(u[:, : w.shape[1]] @ w.T - 0.5).mean()
+                continue
+            v = run(array(size, params, kept, batch), u[:, : _width(pattern, size)])
+            v = jnp.tanh(v) @ w.T if source == "batch" else v
+            wave = np.cos(np.arange(v.size, dtype=np.float32)).reshape(v.shape)
+            total += (jnp.square(v) / 2 + v * wave).mean()
+        return total
 
     def parts(wrap: Wrap) -> tuple[InitFn, StepFn]:
         tx = wrap()
 
         def init_fn(key: Array) -> PyTree:
-            keys = jax.random.split(key, 3)
-            params = {
-                "in": jax.random.normal(keys[0], (INPUTS, COLUMNS)),
-                "out": jax.random.normal(keys[1], (COLUMNS, INPUTS)) / 8,
-                "w": jax.random.normal(keys[2], (rows, COLUMNS)),
-            }
-            kept = jax.random.normal(keys[2], shape)
+            params = {"base": jnp.ones((INPUTS, INPUTS))}
+            kept = {}
+            for number, size in enumerate(sizes):
+                drawn = jax.random.split(jax.random.fold_in(key, number), 3)
+                rows, columns = _SIZES[size]
+                params[f"w-{size}"] = jax.random.normal(drawn[0], (rows, columns))
+                params[f"in-{size}"] = jax.random.normal(drawn[1], (INPUTS, columns))
+                rows = ROWS if source == "activation" else rows
+                kept[size] = jax.random.normal(drawn[2], (rows, columns))
             return {"params": params, "opt": tx.init(params), "kept": kept}
 
         def step_fn(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             params, kept = state["params"], state["kept"]
-            loss, grads = jax.value_and_grad(loss_fn)(params, state, batch)
-            if sink == "gradient":
-                grads["w"] = run(grads["w"], batch["u"])
-            if sink == "state":
-                kept = run(array(params, state, batch), batch["u"])
+            loss, grads = jax.value_and_grad(loss_fn)(params, kept, batch)
+            for size in sizes:
+                u = batch["u"][:, : _width(pattern, size)]
+                if sink == "gradient":
+                    grads[f"w-{size}"] = run(grads[f"w-{size}"], u)
+                if sink == "state":
+                    kept = kept | {size: run(array(size, params, kept, batch), u)}
             updates, opt = tx.update(grads, state["opt"], params)
             params = optax.apply_updates(params, updates)
             return {"params": params, "opt": opt, "kept": kept}, {"loss": loss}
 
         return init_fn, step_fn
 
-    return Case(
-        name=f"{pattern}/{route}/{rows}", parts=parts, batch=_batch(), tensor={}
-    )
+    return Case(name=f"{pattern}/{route}", parts=parts, batch=_batch(), tensor={})
+
+
+def is_possible(pattern: str, route: str) -> bool:
+    """Tell whether a pattern makes sense along a route."""
+    return pattern != "clipped" or route in ("parameter to loss", "state")
+
+
+def _width(pattern: str, size: str) -> int:
+    # What the convolution takes from the batch are images.
+    return 32 if pattern == "clipped" else _SIZES[size][1]
 
 
 def _batch() -> PyTree:
     rng = np.random.default_rng(0)
-    widths = {"inputs": INPUTS, "x": COLUMNS, "u": COLUMNS}
+    widths = {"inputs": INPUTS, "x": 8, "u": 32}
     return {
         name: rng.normal(size=(ROWS, width)).astype(np.float32)
         for name, width in widths.items()

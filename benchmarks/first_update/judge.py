@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
     Attributes:
       kind: `"fault"`, without guards, or `"sound"`.
-      case: Of `faults`, `PATTERN/ROUTE/ROWS`, or of `sound`.
+      case: Of `faults`, `PATTERN/ROUTE`, or of `sound`.
       builder: Of `strategy_matrix.builders`.
       optimizer: By name.
       accumulate: Microbatches of an update.
@@ -60,7 +60,7 @@ def verdict(setting: Setting, devices: int) -> dict[str, Any]:
         with contextlib.suppress(ModuleNotFoundError):
             guards = importlib.import_module("replicator.engine.reemission.guards")
             vars(guards)["GUARDED"] = frozenset()
-        case = fault(*setting.case.rsplit("/", 1)[0].split("/"), rows=_rows(setting))
+        case = fault(*setting.case.split("/"))
         make = _LENIENT[setting.optimizer]
     else:
         case, make = SOUND[setting.case], OPTIMIZERS[setting.optimizer]
@@ -113,10 +113,6 @@ def cost(devices: int) -> float:
     step = rep.compile(step_fn, check_first_updates=True)
     jax.block_until_ready(step(rep.init(init_fn), case.batch))
     return step.checked_updates[0].seconds / (time.monotonic() - began_s)
-
-
-def _rows(setting: Setting) -> int:
-    return int(setting.case.rsplit("/", 1)[1])
 
 
 def _is_wrong(rep: Replicator, case: Case, init_fn: Any, step_fn: Any) -> bool:

@@ -32,7 +32,7 @@ OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
 
 
 def _logits(params: PyTree, images: Array, *, norm: bool) -> tuple[Array, ...]:
-    """Return logits, features and the moments of a convolution, in the images' dtype."""
+    """Return logits, features and moments of a convolution, in the dtype of images."""
     half = jax.tree.map(lambda leaf: leaf.astype(images.dtype), params)
     names = ("NHWC", "HWIO", "NHWC")
     y = jax.lax.conv_general_dilated(

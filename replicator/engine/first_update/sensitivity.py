@@ -1,13 +1,14 @@
 """Tell which results of a step may differ between two ways to round, and be right.
 
 A result is compared unless it follows, by its value, from something that a rounding can
-turn over. Before the backward pass that is a comparison, a sort, a rounding or an index
-of the largest of what was rounded: an accuracy, a queue of sorted indices. What only
-chooses between values that are near each other there (a `relu`, a mask) is none. With
-the backward pass this begins anew: gradients are always compared. Behind it it is the
-sign of a gradient, too, and a quotient by it: Adam makes ± its rate of a gradient that
-is nothing but rounding. A quotient by a scalar of more gradients than the one that is
-divided is none: a clip by the global norm.
+turn over. Before the backward pass that is a comparison, an order, a rounding or an
+index of the largest of what was rounded: an accuracy, a queue of sorted indices. What
+only chooses between values that are near each other there (a `relu`, a mask, sorted
+values themselves) is none. With the backward pass this begins anew: gradients are
+always compared. Behind it it is the sign of a gradient, too, and a quotient by it: Adam
+makes ± its rate of a gradient that is nothing but rounding. A clip is none: a quotient
+by one number of more gradients than the one that is divided, or by what is at least
+some number, or one that is at most some number.
 
 The backward pass is known by the name scope that JAX gives it. What finds gradients
 otherwise (forward mode, formulas by hand) is treated as the forward pass.
@@ -27,19 +28,24 @@ class Mark(NamedTuple):
 
     Attributes:
       varies: Whether it follows from floats of state or batch.
-      turns: Whether a rounding may turn it over.
+      turns: What a rounding may turn over in it: `_NOTHING`, `_QUOTIENT` or `_STEP`.
       gradients: Those that it follows from, by number.
+      is_least: Whether it is at least some number that follows from none.
     """
 
     varies: bool = False
-    turns: bool = False
+    turns: int = 0
     gradients: frozenset[int] = frozenset()
+    is_least: bool = False
 
+
+_NOTHING, _QUOTIENT, _STEP = range(3)
+_LEAST = 1e-3  # below, a number is there to avoid a zero
 
 _STEPS = frozenset(
     {
         *("lt", "le", "gt", "ge", "eq", "ne", "lt_to", "le_to", "eq_to"),
-        *("argmax", "argmin", "sort", "top_k", "approx_top_k"),
+        *("argmax", "argmin", "approx_top_k"),
         *("round", "floor", "ceil", "sign", "rem", "reduce_precision"),
         *("rng_bit_generator", "rng_uniform"),
     }
@@ -48,6 +54,12 @@ _QUOTIENTS = frozenset(
     {
         *("rsqrt", "pow", "log", "log1p", "atan2", "cbrt", "eigh", "eig", "svd", "qr"),
         *("geqrf", "cholesky", "lu", "triangular_solve", "schur", "hessenberg"),
+    }
+)
+_SAME = frozenset(
+    {
+        *("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose"),
+        *("convert_element_type", "copy"),
     }
 )
 
@@ -83,7 +95,7 @@ class _Rounding(Rules[Mark]):
     def join(self, marks: Sequence[Mark]) -> Mark:
         return Mark(
             varies=any(mark.varies for mark in marks),
-            turns=any(mark.turns for mark in marks),
+            turns=max((mark.turns for mark in marks), default=_NOTHING),
             gradients=frozenset().union(*(mark.gradients for mark in marks)),
         )
 
@@ -101,10 +113,21 @@ class _Rounding(Rules[Mark]):
         if sub_jaxprs(eqn) and not name.startswith(("scatter", "reduce", "cum")):
             return None
         mark = self.join(marks)
-        if name == "div" and self._is_common(eqn, marks):
+        if name in _SAME:
+            mark = mark._replace(is_least=marks[0].is_least)
+        if name in ("sort", "top_k"):
+            keys = self.join(marks[: eqn.params.get("num_keys", 1)])
+            order = mark._replace(turns=_STEP if keys.varies else mark.turns)
+            return [keys, *[order] * (len(eqn.outvars) - 1)]
+        if name in ("max", "min") and (number := _bound(eqn, marks)) is not None:
+            if name == "max":
+                mark = mark._replace(is_least=number >= _LEAST)
+            elif mark.turns == _QUOTIENT:
+                mark = mark._replace(turns=_NOTHING)
+        elif name == "div" and self._is_common(eqn, marks):
             mark = mark._replace(gradients=marks[0].gradients)
-        elif _is_turned(eqn, marks):
-            mark = mark._replace(turns=True)
+        else:
+            mark = mark._replace(turns=max(mark.turns, _turned(eqn, marks)))
         return [mark] * len(eqn.outvars)
 
     def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
@@ -116,16 +139,30 @@ class _Rounding(Rules[Mark]):
         return more or under >= self._everything > frozenset()
 
 
-def _is_turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
+def _turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> int:
     name = eqn.primitive.name
     floats = [mark for mark, x in zip(marks, eqn.invars, strict=True) if _is_float(x)]
-    varies = any(mark.varies for mark in floats)
-    if name in _STEPS or name == "convert_element_type":
-        return varies and (name in _STEPS or not _is_float(eqn.outvars[0]))
+    is_cast = name == "convert_element_type" and not _is_float(eqn.outvars[0])
+    if is_cast or name in _STEPS:
+        return _STEP if any(mark.varies for mark in floats) else _NOTHING
+    is_power = name == "integer_pow" and eqn.params["y"] < 0
     if name == "div":
-        return bool(marks[1].gradients)
-    is_quotient = name in _QUOTIENTS or (name == "integer_pow" and eqn.params["y"] < 0)
-    return is_quotient and any(mark.gradients for mark in marks)
+        marks = [] if marks[1].is_least else marks[1:]
+    elif name not in _QUOTIENTS and not is_power:
+        return _NOTHING
+    return _QUOTIENT if any(mark.gradients for mark in marks) else _NOTHING
+
+
+def _bound(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> float | None:
+    """Return the number that gradients are bounded by; None if they are not.
+
+    1 stands for one that is not known before the step runs.
+    """
+    for atom, mark, other in zip(eqn.invars, marks, marks[::-1], strict=True):
+        if other.gradients and not mark.gradients:
+            known = atom.val if isinstance(atom, core.Literal) else 1.0
+            return float(known) if jnp.ndim(known) == 0 else 1.0
+    return None
 
 
 def _is_float(atom: core.Var | core.Literal) -> bool:

@@ -19,12 +19,21 @@ def is_compared(fn, *args):
     return compared
 
 
+def _of_each(x, w, factor):
+    """Return the mean of each example's gradient, times a factor of its norm."""
+    each = jax.vmap(jax.grad(lambda w, x: jnp.tanh(x @ w).sum()), (None, 0))(w, x)
+    norm = jnp.sqrt(jnp.square(each).sum((1, 2), keepdims=True))
+    return (each * factor(norm)).mean(0)
+
+
 TURNED = {
     "accuracy": lambda x, w: (jnp.argmax(x @ w, -1) == LABEL).mean(),
     "sorted": lambda x, w: x[jnp.argsort((x @ w)[:, 0])],
     "rounded": lambda x, w: jnp.round((x @ w).sum()),
     "counted": lambda x, w: jnp.where(x @ w > 0, 1.0, 0.0).sum(),
     "cast": lambda x, w: ((x @ w).astype(jnp.int32)).astype(jnp.float32).sum(),
+    "largest": lambda x, w: x[jax.lax.top_k((x @ w)[:, 0], 2)[1]],
+    "normed examples": lambda x, w: _of_each(x, w, lambda n: 1 / n),
     "in a loop": lambda x, w: jax.lax.scan(
         lambda c, row: (c + (row @ w > 0).astype(jnp.float32), None), jnp.zeros(3), x
     )[0],
@@ -49,6 +58,11 @@ HELD = {
         jax.random.uniform(jax.random.key(0), (4, 3)) < 0.5, x @ w, 0.0
     ).sum(),
     "queue": lambda x, w: jnp.roll(x.at[0].set(w[0]), 2, 0),
+    "sorted values": lambda x, w: jnp.sort(x @ w, 0),
+    "clipped examples": lambda x, w: _of_each(
+        x, w, lambda n: jnp.minimum(1.0, 2.0 / n)
+    ),
+    "scaled examples": lambda x, w: _of_each(x, w, lambda n: 1 / jnp.maximum(n, 2.0)),
     "labels": lambda x, w: optax.softmax_cross_entropy_with_integer_labels(
         x @ w, LABEL
     ).mean(),
