@@ -17,7 +17,7 @@ from benchmarks.truth.tasks import weights
 from experiments.impala import Impala
 from models.impala import ActorCritic
 from replicator.base.types import InitFn, PyTree, StepFn
-from replicator.engine.first_update.comparison import GRADIENT_TOLERANCE
+from replicator.testing.invariance import GRADIENT_TOLERANCE
 
 ROWS, WIDTH, WORDS, TIME, LAYERS = 16, 16, 32, 6, 3
 

@@ -22,7 +22,10 @@ from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
-from replicator.engine.first_update.comparison import law
+from replicator.engine.first_update.comparison import (
+    GRADIENT_TOLERANCE,
+    SPLIT_TOLERANCE,
+)
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
 from replicator.engine.make_step import make_layout
 from replicator.engine.step.accumulate import accumulated, single
@@ -184,7 +187,7 @@ class _Case:
         }
         for n, k in settings:
             found = self._gradients_at(states, n, k)
-            tolerance = law(self._layout(n).mesh)
+            is_split = self._layout(n).mesh.shape.get("model", 1) > 1
             for step, by_name in found.items():
                 for name, gradient in by_name.items():
                     yield compared(
@@ -193,7 +196,7 @@ class _Case:
                         floor=floors[name],
                         what=f"gradient of `{name}`",
                         step=step,
-                        tolerance=tolerance,
+                        tolerance=SPLIT_TOLERANCE if is_split else GRADIENT_TOLERANCE,
                         **self._place(n, k),
                     )
 

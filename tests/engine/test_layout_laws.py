@@ -24,13 +24,13 @@ from replicator.base.mesh import put
 from replicator.collectives.moments import make_windows
 from replicator.engine.evaluation.evaluate import Evaluation
 from replicator.engine.evaluation.predict import Prediction
-from replicator.engine.first_update.comparison import GRADIENT_TOLERANCE
 from replicator.engine.layout import EQUAL, STATE, examples, per_replica
 from replicator.engine.make_step import compiled_step
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import first_state
 from replicator.errors import ArgumentError, ReplicationError
 from replicator.inputs.placement import batch_axis, place
+from replicator.testing.invariance import GRADIENT_TOLERANCE
 from tests.helpers import partitioned_layout, replicated_layout
 from tests.steps import assert_equal_bits
 

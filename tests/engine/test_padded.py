@@ -11,10 +11,10 @@ from flax.training.train_state import TrainState
 from replicator import Replicator, strategies, wrap_optimizer
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
-from replicator.engine.first_update.comparison import GRADIENT_TOLERANCE
 from replicator.errors import ArgumentError
 from replicator.strategies import Padded, Rule, Rules, unpadded
 from replicator.testing import assert_replica_invariant
+from replicator.testing.invariance import GRADIENT_TOLERANCE
 from tests.engine.test_partitioned import Model, adamw, apart, floats, over, trainer
 from tests.steps import lenient, normals
 

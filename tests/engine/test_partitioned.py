@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from replicator import Replicator, strategies
-from replicator.engine.first_update.comparison import GRADIENT_TOLERANCE
+from replicator.testing.invariance import GRADIENT_TOLERANCE
 from tests.steps import lenient, normals
 
 WIDTH = 16

@@ -15,10 +15,10 @@ from models.transformer import (
     rotate,
 )
 from replicator import Replicator, strategies
-from replicator.engine.first_update.comparison import GRADIENT_TOLERANCE
 from replicator.errors import ArgumentError
 from replicator.nnx import params_of, value_and_grad, with_params
 from replicator.testing import assert_replica_invariant
+from replicator.testing.invariance import GRADIENT_TOLERANCE
 from tests.steps import assert_close, lenient, replicas
 
 SIZES = {"vocabulary": 16, "layers": 2, "width": 16, "heads": 4, "context": 8}

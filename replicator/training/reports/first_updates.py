@@ -3,6 +3,8 @@
 import dataclasses
 import os
 
+import jax
+
 from replicator.engine.first_update.check import (
     UPDATES,
     CheckedUpdate,
@@ -43,7 +45,7 @@ def first_update_check(
         return known.get(key, {}).get("update") == UPDATES
 
     def tell(told: CheckedUpdate) -> None:
-        if directory is None or events is None:
+        if directory is None or events is None or jax.process_index() > 0:
             return
         events.write("first_update", **dataclasses.asdict(told))
         if told.result != "differs":
