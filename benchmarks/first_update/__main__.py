@@ -31,6 +31,7 @@ _COST = flags.DEFINE_bool("cost", True, "Measure what the check costs, too.")
 _SERVE = flags.DEFINE_bool("serve", False, "Be such a process.")
 
 DEVICES = 8
+_AT_A_TIME = 16  # in one process
 _CUT = ("fsdp", "zero2", "rules", "hybrid", "zero1", "tensor_parallel")
 _NARROW = ("bfloat16", "float16", "all-bfloat16", "all-float16", "mixed")
 # They take the longest; the norms of `classifier` are like theirs.
@@ -111,11 +112,12 @@ def main(argv: list[str]) -> None:
         for each in dict.fromkeys(settings(full=_FULL.value))
         if all(word in f"{each.kind} {each}" for word in _ONLY.value)
     ]
-    groups: dict[tuple[str, str], list[Setting]] = {}
-    for each in chosen:
-        groups.setdefault((each.kind, each.builder), []).append(each)
+    groups = []
+    for kind in ("fault", "sound"):  # a process has its guards, or has none
+        part = [each for each in chosen if each.kind == kind]
+        groups += [part[at : at + _AT_A_TIME] for at in range(0, len(part), _AT_A_TIME)]
     with concurrent.futures.ThreadPoolExecutor(_WORKERS.value) as pool:
-        parts = pool.map(_judge, sorted(groups.values(), key=len, reverse=True))
+        parts = pool.map(_judge, groups)
         found = {setting: each for part in parts for setting, each in part.items()}
     faults = {s: each for s, each in found.items() if s.kind == "fault"}
     wrong = {s: each for s, each in faults.items() if each.get("wrong")}

@@ -208,7 +208,9 @@ class FirstUpdates:
         worst = max(apart, key=lambda group: apart[group] / allowed[group])
         words = f"{apart[worst]:.1e} of its norm ({allowed[worst]:.1e} is allowed)"
         if apart[worst] <= allowed[worst]:
-            return result, f"at most `{worst}` is off by {words}"
+            shows = any(each and each.moves for each in alone.compared)
+            blind = "" if shows else ", and no gradient shows in what is compared"
+            return result, f"at most `{worst}` is off by {words}{blind}"
         leaf = farthest_leaf(worst, found, expected, alone.compared)
         wrong = sum(apart[group] > allowed[group] for group in apart)
         more = f", and {wrong - 1} more" if wrong > 1 else ""

@@ -110,8 +110,10 @@ class OneDevice:
 
     def _require_memory(self, program: jax.stages.Compiled) -> None:
         need, limit = memory_need(program), memory_limit_bytes([self._device])
+        if need is None or limit is None:
+            return
         used = (self._device.memory_stats() or {}).get("bytes_in_use", 0)
-        if need is not None and limit is not None and need.total_bytes > limit - used:
+        if need.total_bytes - need.arguments_bytes > limit - used:
             raise NotChecked(f"one device would need {need.describe()}")
 
 

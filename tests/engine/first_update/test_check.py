@@ -48,6 +48,15 @@ def test_replicas_are_not_checked():
     assert list(step.checked_updates) == []
 
 
+def test_half_precision_is_held_to_what_one_device_differs_from_itself():
+    def step_fn(state, batch):
+        half = batch["x"].astype(jnp.bfloat16)
+        told = half.mT @ half  # over examples, which lie on many devices
+        return {**state, "w": told.astype(jnp.float32)}, {}
+
+    assert checked(cut(), step_fn) == ["rounding", "rounding"]
+
+
 def test_what_one_device_cannot_run_is_told():
     rep = cut()
     rows = NamedSharding(rep.mesh, PartitionSpec("shard"))
