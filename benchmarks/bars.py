@@ -68,6 +68,8 @@ BARS = (
     _bar("proof", "mislabelled", "==", 0),
     _bar("truth", "failed", "==", 0),
     _bar("strategy_matrix", "failed", "==", 0),
+    _bar("first_update", "missed", "==", 0),
+    _bar("first_update", "false_alarms", "==", 0),
     _bar("partition_overhead", "same_program", "==", 1),
     _bar("partition_overhead", "ratio_low", "<=", 1.02),
     _bar("batch_norm", "time_ratio", "<=", 1.15),

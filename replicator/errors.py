@@ -5,6 +5,7 @@
     ├── BatchError (ValueError)             a batch does not fit step or replicas
     ├── StateError (ValueError)             a step returned another structure
     ├── ReplicationError (ValueError)       state may differ between replicas
+    ├── PartitionError (ArithmeticError)    a partitioned step is not that of one device
     ├── TooLateError (RuntimeError)         JAX started before it was set up
     ├── InputTimeoutError (TimeoutError)    the input yielded nothing within its limit
     ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
@@ -64,6 +65,10 @@ class StateError(ReplicatorError, ValueError):
 
 class ReplicationError(ReplicatorError, ValueError):
     """A leaf of the state may differ between replicas (design law 2)."""
+
+
+class PartitionError(ReplicatorError, ArithmeticError):
+    """A partitioned step does not compute what one device does (design law 1)."""
 
 
 class TooLateError(ReplicatorError, RuntimeError):

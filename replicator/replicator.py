@@ -27,6 +27,7 @@ from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
+from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.inspection.inspection import Inspection
 from replicator.engine.layout import Layout
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
@@ -200,6 +201,7 @@ class Replicator:
         accumulate: int = 1,
         steps_per_call: int = 1,
         checks: frozenset | None = None,
+        check_first_updates: bool = False,
         debug: Literal[False] = False,
     ) -> CompiledStep: ...
     @overload
@@ -213,6 +215,7 @@ class Replicator:
         accumulate: int = 1,
         steps_per_call: int = 1,
         checks: frozenset | None = None,
+        check_first_updates: bool = False,
         debug: bool = False,
     ) -> CompiledStep | DebugStep:
         """Lift `step_fn` onto all replicas: `state, metrics = step(state, batch)`.
@@ -227,6 +230,9 @@ class Replicator:
             leading axis of that length.
           checks: `checkify` errors to look for, e.g. `checkify.user_checks`. Each call
             then waits for its result.
+          check_first_updates: Under a strategy that partitions, compare the first two
+            updates of each program with what one device makes of them:
+            `step.checked_updates` tells what came of it.
           debug: Run as one replica on the whole batch, without `jit` or `shard_map`.
 
         Returns:
@@ -237,7 +243,7 @@ class Replicator:
             `debug` is asked for with `steps_per_call` or `checks`.
         """
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-        check_flags(debug=debug)
+        check_flags(debug=debug, check_first_updates=check_first_updates)
         options = dataclasses.replace(
             self._defaults,
             accumulate=accumulate,
@@ -246,7 +252,10 @@ class Replicator:
         )
         if debug:
             return make_step.debug_step(step_fn, options, counted=False)
-        return make_step.compiled_step(step_fn, self._layout, options, counted=False)
+        check = FirstUpdateCheck() if check_first_updates else None
+        return make_step.compiled_step(
+            step_fn, self._layout, options, counted=False, check=check
+        )
 
     def inspect(
         self,
@@ -334,6 +343,7 @@ class Replicator:
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
         checks: frozenset | None = None,
+        check_first_updates: bool | None = None,
         debug: bool = False,
         node: Node | None = None,
     ) -> LoopResult:
@@ -389,6 +399,8 @@ class Replicator:
             on.
           spikes: Which metric to watch for sudden leaps, and what they lead to.
           checks: As in `compile`.
+          check_first_updates: As in `compile`, and on by default, but where
+            `REPLICATOR_CHECK_FIRST_UPDATES=0` is in the environment.
           debug: As in `compile`.
           node: `lp.context.get_context()` in a node of a program: the run stops,
             saved, when the program stops, and a run that hangs fails its node.
@@ -401,6 +413,7 @@ class Replicator:
             ended early.
           BatchError: A batch does not fit.
           NonFiniteError: A batch or a metric holds NaN or infinity.
+          PartitionError: One of the first updates is not what one device makes of it.
           Preempted: A signal asked the run to stop, and it is saved.
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.

@@ -40,6 +40,7 @@ from replicator.errors import (
     LaunchError,
     NodeFailedError,
     NonFiniteError,
+    PartitionError,
     ProgramError,
     ReplicationError,
     RunTimeoutError,
@@ -52,6 +53,8 @@ from replicator.monitoring.writers import Multi
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.training.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
+from tests.cut_wrongly import BATCH, centred, step_from
+from tests.cut_wrongly import init_fn as init_cut
 from tests.steps import (
     apply,
     errors,
@@ -423,6 +426,12 @@ def ordered_norm():
     init_fn, step_fn = norm_trainer(sgd(rep), lambda x: lax.pmean(x, "replica"))
     image = {"image": np.ones((8, 4, 4, 1), np.float32), "label": np.zeros(8, np.int32)}
     return rep.compile(step_fn)(rep.init(init_fn), image)
+
+
+def cut_wrongly():
+    rep = replicas(8, strategy=strategies.fsdp(whole_below_bytes=0))
+    step = rep.compile(step_from(centred), check_first_updates=True)
+    step(rep.init(init_cut), BATCH)
 
 
 def summed_loss():
@@ -1089,6 +1098,15 @@ ROWS = [
         "is allowed). Look for sums over examples, `replica_id`, per-replica norm, or "
         "a "
         "loss that is no mean.",
+    ),
+    Row(
+        "A step that the compiler cuts wrongly",
+        cut_wrongly,
+        PartitionError,
+        "`strategy` must give the answer of one device, got `seen` off by 6.8e-01 of "
+        "its norm (1.1e-05 is allowed), under fsdp on 8 devices: the step was cut "
+        "wrongly. Use another one; `replicator.testing.assert_replica_invariant("
+        "step_fn, init_fn, batch, strategy=...)` tells which are right.",
     ),
     Row(
         "A checkpoint of another model",

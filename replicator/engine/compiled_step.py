@@ -24,6 +24,8 @@ from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
 from replicator.engine.eager_calls import in_no_mesh, require_eager, without_mesh
+from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates
+from replicator.engine.first_update.one_device import Given
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory_errors import (
@@ -33,6 +35,7 @@ from replicator.engine.memory_errors import (
     out_of_memory,
 )
 from replicator.engine.program_cost import Compilation, program_cost
+from replicator.engine.program_key import program_key
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
@@ -60,11 +63,13 @@ class _Executable:
       run: The program.
       unmasked: What it learns without the batch's mask; None for nothing.
       alike: Which of the arrays that it takes could share memory.
+      key: Of `program_key`, where its first updates are checked.
     """
 
     run: jax.stages.Compiled
     unmasked: str | None
     alike: Alike
+    key: str = ""
 
 
 class CompiledStep:
@@ -80,8 +85,11 @@ class CompiledStep:
         layout: Layout,
         options: CompileOptions,
         phases: Phases | None = None,
+        *,
+        first_updates: FirstUpdates | None = None,
     ) -> None:
         self._layout = layout
+        self._first_updates = first_updates
         self._options = options
         self._phases = phases or Phases()
         self._program = shard_step(update, layout, options)
@@ -108,6 +116,11 @@ class CompiledStep:
             )
         return self._compilations
 
+    @property
+    def checked_updates(self) -> Sequence[CheckedUpdate]:
+        """What came of the check of the first updates, if that was asked for."""
+        return [] if self._first_updates is None else self._first_updates.found
+
     def __call__(
         self, state: PyTree, batch: PyTree, key: Key | None = None
     ) -> tuple[PyTree, PyTree]:
@@ -129,6 +142,8 @@ class CompiledStep:
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
           DeviceMemoryError: The step needs more memory than a device has.
+          PartitionError: One of the first updates, where these are checked, is not what
+            one device makes of it.
           ArgumentError: The state or the key does not fit, or JAX traces the call.
 
         Warns:
@@ -181,21 +196,37 @@ class CompiledStep:
                 flat = donation.apart(
                     flat, foreign, alike, loose=loose, batch=value, key=key
                 )
-            return program.run(flat, value, key)
+            held = self._held(program, flat, value, key)
+            return held, program.run(flat, value, key)
 
         try:
-            outputs = run(program, flat, foreign)
+            held, outputs = run(program, flat, foreign)
         except (TypeError, ValueError):
             # Before anything ran: state or key are not what the program is for, or lie
             # elsewhere.
             program, flat = self._prepare(flat, value, key)
-            outputs = run(program, flat, range(len(flat.leaves)))
+            held, outputs = run(program, flat, range(len(flat.leaves)))
+        if held is not None:
+            assert self._first_updates is not None
+            with self._phases.during("compile"):  # as long as that may take
+                after, metrics = outputs.state.tree, joined_metrics(outputs)
+                self._first_updates.compare(program.key, held, after, metrics)
         donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
         self._run_ahead.admit(outputs.token)
         if outputs.error is not None:
             raise_error(outputs.error, self._layout.num_replicas)
         after = outputs.state if isinstance(state, FlatTree) else outputs.state.tree
         return after, joined_metrics(outputs)
+
+    def _held(
+        self, program: _Executable, flat: FlatTree, batch: PyTree, key: Key | None
+    ) -> Given | None:
+        """Copy what an update begins with, if it is to be checked."""
+        check = self._first_updates
+        if check is None or check.is_done(program.key):
+            return None
+        with self._phases.during("compile"):
+            return check.hold(program.key, flat.tree, batch, key)
 
     @in_no_mesh
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
@@ -279,13 +310,14 @@ class CompiledStep:
             traced = self._trace(state, batch, key)
             self._newest = given
             lowered = _lowered(traced)
-        require_same_program(self._layout.mesh, lowered)
+        require_same_program(self._layout.mesh, lambda: program_key(lowered))
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
         return _Executable(
             run=compiled,
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),
+            key=program_key(lowered) if self._first_updates is not None else "",
         )
 
     def _trace(self, state: PyTree, batch: PyTree, key: Key | None):

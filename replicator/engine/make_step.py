@@ -1,10 +1,13 @@
 """Choose the engine of a strategy, and lift a step onto its layout."""
 
+import dataclasses
+
 from jax.sharding import Mesh
 
 from replicator.base.types import StepFn
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
+from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
 from replicator.engine.layout import Layout
 from replicator.engine.partitioned import PartitionedLayout, refuse_own_sums
 from replicator.engine.replicated import ReplicatedLayout
@@ -77,6 +80,7 @@ def compiled_step(
     skips_bad: bool = False,
     reports_norms: bool = True,
     phases: Phases | None = None,
+    check: FirstUpdateCheck | None = None,
 ) -> CompiledStep:
     """Return a step that runs on all replicas, compiled at its first call.
 
@@ -88,6 +92,8 @@ def compiled_step(
       skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
       reports_norms: Whether metrics tell the gradients' norms; for `counted`.
       phases: Where the run notes that it compiles.
+      check: How its first updates are checked, where the layout partitions; None if
+        they are not.
     """
     update = lift(
         step_fn,
@@ -100,9 +106,14 @@ def compiled_step(
         if skips_bad:
             update = skip_bad_updates(update, reduction=options.reduction)
         update = report_norms(update, among_metrics=reports_norms)
+    first_updates = None
+    if check is not None and isinstance(layout, PartitionedLayout):
+        alone = dataclasses.replace(options, steps_per_call=1)
+        once = CompiledStep(update, layout, alone) if alone != options else None
+        first_updates = FirstUpdates(update, layout, options, check, once=once)
     if options.steps_per_call > 1:
         update = repeat_steps(update)
-    return CompiledStep(update, layout, options, phases)
+    return CompiledStep(update, layout, options, phases, first_updates=first_updates)
 
 
 def debug_step(

@@ -121,7 +121,7 @@ class PartitionedLayout:
                 self._lie(kind, unpadded(value) if kind == STATE else value)
                 for kind, value in zip(inputs, values, strict=True)
             ]
-            traced, shapes = _traced(fn, given)
+            traced, shapes = traced_alone(fn, given)
             state = dict(zip(inputs, given, strict=True)).get(STATE)
             placed = self._placements(state)
 
@@ -306,8 +306,21 @@ def _processes(devices: Iterable[Device]) -> set[int]:
     return {device.process_index for device in devices}
 
 
-def _traced(fn: Callable[..., Any], given: list) -> tuple[core.ClosedJaxpr, PyTree]:
-    """Trace what the one replica does, and the shapes of what it returns."""
+def traced_alone(
+    fn: Callable[..., Any], given: Sequence[PyTree]
+) -> tuple[core.ClosedJaxpr, PyTree]:
+    """Trace what the one replica does, without a word of where anything lies.
+
+    Args:
+      fn: What it does with its own values.
+      given: These; arrays, traced or not, or shapes.
+
+    Returns:
+      The jaxpr, and the shapes of what `fn` returns.
+
+    Raises:
+      ArgumentError: It asks for what only many replicas have.
+    """
     with one_replica_on_many_devices():
         try:
             return jax.make_jaxpr(fn, return_shape=True)(*given)

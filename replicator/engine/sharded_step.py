@@ -77,23 +77,8 @@ def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
       A jitted `program(state, batch, key) -> Outputs` of global arrays; it takes and
       returns the state as a `FlatTree`.
     """
-
-    def replica(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
-        run = update if options.checks is None else _checked(update, options.checks)
-        outputs = run(state, batch, key)
-        (after, reported), error = (
-            outputs if options.checks is not None else (outputs, None)
-        )
-        return Outputs(
-            state=after,
-            shared=_declared_only(reported, keep=False),
-            own=_declared_only(reported, keep=True),
-            error=error,
-            token=jnp.zeros((), jnp.uint8),
-        )
-
     on_all = layout.spread(
-        replica,
+        one_replica(update, options),
         inputs=(
             STATE,
             examples(batch_axis(options.accumulate, options.steps_per_call)),
@@ -113,6 +98,28 @@ def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
         return outputs._replace(state=FlatTree.of(outputs.state))
 
     return jax.jit(program, donate_argnums=0)
+
+
+def one_replica(
+    update: KeyedStep, options: CompileOptions
+) -> Callable[[PyTree, PyTree, Key | None], Outputs]:
+    """Return what one replica does in a call of the program of all of them."""
+
+    def replica(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
+        run = update if options.checks is None else _checked(update, options.checks)
+        outputs = run(state, batch, key)
+        (after, reported), error = (
+            outputs if options.checks is not None else (outputs, None)
+        )
+        return Outputs(
+            state=after,
+            shared=_declared_only(reported, keep=False),
+            own=_declared_only(reported, keep=True),
+            error=error,
+            token=jnp.zeros((), jnp.uint8),
+        )
+
+    return replica
 
 
 def _checked(update: KeyedStep, checks: frozenset) -> Callable:

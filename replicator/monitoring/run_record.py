@@ -54,6 +54,7 @@ def write_run_record(
     seed: int,
     arguments: Mapping[str, PyTree],
     processes: Sequence[Mapping[str, PyTree]] | None = None,
+    checked: Mapping[str, PyTree] | None = None,
 ) -> Path:
     """Write `run.json` into `directory`, whole or not at all.
 
@@ -64,6 +65,7 @@ def write_run_record(
       seed: The run's seed.
       arguments: The run's arguments; what JSON cannot hold is written as its `repr`.
       processes: What each process said of itself; this one alone if None.
+      checked: What is known of programs whose first updates were checked.
 
     Returns:
       The path of the record.
@@ -80,9 +82,42 @@ def write_run_record(
         "git": _git(Path.cwd()),
         "devices": _devices(),
         "processes": list(processes or [describe_process()]),
+        "first_updates": dict(checked or {}),
     }
     _write_whole(path, strict_json(record, indent=2) + "\n")
     return path
+
+
+def first_updates(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what the record of a run knows of the check of its first updates.
+
+    Returns:
+      By the key of the program; nothing where the record, or a compiler of the same
+      version that wrote it, is not there.
+    """
+    try:
+        found = json.loads((Path(directory) / RECORD_NAME).read_text(encoding="utf-8"))
+        by = found.get("versions", {})
+    except (OSError, ValueError):
+        return {}
+    same = all(by.get(name) == versions()[name] for name in ("jax", "jaxlib"))
+    return found.get("first_updates", {}) if same else {}
+
+
+def note_first_update(
+    directory: str | os.PathLike[str], result: Mapping[str, PyTree]
+) -> None:
+    """Write what came of the check of a program's first updates into `run.json`.
+
+    Args:
+      directory: A run's. One whose record cannot be written goes on without.
+      result: By name; `program` is the key of the program.
+    """
+    path = Path(directory) / RECORD_NAME
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["first_updates"][result["program"]] = result
+        _write_whole(path, strict_json(record, indent=2) + "\n")
 
 
 def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -> None:

@@ -23,6 +23,10 @@ from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
 from replicator.engine.eager_calls import in_no_mesh
+from replicator.engine.first_update.comparison import (
+    GRADIENT_TOLERANCE,
+    SPLIT_TOLERANCE,
+)
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
 from replicator.engine.make_step import make_layout
 from replicator.engine.step.accumulate import accumulated, single
@@ -47,12 +51,6 @@ from replicator.testing.comparisons import (
     compared,
     norm,
 )
-
-GRADIENT_TOLERANCE = 1e-5 + 1e-6
-"""Of the norm of the whole gradient, float32: law 1."""
-
-SPLIT_TOLERANCE = 5e-5
-"""The same where a strategy's axis `model` splits contractions."""
 
 OPTIMUM_FLOOR = 1e-2
 """Of the norm of the first gradient: what a later norm counts as at least."""

@@ -19,6 +19,7 @@ from replicator.engine.auto_microbatch import (
 )
 from replicator.engine.eager_calls import in_no_mesh, require_eager
 from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
 from replicator.engine.sharded_step import CompileOptions
@@ -43,6 +44,7 @@ from replicator.training.options import (
     evaluating_of,
     recording_of,
 )
+from replicator.training.reports.first_updates import first_update_check
 from replicator.training.reports.records import open_journal
 from replicator.training.training import Training
 from replicator.training.watchdog.limits import Limits, as_limits
@@ -77,6 +79,7 @@ class RunOptions(TypedDict, total=False):
     on_nonfinite: OnNonfinite | None
     spikes: Spikes | None
     checks: frozenset | None
+    check_first_updates: bool | None
     debug: bool
     node: Node | None
 
@@ -115,11 +118,15 @@ def plan_run(
     events = open_journal(recording.directory)
     options = _fitted(given, options, first, layout)
     reading = _reading(given["inputs"] or InputOptions(), options, steps=plan.steps)
+    check = first_update_check(
+        given["check_first_updates"], directory=recording.directory, events=events
+    )
     return Training(
-        step=_step(given, options, layout, phases),
+        step=_step(given, options, layout, phases, check),
         step_fn=given["step_fn"],
         options=options,
         first=first,
+        first_updates=check,
         dataset=given["dataset"],
         layout=layout,
         plan=plan,
@@ -204,7 +211,11 @@ def _first_state(given: Mapping[str, Any], layout: Layout) -> FirstState:
 
 
 def _step(
-    given: Mapping[str, Any], options: CompileOptions, layout: Layout, phases: Phases
+    given: Mapping[str, Any],
+    options: CompileOptions,
+    layout: Layout,
+    phases: Phases,
+    check: FirstUpdateCheck | None,
 ) -> Step | None:
     if (step_fn := given["step_fn"]) is None:
         return None
@@ -219,6 +230,7 @@ def _step(
         skips_bad=given["on_nonfinite"] == "skip",
         reports_norms=reports_norms,
         phases=phases,
+        check=check,
     )
 
 

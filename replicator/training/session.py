@@ -264,7 +264,12 @@ class Session:
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
         of = self._of
         compiled = compiled_step(
-            step_fn, of.layout, of.options, counted=False, phases=of.phases
+            step_fn,
+            of.layout,
+            of.options,
+            counted=False,
+            phases=of.phases,
+            check=of.first_updates,
         )
 
         def step(batch: PyTree, key: Key | None = None) -> PyTree:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
 from replicator.base.types import Dataset, PyTree, StepFn
+from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.layout import Layout
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState
@@ -33,6 +34,7 @@ class Training:
       step_fn: What one replica does in it; None likewise.
       options: How a step is lifted.
       first: The first state, for a run that was not saved.
+      first_updates: How the first updates of its steps are checked; None if not at all.
       dataset: What to train on; None where a loop has batches of its own.
       layout: How replicas lie on devices.
       plan: How long.
@@ -55,6 +57,7 @@ class Training:
     step_fn: StepFn | None
     options: CompileOptions
     first: FirstState
+    first_updates: FirstUpdateCheck | None
     dataset: Dataset | None
     layout: Layout
     plan: LoopPlan

@@ -46,7 +46,7 @@ def over(name):
 
 def laws(directory):
     """Train under every builder, save, evaluate, predict, and read."""
-    found = {"refused": refused()}
+    found = {"refused": refused(), "checked": checked()}
     for name in NAMES:
         found[name] = trained(name, Path(directory) / name, steps=4)
         found[name]["own_loop"] = own_loop(name)
@@ -79,6 +79,15 @@ def told(attempt):
         attempt()
     except ArgumentError as failure:
         return str(failure)
+
+
+def checked():
+    """Return what comes of the check of first updates."""
+    rep, (init_fn, step_fn) = over("fsdp"), trainer(adam())
+    step, state = rep.compile(step_fn, check_first_updates=True), rep.init(init_fn)
+    for batch in global_batches(3):
+        state, _ = step(state, batch)
+    return [each.result for each in step.checked_updates]
 
 
 def own_loop(name):

@@ -60,6 +60,12 @@ def test_every_strategy_trains_as_one_device_in_any_number_of_processes(
         assert_close(process[name]["params"], alone(4), rtol=1e-5)
 
 
+def test_first_updates_are_checked_in_one_process_and_told_to_be_not_in_two(laws):
+    one, two = LAYOUTS
+    assert [each["checked"] for each in laws[one]] == [["same", "same"]]
+    assert [each["checked"] for each in laws[two]] == [["not checked"]] * 2
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", programs.NAMES)
 def test_every_process_gets_evaluations_and_predictions(laws, layout, name):

@@ -8,6 +8,7 @@ import numpy as np
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
+from replicator.engine.analysis.lookup_notes import names_noted
 from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import (
     DEFAULT_BLOCK,
@@ -17,7 +18,6 @@ from replicator.engine.evaluation.blocks import (
     has_rows,
 )
 from replicator.engine.layout import Layout
-from replicator.engine.lookup_notes import names_noted
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions

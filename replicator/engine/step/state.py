@@ -30,6 +30,7 @@ from replicator.distributed.same_everywhere import (
 )
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.layout import Layout
+from replicator.engine.program_key import program_key
 from replicator.engine.step.donation import copied
 from replicator.errors import ArgumentError, StateError
 
@@ -263,7 +264,8 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
         if layout.num_replicas == 1 and spans_processes(layout.mesh):
             # Pieces of unlike states make one that nobody meant.
             require_same_state(layout.mesh, {"key": key})
-            require_same_program(layout.mesh, program.lower(key), name="init_fn")
+            found = functools.partial(program_key, program.lower(key))
+            require_same_program(layout.mesh, found, name="init_fn")
         with other_meshes_refused("init_fn"):
             return jax.tree.structure(shapes).unflatten(program(key))
 

@@ -21,6 +21,7 @@ from replicator.monitoring.display import make_display
 from replicator.monitoring.events import EventLog, was_killed
 from replicator.monitoring.run_record import (
     describe_process,
+    first_updates,
     is_same_run,
     set_aside,
     write_run_record,
@@ -129,17 +130,21 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
         return Reports(hooks=hooks)
     seed = resumed.began.get("seed", of.seed)
     said = {"seed": seed, "arguments": of.arguments}
+    checked = first_updates(records.directory)
     with _written(records.directory, is_fresh=is_fresh):
         if is_fresh:
             # One that was killed before it was saved begins anew, in one journal.
             again = is_same_run(records.directory, **said)
             again = again and was_killed(records.directory)
             set_aside(records.directory, but_journal=again)
+            checked = checked if again else {}
         else:
             # What came after the last checkpoint is done again, and written again.
             path = records.directory / "metrics.jsonl"
             drop_after(path, step=resumed.shown_steps, evaluated_step=start_step)
-        write_run_record(records.directory, **said, processes=processes)
+        write_run_record(
+            records.directory, **said, processes=processes, checked=checked
+        )
     events.write("resumed" if start_step else "started", step=start_step)
     writer = AddRunNumbers(
         directory_writer(records.directory),

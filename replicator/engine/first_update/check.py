@@ -1,0 +1,231 @@
+"""Make the first two updates of a program twice: as compiled, and on one device.
+
+XLA's partitioner is not right for every program, and no list knows which. So what a
+partitioned program returned is compared with what one device computes from the same
+state and batch, before anybody else sees it. Gradients are not among the results of a
+program: they show in what the optimizer keeps of them (moments, traces, sums of
+squares), or, where nothing divides by them, in how parameters moved. An optimizer that
+keeps only their signs shows nothing.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+from replicator.base.flat_tree import whole
+from replicator.base.mesh import spans_processes
+from replicator.base.padded import unpadded
+from replicator.base.types import Key, PyTree
+from replicator.engine.first_update.comparison import differences, farthest_leaf, law
+from replicator.engine.first_update.one_device import (
+    Given,
+    NotChecked,
+    OneDevice,
+    on_host,
+    results_of,
+)
+from replicator.engine.partitioned import PartitionedLayout
+from replicator.engine.sharded_step import CompileOptions, one_replica
+from replicator.engine.step.donation import copied
+from replicator.engine.step.microbatch_sums import KeyedStep
+from replicator.errors import PartitionError
+from replicator.inputs.placement import Placed, batch_axis
+
+UPDATES = 2
+"""How many are checked: at the first, much of a state is zero."""
+
+_TIMES_ITSELF = 3.0
+_log = logging.getLogger(__name__)
+
+Result = Literal["same", "rounding", "differs", "not checked"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedUpdate:
+    """What came of the check of one update.
+
+    Attributes:
+      program: Its key.
+      update: Which of them; `UPDATES` once there is nothing left to check.
+      result: `"same"` by law 1's bound; `"rounding"` where floats of fewer bits than 32
+        differ by more, and no more than on one device.
+      why: What differs most; or why it was not checked.
+      seconds: That it took: to compile for one device, too, if that came first.
+    """
+
+    program: str
+    update: int
+    result: Result
+    why: str
+    seconds: float
+
+    def __str__(self) -> str:
+        """Tell it on one line."""
+        return f"update {self.update} is {self.result}: {self.why}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstUpdateCheck:
+    """What is known of checks before, and who hears of this one.
+
+    Attributes:
+      is_known: Whether the program of a key was checked before, in another process.
+      tell: Takes what came of each update, before an error is raised.
+    """
+
+    is_known: Callable[[str], bool] = lambda key: False
+    tell: Callable[[CheckedUpdate], None] = lambda told: None
+
+
+class FirstUpdates:
+    """The check of a step's first updates, of each program that it becomes.
+
+    Attributes:
+      found: What came of each check.
+
+    Args:
+      update: What one replica does in one update.
+      layout: How it is partitioned.
+      options: How it is lifted.
+      check: What is known, and who hears of it.
+      once: `update` compiled by itself, where a program makes several in one call:
+        between them nobody sees the state.
+    """
+
+    def __init__(
+        self,
+        update: KeyedStep,
+        layout: PartitionedLayout,
+        options: CompileOptions,
+        check: FirstUpdateCheck,
+        *,
+        once: Callable[..., tuple[PyTree, PyTree]] | None,
+    ) -> None:
+        self._replica = one_replica(update, options)
+        self._layout, self._options = layout, options
+        self._check, self._once = check, once
+        self._done: dict[str, int] = {}
+        self._alone: dict[str, OneDevice] = {}
+        self.found: list[CheckedUpdate] = []
+
+    def is_done(self, program: str) -> bool:
+        """Tell whether nothing of the program of this key is left to be checked."""
+        if program not in self._done:
+            self._done[program] = UPDATES * self._check.is_known(program)
+        return self._done[program] >= UPDATES
+
+    def hold(
+        self, program: str, state: PyTree, batch: PyTree, key: Key | None
+    ) -> Given | None:
+        """Copy what an update begins with; None if it is not to be compared.
+
+        Args:
+          program: Its key.
+          state: Before the update, as it is kept.
+          batch: As placed.
+          key: As the step takes it.
+
+        Raises:
+          PartitionError: As `compare`, for a program of several updates.
+        """
+        if spans_processes(self._layout.mesh):
+            self._report(program, "not checked", "the mesh spans processes", 0.0)
+        elif self._once is None:
+            return on_host(Given(unpadded(whole(state)), batch, key))
+        else:
+            self._check_rows(self._once, program, state, (batch, key))
+        return None
+
+    def compare(
+        self, program: str, given: Given, state: PyTree, metrics: PyTree
+    ) -> None:
+        """Compare an update with what one device makes of what was held.
+
+        Args:
+          program: Its key.
+          given: What it began with.
+          state: After it, as it is kept.
+          metrics: Of it.
+
+        Raises:
+          PartitionError: It differs by more than rounding does.
+        """
+        began_s = time.monotonic()
+        self._done[program] += 1
+        try:
+            result, why = self._compared(program, given, results_of(state, metrics))
+        except NotChecked as reason:
+            result, why = "not checked", str(reason)
+        self._report(program, result, why, time.monotonic() - began_s)
+        if self.is_done(program):
+            self._alone.pop(program, None)
+        if result == "differs":
+            strategy, devices = self._layout.strategy, self._layout.mesh.devices
+            raise PartitionError(
+                f"`strategy` must give the answer of one device, got {why}, under "
+                f"{strategy.name} on {devices.size} devices: the step was cut wrongly. "
+                "Use another one; `replicator.testing.assert_replica_invariant("
+                "step_fn, init_fn, batch, strategy=...)` tells which are right."
+            )
+
+    def _check_rows(
+        self, once: Callable, program: str, state: PyTree, inputs: tuple
+    ) -> None:
+        """Make the first updates of a call one by one, on a copy of its state."""
+        state, cut = jax.tree.map(copied, whole(state)), self._options.accumulate
+        rest: Any = {"examples": 0, "padded": False, "steps": 1, "accumulate": cut}
+        for row in range(UPDATES):
+            batch, key = jax.tree.map(lambda leaf, row=row: leaf[row], inputs)
+            where = self._layout.batch_shardings(batch, axis=batch_axis(cut))
+            batch = jax.device_put(batch, where)
+            given = on_host(Given(unpadded(state), batch, key))
+            state, metrics = once(state, Placed(value=batch, index=row, **rest), key)
+            self.compare(program, given, state, metrics)
+
+    def _compared(self, program: str, given: Given, found: list) -> tuple[Result, str]:
+        mesh = self._layout.mesh
+        if program not in self._alone:
+            device = mesh.local_devices[0]
+            self._alone[program] = OneDevice(self._replica, given, device)
+        alone = self._alone[program]
+        expected, before = alone.results(given), results_of(given.state, ())
+        apart = differences(found, expected, before, alone.compared)
+        if not apart:
+            raise NotChecked("a rounding may turn over all that it returns")
+        bound, result = law(mesh), "same"
+        allowed = dict.fromkeys(apart, bound)
+        if alone.rounding and max(apart.values()) > bound:
+            result, wide = "rounding", alone.results(given, wide=True)
+            itself = differences(expected, wide, before, alone.compared)
+            # A rounding at least: a single number may meet by chance.
+            for group, off in itself.items():
+                off = max(off, alone.rounding)
+                allowed[group] = max(bound, _TIMES_ITSELF * off)
+        worst = max(apart, key=lambda group: apart[group] / allowed[group])
+        words = f"{apart[worst]:.1e} of its norm ({allowed[worst]:.1e} is allowed)"
+        if apart[worst] <= allowed[worst]:
+            shows = any(each and each.moves for each in alone.compared)
+            blind = "" if shows else ", and no gradient shows in what is compared"
+            return result, f"at most `{worst}` is off by {words}{blind}"
+        leaf = farthest_leaf(worst, found, expected, alone.compared)
+        wrong = sum(apart[group] > allowed[group] for group in apart)
+        more = f", and {wrong - 1} more" if wrong > 1 else ""
+        return "differs", f"`{leaf}` off by {words}{more}"
+
+    def _report(self, program: str, result: Result, why: str, seconds: float) -> None:
+        if result == "not checked":
+            self._done[program] = UPDATES
+        told = CheckedUpdate(
+            program=program,
+            update=self._done[program],
+            result=result,
+            why=why,
+            seconds=round(seconds, 3),
+        )
+        self.found.append(told)
+        _log.info("Checked: %s (%.1f s)", told, seconds)
+        self._check.tell(told)

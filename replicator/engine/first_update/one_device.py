@@ -1,0 +1,140 @@
+"""One update as one device makes it: the program that a partitioned one is held to."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from replicator.base.flat_tree import whole
+from replicator.base.padded import unpadded
+from replicator.base.types import Device, PyTree
+from replicator.engine.analysis.dataflow import find_equation
+from replicator.engine.first_update.comparison import Compared, paths_and_groups
+from replicator.engine.first_update.sensitivity import comparable
+from replicator.engine.first_update.wide import narrowest, widened
+from replicator.engine.memory_errors import memory_limit_bytes, memory_need
+from replicator.engine.partitioned import traced_alone
+from replicator.engine.sharded_step import Outputs, joined_metrics
+from replicator.engine.step.donation import copied
+from replicator.engine.step.state import RunState
+
+
+class NotChecked(Exception):
+    """Why an update is not checked."""
+
+
+class Given(NamedTuple):
+    """What an update begins with, on the host: a program takes its state over."""
+
+    state: PyTree
+    batch: PyTree
+    key: Any
+
+
+def results_of(state: PyTree, metrics: PyTree) -> list:
+    """Return what is looked at of an update, on the host: the user's state, metrics."""
+    state = unpadded(whole(state))
+    user = state.user if isinstance(state, RunState) else state
+    return jax.tree.leaves(on_host((user, metrics)))
+
+
+def on_host(tree: PyTree) -> PyTree:
+    """Copy a tree: on a CPU an array of NumPy's may lie where a donated one did."""
+
+    def copy(leaf: Any) -> Any:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return copied(leaf) if is_key else np.array(leaf)
+
+    return jax.tree.map(copy, tree)
+
+
+class OneDevice:
+    """An update as one device makes it.
+
+    Attributes:
+      compared: What each of its results is; None for what is not compared.
+      rounding: Of its coarsest floats, where any is coarser than float32; else 0.
+
+    Args:
+      replica: What one replica does.
+      given: What the update begins with.
+      device: That makes it.
+
+    Raises:
+      NotChecked: That device cannot, or others would draw other random numbers.
+    """
+
+    def __init__(
+        self, replica: Callable[..., Outputs], given: Given, device: Device
+    ) -> None:
+        self._device = device
+        self._programs: dict[bool, Any] = {}
+        traced, outputs = _attempt(traced_alone, replica, given)
+        if find_equation(traced.jaxpr, _draws_by_place):
+            raise NotChecked("its random numbers depend on where they are drawn")
+        self._traced, self._outputs = traced, jax.tree.structure(outputs)
+        self.rounding = narrowest(traced.jaxpr, on_cpu=device.platform == "cpu")
+        user = [True] * len(jax.tree.leaves(given[:2]))
+        user += [False] * len(jax.tree.leaves(given.key))
+        compared, moves = comparable(traced.jaxpr, user)
+        marks = [a + 2 * b for a, b in zip(compared, moves, strict=True)]
+        marked = _looked_at(self._outputs.unflatten(marks))
+        names = paths_and_groups(*_looked_at(outputs))
+        self.compared = [
+            Compared(*name, moves=mark == 3) if mark % 2 else None
+            for name, mark in zip(names, jax.tree.leaves(marked), strict=True)
+        ]
+
+    def results(self, given: Given, *, wide: bool = False) -> list:
+        """Return the state and the metrics after an update.
+
+        Args:
+          given: What it begins with.
+          wide: Whether in float32 at the highest precision.
+
+        Raises:
+          NotChecked: The device cannot, or has not the memory.
+        """
+        leaves = _attempt(jax.device_put, jax.tree.leaves(given), self._device)
+        if wide not in self._programs:
+            traced = self._traced
+            fn = widened(traced) if wide else core.jaxpr_as_fun(traced)
+            lowered = _attempt(jax.jit(fn).lower, *leaves)
+            self._programs[wide] = _attempt(lowered.compile)
+            self._require_memory(self._programs[wide])
+        outputs = self._outputs.unflatten(_attempt(self._programs[wide], *leaves))
+        return results_of(outputs.state, joined_metrics(outputs))
+
+    def _require_memory(self, program: jax.stages.Compiled) -> None:
+        need, limit = memory_need(program), memory_limit_bytes([self._device])
+        if need is None or limit is None:
+            return
+        used = (self._device.memory_stats() or {}).get("bytes_in_use", 0)
+        if need.total_bytes - need.arguments_bytes > limit - used:
+            raise NotChecked(f"one device would need {need.describe()}")
+
+
+def _looked_at(outputs: Outputs) -> tuple[PyTree, PyTree]:
+    state = outputs.state
+    user = state.user if isinstance(state, RunState) else state
+    return user, joined_metrics(outputs)
+
+
+def _draws_by_place(eqn: core.JaxprEqn) -> bool:
+    """Tell whether XLA draws random numbers: other devices draw others."""
+    name = eqn.primitive.name
+    if name in ("random_bits", "random_gamma"):
+        return "rbg" in str(getattr(eqn.invars[0].aval, "dtype", ""))
+    return name in ("rng_bit_generator", "rng_uniform")
+
+
+def _attempt(act: Callable[..., Any], *args: Any) -> Any:
+    """Do what one device may not be able to do."""
+    try:
+        return jax.block_until_ready(act(*args))
+    except Exception as failure:
+        first = str(failure).partition("\n")[0][:200]
+        raise NotChecked(f"one device cannot run it: {first}") from failure
