@@ -2,9 +2,11 @@
 
 Writes into arrays that are cut along what is written, shifts of them (negative and
 interior padding), and convolutions in groups come out wrong on many meshes, in plain
-`jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a row). Here
-such an operation is kept from being cut along the dimensions that it writes, shifts or
-groups; all others may be cut as the partitioner likes, as may what is not in the table.
+`jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a row). So
+do two pads of one array with other fills, which windows and cumulative sums bring with
+them: one padded array is used for both. Here such an operation is kept from being cut
+along the dimensions that it writes, shifts, groups or pads; all others may be cut as
+the partitioner likes, as may what is not in the table.
 
 Two ways are cheaper, and right: a write of one place is chosen element by element, and
 rows of a batch are added into zeros as they lie (the gradient of an embedding).
@@ -113,11 +115,29 @@ def _dynamic_update_slice(eqn: core.JaxprEqn) -> Guard:
 
 
 def _pad(eqn: core.JaxprEqn) -> Guard | None:
-    padding = eqn.params["padding_config"]
-    if all(low >= 0 and high >= 0 and not inside for low, high, inside in padding):
-        return None  # what is behind the end is masked, as at any uneven end
+    """Guard shifts, and fills that XLA may mix up with that of another pad."""
+    padding, fill = eqn.params["padding_config"], eqn.invars[1]
+    grows = all(low >= 0 and high >= 0 and not inside for low, high, inside in padding)
+    if grows and isinstance(fill, core.Literal) and fill.val == 0:
+        return None
     cut = tuple(FREE if not any(each) else None for each in padding)
     return Guard((cut, ()), cut)
+
+
+def _cumulative(eqn: core.JaxprEqn) -> Guard:
+    rank = len(_shape(eqn.invars[0]))
+    cut = tuple(None if d == eqn.params["axis"] else FREE for d in range(rank))
+    return Guard((cut,), cut)
+
+
+def _window_of_reduction(eqn: core.JaxprEqn) -> Guard | None:
+    if len(eqn.outvars) > 1:
+        return None
+    sizes = zip(_shape(eqn.invars[0]), _shape(eqn.outvars[0]), strict=True)
+    windows = zip(eqn.params["window_dimensions"], sizes, strict=True)
+    cut = tuple(FREE if n == 1 and a == b else None for n, (a, b) in windows)
+    own = tuple(cut if _shape(atom) else () for atom in eqn.invars)
+    return Guard(own, cut)
 
 
 def _grouped_convolution(eqn: core.JaxprEqn) -> Guard | None:
@@ -144,12 +164,19 @@ _WRITES: dict[str, Callable[[Any, Any], jax.Array]] = {
     "scatter-min": jnp.minimum,
     "scatter-max": jnp.maximum,
 }
+_WINDOWS = (
+    *("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+    *("select_and_scatter_add", "select_and_gather_add"),
+)
 _SCATTERS = frozenset({"scatter", *_WRITES})
 
 GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
     **dict.fromkeys(_SCATTERS, _scatter),
     "dynamic_update_slice": _dynamic_update_slice,
     "pad": _pad,
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), _cumulative),
+    "cumlogsumexp": _cumulative,
+    **dict.fromkeys(_WINDOWS, _window_of_reduction),
     "conv_general_dilated": _grouped_convolution,
 }
 
