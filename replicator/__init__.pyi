@@ -25,7 +25,7 @@ from .collectives.map_gather import map_gather, map_reduce
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
 from .engine.analysis.meeting import MicrobatchCollectiveWarning
-from .engine.analysis.replication_check import SharedRandomKeyWarning
+from .engine.analysis.shared_noise import SharedRandomKeyWarning
 from .engine.compiled_step import CompiledStep, RecompilationWarning
 from .engine.evaluation.evaluate import Evaluation
 from .engine.metrics.declared import Concat, Max, Mean, Min, Sum

@@ -12,7 +12,6 @@ losses are in them, each scaled by a weight that is not this one's.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 
 from jax.extend import core
@@ -42,7 +41,6 @@ from replicator.engine.analysis.source_lines import (
     innermost_line,
     is_transposed,
     user_line,
-    user_stacklevel,
 )
 from replicator.engine.analysis.summed_gradients import refuse_summed
 from replicator.errors import ReplicationError
@@ -58,10 +56,6 @@ _EXACT = _REDUCTIONS - {"psum", "psum_invariant"}
 _IMPURE = frozenset(
     {"rng_uniform", "io_callback", "infeed", "empty", "empty2", "empty_ref"}
 )
-
-
-class SharedRandomKeyWarning(UserWarning):
-    """Every replica draws the same random numbers where its own were likely meant."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +286,7 @@ def prove_replicated(
             num_replicas=num_replicas or 1,
             examples=_num_examples(_shapes(jaxpr), in_marks, batch_axis),
         )
-    _warn(rules.noise, "replica")
+    rules.noise.warn("replica")
 
 
 def warn_of_microbatches(
@@ -310,7 +304,7 @@ def warn_of_microbatches(
     """
     rules, out_marks = _walk(jaxpr, in_marks, None, 0)
     rules.noise.reduce(out_marks[reduced])
-    _warn(rules.noise, "microbatch")
+    rules.noise.warn("microbatch")
 
 
 def _walk(
@@ -331,20 +325,6 @@ def _walk(
     everyone = _everyone(shapes, in_marks, batch_axis, num_replicas or 1)
     rules = _ReplicationRules(noise, num_replicas, everyone)
     return rules, dataflow.flow(jaxpr, given, rules)
-
-
-def _warn(noise: SharedNoise, part: str) -> None:
-    own = "`replicator.example_keys(key, n)` for numbers of each example's own"
-    if part == "replica":
-        own = f"`replicator.replica_key(key)` for numbers of each replica's own, {own}"
-    for origin in noise.found.values():
-        warnings.warn(
-            f"every {part} draws the same random numbers at {origin.where}. Use {own}; "
-            "give an NNX module such a key with `nnx.reseed`; pass numbers that all "
-            "should share through `replicator.assume_replicated`.",
-            SharedRandomKeyWarning,
-            stacklevel=user_stacklevel(),
-        )
 
 
 def _shapes(jaxpr: core.Jaxpr) -> list[tuple[int, ...]]:

@@ -9,11 +9,13 @@ equation with a value that varies. What stands for examples went through weights
 input of theirs, and is reduced over replicas or added to what is.
 """
 
+import warnings
 from collections.abc import Collection, Sequence
 
 from jax.extend import core
 
 from replicator.engine.analysis.marks import Mark, Noise, Origin, join
+from replicator.engine.analysis.source_lines import user_stacklevel
 
 SOURCES = frozenset(
     {"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"}
@@ -33,6 +35,10 @@ _MEETINGS = {
     "gather": 1,  # rows of a random table that examples choose are the same for all
 }
 _SUMS = frozenset({"add", "sub"})
+
+
+class SharedRandomKeyWarning(UserWarning):
+    """Every replica draws the same random numbers where its own were likely meant."""
 
 
 class SharedNoise:
@@ -93,6 +99,25 @@ class SharedNoise:
         for mark in marks:
             if mark.noise and (mark.noise.by_example or _stands(mark)):
                 self._note(mark.noise)
+
+    def warn(self, part: str) -> None:
+        """Warn of what was found: all of these parts draw the same.
+
+        Args:
+          part: `"replica"` or `"microbatch"`.
+        """
+        own = "`replicator.example_keys(key, n)` for numbers of each example's own"
+        if part == "replica":
+            mine = "`replicator.replica_key(key)` for numbers of each replica's own"
+            own = f"{mine}, {own}"
+        for origin in self.found.values():
+            warnings.warn(
+                f"every {part} draws the same random numbers at {origin.where}. Use "
+                f"{own}; give an NNX module such a key with `nnx.reseed`; pass numbers "
+                "that all should share through `replicator.assume_replicated`.",
+                SharedRandomKeyWarning,
+                stacklevel=user_stacklevel(),
+            )
 
     def _meet(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> None:
         name = eqn.primitive.name
