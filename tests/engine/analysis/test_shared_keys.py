@@ -1,6 +1,7 @@
 """A random key that all replicas share, where each wanted its own, is warned of."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -452,7 +453,7 @@ def test_noise_on_reduced_gradients_gives_no_warning():
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_signs_of_a_hutchinson_estimate_give_no_warning(accumulate):
-    estimate = optax.contrib.hutchinson_estimator_diag_hessian()
+    estimate: Any = optax.contrib.hutchinson_estimator_diag_hessian()
     init_fn, train = trainer(replicas(8).wrap_optimizer(adam()))
 
     def step_fn(state, batch):
