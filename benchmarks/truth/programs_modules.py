@@ -4,8 +4,6 @@ Oracles use the same library where it is plain (TrainState, `nnx.Optimizer`); a 
 with the library's batch norm is written by hand there.
 """
 
-import dataclasses
-import functools
 import importlib.util
 from typing import Any
 
@@ -13,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
-from jax.sharding import AxisType
 
 import replicator
 from benchmarks.truth import masks, optimizers
@@ -25,13 +21,12 @@ from benchmarks.truth.masks import Mask
 from benchmarks.truth.program import CUT, WHOLE, Program, Refused, pair
 from benchmarks.truth.supervised import hand_batch_norm, moved_statistics
 from benchmarks.truth.tasks import FEATURES, MLP_WEIGHTS, vectors, weights
-from replicator import strategies
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 NET = weights(40, w1=(FEATURES, 4), w2=(4,))
 
 
-def _batch(number: int, mask: Mask | None = None):
+def batch_of(number: int, mask: Mask | None = None):
     rng = np.random.default_rng(300 + number)
     batch = vectors(rng)
     return batch if mask is None else batch | {"mask": mask(rng)}
@@ -112,7 +107,7 @@ def _norm_program(
         name=name,
         ours=pair(make, ours, lambda *_: None)["ours"],
         oracle=lambda setting: _norm_oracle(tx, setting.microbatches, again),
-        batch=lambda number: _batch(number, mask),
+        batch=lambda number: batch_of(number, mask),
         **program,
     )
 
@@ -214,7 +209,7 @@ def _nnx_optimizer(name: str, tx, mask: Mask | None) -> Program:
 
     return Program(
         name=name,
-        batch=lambda number: _batch(number, mask),
+        batch=lambda number: batch_of(number, mask),
         **pair(
             make,
             lambda optimizer: step_of(mean, weighted),
@@ -236,7 +231,7 @@ def _mean_loss(params, batch):
     return total / jnp.maximum(weight.sum(), 1e-30)
 
 
-def _train_state(name: str, tx, mask: Mask | None) -> Program:
+def train_state(name: str, tx, mask: Mask | None) -> Program:
     """Let flax's TrainState be the state: `step` counts updates."""
 
     def make(wrap):
@@ -266,7 +261,7 @@ def _train_state(name: str, tx, mask: Mask | None) -> Program:
 
     return Program(
         name=name,
-        batch=lambda number: _batch(number, mask),
+        batch=lambda number: batch_of(number, mask),
         **pair(
             make,
             lambda optimizer: applied if mask is None else weighted,
@@ -324,75 +319,12 @@ def _equinox(name: str, tx, mask: Mask) -> Program:
 
     return Program(
         name=name,
-        batch=lambda number: _batch(number, mask),
+        batch=lambda number: batch_of(number, mask),
         **pair(make, ours, oracle),
     )
 
 
-def _in_mesh(axis_type: AxisType):
-    """Set a mesh as programs of today do, of other axes than any of ours."""
-    return jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"), (axis_type,) * 2))
-
-
-def _linen(name: str, tx, names: tuple[str, str], **options: Any) -> Program:
-    """Train boxes of linen that name axes; where no mesh is set they only hold."""
-    boxed = nn.with_partitioning(nn.initializers.constant(0.3), names)
-    layer = nn.Dense(1, kernel_init=boxed, param_dtype=jnp.float64)
-
-    def make(wrap):
-        optimizer = wrap(tx())
-
-        def init(key):
-            params = layer.init(key, jnp.ones((1, FEATURES)))
-            return {"params": params, "opt": optimizer.init(params)}
-
-        def step(state, batch):
-            def loss_fn(params):
-                y = layer.apply(params, batch["x"])
-                return ((jnp.asarray(y)[:, 0] - batch["y"]) ** 2).mean()
-
-            loss, grads = jax.value_and_grad(loss_fn)(state["params"])
-            updates, opt = optimizer.update(grads, state["opt"], state["params"])
-            params = optax.apply_updates(state["params"], updates)
-            return {"params": params, "opt": opt}, {"loss": loss}
-
-        return init, step
-
-    return Program(
-        name=name,
-        batch=_batch,
-        **pair(make, lambda step: step, lambda setting, step: cut_by(())(step)),
-        **options,
-    )
-
-
-FSDP = {"strategy": strategies.fsdp(whole_below_bytes=0)}
-EXPLICIT = functools.partial(_in_mesh, AxisType.Explicit)
-
 PROGRAMS = [
-    _linen("linen-boxes", optimizers.adam, ("embed", "mlp")),
-    _linen(
-        "linen-boxes-mesh-explicit",
-        optimizers.momentum,
-        ("data", "model"),
-        around=EXPLICIT,
-    ),
-    _linen(
-        "linen-boxes-mesh-auto-fsdp",
-        optimizers.adam,
-        ("model", "shard"),
-        around=functools.partial(_in_mesh, AxisType.Auto),
-        options=FSDP,
-    ),
-    dataclasses.replace(
-        _train_state("train-state-mesh-explicit", optimizers.adam, None),
-        around=EXPLICIT,
-    ),
-    dataclasses.replace(
-        _train_state("train-state-mesh-explicit-fsdp", optimizers.adam, None),
-        around=EXPLICIT,
-        options=FSDP,
-    ),
     _norm_program("nnx-norm-mean", optimizers.adam, None),
     _norm_program("nnx-norm-scattered-count", optimizers.clipped_adam, masks.scattered),
     _norm_program("nnx-norm-padding-count", optimizers.momentum, masks.padded),
@@ -407,8 +339,8 @@ PROGRAMS = [
     ),
     _nnx_optimizer("nnx-optimizer-mean", optimizers.adam, None),
     _nnx_optimizer("nnx-optimizer-weight", optimizers.adamw_schedule, masks.scattered),
-    _train_state("train-state-mean", optimizers.adamw_schedule, None),
-    _train_state("train-state-weight", optimizers.clipped_adam, masks.padded),
+    train_state("train-state-mean", optimizers.adamw_schedule, None),
+    train_state("train-state-weight", optimizers.clipped_adam, masks.padded),
 ]
 if importlib.util.find_spec("equinox"):
     PROGRAMS += [

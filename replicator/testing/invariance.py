@@ -377,8 +377,8 @@ def _on_each_replica(update: KeyedStep, layout: Layout, *, accumulate: int) -> C
 
 def _put(state: PyTree, layout: Layout) -> PyTree:
     """Put a one-replica state in its place; declared leaves start as replica 0's."""
-    own = repeat_own(take_own(state), num_replicas=layout.num_replicas)
-    placed = layout.pad_state(own)
+    own = take_own(state)
+    placed = layout.pad_state(repeat_own(own, num_replicas=layout.num_replicas))
     return put(placed, layout.state_shardings(placed))
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.eager_calls import in_no_mesh
-from replicator.engine.make_step import compiled_step
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.step.state import in_form, step_key
 from replicator.errors import ArgumentError, check_function
@@ -262,15 +261,7 @@ class Session:
         """
         self._require_own_steps("compile")
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-        of = self._of
-        compiled = compiled_step(
-            step_fn,
-            of.layout,
-            of.options,
-            counted=False,
-            phases=of.phases,
-            check=of.first_updates,
-        )
+        compiled = self._of.own_step(step_fn)
 
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop

@@ -9,8 +9,10 @@ from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
 from replicator.base.types import Dataset, PyTree, StepFn
+from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.layout import Layout
+from replicator.engine.make_step import compiled_step
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState
 from replicator.inputs.options import InputOptions
@@ -84,6 +86,17 @@ class Training:
     def together(self) -> bool:
         """Whether several processes make this run."""
         return spans_processes(self.mesh)
+
+    def own_step(self, step_fn: StepFn) -> CompiledStep:
+        """Return a step of the loop's own, compiled as those of the run are."""
+        return compiled_step(
+            step_fn,
+            self.layout,
+            self.options,
+            counted=False,
+            phases=self.phases,
+            check=self.first_updates,
+        )
 
     def tell(self, kind: str, /, **fields: Any) -> None:
         """Write into the journal, if there is one."""
