@@ -79,6 +79,7 @@ def reemit(
     targets: Targets,
     constrain: Constrain,
     pieces: int,
+    is_shared: bool,
 ) -> list[jax.Array]:
     """Run a traced program with its constraints in it; call it while tracing.
 
@@ -89,11 +90,14 @@ def reemit(
       targets: Of each result that is new state: the partition of its gradient.
       constrain: Constrains an array to a partition.
       pieces: Number of pieces that a batch is cut into.
+      is_shared: Whether several devices have the same piece.
 
     Returns:
       Its results, flat; those computed from pieces lie in pieces.
     """
-    outs, found = _Emitter(constrain, pieces).run(traced, args, marks, targets)
+    outs, found = _Emitter(constrain, pieces, is_shared).run(
+        traced, args, marks, targets
+    )
     # What moves in pieces is put together once, at the end.
     return [
         out if mark is None else constrain(out, mark.stored)
@@ -105,6 +109,7 @@ def reemit(
 class _Emitter:
     constrain: Constrain
     pieces: int
+    is_shared: bool
 
     def run(
         self, closed: core.ClosedJaxpr, args: Sequence, marks: Marks, targets: Targets
@@ -128,7 +133,7 @@ class _Emitter:
             if eqn.primitive.name == "broadcast_in_dim" and not _rank(eqn.invars[0]):
                 filled.update(eqn.outvars)
             is_right = adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
-            guard = None if is_right else guard_of(eqn)
+            guard = None if is_right else guard_of(eqn, is_shared=self.is_shared)
             source = eqn.source_info
             stack = source_info_util.current_name_stack() + source.name_stack
             with (

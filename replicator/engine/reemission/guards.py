@@ -39,10 +39,20 @@ class Guard(NamedTuple):
     result: GuardedCut
 
 
-def guard_of(eqn: core.JaxprEqn) -> Guard | None:
-    """Return how an operation may be cut; None where that is left to XLA."""
+def guard_of(eqn: core.JaxprEqn, *, is_shared: bool = False) -> Guard | None:
+    """Return how an operation may be cut; None where that is left to XLA.
+
+    Args:
+      eqn: The operation.
+      is_shared: Whether several devices have the same examples, along `model`.
+    """
     find = GUARDS.get(eqn.primitive.name)
-    return find and find(eqn)
+    guard = find and find(eqn)
+    if guard and is_shared and eqn.params.get("batch_group_count", 1) > 1:
+        # What each of them sums is added up as if it were another's.
+        whole = (None,) * len(guard.operands[1])
+        guard = guard._replace(operands=(guard.operands[0], whole))
+    return guard
 
 
 def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:

@@ -141,3 +141,18 @@ def test_what_is_made_of_a_batch_is_that_of_one_device_on_several_axes(update):
 
     expected = jax.jit(update)(batch["x"])
     np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+def two_windows(w, x):
+    del x
+    largest = lax.reduce_window(w, -jnp.inf, lax.max, (3, 1), (1, 1), "SAME")
+    return lax.reduce_window(w, 0.0, lax.add, (3, 1), (1, 1), "SAME") * largest
+
+
+def test_windows_that_fill_otherwise_are_those_of_one_device():
+    w = normals(ROWS, WIDTH, seed=4)
+    rep = Replicator(strategy=strategies.zero2(**CUT), compilation_cache=False)
+    step = rep.compile(lambda state, batch: ({"w": two_windows(state["w"], 0)}, {}))
+    found, _ = step(rep.put({"w": w}), batch)
+
+    np.testing.assert_allclose(found["w"], jax.jit(two_windows)(w, 0), rtol=1e-5)
