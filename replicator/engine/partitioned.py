@@ -151,7 +151,7 @@ class PartitionedLayout:
                 targets=targets,
                 constrain=self._constrain,
                 pieces=len(self.batch_owners),
-                is_shared=len(self.batch_owners) < self.mesh.size,
+                is_shared=len(self.batch_owners) < self.mesh.devices.size,
             )
             results = jax.tree.structure(shapes).unflatten(found)
             return jax.tree.map(self._give_back, outputs, results)

@@ -317,14 +317,12 @@ class _Case:
 
     def _at(self, step: int, state: PyTree) -> RunState:
         """Return the run after `step` updates, as `rep.run` has it."""
-        key = jax.random.key_data(jax.random.key(self.seed))
-        return RunState(step=jnp.int32(step), key=key, user=state)
+        data = jax.random.key_data(jax.random.key(self.seed))
+        return RunState(step=jnp.int32(step), key=data, user=state)
 
 
 def _partitions(strategy: Strategy | Builder | None) -> bool:
-    return callable(strategy) or (
-        strategy is not None and strategy.kind == "partitions"
-    )
+    return callable(strategy) or getattr(strategy, "kind", None) == "partitions"
 
 
 def _that_fit(
