@@ -51,8 +51,8 @@ class CheckedUpdate:
     Attributes:
       program: Its key.
       update: Which of them; `UPDATES` once there is nothing left to check.
-      result: `"same"` by law 1's bound; `"rounding"` where floats of fewer bits than 32
-        differ by more, and no more than on one device.
+      result: `"same"` by law 1's bound; `"rounding"` where it is more, and no more than
+        one device differs from itself that rounds otherwise.
       why: What differs most; or why it was not checked.
       seconds: That it took: to compile for one device, too, if that came first.
     """
@@ -198,13 +198,16 @@ class FirstUpdates:
             raise NotChecked("a rounding may turn over all that it returns")
         bound, result = law(mesh), "same"
         allowed = dict.fromkeys(apart, bound)
-        if alone.rounding and max(apart.values()) > bound:
-            result, wide = "rounding", alone.results(given, wide=True)
-            itself = differences(expected, wide, before, alone.compared)
-            # A rounding at least: a single number may meet by chance.
-            for group, off in itself.items():
-                off = max(off, alone.rounding)
-                allowed[group] = max(bound, _TIMES_ITSELF * off)
+        if max(apart.values()) > bound:
+            result = "rounding"
+            for other in alone.others(given):
+                itself = differences(other, expected, before, alone.compared)
+                # A rounding at least: a single number may meet by chance.
+                for group in apart.keys() & itself.keys():
+                    off = _TIMES_ITSELF * max(itself[group], alone.rounding)
+                    allowed[group] = max(allowed[group], off)
+                if all(apart[group] <= allowed[group] for group in apart):
+                    break
         worst = max(apart, key=lambda group: apart[group] / allowed[group])
         words = f"{apart[worst]:.1e} of its norm ({allowed[worst]:.1e} is allowed)"
         if apart[worst] <= allowed[worst]:

@@ -110,3 +110,26 @@ def test_what_is_kept_with_padding_is_compared_without():
         return {"w": w, "seen": minus_mean(batch["x"])}, {}
 
     assert checked(cut(uneven="pad"), step_fn, init=init) == ["same", "same"]
+
+
+def test_a_metric_that_is_nothing_but_rounding_ends_no_run():
+    def step_fn(state, batch):
+        white = (batch["x"] - batch["x"].mean()) / batch["x"].std()
+        w = state["w"] - 0.1 * batch["x"].mean()
+        return {**state, "w": w}, {"loss": -white.mean()}  # PPO's, at its first update
+
+    assert "differs" not in checked(cut(), step_fn)
+
+
+def test_what_a_norm_makes_of_a_constant_ends_no_run():
+    def step_fn(state, batch):
+        def loss_fn(w):
+            y = batch["x"] @ w
+            white = (y - y.mean(0, keepdims=True)) * jax.lax.rsqrt(y.var() + 1e-5)
+            return (jax.nn.relu(white) @ jnp.arange(8.0)).mean()
+
+        return {**state, "w": state["w"] - 0.1 * jax.grad(loss_fn)(state["w"])}, {}
+
+    batch = {"x": BATCH["x"].copy()}
+    batch["x"][:] = batch["x"][0]
+    assert "differs" not in checked(cut(), step_fn, batch=batch)
