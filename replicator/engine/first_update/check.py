@@ -28,6 +28,7 @@ from replicator.engine.first_update.one_device import (
     on_host,
     results_of,
 )
+from replicator.engine.memory_errors import is_out_of_memory
 from replicator.engine.partitioned import PartitionedLayout
 from replicator.engine.sharded_step import CompileOptions, one_replica
 from replicator.engine.step.donation import copied
@@ -135,9 +136,15 @@ class FirstUpdates:
         if spans_processes(self._layout.mesh):
             self._report(program, "not checked", "the mesh spans processes", 0.0)
         elif self._once is None:
-            return on_host(Given(unpadded(whole(state)), batch, key))
+            return self._given(program, whole(state), batch, key)
         else:
-            self._check_rows(self._once, program, state, (batch, key))
+            try:
+                self._check_rows(self._once, program, state, (batch, key))
+            except (MemoryError, jax.errors.JaxRuntimeError) as failure:
+                if not (isinstance(failure, MemoryError) or is_out_of_memory(failure)):
+                    raise
+                why = "the devices have no memory for a second state"
+                self._report(program, "not checked", why, 0.0)
         return None
 
     def compare(
@@ -182,15 +189,30 @@ class FirstUpdates:
             batch, key = jax.tree.map(lambda leaf, row=row: leaf[row], inputs)
             where = self._layout.batch_shardings(batch, axis=batch_axis(cut))
             batch = jax.device_put(batch, where)
-            given = on_host(Given(unpadded(state), batch, key))
+            given = self._given(program, state, batch, key)
+            if given is None:
+                return
             state, metrics = once(state, Placed(value=batch, index=row, **rest), key)
             self.compare(program, given, state, metrics)
+            if self.is_done(program):
+                return
+
+    def _given(
+        self, program: str, state: PyTree, batch: PyTree, key: Key | None
+    ) -> Given | None:
+        """Copy what an update begins with; None if one device cannot make it."""
+        given = on_host(Given(unpadded(state), batch, key))
+        device = self._layout.mesh.local_devices[0]
+        try:
+            if program not in self._alone:
+                self._alone[program] = OneDevice(self._replica, given, device)
+        except NotChecked as reason:
+            self._report(program, "not checked", str(reason), 0.0)
+            return None
+        return given
 
     def _compared(self, program: str, given: Given, found: list) -> tuple[Result, str]:
         mesh = self._layout.mesh
-        if program not in self._alone:
-            device = mesh.local_devices[0]
-            self._alone[program] = OneDevice(self._replica, given, device)
         alone = self._alone[program]
         expected, before = alone.results(given), results_of(given.state, ())
         apart = differences(found, expected, before, alone.compared)

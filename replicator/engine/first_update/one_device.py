@@ -67,7 +67,8 @@ class OneDevice:
       device: That makes it.
 
     Raises:
-      NotChecked: That device cannot, or others would draw other random numbers.
+      NotChecked: That device cannot, or should not; or others would draw other random
+        numbers.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class OneDevice:
         traced, outputs = _attempt(traced_alone, replica, given)
         if find_equation(traced.jaxpr, _draws_by_place):
             raise NotChecked("its random numbers depend on where they are drawn")
+        if find_equation(traced.jaxpr, lambda eqn: eqn.primitive.name == "io_callback"):
+            raise NotChecked("what its host callbacks do would be done twice")
         self._traced, self._outputs = traced, jax.tree.structure(outputs)
         self.rounding = narrowest(traced.jaxpr, on_cpu=device.platform == "cpu")
         user = [True] * len(jax.tree.leaves(given[:2]))
