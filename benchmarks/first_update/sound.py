@@ -13,7 +13,8 @@ from benchmarks.strategy_matrix import models
 from benchmarks.strategy_matrix.cases import CASES, Case, Wrap
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.engine.step.loss_scale import DynamicLossScale
-from replicator.engine.step.optimizer import scale_loss, wrap_optimizer
+from replicator.engine.step.optimizer import wrap_optimizer
+from replicator.engine.step.optimizer_state import scale_loss
 
 OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "adam": lambda: optax.adam(1e-3),

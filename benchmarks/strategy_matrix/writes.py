@@ -182,6 +182,7 @@ WRITES: Mapping[str, Mapping[str, Pattern]] = {
         "add-own": lambda x, u: x.at[at(*NINE[: len(x)])].add(x[:9]),
         "set-own": lambda x, u: x.at[at(*PLACES)].set(x[1:6]),
         "apply": _applied,
+        "apply-one": lambda x, u: 0.1 * x + lax.stop_gradient(x).at[3].apply(jnp.tanh),
         "add-drawn": lambda x, u: x.at[drawn(u, len(x))].add(u[:5]),
         "add-batch": lambda x, u: x.at[drawn(u, len(x), None)].add(u),
         "drop": lambda x, u: x.at[at(1, len(x) + 2, 3)].set(u[:3], mode="drop"),

@@ -225,6 +225,8 @@ class CompiledStep:
         check = self._first_updates
         if check is None or check.is_done(program.key):
             return None
+        if not all(isinstance(leaf, jax.Array) for leaf in flat.leaves):
+            raise TypeError  # numbers of the caller's own: no program takes all of them
         with self._phases.during("compile"):
             return check.hold(program.key, flat.tree, batch, key)
 

@@ -28,6 +28,7 @@ from replicator.engine.first_update.one_device import (
     on_host,
     results_of,
 )
+from replicator.engine.memory_errors import is_out_of_memory
 from replicator.engine.partitioned import PartitionedLayout
 from replicator.engine.sharded_step import CompileOptions, one_replica
 from replicator.engine.step.donation import copied
@@ -51,8 +52,8 @@ class CheckedUpdate:
     Attributes:
       program: Its key.
       update: Which of them; `UPDATES` once there is nothing left to check.
-      result: `"same"` by law 1's bound; `"rounding"` where floats of fewer bits than 32
-        differ by more, and no more than on one device.
+      result: `"same"` by law 1's bound; `"rounding"` where it is more, and no more than
+        one device differs from itself that rounds otherwise.
       why: What differs most; or why it was not checked.
       seconds: That it took: to compile for one device, too, if that came first.
     """
@@ -135,9 +136,15 @@ class FirstUpdates:
         if spans_processes(self._layout.mesh):
             self._report(program, "not checked", "the mesh spans processes", 0.0)
         elif self._once is None:
-            return on_host(Given(unpadded(whole(state)), batch, key))
+            return self._given(program, whole(state), batch, key)
         else:
-            self._check_rows(self._once, program, state, (batch, key))
+            try:
+                self._check_rows(self._once, program, state, (batch, key))
+            except (MemoryError, jax.errors.JaxRuntimeError) as failure:
+                if not (isinstance(failure, MemoryError) or is_out_of_memory(failure)):
+                    raise
+                why = "the devices have no memory for a second state"
+                self._report(program, "not checked", why, 0.0)
         return None
 
     def compare(
@@ -182,15 +189,30 @@ class FirstUpdates:
             batch, key = jax.tree.map(lambda leaf, row=row: leaf[row], inputs)
             where = self._layout.batch_shardings(batch, axis=batch_axis(cut))
             batch = jax.device_put(batch, where)
-            given = on_host(Given(unpadded(state), batch, key))
+            given = self._given(program, state, batch, key)
+            if given is None:
+                return
             state, metrics = once(state, Placed(value=batch, index=row, **rest), key)
             self.compare(program, given, state, metrics)
+            if self.is_done(program):
+                return
+
+    def _given(
+        self, program: str, state: PyTree, batch: PyTree, key: Key | None
+    ) -> Given | None:
+        """Copy what an update begins with; None if one device cannot make it."""
+        given = on_host(Given(unpadded(state), batch, key))
+        device = self._layout.mesh.local_devices[0]
+        try:
+            if program not in self._alone:
+                self._alone[program] = OneDevice(self._replica, given, device)
+        except NotChecked as reason:
+            self._report(program, "not checked", str(reason), 0.0)
+            return None
+        return given
 
     def _compared(self, program: str, given: Given, found: list) -> tuple[Result, str]:
         mesh = self._layout.mesh
-        if program not in self._alone:
-            device = mesh.local_devices[0]
-            self._alone[program] = OneDevice(self._replica, given, device)
         alone = self._alone[program]
         expected, before = alone.results(given), results_of(given.state, ())
         apart = differences(found, expected, before, alone.compared)
@@ -198,13 +220,16 @@ class FirstUpdates:
             raise NotChecked("a rounding may turn over all that it returns")
         bound, result = law(mesh), "same"
         allowed = dict.fromkeys(apart, bound)
-        if alone.rounding and max(apart.values()) > bound:
-            result, wide = "rounding", alone.results(given, wide=True)
-            itself = differences(expected, wide, before, alone.compared)
-            # A rounding at least: a single number may meet by chance.
-            for group, off in itself.items():
-                off = max(off, alone.rounding)
-                allowed[group] = max(bound, _TIMES_ITSELF * off)
+        if max(apart.values()) > bound:
+            result = "rounding"
+            for other in alone.others(given):
+                itself = differences(other, expected, before, alone.compared)
+                # A rounding at least: a single number may meet by chance.
+                for group in apart.keys() & itself.keys():
+                    off = _TIMES_ITSELF * max(itself[group], alone.rounding)
+                    allowed[group] = max(allowed[group], off)
+                if all(apart[group] <= allowed[group] for group in apart):
+                    break
         worst = max(apart, key=lambda group: apart[group] / allowed[group])
         words = f"{apart[worst]:.1e} of its norm ({allowed[worst]:.1e} is allowed)"
         if apart[worst] <= allowed[worst]:

@@ -1,6 +1,6 @@
 """One update as one device makes it: the program that a partitioned one is held to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,9 @@ from replicator.engine.reemission.one_replica import traced_alone
 from replicator.engine.sharded_step import Outputs, joined_metrics
 from replicator.engine.step.donation import copied
 from replicator.engine.step.state import RunState
+
+_NUDGES = 8
+_ROUNDINGS = 8  # of an input: a sum of many numbers in another order is off by some
 
 
 class NotChecked(Exception):
@@ -64,7 +67,8 @@ class OneDevice:
       device: That makes it.
 
     Raises:
-      NotChecked: That device cannot, or others would draw other random numbers.
+      NotChecked: That device cannot, or should not; or others would draw other random
+        numbers.
     """
 
     def __init__(
@@ -75,6 +79,8 @@ class OneDevice:
         traced, outputs = _attempt(traced_alone, replica, given)
         if find_equation(traced.jaxpr, _draws_by_place):
             raise NotChecked("its random numbers depend on where they are drawn")
+        if find_equation(traced.jaxpr, lambda eqn: eqn.primitive.name == "io_callback"):
+            raise NotChecked("what its host callbacks do would be done twice")
         self._traced, self._outputs = traced, jax.tree.structure(outputs)
         self.rounding = narrowest(traced.jaxpr, on_cpu=device.platform == "cpu")
         user = [True] * len(jax.tree.leaves(given[:2]))
@@ -108,6 +114,30 @@ class OneDevice:
         outputs = self._outputs.unflatten(_attempt(self._programs[wide], *leaves))
         return results_of(outputs.state, joined_metrics(outputs))
 
+    def others(self, given: Given) -> Iterator[list]:
+        """Yield results that differ as those of another way to round may.
+
+        In wider floats, where there are coarse ones; and of an input that is moved by
+        some roundings: what a rounding decides, and what is nothing else, shows so.
+
+        Args:
+          given: What the update begins with.
+
+        Raises:
+          NotChecked: As `results`.
+        """
+        if self.rounding:
+            yield self.results(given, wide=True)
+        for seed in range(_NUDGES):
+            state, batch = _nudged((given.state, given.batch), seed)
+            found = self.results(Given(state, batch, given.key))
+            pairs = zip(results_of(given.state, ()), results_of(state, ()), strict=True)
+            for number, (old, new) in enumerate(pairs):
+                each = self.compared[number]
+                if each is not None and each.moves:  # it counts by how far it moved
+                    found[number] = (found[number] - (new - old)).astype(old.dtype)
+            yield found
+
     def _require_memory(self, program: jax.stages.Compiled) -> None:
         need, limit = memory_need(program), memory_limit_bytes([self._device])
         if need is None or limit is None:
@@ -115,6 +145,20 @@ class OneDevice:
         used = (self._device.memory_stats() or {}).get("bytes_in_use", 0)
         if need.total_bytes - need.arguments_bytes > limit - used:
             raise NotChecked(f"one device would need {need.describe()}")
+
+
+def _nudged(tree: PyTree, seed: int) -> PyTree:
+    """Move floats by some roundings, but for whole numbers: those count and mask."""
+    draw = np.random.default_rng(seed)
+
+    def move(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        size = _ROUNDINGS * min(jnp.finfo(leaf.dtype).eps, jnp.finfo(jnp.float32).eps)
+        moved = leaf * (1 + float(size) * draw.choice((-1.0, 1.0), leaf.shape))
+        return np.where(leaf == np.round(leaf), leaf, moved).astype(leaf.dtype)
+
+    return jax.tree.map(move, tree)
 
 
 def _looked_at(outputs: Outputs) -> tuple[PyTree, PyTree]:

@@ -14,13 +14,8 @@ import numpy as np
 from jax.extend import core
 
 from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.reemission.targets import CALLS, REMAT
 
-_INLINED = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    }
-)
 _HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 
 
@@ -80,7 +75,7 @@ def _done(eqn: core.JaxprEqn, inputs: list) -> Sequence:
     name, params = eqn.primitive.name, dict(eqn.params)
     if name == "reduce_precision":
         return inputs
-    for value in params.values() if name in _INLINED else ():
+    for value in params.values() if name in CALLS | REMAT else ():
         if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
             return _run(*_opened(value), inputs)
     if name != "bitcast_convert_type":

@@ -97,6 +97,9 @@ def _starts(eqn: core.JaxprEqn, values: Sequence) -> tuple[dict, Any] | None:
         pairs = zip(jnp.shape(values[0]), _window(eqn), strict=True)
         part = [d for d, (size, window) in enumerate(pairs) if size != window]
         return {d: values[2 + d] for d in part}, values[1]
+    by_function = eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"]
+    if by_function:  # `.at[place].apply`: what is written follows from what is there
+        return None
     if eqn.primitive.name in _SCATTERS and jnp.ndim(values[1]) == 1:
         places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
         return {place: values[1][n] for n, place in enumerate(places)}, values[2]

@@ -1,12 +1,17 @@
 """The first two updates of a partitioned program are those of one device."""
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicator import Replicator, strategies
+from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
+from replicator.engine.partitioned import PartitionedLayout
+from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.transforms import lift
 from replicator.errors import PartitionError
 from tests.cut_wrongly import BATCH, ROWS, centred, init_fn, minus_mean, step_from
 from tests.steps import lenient
@@ -110,3 +115,71 @@ def test_what_is_kept_with_padding_is_compared_without():
         return {"w": w, "seen": minus_mean(batch["x"])}, {}
 
     assert checked(cut(uneven="pad"), step_fn, init=init) == ["same", "same"]
+
+
+def test_a_metric_that_is_nothing_but_rounding_ends_no_run():
+    def step_fn(state, batch):
+        white = (batch["x"] - batch["x"].mean()) / batch["x"].std()
+        w = state["w"] - 0.1 * batch["x"].mean()
+        return {**state, "w": w}, {"loss": -white.mean()}  # PPO's, at its first update
+
+    assert "differs" not in checked(cut(), step_fn)
+
+
+def test_what_a_norm_makes_of_a_constant_ends_no_run():
+    def step_fn(state, batch):
+        def loss_fn(w):
+            y = batch["x"] @ w
+            white = (y - y.mean(0, keepdims=True)) * jax.lax.rsqrt(y.var() + 1e-5)
+            return (jax.nn.relu(white) @ jnp.arange(8.0)).mean()
+
+        return {**state, "w": state["w"] - 0.1 * jax.grad(loss_fn)(state["w"])}, {}
+
+    batch = {"x": BATCH["x"].copy()}
+    batch["x"][:] = batch["x"][0]
+    assert "differs" not in checked(cut(), step_fn, batch=batch)
+
+
+def test_what_the_host_does_in_a_step_is_done_once():
+    done = []
+
+    def act(told):
+        done.append(told)
+        return told
+
+    def step_fn(state, batch):
+        scalar = jax.ShapeDtypeStruct((), jnp.float32)
+        told = jax.experimental.io_callback(act, scalar, batch["x"].mean())
+        return {**state, "w": state["w"] + told}, {}
+
+    for options in ({}, {"steps_per_call": 2}):
+        batch = {"x": jnp.stack([BATCH["x"]] * 2)} if options else BATCH
+        done.clear()
+        told = checked(cut(), step_fn, updates=1, batch=batch, **options)
+        jax.effects_barrier()
+        assert (told, len(done)) == (["not checked"], options.get("steps_per_call", 1))
+
+
+def test_a_number_of_the_callers_own_may_take_a_place_in_the_state():
+    def step_fn(state, batch):
+        return {**state, "w": state["w"] + state["rate"] * batch["x"].mean()}, {}
+
+    rep = cut()
+    step = rep.compile(step_fn, check_first_updates=True)
+    state = rep.init(lambda key: {"w": jnp.ones((8, 8)), "rate": jnp.float32(1.0)})
+    for _ in range(2):
+        state, _ = step({**state, "rate": 0.5}, BATCH)
+    assert len(step.checked_updates) == 2
+
+
+def test_devices_that_hold_no_second_state_check_nothing():
+    def once(state, batch, key):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    layout = PartitionedLayout(strategies.fsdp(), jax.devices())
+    update, options = lift(step_from(minus_mean)), CompileOptions(steps_per_call=2)
+    check = FirstUpdates(update, layout, options, FirstUpdateCheck(), once=once)
+    state = cut().init(init_fn)
+    batch = {"x": jnp.stack([BATCH["x"]] * 2)}
+    assert check.hold("key", state, batch, None) is None
+    assert [each.result for each in check.found] == ["not checked"]
