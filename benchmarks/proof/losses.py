@@ -152,6 +152,17 @@ WRONG_LOSSES: dict[str, Program] = {
 }
 
 
+def _as_many_as_all(w, x):
+    losses = jnp.outer(x @ w, jnp.arange(1.0, lax.axis_size(AXIS) + 1.0)) ** 2
+    return LocalSum(losses.sum(), losses.size)
+
+
+def _clip_factor(grads):
+    replicas = lax.axis_size(AXIS)
+    norm = jnp.linalg.norm(_summed(grads)) / replicas
+    return jnp.minimum(1.0, 1.0 / norm) / replicas
+
+
 def _divided(grads):
     return _summed(grads) / lax.axis_size(AXIS)
 
@@ -182,6 +193,16 @@ RIGHT_LOSSES: dict[str, Program] = {
         lambda w, x: LocalSum(
             _total(w, x) + len(x) * lax.pmean(loss(w, x), AXIS), len(x)
         )
+    ),
+    "a count of numbers as many as all examples": _of_sum(_as_many_as_all),
+    "summed, and moved by a rate shared out": lambda x, w, key: (
+        w - jnp.asarray(0.1) / lax.axis_size(AXIS) * _summed(jax.grad(loss)(w, x))
+    ),
+    "summed times a rate shared out": _trained(
+        lambda w, x: _summed(w.sum() / lax.axis_size(AXIS) * jax.grad(loss)(w, x))
+    ),
+    "summed and clipped, shared out": _of(
+        loss, lambda grads: _clip_factor(grads) * _summed(grads)
     ),
     **{
         f"{name}, {how}": _of(each, reduce)
