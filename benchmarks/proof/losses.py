@@ -120,6 +120,12 @@ def _each(w, x):
     return jax.vmap(jax.grad(loss), (None, 0))(w, x[:, None])
 
 
+def _in_pieces(grads):
+    whole = jnp.pad(grads, (0, -len(grads) % lax.axis_size(AXIS)))
+    piece = lax.psum_scatter(whole, AXIS, tiled=True)
+    return lax.all_gather(piece, AXIS, tiled=True)[: len(grads)]
+
+
 WRONG_LOSSES: dict[str, Program] = {
     "own times global": _of(lambda w, x: loss(w, x) * _whole(x)(w)),
     "own after a step by all": _of(
@@ -146,6 +152,7 @@ WRONG_LOSSES: dict[str, Program] = {
     "summed under a norm of all": _of(_normed, _summed),
     "summed means of each example": _trained(lambda w, x: _summed(_each(w, x).mean(0))),
     "summed, and moved by hand": lambda x, w, key: w - _summed(jax.grad(loss)(w, x)),
+    "summed in pieces": lambda x, w, key: w - _in_pieces(jax.grad(loss)(w, x)),
     "summed, beside a local count": lambda x, w, key: _updated(
         w, _summed(jax.grad(_total)(w, x)), count=len(x)
     ),
@@ -200,6 +207,9 @@ RIGHT_LOSSES: dict[str, Program] = {
     ),
     "summed times a rate shared out": _trained(
         lambda w, x: _summed(w.sum() / lax.axis_size(AXIS) * jax.grad(loss)(w, x))
+    ),
+    "averaged in pieces": lambda x, w, key: (
+        w - _in_pieces(jax.grad(loss)(w, x) / lax.axis_size(AXIS))
     ),
     "summed and clipped, shared out": _of(
         loss, lambda grads: _clip_factor(grads) * _summed(grads)

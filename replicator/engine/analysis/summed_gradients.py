@@ -139,16 +139,19 @@ class _Rules(dataflow.Rules[_Scale]):
         name = eqn.primitive.name
         if backward:
             return mark._replace(own=False, gradient=True)
-        if name != "psum" or eqn.params["axis_index_groups"] is not None:
-            return _Scale(own=name not in ("all_gather", "pmax", "pmin"))
+        if name == "all_gather":
+            return mark._replace(own=False)
+        own = name == "reduce_scatter"  # a sum, of which each has a piece
+        if not (own or name == "psum") or eqn.params["axis_index_groups"] is not None:
+            return _Scale(own=name not in ("pmax", "pmin"))
         if not mark.gradient:
-            return _Scale(total=True)
+            return _Scale(own=own, total=True)
         if not mark.mean and mark.divisor and mark.divisor % self.examples == 0:
             mark = mark._replace(mean=True, divisor=mark.divisor // self.examples)
         if mark.shared or (mark.divisor and mark.divisor % self.num_replicas == 0):
-            return _Scale(gradient=True)
+            return _Scale(own=own, gradient=True)
         return mark._replace(
-            own=False, summed=Origin(name, innermost_line((*self.outer, eqn)))
+            own=own, summed=Origin(name, innermost_line((*self.outer, eqn)))
         )
 
     def _multiplied(
