@@ -160,7 +160,7 @@ WRONG_LOSSES: dict[str, Program] = {
 
 
 def _as_many_as_all(w, x):
-    losses = jnp.outer(x @ w, jnp.arange(1.0, lax.axis_size(AXIS) + 1.0)) ** 2
+    losses = jnp.outer(x @ w, jnp.arange(1.0, 5.0)) ** 2  # on four replicas
     return LocalSum(losses.sum(), losses.size)
 
 
