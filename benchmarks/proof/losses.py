@@ -120,6 +120,12 @@ def _each(w, x):
     return jax.vmap(jax.grad(loss), (None, 0))(w, x[:, None])
 
 
+def _in_pieces(grads):
+    whole = jnp.pad(grads, (0, -len(grads) % lax.axis_size(AXIS)))
+    piece = lax.psum_scatter(whole, AXIS, tiled=True)
+    return lax.all_gather(piece, AXIS, tiled=True)[: len(grads)]
+
+
 WRONG_LOSSES: dict[str, Program] = {
     "own times global": _of(lambda w, x: loss(w, x) * _whole(x)(w)),
     "own after a step by all": _of(
@@ -146,10 +152,22 @@ WRONG_LOSSES: dict[str, Program] = {
     "summed under a norm of all": _of(_normed, _summed),
     "summed means of each example": _trained(lambda w, x: _summed(_each(w, x).mean(0))),
     "summed, and moved by hand": lambda x, w, key: w - _summed(jax.grad(loss)(w, x)),
+    "summed in pieces": lambda x, w, key: w - _in_pieces(jax.grad(loss)(w, x)),
     "summed, beside a local count": lambda x, w, key: _updated(
         w, _summed(jax.grad(_total)(w, x)), count=len(x)
     ),
 }
+
+
+def _as_many_as_all(w, x):
+    losses = jnp.outer(x @ w, jnp.arange(1.0, 5.0)) ** 2  # on four replicas
+    return LocalSum(losses.sum(), losses.size)
+
+
+def _clip_factor(grads):
+    replicas = lax.axis_size(AXIS)
+    norm = jnp.linalg.norm(_summed(grads)) / replicas
+    return jnp.minimum(1.0, 1.0 / norm) / replicas
 
 
 def _divided(grads):
@@ -182,6 +200,19 @@ RIGHT_LOSSES: dict[str, Program] = {
         lambda w, x: LocalSum(
             _total(w, x) + len(x) * lax.pmean(loss(w, x), AXIS), len(x)
         )
+    ),
+    "a count of numbers as many as all examples": _of_sum(_as_many_as_all),
+    "summed, and moved by a rate shared out": lambda x, w, key: (
+        w - jnp.asarray(0.1) / lax.axis_size(AXIS) * _summed(jax.grad(loss)(w, x))
+    ),
+    "summed times a rate shared out": _trained(
+        lambda w, x: _summed(w.sum() / lax.axis_size(AXIS) * jax.grad(loss)(w, x))
+    ),
+    "averaged in pieces": lambda x, w, key: (
+        w - _in_pieces(jax.grad(loss)(w, x) / lax.axis_size(AXIS))
+    ),
+    "summed and clipped, shared out": _of(
+        loss, lambda grads: _clip_factor(grads) * _summed(grads)
     ),
     **{
         f"{name}, {how}": _of(each, reduce)

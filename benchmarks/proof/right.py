@@ -36,7 +36,7 @@ def _private_gradients(x, w, key):
 def _sharded_update(x, w, key):
     grad = jnp.concatenate([jax.grad(loss)(w, x), jnp.zeros(1)])
     own = lax.psum_scatter(grad, AXIS, tiled=True)
-    return lax.all_gather(own * 0.1, AXIS, tiled=True)
+    return lax.all_gather(own * 0.1 / lax.axis_size(AXIS), AXIS, tiled=True)
 
 
 @jax.custom_vjp

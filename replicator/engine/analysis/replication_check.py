@@ -12,6 +12,7 @@ losses are in them, each scaled by a weight that is not this one's.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from jax.extend import core
@@ -66,6 +67,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
       noise: What is found of random numbers.
       num_replicas: How many there are, if that is known.
       everyone: The number of all examples, where no replica counts as many.
+      counted: How many numbers were added up to one, of each sum so far.
       given: Whether gradients that optimizers were given vary, of each.
       outer: The calls and loops that these equations lie in.
     """
@@ -75,6 +77,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
     noise: SharedNoise
     num_replicas: int | None
     everyone: int | None = None
+    counted: set[int] = dataclasses.field(default_factory=set)
     given: set[bool] = dataclasses.field(default_factory=set)
     outer: tuple[core.JaxprEqn, ...] = ()
 
@@ -89,6 +92,8 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             return [self._collect(eqn, marks)] * outs
         if name in _IMPURE or eqn.params.get("has_side_effect"):
             return [Mark(varying=self._origin(eqn))] * outs
+        if name in _TOTALS and not dataflow.shape_of(eqn.outvars[0]):
+            self.counted.add(math.prod(dataflow.shape_of(eqn.invars[0])))
         mark = None
         if name in SOURCES:
             mark = self.noise.draw(eqn, marks, self._origin(eqn))
@@ -163,7 +168,8 @@ class _ReplicationRules(dataflow.Rules[Mark]):
         mark = marks[0]
         if name == LOCAL_SUM:
             number = _number(eqn.invars[1])
-            if number is not None and number == self.everyone:
+            # An example may have as many numbers as there are replicas.
+            if number == self.everyone and number not in (None, *self.counted):
                 raise _not_local("count of", Origin("psum", self._line(eqn)))
             _check_local(mark, marks[1], number)
         if name == GLOBAL and mark.varying:
@@ -185,6 +191,7 @@ _MARKERS = frozenset(
         *(GIVEN_GRADIENT, WEIGHTED_GRADIENT, REDUCED_GRADIENT),
     }
 )
+_TOTALS = frozenset({"reduce_sum", "dot_general"})
 _WAYS = {"while": "`while` loop", "cond": "branch"}
 
 

@@ -139,16 +139,19 @@ class _Rules(dataflow.Rules[_Scale]):
         name = eqn.primitive.name
         if backward:
             return mark._replace(own=False, gradient=True)
-        if name != "psum" or eqn.params["axis_index_groups"] is not None:
-            return _Scale(own=name not in ("all_gather", "pmax", "pmin"))
+        if name == "all_gather":
+            return mark._replace(own=False)
+        own = name == "reduce_scatter"  # a sum, of which each has a piece
+        if not (own or name == "psum") or eqn.params["axis_index_groups"] is not None:
+            return _Scale(own=name not in ("pmax", "pmin"))
         if not mark.gradient:
-            return _Scale(total=True)
+            return _Scale(own=own, total=True)
         if not mark.mean and mark.divisor and mark.divisor % self.examples == 0:
             mark = mark._replace(mean=True, divisor=mark.divisor // self.examples)
         if mark.shared or (mark.divisor and mark.divisor % self.num_replicas == 0):
-            return _Scale(gradient=True)
+            return _Scale(own=own, gradient=True)
         return mark._replace(
-            own=False, summed=Origin(name, innermost_line((*self.outer, eqn)))
+            own=own, summed=Origin(name, innermost_line((*self.outer, eqn)))
         )
 
     def _multiplied(
@@ -161,16 +164,23 @@ class _Rules(dataflow.Rules[_Scale]):
         """Look at a product or a quotient: was a gradient divided by how many?"""
         is_quotient = eqn.primitive.name == "div"
         scalar = not dataflow.shape_of(eqn.outvars[0])
-        if (backward and not scalar) or not (backward or mark.gradient):
+        if backward and not scalar:
             return mark
         number = max(_whole(atom, is_quotient) for atom in eqn.invars[is_quotient:])
         if not is_quotient and number not in (self.num_replicas, self._everyone):
             number = 0  # any rate or factor, whose inverse may be a multiple of it
+        replicas = self.num_replicas
+        if not (backward or mark.gradient):
+            shared = scalar and not mark.own and number and number % replicas == 0
+            return mark._replace(divisor=number) if shared else mark
+        # A rate that was divided so is as good as what it multiplies.
+        if not (backward or is_quotient) and any(map(self._is_shared_rate, marks)):
+            return _Scale(own=mark.own, gradient=True, mean=mark.mean, shared=True)
         if number:
             if mark.summed:
                 shared = number % self.num_replicas == 0
                 return _Scale(gradient=True) if shared else mark
-            first = is_quotient and not backward and not mark.mean
+            first = is_quotient and mark.own and not (backward or mark.mean)
             if first and number == self.examples:
                 return mark._replace(mean=True)
             if (backward and is_quotient) or number % self.num_replicas == 0:
@@ -184,6 +194,10 @@ class _Rules(dataflow.Rules[_Scale]):
         if is_quotient and by.own and scalar:
             return mark._replace(mean=True)  # divided by a count of this replica's
         return mark
+
+    def _is_shared_rate(self, mark: _Scale) -> bool:
+        free = not (mark.own or mark.summed)
+        return free and mark.divisor > 0 and mark.divisor % self.num_replicas == 0
 
     def _spread(self, eqn: core.JaxprEqn, mark: _Scale) -> _Scale:
         """Look at a cotangent that goes to many examples: is it divided by them?"""
