@@ -344,7 +344,7 @@ PROGRAMS = [
     ),
     _refused(
         "history-by-step",
-        {"history": jnp.zeros(9), "step": 0},
+        {"history": np.zeros(9), "step": 0},
         _history,
         "step",
         "history",

@@ -53,7 +53,7 @@ PATTERNS = [
     ("rows/gradient/plain/flip/odd", "replicas2"),
     ("slices/batch to state/plain/cumsum/odd", "rules"),
     ("update-slices/parameter to loss/plain/roll/odd", "fsdp"),
-    ("places/activation to state/scan/concatenate/odd", "zero1-by-4"),
+    ("places/parameter to loss/scan/concatenate/odd", "zero1-by-4"),
     ("pads/state/scan/roll/wide", "fsdp"),
     ("reads/parameter to loss/plain/flip/odd", "hybrid"),
     ("of-each/parameter to gradient/remat/sort/odd", "zero1"),
