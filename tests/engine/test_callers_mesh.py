@@ -159,10 +159,17 @@ def is_quick(mesh, engine, call):
     return mesh == "explicit" and engine != "tensor_parallel" and call in quick
 
 
+def marks(mesh, engine, call):
+    """All are for the night; of the slow ones each mesh and call meets an engine."""
+    if is_quick(mesh, engine, call):
+        return ()
+    places = (list(MESHES).index(mesh), list(ENGINES).index(engine))
+    number = sum(places) + list(CALLS).index(call)
+    return [pytest.mark.slow] + [pytest.mark.nightly] * (number % len(MESHES) > 0)
+
+
 TABLE = [
-    pytest.param(
-        *case, marks=() if is_quick(*case) else pytest.mark.slow, id="-".join(case)
-    )
+    pytest.param(*case, marks=marks(*case), id="-".join(case))
     for case in ((m, e, c) for m in MESHES for e in ENGINES for c in CALLS)
 ]
 
