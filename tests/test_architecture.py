@@ -36,7 +36,7 @@ ROOT_MODULES = {"__init__", "errors", "version", "replicator", "hooks"}
 LARGEST_FOLDER = 14
 # The two objects that users call: each is one idea, and half of it says what for.
 LARGEST_FILE = {
-    "replicator/replicator.py": 590,
+    "replicator/replicator.py": 583,
     "replicator/training/session.py": 450,
 }
 # Within a floor: these may not know each other's business.
