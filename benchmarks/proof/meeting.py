@@ -146,6 +146,17 @@ def _penalty(w, b):
     return _plain(w, b) + (norm - 1.0) ** 2
 
 
+def _rare(w, b):
+    kinds = (b["x"][:, 0] > 0).astype(jnp.int32)
+    counts = lax.psum(jax.nn.one_hot(kinds, 2).sum(0), AXIS)
+    return (_losses(w, b) / (1.0 + counts)[kinds]).sum()
+
+
+def _rare_by_product(w, b):
+    kinds = jax.nn.one_hot((b["x"][:, 0] > 0).astype(jnp.int32), 2)
+    return (_losses(w, b) / (kinds @ (1.0 + all_reduce(kinds.sum(0), "sum")))).sum()
+
+
 MEET: dict[str, Loss] = {
     "clip": _clip,
     "simclr": _simclr,
@@ -159,6 +170,8 @@ MEET: dict[str, Loss] = {
     "whitened advantages": _advantages,
     "sharpness-aware": _sam,
     "gradient penalty of the mean": _penalty,
+    "kinds weighted by how many there are": _rare,
+    "the same, by a product": _rare_by_product,
 }
 
 
@@ -176,7 +189,7 @@ def _counted(w, b):
 
 def _counted_by_row(w, b):
     count = jnp.maximum(lax.psum(b["mask"].sum(), AXIS), 1.0) / lax.psum(1, AXIS)
-    return (_losses(w, b) * (b["mask"] / count)).sum()
+    return _losses(w, b) @ (b["mask"] / count)
 
 
 def _weighted(w, b):
@@ -201,9 +214,9 @@ def _normed(w, b):
 
 
 def _by_kind(w, b):
-    counts = lax.psum(jax.nn.one_hot(b["kind"], 2).sum(0), AXIS)
-    shares = counts[b["kind"]] / counts.sum()
-    return (_losses(w, b) / shares).mean()
+    shares = jnp.asarray([0.25, 0.75])[b["kind"]]
+    total = (_losses(w, b) * b["mask"] / shares).sum()
+    return total / all_reduce(b["mask"].sum(), "mean")
 
 
 def _scaled(w, b):

@@ -86,7 +86,8 @@ PADDED: Mapping[str, Callable[[int, TensorRules], Strategy]] = {
 ACCUMULATED: Mapping[str, int] = {"zero1-by-4": 4}
 """Likewise `zero1`, with so many microbatches."""
 
-# Epsilons far above rounding: the sign of a gradient that is zero decides nothing.
+# Epsilons far above rounding: the sign of a gradient that is zero decides nothing. That
+# gradients are results, too, changes how programs are cut: `bare` shows none.
 OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.chain(
         optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-4)
@@ -94,6 +95,7 @@ OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
     "lamb": lambda: optax.lamb(1e-2, eps=1e-4),
     "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=4, eps=1e-6),
     "muon": lambda: optax.contrib.muon(1e-2, eps=1e-4),
+    "bare": lambda: optax.adam(1e-2, eps=1e-4),
 }
 """By name; `adamw` clips by the global norm, and always does."""
 

@@ -2,10 +2,11 @@
 
 Law 1 of `docs/design.md`, at equal parameters: one run on one device visits the steps
 of a case; at each, its state is put where the strategy keeps it, and makes one update
-there. The gradient, which the optimizer's own state shows, differs by a norm of 1e-5 in
-all; each leaf of what comes out of the update by a thousandth of how far it moved: what
-adamw, lamb and muon make of a rounding of 1e-5 stays below, and a gradient that counts
-twice, or a norm over pieces, does not. It lies where it lay, and that is in pieces.
+there. The gradient, which the state of all optimizers but `bare` shows, differs by a
+norm of 1e-5 in all; each leaf of what comes out of the update by a thousandth of how
+far it moved: what adamw, lamb and muon make of a rounding of 1e-5 stays below, and a
+gradient that counts twice, or a norm over pieces, does not. It lies where it lay, and
+that is in pieces.
 
 Where patterns stand side by side, each has its own gradient, metric and state, all
 compared by law 1's tolerance, and what is wrong is named.
@@ -165,11 +166,14 @@ def _plain(metrics: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _wrap(optimizer: str, rep: Replicator | None) -> Any:
-    """Return what makes a case's optimizers; the trace keeps the last gradient."""
+    """Return what makes a case's optimizers; the trace keeps the last gradient.
+
+    `bare` has none: that gradients are results, too, changes how programs are cut.
+    """
 
     def wrap(name: str | None = "params") -> Any:
         made = {**OPTIMIZERS, **PLAIN}[optimizer]()
-        tx = optax.chain(optax.trace(0.0), made)
+        tx = made if optimizer == "bare" else optax.chain(optax.trace(0.0), made)
         plain = optax.with_extra_args_support(tx)
         # A step that wraps its optimizer gets it plain.
         return (
@@ -205,7 +209,7 @@ def _differing(
 ) -> str | None:
     found = _gradients(state)
     apart = [found[path] - leaf for path, leaf in visit.gradient.items()]
-    by = _norm(apart) / _norm(visit.gradient.values())
+    by = _norm(apart) / _norm(visit.gradient.values()) if apart else 0.0
     if not by <= tolerance:
         return f"the gradient is off by {by:.1e}"
     scale = max(1.0, tolerance / MODEL_TOLERANCE)

@@ -154,6 +154,8 @@ _COUNTING: dict[str, tuple] = {
     "sum": (0, lambda seen, rows: rows + seen),
     "limit": (0, lambda seen, rows: jnp.minimum(seen + rows, _LIMIT)),
     "float": (0.0, lambda seen, rows: seen + float(rows)),
+    "mask": (0, lambda seen, rows: (seen + rows) & (4 * ROWS - 1)),
+    "at": (np.zeros(1, np.int32), lambda seen, rows: seen.at[0].add(rows)),
 }
 
 

@@ -119,6 +119,11 @@ class MeetingRules(dataflow.Rules[Meeting]):
         number = not dataflow.shape_of(eqn.outvars[0])
         if name == "stop_gradient" and number and not mark.own:
             return Meeting(scale=mark.scale or mark.part, meets=mark.meets)
+        if name in ("gather", "dot_general") and any(
+            one.scale and not one.own and other.own and dataflow.shape_of(atom)
+            for one, other, atom in zip(marks, marks[::-1], eqn.invars, strict=False)
+        ):
+            return mark._replace(part=mark.scale)  # each example has its own number
         if name in _MOVES:
             return mark
         if name in _SUMS:

@@ -184,7 +184,8 @@ _OF_ONE = frozenset(  # the same value where there is one number before and afte
         *("slice", "dynamic_slice", "gather", "reduce_sum", "reduce_max", "reduce_min"),
     }
 )
-_LIMITS = frozenset({"min", "max", "rem", "clamp", "select_n"})
+_LIMITS = frozenset({"min", "max", "rem", "and", "clamp", "select_n"})
+_SCATTERS = frozenset({"scatter", "scatter-add"})
 _ANY_ORDER = frozenset({"add", "mul", "min", "max"})
 _FOLDED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 
@@ -228,6 +229,8 @@ class _Expressions:
         sizes = [np.prod(getattr(each.aval, "shape", 0)) for each in ends]
         if name in _RENAMES or (name in _OF_ONE and sizes == [1, 1]):
             return operands[0]
+        if name == "scatter-add" and sizes == [1, 1]:
+            name, operands = "add", [operands[0], operands[2]]
         if None in operands:
             return None
         constants = [self._constant_of(each) for each in operands]
@@ -313,9 +316,10 @@ class _Reading(dataflow.Rules[_Mark]):
 
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[_Mark]) -> list[_Mark] | None:
         name = eqn.primitive.name
+        is_call = name not in _SCATTERS and dataflow.sub_jaxprs(eqn)
         if eqn.params.get("name") == "remainder":  # jax.numpy's, of several equations
             name = "rem"
-        elif eqn.effects or name == "optimization_barrier" or dataflow.sub_jaxprs(eqn):
+        elif eqn.effects or is_call or name == "optimization_barrier":
             return None
         reads = frozenset().union(*(mark.reads for mark in marks))
         if name.startswith(("random_", "threefry", "rng_")):
@@ -344,8 +348,8 @@ class _Reading(dataflow.Rules[_Mark]):
             pairs = [(0, 1), (1, 0)]
         elif name == "select_n":
             pairs = [(case, 0) for case in range(1, len(marks))]
-        elif name in ("scatter", "dynamic_update_slice"):
-            indices = range(1, 2) if name == "scatter" else range(2, len(marks))
+        elif name in _SCATTERS or name == "dynamic_update_slice":
+            indices = range(1, 2) if name in _SCATTERS else range(2, len(marks))
             pairs = [(0, index) for index in indices]
             for index in indices:
                 old = {n for kind, n in reads[index] if kind == "old"}

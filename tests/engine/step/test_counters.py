@@ -66,6 +66,8 @@ COUNTING = {
     "seen + n": (0, lambda seen, n: seen + n),
     "min(n + seen, K)": (0, lambda seen, n: jnp.minimum(n + seen, 40)),
     "float": (0.0, lambda seen, n: seen + float(n)),
+    "and": (0, lambda seen, n: (seen + n) & 63),
+    "at": (jnp.zeros(1, jnp.int32), lambda seen, n: seen.at[0].add(n)),
     "reduced": (0, lambda seen, n: seen + all_reduce(jnp.asarray(n // 2), "sum")),
 }
 POINTING = {
@@ -109,7 +111,7 @@ def test_a_pointer_loses_no_key_and_a_count_no_example(k):
     queue = np.concatenate([keys[24:], keys[8:24]])
     for name in ("modulo", "lax.rem"):
         np.testing.assert_array_equal(state[name]["queue"], queue)
-    assert [state[name].item() for name in COUNTING] == [32, 32, 32.0, 32]
+    assert [state[name].item() for name in COUNTING] == [32, 32, 32.0, 32, 32, 32]
 
 
 def test_a_microbatch_of_one_example_is_counted():
