@@ -83,9 +83,10 @@ def _is_pattern(row: Row) -> bool:
     builder, route = row.get("builder"), row.get("route")
     if builder in PADDED and (row.get("devices") == 1 or row.get("size") == "wide"):
         return False
-    if builder in ACCUMULATED and route in _NOT_ACCUMULATED:
-        return False
     group, body = row.get("group"), row.get("body", "plain")
+    by_rows = (group, route) == ("grouped", "state")  # of a kernel: of as many results
+    if builder in ACCUMULATED and (by_rows or route in _NOT_ACCUMULATED):
+        return False
     # Where the route is not known yet: one that fits all groups.
     return group is None or is_possible(group, route or "state", body)
 

@@ -57,6 +57,7 @@ PATTERNS = [
     ("pads/state/scan/roll/wide", "fsdp"),
     ("reads/parameter to loss/plain/flip/odd", "hybrid"),
     ("of-each/parameter to gradient/remat/sort/odd", "zero1"),
+    ("grouped/parameter to loss/scan/cumsum/odd", "hybrid-pad"),
 ]
 
 

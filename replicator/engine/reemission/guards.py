@@ -4,9 +4,10 @@ Writes into arrays that are cut along what is written, shifts of them (negative 
 interior padding), and convolutions in groups come out wrong on many meshes, in plain
 `jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a row). So
 do two pads of one array with other fills, which windows and cumulative sums bring with
-them: one padded array is used for both. Here such an operation is kept from being cut
-along the dimensions that it writes, shifts, groups or pads; all others may be cut as
-the partitioner likes, as may what is not in the table.
+them: one padded array is used for both. Transposed convolutions may not compile. Here
+such an operation is kept from being cut along the dimensions that it writes, shifts,
+groups, spreads or pads; all others may be cut as the partitioner likes, as may what is
+not in the table.
 
 Two ways are cheaper, and right: a write of one place is chosen element by element, and
 rows of a batch are added into zeros as they lie (the gradient of an embedding).
@@ -153,19 +154,27 @@ def _window_of_reduction(eqn: core.JaxprEqn) -> Guard | None:
     return Guard(own, cut)
 
 
-def _grouped_convolution(eqn: core.JaxprEqn) -> Guard | None:
-    by_feature = eqn.params["feature_group_count"] > 1
-    if not by_feature and eqn.params["batch_group_count"] == 1:
-        return None
+def _convolution(eqn: core.JaxprEqn) -> Guard | None:
+    """Guard groups, and images that are spread by zeros (of a transposed one)."""
     dims, rank = eqn.params["dimension_numbers"], len(_shape(eqn.invars[0]))
+    (image, image_on), (kernel, _), (result, result_on) = (
+        (spec[:2], spec[2:]) for spec in (dims.lhs_spec, dims.rhs_spec, dims.out_spec)
+    )
+    spread = [place for place, by in enumerate(eqn.params["lhs_dilation"]) if by > 1]
+    read = [image_on[place] for place in spread]
+    made = [result_on[place] for place in spread]
+    if eqn.params["feature_group_count"] > 1:
+        read, made = [*read, image[1]], [*made, result[1]]
+    elif eqn.params["batch_group_count"] > 1:
+        read, made = [*read, image[0]], [*made, *result]
+    elif not spread:
+        return None
 
-    def whole(*grouped: int) -> GuardedCut:
-        return tuple(None if d in grouped else FREE for d in range(rank))
+    def whole(*dimensions: int) -> GuardedCut:
+        return tuple(None if d in dimensions else FREE for d in range(rank))
 
-    image, kernel, result = dims.lhs_spec, dims.rhs_spec, dims.out_spec
-    if by_feature:
-        return Guard((whole(image[1]), whole(kernel[0])), whole(result[1]))
-    return Guard((whole(image[0]), whole(kernel[0])), whole(*result[:2]))
+    grouped = kernel[:1] if len(read) > len(spread) else ()
+    return Guard((whole(*read), whole(*grouped)), whole(*made))
 
 
 _CLIP = lax.GatherScatterMode.CLIP
@@ -190,7 +199,7 @@ GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), _cumulative),
     "cumlogsumexp": _cumulative,
     **dict.fromkeys(_WINDOWS, _window_of_reduction),
-    "conv_general_dilated": _grouped_convolution,
+    "conv_general_dilated": _convolution,
 }
 
 
