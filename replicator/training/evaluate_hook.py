@@ -6,7 +6,7 @@ from typing import Any
 from replicator.base.types import PyTree
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, check_function, check_kind
-from replicator.monitoring.pending_metrics import result_as_json, result_from_json
+from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.writers.multi import Multi
 from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
 from replicator.training.best_metric import BestSoFar, Evaluated, Follow, Verdict
