@@ -303,6 +303,11 @@ class Loop:
             progress=progress,
         )
 
+    def close(self) -> None:
+        """Let go of the state, and of all who hold this: no cycle keeps a state."""
+        self.state = self.metrics = self._newest = self._finite = None
+        self._hooks = ()
+
     def _state_event(self, call: DispatchedCall, *, ended: bool) -> StateEvent:
         return StateEvent(
             step=call.last_step,
@@ -320,10 +325,11 @@ class Loop:
         )
 
     def _state_after(self, step: int) -> PyTree:
-        if self.in_turn or step != self.step:
+        if self.in_turn or step != self.step or self.state is None:
             now = f"{self.step + 1} begun" if self.in_turn else f"{self.step} done"
+            now = "the end of the run" if self.state is None else f"step {now}"
             raise ArgumentError(
-                "`event.state` must be read before the step after it, got step "
+                "`event.state` must be read before the step after it, got "
                 f"{now} for the state after step {step}. Read it in "
                 "`on_state`, and keep a copy."
             )

@@ -122,6 +122,7 @@ def open_run(
         agreed_time=AgreedTime() if of.together else None,
         show_state=_shown(of, resumed),
     )
+    closers.append(loop.close)
     return Opened(
         loop=loop,
         batches=batches,
