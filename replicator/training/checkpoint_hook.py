@@ -1,5 +1,6 @@
 """Save a whole run, and go on from it: state, input, hooks, and what is in flight."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -84,7 +85,8 @@ class SaveCheckpoints(Hook):
         self._trigger = of.checkpointing.when.trigger()
         self._reports = reports
         self._hooks = hooks
-        self._rank_by = of.checkpointing.retention.metric
+        self._ranks_by = of.checkpointing.retention.metric
+        self._is_known = self._ranks_by is None  # whether there is such a number
         self._evaluation = evaluation
         strategy = of.arguments.get("strategy")
         self._about = {"strategy": strategy, "began": resumed.began}
@@ -104,7 +106,13 @@ class SaveCheckpoints(Hook):
             # A state with bad numbers in it would be what a run goes back to. And
             # metrics can be anything: what was shown need not be kept, to be shown.
             event.show_metrics()
-            self._store.save_nowait(self._snapshot(event))
+            if self._ranks_by in self._found(event.step):
+                # It may be the best, and will not come again. A save that takes longer
+                # than that is told of, and this one left out.
+                with contextlib.suppress(TimeoutError):
+                    self._store.wait()
+            if not self._store.save_nowait(self._snapshot(event)):
+                self._tell("save_left_out", step=event.step)
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Remember the metrics: at the end they are the run's result."""
@@ -155,19 +163,19 @@ class SaveCheckpoints(Hook):
 
     def _require_ranked(self, step: int) -> None:
         """Refuse to rank by a number that is not there, once it is known which are."""
-        if self._rank_by is None:
+        if self._ranks_by is None or self._is_known:
             return
-        is_of_evaluation = self._rank_by.startswith("eval/")
+        is_of_evaluation = self._ranks_by.startswith("eval/")
         if self._evaluation is not None and is_of_evaluation and not self._found(step):
             return  # it may come yet
         found = self._numbers(step)
-        if self._rank_by not in found:
+        if self._ranks_by not in found:
             names = ", ".join(map(repr, found))
             raise ArgumentError(
                 "`metric` must be a number of the step or of the evaluation to rank "
-                f"by, got {self._rank_by!r} and {names}. Use one of these."
+                f"by, got {self._ranks_by!r} and {names}. Use one of these."
             )
-        self._rank_by = None
+        self._is_known = True
 
     def _late(self, metrics: PyTree) -> dict[str, Any]:
         """Wait for what was told up to this step: nobody does that again."""
