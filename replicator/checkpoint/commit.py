@@ -140,7 +140,7 @@ def _write(
         step=draft.step,
         generation=generation,
         meta=draft.meta | (draft.late() if draft.late is not None else {}),
-        metrics=_metrics(draft),
+        metrics=draft.metrics,
         num_devices=draft.num_devices,
         leaves=draft.leaves,
         files=tuple(files),
@@ -149,11 +149,6 @@ def _write(
     for folder in walk_directories(writing):
         disk.sync_directory(folder)
     return manifest
-
-
-def _metrics(draft: Draft) -> dict[str, float]:
-    late = draft.late_metrics() if draft.late_metrics is not None else {}
-    return draft.metrics | {name: float(value) for name, value in late.items()}
 
 
 def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:

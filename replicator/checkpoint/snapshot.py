@@ -41,7 +41,6 @@ class Snapshot:
       own: What only this process knows; plain JSON, small.
       late: Returns more `meta`; called by the thread that writes, in the first process.
       metrics: By name; retention ranks by one of them.
-      late_metrics: Returns more of them; called like `late`.
     """
 
     step: int
@@ -50,7 +49,6 @@ class Snapshot:
     own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     late: Callable[[], Mapping[str, Any]] | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    late_metrics: Callable[[], Mapping[str, float]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +60,6 @@ class Draft:
       meta: Plain JSON.
       late: Waits for more of it.
       metrics: By name.
-      late_metrics: Waits for more of them.
       num_devices: Over how many devices the state is spread.
       leaves: What each leaf is.
       fetches: For each leaf, waits for its copy and returns it on the host: whole, or
@@ -76,7 +73,6 @@ class Draft:
     meta: dict[str, Any]
     late: Callable[[], dict[str, Any]] | None
     metrics: dict[str, float]
-    late_metrics: Callable[[], Mapping[str, float]] | None
     num_devices: int
     leaves: tuple[LeafRecord, ...]
     fetches: tuple[Callable[[], np.ndarray], ...]
@@ -115,7 +111,6 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
         meta=plain_json(snapshot.meta, "meta"),
         late=None if late is None else lambda: plain_json(late(), "meta"),
         metrics={name: float(value) for name, value in snapshot.metrics.items()},
-        late_metrics=snapshot.late_metrics,
         num_devices=count_devices(values),
         leaves=leaves,
         fetches=tuple(

@@ -66,8 +66,9 @@ class EventLog:
 
         Args:
           kind: What happened: started, resumed, compiled, recompiled, saved,
-            save_failed, evaluated, preempted, rolled_back, skipped, spike, hung,
-            straggler, profiled, phases, ended, or whatever else a reader should know.
+            save_failed, save_left_out, evaluated, preempted, rolled_back, skipped,
+            spike, hung, straggler, profiled, phases, ended, or whatever else a reader
+            should know.
           **fields: What is to be said of it, `step` where there is one; what JSON
             cannot hold is written as its `repr`. None is left out.
 

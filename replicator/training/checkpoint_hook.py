@@ -1,9 +1,11 @@
 """Save a whole run, and go on from it: state, input, hooks, and what is in flight."""
 
+import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from replicator.base.types import PyTree
@@ -16,12 +18,7 @@ from replicator.distributed.report_progress import report_progress
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
 from replicator.inputs.position import Position, position_from_json
-from replicator.monitoring.pending_metrics import (
-    PendingMetrics,
-    in_flight_from_json,
-    result_as_json,
-    result_from_json,
-)
+from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.monitoring.writers.writer import named_numbers
 from replicator.training.evaluate_hook import EvaluateEvery
@@ -38,16 +35,16 @@ class Resumed:
     Attributes:
       state: The run's state.
       position: Where its input goes on.
-      in_flight: Metrics that its hooks have not been shown.
+      was_cut: Whether steps were to follow: it did not come to its end there.
       reports: The states of its reports.
       hooks: The states of its user's hooks.
-      last_metrics: Of its last step, if it had come to its end; None if not.
+      last_metrics: Of its last step, without large arrays; None if not known.
       began: The seed that it began with, and what its dataset is.
     """
 
     state: RunState
     position: Position
-    in_flight: PendingMetrics | None = None
+    was_cut: bool = False
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
@@ -58,12 +55,6 @@ class Resumed:
         """Updates that the state has behind it."""
         return int(self.state.step)
 
-    @property
-    def shown_steps(self) -> int:
-        """Up to which step hooks have been shown metrics."""
-        late = self.in_flight.steps if self.in_flight is not None else 0
-        return self.start_step - late
-
 
 class SaveCheckpoints(Hook):
     """Save the whole run at due steps, and at its end; the last of a run's hooks.
@@ -71,7 +62,7 @@ class SaveCheckpoints(Hook):
     Args:
       of: The run. Where it is known where it ends, the end saves that step.
       store: Open; closed with the run.
-      began: The seed that it began with, and what its dataset is.
+      resumed: Where it goes on.
       reports: The run's own hooks, in this process.
       hooks: Those whose states are the same in all.
       evaluation: What the run evaluates by; None for nothing.
@@ -84,7 +75,7 @@ class SaveCheckpoints(Hook):
         of: Training,
         store: CheckpointStore,
         *,
-        began: Mapping[str, Any],
+        resumed: Resumed,
         reports: Sequence[Hook],
         hooks: Sequence[Hook],
         evaluation: EvaluateEvery | None,
@@ -94,34 +85,44 @@ class SaveCheckpoints(Hook):
         self._trigger = of.checkpointing.when.trigger()
         self._reports = reports
         self._hooks = hooks
-        self._last_step = of.plan.steps
-        self._rank_by = of.checkpointing.retention.metric
+        self._ranks_by = of.checkpointing.retention.metric
+        self._is_known = self._ranks_by is None  # whether there is such a number
         self._evaluation = evaluation
-        self._about = {"strategy": of.arguments.get("strategy"), "began": began}
+        strategy = of.arguments.get("strategy")
+        self._about = {"strategy": strategy, "began": resumed.began}
         self._tell = of.tell_alike
         self._told = store.counts
         # Written by the store's thread, before it counts the save; taken by the loop's.
         self._failure: Exception | None = None
         self._shown: MetricsEvent | None = None
+        self._metrics_before = resumed.last_metrics
 
     def on_state(self, event: StateEvent) -> None:
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
         self._tell_outcome(event.step)
-        self._require_ranked(event)
-        if self._trigger.pulled(event) and event.step != self._last_step:
-            # A state with bad numbers in it would be what a run goes back to.
-            event.require_finite()
-            self._store.save_nowait(self._snapshot(event))
+        # Where no step is to follow the end saves: what hooks then do is saved, too.
+        if self._trigger.pulled(event) and event.goes_on():
+            # A state with bad numbers in it would be what a run goes back to. And
+            # metrics can be anything: what was shown need not be kept, to be shown.
+            event.show_metrics()
+            if self._ranks_by in self._found(event.step):
+                # It may be the best, and will not come again. A save that takes longer
+                # than that is told of, and this one left out.
+                with contextlib.suppress(TimeoutError):
+                    self._store.wait()
+            if not self._store.save_nowait(self._snapshot(event)):
+                self._tell("save_left_out", step=event.step)
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Remember the metrics: at the end they are the run's result."""
         self._shown = event
+        self._require_ranked(event.step)
 
     def on_end(self, event: StateEvent) -> None:
         """Save the last step, durably: now its metrics were shown, and hooks ended."""
-        event.require_finite()
-        self._require_ranked(event)
+        event.show_metrics()
+        self._require_ranked(event.step)
         self._store.save(self._snapshot(event))
         self._tell_outcome(event.step)
         self._raise_failure()
@@ -133,9 +134,7 @@ class SaveCheckpoints(Hook):
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
         position = event.position or Position()
-        late = event.in_flight
-        ended = self._shown if late is None else None
-        metrics = {} if ended is None else named_numbers(ended.metrics)
+        metrics = self._metrics()
         return Snapshot(
             step=event.step,
             arrays=event.state,
@@ -143,53 +142,49 @@ class SaveCheckpoints(Hook):
                 "position": position.as_json(),
                 "reports": hook_states(self._reports),
                 "hooks": hook_states(self._hooks),
-                "last_metrics": ended and result_as_json(ended.metrics),
+                "ended": event.ended,
                 **self._about,
                 "versions": versions(),
                 "random_streams": RANDOM_STREAMS,
             },
             own={"input": list(position.states), "checksums": position.checksums},
-            late=self._late(late),
-            metrics={**metrics, **self._found(event.step)},
-            late_metrics=None if late is None else late.last_numbers,
+            late=partial(self._late, metrics),
+            metrics=self._numbers(event.step),
         )
+
+    def _metrics(self) -> PyTree:
+        return self._metrics_before if self._shown is None else self._shown.metrics
+
+    def _numbers(self, step: int) -> dict[str, float]:
+        return {**self._found(step), **named_numbers(self._metrics())}
 
     def _found(self, step: int) -> Mapping[str, float]:
         return {} if self._evaluation is None else self._evaluation.numbers_of(step)
 
-    def _require_ranked(self, event: StateEvent) -> None:
+    def _require_ranked(self, step: int) -> None:
         """Refuse to rank by a number that is not there, once it is known which are."""
-        if self._rank_by is None:
+        if self._ranks_by is None or self._is_known:
             return
-        found = list(self._found(event.step))
-        is_of_evaluation = self._rank_by.startswith("eval/")
-        if self._evaluation is not None and not found and is_of_evaluation:
+        is_of_evaluation = self._ranks_by.startswith("eval/")
+        if self._evaluation is not None and is_of_evaluation and not self._found(step):
             return  # it may come yet
-        if event.in_flight is not None:
-            found += event.in_flight.names()
-        elif self._shown is not None:
-            found += named_numbers(self._shown.metrics)
-        if self._rank_by not in found:
+        found = self._numbers(step)
+        if self._ranks_by not in found:
             names = ", ".join(map(repr, found))
             raise ArgumentError(
                 "`metric` must be a number of the step or of the evaluation to rank "
-                f"by, got {self._rank_by!r} and {names}. Use one of these."
+                f"by, got {self._ranks_by!r} and {names}. Use one of these."
             )
-        self._rank_by = None
+        self._is_known = True
 
-    def _late(self, in_flight: PendingMetrics | None) -> Callable[[], dict[str, Any]]:
-        """Return what to wait for before the checkpoint counts."""
-
-        def wait() -> dict[str, Any]:
-            # What was told before this step is done again by nobody: it must be there.
-            for hook in [*self._reports, *self._hooks]:
-                try:
-                    hook.flush()
-                except Exception as failure:  # raised by the loop's next call
-                    self._failure = self._failure or failure
-            return {"in_flight": in_flight and in_flight.as_json()}
-
-        return wait
+    def _late(self, metrics: PyTree) -> dict[str, Any]:
+        """Wait for what was told up to this step: nobody does that again."""
+        for hook in [*self._reports, *self._hooks]:
+            try:
+                hook.flush()
+            except Exception as failure:  # raised by the loop's next call
+                self._failure = self._failure or failure
+        return {"last_metrics": None if metrics is None else result_as_json(metrics)}
 
     def _tell_outcome(self, step: int) -> None:
         """Tell of the newest commit, and of a failure, if that was not told."""
@@ -255,12 +250,12 @@ def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
             "begin anew.",
             *(name, began[name], saved[name]),
         )
-    position = _position(found)
-    late, last = found.meta.get("in_flight"), found.meta.get("last_metrics")
+    last = found.meta.get("last_metrics")
     return Resumed(
         state=found.arrays,
-        position=position,
-        in_flight=late and in_flight_from_json(late, position=position),
+        position=_position(found),
+        # Before 0.3 only a run that had ended left its last metrics.
+        was_cut=not found.meta.get("ended", last is not None),
         reports=found.meta.get("reports", ()),
         hooks=found.meta.get("hooks", ()),
         last_metrics=None if last is None else result_from_json(last),

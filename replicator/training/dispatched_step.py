@@ -29,6 +29,7 @@ class DispatchedCall:
       phases: Where waiting for the devices is noted.
       was_read: Whether the metrics are on the host.
       was_admitted: Whether they are looked at for NaN.
+      was_shown: Whether hooks were shown them.
     """
 
     last_step: int
@@ -42,6 +43,7 @@ class DispatchedCall:
     phases: Phases
     was_read: bool = False
     was_admitted: bool = False
+    was_shown: bool = False
 
     @property
     def first_step(self) -> int:

@@ -6,13 +6,12 @@ from typing import Any
 from replicator.base.types import PyTree
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, check_function, check_kind
-from replicator.monitoring.pending_metrics import result_as_json, result_from_json
+from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.writers.multi import Multi
 from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
 from replicator.training.best_metric import BestSoFar, Evaluated, Follow, Verdict
-from replicator.training.hooks.callbacks import StateCallback
 from replicator.training.hooks.hook import Hook, StateEvent
-from replicator.training.hooks.schedule import Every
+from replicator.training.hooks.schedule import Every, Trigger
 
 
 class EvaluateEvery(Hook):
@@ -51,7 +50,7 @@ class EvaluateEvery(Hook):
         if writer is not None:
             check_writer("writer", writer)
         self._evaluate = evaluate
-        self._due = StateCallback(self._run, when)
+        self._trigger = Trigger(when)
         self._writer = Multi() if writer is None else writer
         self._follow = follow
         self._tell = tell
@@ -75,7 +74,8 @@ class EvaluateEvery(Hook):
 
     def on_state(self, event: StateEvent) -> None:
         """Evaluate if due."""
-        self._due.on_state(event)
+        if self._trigger.pulled(event):
+            self._run(event)
 
     def on_end(self, event: StateEvent) -> None:
         """Evaluate the last state, unless that was done."""
@@ -97,7 +97,7 @@ class EvaluateEvery(Hook):
             "best_value": None if best.value is None else repr(float(best.value)),
             "waited": best.waited,
             "verdict": self.verdict,
-            "due": self._due.state_dict(),
+            "due": self._trigger.state_dict(),
             "metrics": self._plain_metrics,
         }
 
@@ -115,7 +115,7 @@ class EvaluateEvery(Hook):
         if self._plain_metrics is not None:
             self.metrics = result_from_json(self._plain_metrics)
         if state["due"] is not None:
-            self._due.load_state(state["due"])
+            self._trigger.load_state(state["due"])
 
     def flush(self) -> None:
         """Return when all numbers are on the disk."""

@@ -23,7 +23,6 @@ from replicator.base.types import PyTree
 from replicator.engine.run_ahead import is_under_way
 from replicator.errors import ArgumentError, BatchError
 from replicator.inputs.placement import Placed
-from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers
 from replicator.training.best_metric import BestSoFar
@@ -81,7 +80,8 @@ class Loop:
       plan: How long, and how.
       hooks: What happens besides, in this order at each moment.
       phases: Where it notes what it is doing; its clock is the loop's.
-      in_flight: What hooks were not shown of the steps before `plan.start_step`.
+      cut_at: Where the input is, in a run that was cut behind `plan.start_step` steps
+        with more to follow; None for one that begins, or had ended.
       agreed_time: What makes hooks due by the clock due in all processes at once.
       tell: Takes NaN and infinity among the metrics; None looks for none.
       show_state: Returns the state after a step as hooks and the result see it.
@@ -94,7 +94,7 @@ class Loop:
         plan: LoopPlan,
         hooks: Sequence[Hook] = (),
         phases: Phases | None = None,
-        in_flight: PendingMetrics | None = None,
+        cut_at: Any = None,
         agreed_time: AgreedTime | None = None,
         tell: Callable[[BadNumber], None] | None = None,
         show_state: Callable[[PyTree, int], PyTree] = lambda state, step: whole(state),
@@ -114,23 +114,32 @@ class Loop:
         self._agreed_time = agreed_time
         self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
-        if in_flight is not None:
-            self._newest = self._of_before(in_flight)
+        # Whoever wants to stop by metrics that were shown early does so behind the next
+        # step, as anywhere: a run ends at one step, wherever it is saved or cut.
+        self._not_yet: set[int] = set()
+        if cut_at is not None:
+            self._newest = self._of_before(cut_at)
+            self._not_yet = self._stopping()
 
-    def _of_before(self, in_flight: PendingMetrics) -> DispatchedCall:
-        step, now_s = self.step, self._phases.clock.now_s()
+    def _of_before(self, position: Any) -> DispatchedCall:
+        """Return the last call of before: should no step follow, hooks hear its end."""
+        now_s = self._phases.clock.now_s()
         if self._agreed_time is not None:
-            now_s = self._agreed_time.at(step, now_s)
+            now_s = self._agreed_time.at(self.step, now_s)
+        numbers = {"step": self.step, "steps": self._plan.steps}
         return DispatchedCall(
-            last_step=step,
-            steps=in_flight.steps,
-            stacked=in_flight.stacked,
+            last_step=self.step,
+            steps=1,
+            stacked=False,
             examples_before=0,
             examples=0,
-            progress=ProgressNumbers(step=step, steps=self._plan.steps, time_s=now_s),
-            metrics=in_flight.metrics,
-            position=in_flight.position,
+            progress=ProgressNumbers(**numbers, time_s=now_s),
+            metrics=None,
+            position=position,
             phases=self._phases,
+            was_read=True,
+            was_admitted=True,
+            was_shown=True,
         )
 
     @property
@@ -138,7 +147,10 @@ class Loop:
         """Whether there are steps to do, and no hook wants to stop."""
         if self._last_step is not None and self.step >= self._last_step:
             return False
-        return not any(hook.should_stop for hook in self._hooks)
+        return self._stopping() <= self._not_yet
+
+    def _stopping(self) -> set[int]:
+        return {id(hook) for hook in self._hooks if hook.should_stop}
 
     def next(self, batches: Iterator[Placed]) -> Placed | None:
         """Return what the next turn takes; None if there is no turn or no batch."""
@@ -221,6 +233,7 @@ class Loop:
         """
         self.state, self.metrics, self.in_turn = state, metrics, False
         self.step += steps
+        self._not_yet = set()
         self._examples += examples
         progress = self._measure(stall_s)
         self._show_metrics()
@@ -235,7 +248,7 @@ class Loop:
             position=position,
             phases=self._phases,
         )
-        event = self._state_event(self._newest, shown=False)
+        event = self._state_event(self._newest, ended=False)
         phase = None
         for hook in self._hooks:
             if hook.phase != phase:
@@ -272,7 +285,7 @@ class Loop:
             call.progress = self._measure(stall_s)  # now that the last step is done
             for hook in self._hooks:
                 self._phases.enter(hook.phase)
-                hook.on_end(self._state_event(call, shown=True))
+                hook.on_end(self._state_event(call, ended=True))
         return self.leave()
 
     def leave(self) -> LoopResult:
@@ -290,10 +303,12 @@ class Loop:
             progress=progress,
         )
 
-    def _state_event(self, call: DispatchedCall, *, shown: bool) -> StateEvent:
-        late = PendingMetrics(
-            steps=call.steps, stacked=call.stacked, metrics=call.metrics
-        )
+    def close(self) -> None:
+        """Let go of the state, and of all who hold this: no cycle keeps a state."""
+        self.state = self.metrics = self._newest = self._finite = None
+        self._hooks = ()
+
+    def _state_event(self, call: DispatchedCall, *, ended: bool) -> StateEvent:
         return StateEvent(
             step=call.last_step,
             advanced=call.steps,
@@ -304,15 +319,17 @@ class Loop:
             # of the step.
             read_state=partial(self._state_after, self.step),
             position=call.position,
-            in_flight=None if shown else late,
-            require_finite=self._look,
+            ended=ended,
+            goes_on=lambda: self.goes_on,
+            show_metrics=self._show_now,
         )
 
     def _state_after(self, step: int) -> PyTree:
-        if self.in_turn or step != self.step:
+        if self.in_turn or step != self.step or self.state is None:
             now = f"{self.step + 1} begun" if self.in_turn else f"{self.step} done"
+            now = "the end of the run" if self.state is None else f"step {now}"
             raise ArgumentError(
-                "`event.state` must be read before the step after it, got step "
+                "`event.state` must be read before the step after it, got "
                 f"{now} for the state after step {step}. Read it in "
                 "`on_state`, and keep a copy."
             )
@@ -329,8 +346,9 @@ class Loop:
         return dataclasses.replace(numbers, time_s=agreed_s)
 
     def _show_metrics(self) -> None:
-        if (call := self._newest) is None:
+        if (call := self._newest) is None or call.was_shown:
             return
+        call.was_shown = True
         self._phases.enter("report")
         for event in call.metrics_events():
             for hook in self._hooks:
@@ -358,11 +376,13 @@ class Loop:
         )
         call.was_admitted = True
 
-    def _look(self) -> None:
-        """Look at all metrics so far, for a state that must be good."""
-        if self._newest is not None:
-            self._admit(self._newest)
-        with self._phases.during("step"):
+    def _show_now(self) -> None:
+        """Show the newest metrics, and look at all so far: a state is to be kept."""
+        with self._phases.during("report"):
+            if self._newest is not None and not self._newest.was_shown:
+                wanted = self._stopping()
+                self._show_metrics()
+                self._not_yet = self._stopping() - wanted
             self._check_finite()
 
     def _check_finite(self) -> None:

@@ -97,7 +97,7 @@ def open_run(
         saving = SaveCheckpoints(
             of,
             store,
-            began=resumed.began,
+            resumed=resumed,
             reports=reports.hooks,
             hooks=saved_hooks,
             evaluation=evaluation,
@@ -118,10 +118,11 @@ def open_run(
         hooks=hooks,
         tell=None if of.recovery.ignores else of.recovery.tell,
         phases=of.phases,
-        in_flight=resumed.in_flight,
+        cut_at=resumed.position if resumed.was_cut else None,
         agreed_time=AgreedTime() if of.together else None,
         show_state=_shown(of, resumed),
     )
+    closers.append(loop.close)
     return Opened(
         loop=loop,
         batches=batches,

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from replicator.base.mesh import replicated, split_over_replicas
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
-from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.writers import JSONL, Async
 from replicator.training.loop_plan import LoopPlan
@@ -367,23 +366,6 @@ def test_a_process_that_reads_metrics_finds_no_bad_number_before_the_others(
         )
     # Step 10 is the first with a new time; its metrics are shown one call late.
     assert batches.taken == 11
-
-
-def test_what_was_in_flight_is_shown_with_the_time_of_all_processes(step, state, mesh):
-    times = []
-    note = Callback(lambda event: times.append(event.progress.time_s), every(n_steps=1))
-    run_loop(
-        step,
-        state,
-        batches_of(mesh, 1, 2),
-        plan=LoopPlan(steps=7, start_step=5),
-        hooks=[note],
-        in_flight=PendingMetrics(
-            steps=1, stacked=False, metrics={"loss": np.float32(1)}
-        ),
-        agreed_time=TimeOfAll(),
-    )
-    assert times == [1.0, 1.0, 1.0]
 
 
 def test_a_vector_with_one_number_that_is_not_finite_is_named(state, mesh):

@@ -9,7 +9,6 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -19,12 +18,6 @@ import replicator.training.checkpoint_hook
 from replicator.errors import BatchError
 from replicator.hooks import Hook, StateCallback, StepEvent, every
 from replicator.inputs.position import position_from_json
-from replicator.monitoring.pending_metrics import (
-    PendingMetrics,
-    in_flight_from_json,
-    result_as_json,
-    result_from_json,
-)
 from replicator.monitoring.progress import ProgressNumbers
 from replicator.monitoring.run_record import describe_dataset
 from replicator.training.best_metric import BestSoFar, Follow
@@ -211,11 +204,6 @@ def test_a_run_that_goes_on_says_so_and_one_that_is_done_too(tmp_path, capsys):
     assert told[2] == [f"nothing left to do: {tmp_path} holds step 3 of 3"]
 
 
-def test_results_of_many_numbers_are_not_kept():
-    saved = result_as_json({"small": np.zeros((100, 100)), "large": np.zeros(10_001)})
-    assert list(result_from_json(saved)) == ["small"]
-
-
 @pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")
 def test_another_number_of_replicas_goes_on_from_the_same_values(tmp_path):
     with pytest.raises(Cut):
@@ -323,34 +311,6 @@ def test_a_schedule_by_the_clock_goes_on_waiting():
     after.load_state(json.loads(json.dumps(before.state_dict())))
     found = [after.pulled(at(3, 5.0)), after.pulled(at(4, 8.9)), after.pulled(at(5, 9))]
     assert found == [False, False, True]
-
-
-METRICS = {
-    "loss": np.float32(1.1),
-    "worst": np.asarray(np.nan, np.float32),
-    "most": np.asarray(np.inf, ml_dtypes.bfloat16),
-    "count": np.asarray(2**31 - 1, np.int32),
-    "inner": {
-        "each": np.asarray([1.5, -np.inf, 0.1], np.float32),
-        "ok": np.bool_(True),
-    },
-}
-
-
-@pytest.mark.parametrize("metrics", [METRICS, np.float32(0.3), {}])
-def test_metrics_in_flight_survive_json(metrics):
-    saved = PendingMetrics(steps=1, stacked=False, metrics=metrics).as_json()
-    found = in_flight_from_json(json.loads(json.dumps(saved)), position=None)
-    assert_same_bits(found.metrics, metrics)
-    kinds = [jax.tree.map(lambda x: x.dtype, tree) for tree in (found.metrics, metrics)]
-    assert kinds[0] == kinds[1]
-
-
-def test_images_among_metrics_are_not_kept():
-    metrics = {"loss": np.zeros(3), "image": np.zeros((3, 8, 8))}
-    saved = PendingMetrics(steps=3, stacked=True, metrics=metrics).as_json()
-    found = in_flight_from_json(saved, position=None)
-    assert list(found.metrics) == ["loss"]
 
 
 @pytest.mark.filterwarnings("ignore::replicator.SharedRandomKeyWarning")

@@ -114,7 +114,9 @@ class Waiting:
         if self.stop.is_set():
             raise ProgramStoppedError from error
         self.waits += 1
-        _LOG.warning("%s waits for %s: %s", self.name, what, error)
+        # As a word: a handler that keeps records would keep all that the error's frames
+        # hold, variables on a device too.
+        _LOG.warning("%s waits for %s: %s", self.name, what, str(error))
 
     def pause(self, seconds: float) -> None:
         """Wait a little.

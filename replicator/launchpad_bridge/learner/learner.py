@@ -10,7 +10,8 @@ import collections
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,6 +77,8 @@ class ReplicatedLearner:
         self._lifted = lifted(
             options.init_fn, options.step_fn, options.variables, earlier=earlier
         )
+        # No method: what a compiled function keeps of this would be a cycle.
+        self._copy = partial(_copy, options.variables, self._lifted.user_state)
         self._copied = jax.jit(self._copy)
         # What threads of the server share with the session's: each guards itself, or is
         # set once (`_taken` and `_shares`, before `_started` is).
@@ -291,14 +294,18 @@ class ReplicatedLearner:
             return self._local(self._copied(state))
         return self._copied(self._local(state))
 
-    def _copy(self, state: PyTree) -> dict[str, PyTree]:
-        # Copies: the next step takes the state over. Nobody waits for them here.
-        newest = self._options.variables(self._lifted.user_state(unpadded(state)))
-        return jax.tree.map(jnp.copy, newest)
-
     def _local(self, state: PyTree) -> PyTree:
         """Return what one device has of arrays that all have whole."""
         return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
+
+
+def _copy(
+    variables: Callable[[PyTree], dict[str, PyTree]],
+    user_state: Callable[[PyTree], PyTree],
+    state: PyTree,
+) -> dict[str, PyTree]:
+    # Copies: the next step takes the state over. Nobody waits for them here.
+    return jax.tree.map(jnp.copy, variables(user_state(unpadded(state))))
 
 
 def _devices(replicas: int | None, processes: int) -> list[Device] | None:

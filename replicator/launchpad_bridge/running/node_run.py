@@ -70,18 +70,24 @@ class NodeRun:
             launch_type=self.launch_type,
         )
         set_flags(self.flags)
-        # A worker that is started again begins with a new object.
-        forget_run = getattr(self.node, "forget_run", None)
-        if callable(forget_run):
-            forget_run()
+        self._forget_run()
         with running.entered():
             try:
                 result = self.function()
             except BaseException as error:
                 self._name_edges(error)
                 raise
+            finally:
+                self._forget_run()
             finish_handlers(running)
             return result
+
+    def _forget_run(self) -> None:
+        # A worker that is started again begins with a new object, and what one that has
+        # ended held, such as arrays on devices, is free.
+        forget_run = getattr(self.node, "forget_run", None)
+        if callable(forget_run):
+            forget_run()
 
     def _name_edges(self, error: BaseException) -> None:
         """Note on a failed call from whom to whom it was."""

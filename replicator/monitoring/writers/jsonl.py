@@ -81,19 +81,16 @@ class JSONL:
                 self._file.write(b"\n")
 
 
-def drop_after(path: Path, *, step: int, evaluated_step: int | None = None) -> None:
+def drop_after(path: Path, *, step: int) -> None:
     """Rewrite a file of JSON lines without those of later steps, whole or not at all.
 
     Args:
       path: The file; nothing happens if there is none.
       step: The last step whose lines stay.
-      evaluated_step: The last one whose evaluations stay, likewise by default: they are
-        there before a step is saved, and its metrics are shown later.
     """
     if not path.exists():
         return
-    last = {False: step, True: step if evaluated_step is None else evaluated_step}
-    kept = [line for line in path.read_bytes().splitlines() if _stays(line, last)]
+    kept = [line for line in path.read_bytes().splitlines() if _stays(line, step)]
     draft = path.with_suffix(".kept")
     draft.write_bytes(b"".join(line + b"\n" for line in kept))
     sync(draft)  # a new name must not outlive what it names, should the power fail
@@ -101,10 +98,8 @@ def drop_after(path: Path, *, step: int, evaluated_step: int | None = None) -> N
     draft.replace(path)
 
 
-def _stays(line: bytes, last: Mapping[bool, int]) -> bool:
+def _stays(line: bytes, last_step: int) -> bool:
     try:
-        row = json.loads(line)
-        is_evaluation = any(name.startswith("eval/") for name in row)
-        return row["step"] <= last[is_evaluation]
+        return json.loads(line)["step"] <= last_step
     except (ValueError, KeyError, TypeError):
         return False  # cut short by a crash

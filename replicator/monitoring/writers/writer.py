@@ -12,6 +12,9 @@ from replicator.errors import ArgumentError
 MOST_ENTRIES = 1_024
 """Longer vectors are not written, entry by entry."""
 
+NUMBERS = "biufV"
+"""Kinds of NumPy dtypes that are numbers; those of `ml_dtypes` are the last."""
+
 
 class Writer(Protocol):
     """A place for numbers.
@@ -51,12 +54,14 @@ def named_numbers(metrics: PyTree, *, max_ndim: int = 1) -> dict[str, float]:
     Args:
       metrics: NumPy leaves. A vector (one number for each replica) becomes one number
         for each entry; larger arrays, and vectors of more than `MOST_ENTRIES` (rows of
-        a batch), are no numbers and are left out.
+        a batch), are no numbers and are left out, as complex ones and words are.
       max_ndim: 0 leaves vectors out, too.
     """
     numbers: dict[str, float] = {}
     for path, leaf in named_leaves(metrics):
         name, array = path or "metric", np.asarray(leaf)
+        if array.dtype.kind not in NUMBERS:
+            continue
         if array.ndim == 0:
             numbers[name] = float(array)
         elif array.ndim == 1 <= max_ndim and array.size <= MOST_ENTRIES:

@@ -120,7 +120,10 @@ class Calls:
                 except RpcError as error:
                     raise call_errors.unreadable(self._edge(method), error) from None
         request = Request(call_id, body, started_s=started_s, deadline_s=deadline_s)
-        return self._go_on(request, answer)
+        try:
+            return self._go_on(request, answer)
+        finally:
+            del answer  # as in `_go_on`: what is raised holds this frame
 
     def submit(
         self,
@@ -184,14 +187,16 @@ class Calls:
     def _try(self, request: Request) -> Answer:
         request.attempts += 1
         link = self._connector.connect(request.remaining_s)
-        if isinstance(link, Failure):
-            return link
         try:
+            if isinstance(link, Failure):
+                return link
             return link.ask(
                 request.call_id, request.body(), request.timeout_s, request.deadline_s
             )
         except (EncodeError, MessageTooLargeError) as error:
             raise call_errors.unsendable(self._edge(request.method), error) from None
+        finally:
+            del link  # what a failure was caused by holds this frame
 
     # Calls that are futures.
 

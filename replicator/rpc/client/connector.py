@@ -143,7 +143,10 @@ class Connector:
         body = body_of(HELLO, self.hello, {}, timeout_s)
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
-            raise answer.cause or CallTimeoutError("It did not say hello in time.")
+            try:
+                raise answer.cause or CallTimeoutError("It did not say hello in time.")
+            finally:
+                del answer  # its cause holds this frame, and all who call
         protocol, label, retried = checked(WELCOME, answer.payload.take())
         if protocol != PROTOCOL:
             raise DecodeError(f"It speaks version {protocol}, this is {PROTOCOL}.")

@@ -3,7 +3,8 @@
 A step has two moments. *Its state is there* (`on_state`): it was dispatched, and the
 next step, to which the state is donated, was not. *Its metrics are there*
 (`on_metrics`): the next step is dispatched, so reading leaves no device without work.
-Checkpoints and evaluation belong to the first, numbers to the second.
+Checkpoints and evaluation belong to the first, numbers to the second. A checkpoint is
+of hooks that have seen its step: before one, metrics are shown at once.
 """
 
 import dataclasses
@@ -12,7 +13,6 @@ from typing import Any, Protocol
 
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.monitoring.pending_metrics import PendingMetrics
 from replicator.monitoring.phases import Phase
 from replicator.monitoring.progress import ProgressNumbers
 
@@ -42,15 +42,19 @@ class StateEvent(StepEvent):
     Attributes:
       read_state: Returns the state, which is put together when somebody asks.
       position: Where the input is after the step's batch, if it says so.
-      in_flight: The metrics that no hook has been shown yet; None at the end.
-      require_finite: Waits for the metrics of all steps so far, and raises, or goes
-        back, if one is bad: call it before the state is kept for good.
+      ended: Whether the run came to its end here.
+      goes_on: Tells whether a step is to follow: some are left, and no hook that was
+        called before wants to stop.
+      show_metrics: Shows all hooks the metrics of this step now, before the next one
+        is dispatched; waits for them, and raises, or goes back, if one is bad. Call it
+        before the state is kept for good.
     """
 
     read_state: Callable[[], PyTree]
     position: Any = None
-    in_flight: PendingMetrics | None = None
-    require_finite: Callable[[], None] = lambda: None
+    ended: bool = False
+    goes_on: Callable[[], bool] = lambda: True
+    show_metrics: Callable[[], None] = lambda: None
 
     @property
     def state(self) -> PyTree:
@@ -100,7 +104,7 @@ class Hook(Protocol):
         """After each call of the step: its state may be read until this returns."""
 
     def on_metrics(self, event: MetricsEvent) -> None:
-        """After each step, one call late: its metrics may be read or not."""
+        """After each step, one call late or before a save: read its metrics or not."""
 
     def on_end(self, event: StateEvent) -> None:
         """Once, with the final state, if the run came to its end."""

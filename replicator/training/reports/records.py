@@ -141,7 +141,7 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
         else:
             # What came after the last checkpoint is done again, and written again.
             path = records.directory / "metrics.jsonl"
-            drop_after(path, step=resumed.shown_steps, evaluated_step=start_step)
+            drop_after(path, step=start_step)
         write_run_record(
             records.directory, **said, processes=processes, checked=checked
         )

@@ -1,6 +1,7 @@
 """A learner learns from what actors insert, and they act with what it publishes."""
 
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,16 @@ TIMEOUT_S = 60.0
 CUT = {"whole_below_bytes": 0}
 
 
-def program_of(*, steps=6, batch_size=8, count=2, turns=True, **options):
+def program_of(
+    *,
+    steps=6,
+    batch_size=8,
+    count=2,
+    turns=True,
+    step_fn=learning.step_fn,
+    init_fn=learning.init_fn,
+    **options,
+):
     program = lp.Program("impala")
     if turns:
         options = {
@@ -28,8 +38,8 @@ def program_of(*, steps=6, batch_size=8, count=2, turns=True, **options):
         }
     learner = program.add_node(
         lp.ReplicatedLearnerNode(
-            learning.step_fn,
-            learning.init_fn,
+            step_fn,
+            init_fn,
             steps=steps,
             batch_size=batch_size,
             display=False,
@@ -51,6 +61,28 @@ def test_it_makes_its_updates_from_what_actors_insert():
     result = learnt(turns=False, replicas=2)
     assert result["step"] == 6
     assert np.isfinite(result["metrics"]["loss"])
+
+
+def test_states_and_variables_are_freed_with_the_program_and_no_collector_comes():
+    def init_fn(key):
+        return learning.init_fn(key) | {"large": jnp.zeros(5_000)}
+
+    def step_fn(state, rows):
+        after, metrics = learning.step_fn(state, rows)
+        return {**after, "large": state["large"] + 1}, metrics
+
+    def left():
+        return [array for array in jax.live_arrays() if array.size >= 5_000]
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(left())
+        agent = {"step_fn": step_fn, "init_fn": init_fn, "turns": False}
+        learnt(**agent, steps=2, variables=lambda state: dict(state, opt=()))
+        assert len(left()) == before
+    finally:
+        gc.enable()
 
 
 def test_actors_that_take_turns_give_the_same_bits_each_time():
