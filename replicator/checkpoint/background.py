@@ -63,6 +63,7 @@ class BackgroundSaver:
         # No daemon: Python joins it at exit, so a save that has begun ends.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-checkpoint")
         self._in_flight: Future[None] | None = None
+        self._last: Future[None] | None = None  # what came after a save
         self._began_s = 0.0
         # Of `_counts`: the thread counts what it saved, its caller what it skipped.
         # Held for no other lock, and never while anything is written or waited for.
@@ -97,6 +98,10 @@ class BackgroundSaver:
             runs_s,
         )
 
+    def run_after(self, action: Callable[[], None]) -> None:
+        """Run what raises nothing, on the thread that saves, once no save runs."""
+        self._last = self._thread.submit(action)
+
     def start(self, draft: Draft) -> None:
         """Begin to write."""
         self._began_s = self._clock.now_s()
@@ -108,14 +113,14 @@ class BackgroundSaver:
         Raises:
           TimeoutError: It took longer than `timeout_s`.
         """
-        if self._in_flight is None:
-            return
-        if not wait([self._in_flight], timeout=self._timeout_s).done:
+        begun = [each for each in (self._in_flight, self._last) if each is not None]
+        if wait(begun, timeout=self._timeout_s).not_done:
             raise TimeoutError(
                 f"A save must end within {self._timeout_s:g} s, got no answer from the "
                 "disk. Save to a faster place, or raise `timeout_s`."
             )
-        self._in_flight.result()
+        if self._in_flight is not None:
+            self._in_flight.result()
 
     def close(self) -> None:
         """Wait for the save that runs, and end the thread.

@@ -28,6 +28,9 @@ class Saved:
 class Retention:
     """Which checkpoints stay; the newest always does.
 
+    In a run, so does the one before it, until the newest one's metrics were shown: they
+    may be what the run goes back from.
+
     Attributes:
       keep_last: So many of the newest.
       keep_best: So many of the best by `metric`; of equal ones the older.
@@ -87,13 +90,18 @@ class Retention:
             )
 
     def decide(
-        self, kept: tuple[Saved, ...], saved: Saved
+        self,
+        kept: tuple[Saved, ...],
+        saved: Saved,
+        *,
+        settled: int | None = None,
     ) -> tuple[tuple[Saved, ...], tuple[int, ...]]:
         """Say what to do now that one more checkpoint is there.
 
         Args:
           kept: What was there, oldest first.
           saved: The new one; it takes the place of one of the same step.
+          settled: A run goes back from no step up to this one; None if it never does.
 
         Returns:
           What is there from now on, oldest first, and the steps to delete.
@@ -102,6 +110,9 @@ class Retention:
         stays = {old.step for old in there[-self.keep_last :]}
         stays |= {old.step for old in self._ranked(there)[: self.keep_best]}
         stays |= {old.step for old in there if self._is_milestone(old.step)}
+        if settled is not None:
+            good = [at for at, old in enumerate(there) if old.step <= settled]
+            stays |= {old.step for old in there[max(good, default=0) :]}
         now = tuple(old for old in there if old.step in stays)
         return now, tuple(old.step for old in there if old.step not in stays)
 

@@ -5,6 +5,7 @@ It joins modules and decides nothing: `snapshot` copies, `background` waits for
 `group` lets the processes of one program act as one.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -23,7 +24,7 @@ from replicator.checkpoint.orbax_files import require_orbax
 from replicator.checkpoint.reading import (
     Restored,
     Wanted,
-    is_checkpoint_directory,
+    is_taken,
     restore_newest,
     restore_step,
     scan,
@@ -36,7 +37,7 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
-from replicator.errors import ArgumentError, CheckpointError
+from replicator.errors import ArgumentError, CheckpointError, CheckpointInUseError
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class CheckpointStore:
         self._group = Group(together=together, timeout_s=timeout_s)
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
+        self._settled: int | None = None
+        self._unsettled: int | None = None  # what something is kept for, until then
         self._saver: BackgroundSaver | None = None
 
     def open(self) -> Self:
@@ -288,16 +291,18 @@ class CheckpointStore:
         try:
             self._make_directory()
             manifests = ()
-            if self._is_taken():
+            if is_taken(self._directory):
                 manifests = scan(self._directory).manifests
             newest = max((manifest.generation for manifest in manifests), default=0)
             self._generation = self._lock.acquire(above=newest)
-            left = commits.remove_leftovers(self._directory, disk=self._disk)
+            left = commits.tidy(self._directory, disk=self._disk)
+            if left:
+                manifests = scan(self._directory).manifests
         except OSError as failure:
             self._lock.release()
             raise self._unwritable(failure) from failure
         if left:
-            _log.info("Removed from %s what a dead run left: %s", self._directory, left)
+            _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
 
     def _make_directory(self) -> None:
@@ -307,23 +312,6 @@ class CheckpointStore:
         self._directory.mkdir(parents=True, exist_ok=True)
         for path in made:
             self._disk.sync_directory(path.parent)
-
-    def _is_taken(self) -> bool:
-        """Tell whether checkpoints were saved here; refuse what holds other things."""
-        if is_checkpoint_directory(self._directory):
-            return True
-        foreign = sorted(
-            path.name
-            for path in self._directory.iterdir()
-            if not path.name.startswith(".")
-        )
-        if foreign:
-            raise CheckpointError(
-                f"`directory` must be empty or hold checkpoints only, got "
-                f"{self._directory} with `{foreign[0]}` in it. "
-                "Save to a directory of its own."
-            )
-        return False
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(snapshot, whole=self._group.is_chief)
@@ -346,12 +334,31 @@ class CheckpointStore:
                 require_current=self._lock.require_current,
                 pieces=pieces,
             )
-            self._retain(manifest)
+            self._retain(self._as_saved(manifest))
 
         self._group.lead("committed", commit)
 
-    def _retain(self, manifest: Manifest) -> None:
-        self._kept, gone = self._policy.decide(self._kept, self._as_saved(manifest))
+    def settle(self, step: int) -> None:
+        """Say that nobody goes back from a step, nor from those before it.
+
+        For who says so, checkpoints since the newest that is settled stay, whatever the
+        policy: one of them is good.
+        """
+        self._settled = step
+        if self._unsettled is not None and step >= self._unsettled:
+            self._unsettled = None
+            self._require_open().run_after(self._retain_settled)
+
+    def _retain_settled(self) -> None:
+        with contextlib.suppress(CheckpointInUseError):  # the next save raises it
+            self._lock.require_current()
+            self._retain(self._kept[-1])
+
+    def _retain(self, saved: Saved) -> None:
+        before, settled = self._kept, self._settled
+        self._kept, gone = self._policy.decide(before, saved, settled=settled)
+        waits = gone != self._policy.decide(before, saved)[1]
+        self._unsettled = saved.step if waits else None
         for step in gone:
             try:
                 commits.delete(self._directory, step, disk=self._disk)

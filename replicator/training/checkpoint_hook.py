@@ -71,7 +71,7 @@ class SaveCheckpoints(Hook):
     Args:
       of: The run. Where it is known where it ends, the end saves that step.
       store: Open; closed with the run.
-      began: The seed that it began with, and what its dataset is.
+      resumed: Where the run goes on.
       reports: The run's own hooks, in this process.
       hooks: Those whose states are the same in all.
       evaluation: What the run evaluates by; None for nothing.
@@ -84,7 +84,7 @@ class SaveCheckpoints(Hook):
         of: Training,
         store: CheckpointStore,
         *,
-        began: Mapping[str, Any],
+        resumed: Resumed,
         reports: Sequence[Hook],
         hooks: Sequence[Hook],
         evaluation: EvaluateEvery | None,
@@ -97,12 +97,14 @@ class SaveCheckpoints(Hook):
         self._last_step = of.plan.steps
         self._rank_by = of.checkpointing.retention.metric
         self._evaluation = evaluation
-        self._about = {"strategy": of.arguments.get("strategy"), "began": began}
+        self._about = {"strategy": of.arguments.get("strategy"), "began": resumed.began}
         self._tell = of.tell_alike
         self._told = store.counts
         # Written by the store's thread, before it counts the save; taken by the loop's.
         self._failure: Exception | None = None
         self._shown: MetricsEvent | None = None
+        self._begun: int | None = None
+        store.settle(resumed.shown_steps)
 
     def on_state(self, event: StateEvent) -> None:
         """Begin to save if due; the copy is made before the state is donated."""
@@ -112,17 +114,20 @@ class SaveCheckpoints(Hook):
         if self._trigger.pulled(event) and event.step != self._last_step:
             # A state with bad numbers in it would be what a run goes back to.
             event.require_finite()
-            self._store.save_nowait(self._snapshot(event))
+            if self._store.save_nowait(self._snapshot(event)):
+                self._begun = event.step
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Remember the metrics: at the end they are the run's result."""
         self._shown = event
+        self._store.settle(event.step)
 
     def on_end(self, event: StateEvent) -> None:
         """Save the last step, durably: now its metrics were shown, and hooks ended."""
         event.require_finite()
         self._require_ranked(event)
-        self._store.save(self._snapshot(event))
+        if not self._is_saved(event):
+            self._store.save(self._snapshot(event))
         self._tell_outcome(event.step)
         self._raise_failure()
 
@@ -130,6 +135,13 @@ class SaveCheckpoints(Hook):
         """Wait for a save in flight, and give the directory back."""
         self._shown = None
         self._store.close()
+
+    def _is_saved(self, event: StateEvent) -> bool:
+        """Tell whether a step that is left in the midst of the loop was just saved."""
+        if event.in_flight is None or self._begun != event.step:
+            return False
+        self._store.wait()
+        return self._store.counts.last_step == event.step
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
         position = event.position or Position()

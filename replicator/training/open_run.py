@@ -97,7 +97,7 @@ def open_run(
         saving = SaveCheckpoints(
             of,
             store,
-            began=resumed.began,
+            resumed=resumed,
             reports=reports.hooks,
             hooks=saved_hooks,
             evaluation=evaluation,

@@ -52,6 +52,21 @@ def test_what_is_kept_is_what_the_words_say_of_all_that_was_saved(policy, seed):
         assert gone == {s.step for s in seen} - wanted
 
 
+@pytest.mark.parametrize("settled", range(0, 40, 5))
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_step_a_run_goes_back_from_a_checkpoint_before_it_is_there(
+    seed, settled
+):
+    kept = ()
+    for saved in random_saves(seed):
+        older = [each.step for each in (*kept, saved) if each.step <= settled]
+        kept, _ = Retention(keep_last=1).decide(kept, saved, settled=settled)
+        steps = [each.step for each in kept]
+        # All that a step from here on may be the first bad one after.
+        assert steps[0] == max(older, default=steps[0])
+        assert [step for step in steps if step > settled] == steps[bool(older) :]
+
+
 def test_the_best_is_the_oldest_of_equals():
     saves = [Saved(step=step, metric=1.0) for step in (3, 5, 9)]
     assert Retention(metric="loss").best(saves) == 3

@@ -5,11 +5,14 @@ import numpy as np
 import optax
 import pytest
 
+from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError, NonFiniteError, SpikeError
 from replicator.hooks import Hook, StateCallback, every
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import read_events
 from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import Retention
+from tests.rpc.courier_cases import wait_until
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
 STEPS = 8
@@ -213,10 +216,10 @@ def test_rollback_needs_an_input_that_can_be_read_again(tmp_path):
         run(iter(dataset()), on_nonfinite="rollback", checkpoint_dir=tmp_path)
 
 
-def leaping(*, at, **options):
+def leaping(*, at, action="log", **options):
     batches = [good(seed) for seed in range(20)]
     batches[at]["y"] = batches[at]["y"] + 100
-    return run(batches, steps=20, spikes=Spikes(**options))
+    return run(batches, steps=20, spikes=Spikes(action=action), **options)
 
 
 def test_a_spike_ends_the_run_if_it_is_to():
@@ -224,6 +227,33 @@ def test_a_spike_ends_the_run_if_it_is_to():
         SpikeError, match=r"`loss` must stay in its range, got .* at step 15"
     ):
         leaping(at=14, action="raise")
+
+
+class WaitForSaves(Hook):
+    """Takes no step of a new five before the one before is saved: none is left out."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def on_state(self, event):
+        if event.step > 5 and event.step % 5 == 1:
+            wait_until((self._folder / f"{event.step - 1:012d}").exists)
+
+
+def test_a_spike_at_a_saved_step_takes_the_run_back_by_one_checkpoint(tmp_path):
+    leaping(
+        at=14,  # the batch of step 15, which is saved before its loss is shown
+        action="rollback",
+        checkpoint_dir=tmp_path / "c",
+        checkpoint_every=5,
+        retention=Retention(keep_last=1),
+        hooks=[WaitForSaves(tmp_path / "c")],
+        directory=tmp_path / "run",
+    )
+    events = read_events(tmp_path / "run")
+    starts = [each["step"] for each in events if each["kind"] == "resumed"]
+    assert starts == [10]
+    assert CheckpointStore(tmp_path / "c").steps() == (20,)
 
 
 def test_a_spike_is_logged_and_the_run_goes_on(caplog):
