@@ -2,10 +2,12 @@
 
 The order is the promise: content of files, names in directories, the new name, the name
 in its parent. A crash leaves a directory that starts with a dot, which is no checkpoint
-and which the next owner removes; after `commit` returned, power may fail.
+and which the next owner removes, or which was one and gets its name back; after
+`commit` returned, power may fail.
 """
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable, Collection
@@ -24,12 +26,15 @@ from replicator.checkpoint.orbax_files import write_arrays
 from replicator.checkpoint.snapshot import Draft
 
 _WRITING, _DELETING, _DAMAGED = ".writing-", ".deleting-", ".damaged-"
-_NAME = re.compile(r"\d{12}")
+_REPLACED = ".replaced-"
+_DIGITS = 12
+_NAME = re.compile(rf"\d{{{_DIGITS}}}")
+_log = logging.getLogger(__name__)
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
     """Return where the checkpoint of a step is."""
-    return directory / f"{step:012d}"
+    return directory / f"{step:0{_DIGITS}d}"
 
 
 def list_steps(directory: Path) -> list[int]:
@@ -67,8 +72,7 @@ def commit(
     of_others = {each.path.parent for each in pieces}
     require_current()
     # Of a save that failed: threads of orbax may have gone on writing.
-    with contextlib.suppress(OSError):  # tried again before the next
-        remove_leftovers(directory, disk=disk, but=of_others)
+    tidy(directory, disk=disk, but=of_others)
     # A name of its own: a writer that was replaced removes nothing of the other's.
     writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
     disk.make_directory(writing)
@@ -85,8 +89,7 @@ def commit(
         raise
     finally:
         for folder in of_others:
-            with contextlib.suppress(OSError):
-                disk.remove_tree(folder)
+            _remove(folder, disk=disk)
     return manifest
 
 
@@ -94,7 +97,7 @@ def delete(directory: Path, step: int, *, disk: Disk) -> None:
     """Delete a checkpoint: first its name, so that no half of it is ever one."""
     aside = _move_aside(checkpoint_path(directory, step), _DELETING, disk=disk)
     if aside is not None:
-        disk.remove_tree(aside)
+        _remove(aside, disk=disk)
 
 
 def set_damaged_aside(directory: Path, step: int, *, disk: Disk) -> Path | None:
@@ -102,21 +105,27 @@ def set_damaged_aside(directory: Path, step: int, *, disk: Disk) -> Path | None:
     return _move_aside(checkpoint_path(directory, step), _DAMAGED, disk=disk)
 
 
-def remove_leftovers(
-    directory: Path, *, disk: Disk, but: Collection[Path] = ()
-) -> list[str]:
-    """Remove what owners left who died while writing or deleting; return its names."""
+def tidy(directory: Path, *, disk: Disk, but: Collection[Path] = ()) -> list[str]:
+    """Remove what owners left who died while writing or deleting; return what it was.
+
+    A checkpoint that was moved aside for one that never came gets its name back. What
+    cannot be removed is logged, and left for the next time.
+    """
+    others, done = {*directory.iterdir()}.difference(but), []
+    for aside in sorted(path for path in others if path.name.startswith(_REPLACED)):
+        checkpoint = directory / aside.name.removeprefix(_REPLACED)[:_DIGITS]
+        if not checkpoint.exists():
+            disk.rename(aside, checkpoint)
+            disk.sync_directory(directory)
+            done.append(aside.name)
+    ours = (_WRITING, _DELETING, _REPLACED)
     left = sorted(
         path
-        for path in {*directory.iterdir()}.difference(but)
-        if path.name.startswith((_WRITING, _DELETING)) or path.suffix == ".draft"
+        for path in others
+        if path.name.startswith(ours) or path.suffix == ".draft"
+        if path.exists()
     )
-    for path in left:
-        if path.is_dir():
-            disk.remove_tree(path)
-        else:
-            path.unlink(missing_ok=True)
-    return [path.name for path in left]
+    return done + [path.name for path in left if _remove(path, disk=disk)]
 
 
 def _write(
@@ -153,14 +162,18 @@ def _write(
 
 def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:
     # A run that went back to an earlier step comes by the same step once more.
-    replaced = _move_aside(checkpoint, _DELETING, disk=disk)
-    # Dying here, after one was moved aside, leaves none of this step: by their names
-    # both are leftovers.
-    disk.rename(writing, checkpoint)
+    replaced = _move_aside(checkpoint, _REPLACED, disk=disk)
+    try:
+        # Dying here, after one was moved aside: by its name it is put back.
+        disk.rename(writing, checkpoint)
+    except OSError:
+        if replaced is not None:
+            disk.rename(replaced, checkpoint)
+        raise
     # Readers see it from here on; a loss of power may still undo the rename.
     disk.sync_directory(checkpoint.parent)
     if replaced is not None:
-        disk.remove_tree(replaced)
+        _remove(replaced, disk=disk)
 
 
 def _move_aside(checkpoint: Path, prefix: str, *, disk: Disk) -> Path | None:
@@ -171,3 +184,19 @@ def _move_aside(checkpoint: Path, prefix: str, *, disk: Disk) -> Path | None:
         number += 1
     disk.rename(checkpoint, aside)
     return aside
+
+
+def _remove(path: Path, *, disk: Disk) -> bool:
+    """Remove a folder or a file that is no checkpoint; tell whether it is gone."""
+    try:
+        if path.is_dir():
+            disk.remove_tree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as failure:  # another user's; on NFS, one that somebody has open
+        _log.warning(
+            "%s is left over and cannot be removed: %s. The next save tries it again.",
+            *(path, failure),
+        )
+        return False
+    return True

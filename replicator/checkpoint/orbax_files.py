@@ -4,10 +4,14 @@ Any orbax reads what is written here (`PyTreeCheckpointer().restore(path)`); wha
 cannot hold is written as something that it can, and the manifest knows better:
 - an empty array is left out: orbax refuses it;
 - a `uint2` or `uint4`, which tensorstore does not know, becomes bytes.
+Orbax looks for its own files by a pattern, of which the path is a part, and tensorstore
+takes a backslash for a slash: where the path would be misread they get another.
 """
 
 import contextlib
 import logging
+import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,10 @@ import numpy as np
 
 from replicator.base.trees import nested
 from replicator.checkpoint.manifest import LeafRecord
+from replicator.errors import CheckpointError
 
 _AS_BYTES = ("uint2", "uint4")
+_MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]")  # the last are of no text at all
 
 
 def write_arrays(
@@ -35,7 +41,7 @@ def write_arrays(
       arrays: In the same order; of random keys their data.
 
     Raises:
-      OSError: They could not be written.
+      OSError: They could not be written, or not all of them can be found again.
     """
     tree = nested(
         (leaf.parts, array.view(np.uint8) if leaf.dtype in _AS_BYTES else array)
@@ -43,12 +49,12 @@ def write_arrays(
         if array.size
     )
     orbax = require_orbax()
-    with _quiet(), _checkpointer(orbax) as checkpointer:
+    with _quiet(), _checkpointer(orbax) as checkpointer, _alias(path) as alias:
         try:
-            checkpointer.save(path, args=orbax.args.PyTreeSave(tree))
-        except ValueError as failure:  # tensorstore's, with all that it was asked for
-            problem, _, _ = str(failure).partition(" [tensorstore_spec=")
-            raise OSError(problem) from None
+            checkpointer.save(alias, args=orbax.args.PyTreeSave(tree))
+            _require_listed(alias, [leaf for leaf in leaves if 0 not in leaf.shape])
+        except ValueError as failure:
+            raise OSError(_problem(failure)) from None
 
 
 def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
@@ -60,10 +66,19 @@ def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
 
     Returns:
       The arrays in the order of `leaves`; of random keys their data.
+
+    Raises:
+      CheckpointError: Orbax does not find what was written.
     """
     orbax = require_orbax()
-    with _quiet(), _checkpointer(orbax) as checkpointer:
-        tree = checkpointer.restore(path, args=orbax.args.PyTreeRestore())
+    with _quiet(), _checkpointer(orbax) as checkpointer, _alias(path) as alias:
+        try:
+            tree = checkpointer.restore(alias, args=orbax.args.PyTreeRestore())
+        except ValueError as failure:
+            raise CheckpointError(
+                f"`{path}` must be what orbax can read, got what it cannot: "
+                f"{_problem(failure)} Restore an earlier step."
+            ) from None
     return [_find(leaf, tree) for leaf in leaves]
 
 
@@ -72,6 +87,37 @@ def require_orbax() -> Any:
     import orbax.checkpoint
 
     return orbax.checkpoint
+
+
+@contextlib.contextmanager
+def _alias(path: Path) -> Iterator[Path]:
+    """Lend a path that is read as it is: `path`, or one by a link to its folder."""
+    if not _MISREAD.search(str(path)):
+        yield path
+        return
+    temporary = tempfile.gettempdir()
+    place = "/tmp" if _MISREAD.search(temporary) else temporary
+    with tempfile.TemporaryDirectory(prefix="replicator-", dir=place) as folder:
+        link = Path(folder, "checkpoint")
+        link.symlink_to(path.parent.absolute())
+        yield link / path.name
+
+
+def _require_listed(path: Path, leaves: Sequence[LeafRecord]) -> None:
+    """Read the index once: by it alone what was written is found again."""
+    import tensorstore
+
+    base = {"driver": "file", "path": f"{path}/"}
+    index = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    listed = {key.decode() for key in index.list().result()}
+    for leaf in leaves:
+        if f"{'.'.join(leaf.parts)}/.zarray" not in listed:
+            raise OSError(f"the index of `{path}` does not list `{leaf.path}`")
+
+
+def _problem(failure: ValueError) -> str:
+    """Return what tensorstore met, without all that it was asked for."""
+    return str(failure).partition(" [tensorstore_spec=")[0]
 
 
 @contextlib.contextmanager

@@ -83,6 +83,23 @@ def is_checkpoint_directory(directory: Path) -> bool:
     return (directory / LOCK_NAME).exists() or bool(list_steps(directory))
 
 
+def is_taken(directory: Path) -> bool:
+    """Tell whether checkpoints were saved here.
+
+    Raises:
+      CheckpointError: The directory holds other things.
+    """
+    if is_checkpoint_directory(directory):
+        return True
+    names = (path.name for path in directory.iterdir())
+    if foreign := sorted(name for name in names if not name.startswith(".")):
+        raise CheckpointError(
+            f"`directory` must be empty or hold checkpoints only, got {directory} with "
+            f"`{foreign[0]}` in it. Save to a directory of its own."
+        )
+    return False
+
+
 def _require_checkpoint_directory(directory: Path) -> None:
     if not directory.is_dir() or not is_checkpoint_directory(directory):
         what = "has no checkpoint" if directory.is_dir() else "is no directory"

@@ -23,7 +23,7 @@ from replicator.checkpoint.orbax_files import require_orbax
 from replicator.checkpoint.reading import (
     Restored,
     Wanted,
-    is_checkpoint_directory,
+    is_taken,
     restore_newest,
     restore_step,
     scan,
@@ -288,16 +288,18 @@ class CheckpointStore:
         try:
             self._make_directory()
             manifests = ()
-            if self._is_taken():
+            if is_taken(self._directory):
                 manifests = scan(self._directory).manifests
             newest = max((manifest.generation for manifest in manifests), default=0)
             self._generation = self._lock.acquire(above=newest)
-            left = commits.remove_leftovers(self._directory, disk=self._disk)
+            left = commits.tidy(self._directory, disk=self._disk)
+            if left:
+                manifests = scan(self._directory).manifests
         except OSError as failure:
             self._lock.release()
             raise self._unwritable(failure) from failure
         if left:
-            _log.info("Removed from %s what a dead run left: %s", self._directory, left)
+            _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
 
     def _make_directory(self) -> None:
@@ -307,23 +309,6 @@ class CheckpointStore:
         self._directory.mkdir(parents=True, exist_ok=True)
         for path in made:
             self._disk.sync_directory(path.parent)
-
-    def _is_taken(self) -> bool:
-        """Tell whether checkpoints were saved here; refuse what holds other things."""
-        if is_checkpoint_directory(self._directory):
-            return True
-        foreign = sorted(
-            path.name
-            for path in self._directory.iterdir()
-            if not path.name.startswith(".")
-        )
-        if foreign:
-            raise CheckpointError(
-                f"`directory` must be empty or hold checkpoints only, got "
-                f"{self._directory} with `{foreign[0]}` in it. "
-                "Save to a directory of its own."
-            )
-        return False
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(snapshot, whole=self._group.is_chief)

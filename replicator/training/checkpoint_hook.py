@@ -96,6 +96,7 @@ class SaveCheckpoints(Hook):
         self._failure: Exception | None = None
         self._shown: MetricsEvent | None = None
         self._metrics_before = resumed.last_metrics
+        self._begun: int | None = None
 
     def on_state(self, event: StateEvent) -> None:
         """Begin to save if due; the copy is made before the state is donated."""
@@ -111,7 +112,9 @@ class SaveCheckpoints(Hook):
                 # than that is told of, and this one left out.
                 with contextlib.suppress(TimeoutError):
                     self._store.wait()
-            if not self._store.save_nowait(self._snapshot(event)):
+            if self._store.save_nowait(self._snapshot(event)):
+                self._begun = event.step
+            else:
                 self._tell("save_left_out", step=event.step)
 
     def on_metrics(self, event: MetricsEvent) -> None:
@@ -123,7 +126,8 @@ class SaveCheckpoints(Hook):
         """Save the last step, durably: now its metrics were shown, and hooks ended."""
         event.show_metrics()
         self._require_ranked(event.step)
-        self._store.save(self._snapshot(event))
+        if not self._is_saved(event):
+            self._store.save(self._snapshot(event))
         self._tell_outcome(event.step)
         self._raise_failure()
 
@@ -131,6 +135,13 @@ class SaveCheckpoints(Hook):
         """Wait for a save in flight, and give the directory back."""
         self._shown = None
         self._store.close()
+
+    def _is_saved(self, event: StateEvent) -> bool:
+        """Tell whether a step that is left in the midst of the loop was just saved."""
+        if event.ended or self._begun != event.step:
+            return False
+        self._store.wait()
+        return self._store.counts.last_step == event.step
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
         position = event.position or Position()

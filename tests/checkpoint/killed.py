@@ -31,13 +31,13 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def save_until_killed(directory, n):
+def save_until_killed(directory, n, step=2):
     policy = Retention(keep_last=1)
     with CheckpointStore(directory, policy=policy, disk=Disk(Killer(n))) as store:
-        store.save(small_snapshot(2))
+        store.save(small_snapshot(step))
 
 
-def main(start, cases, stride):
+def main(start, cases, stride, step):
     """Save in a copy of `start`, `cases/n`, for every so many n until none dies."""
     require_orbax()
     n, running, survived = 1, set(), False
@@ -46,7 +46,7 @@ def main(start, cases, stride):
             shutil.copytree(start, cases / str(n))
             child = os.fork()
             if child == 0:
-                save_until_killed(cases / str(n), n)
+                save_until_killed(cases / str(n), n, step)
                 os._exit(0)
             running.add(child)
             n += stride
@@ -58,4 +58,4 @@ def main(start, cases, stride):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

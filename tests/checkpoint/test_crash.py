@@ -27,6 +27,17 @@ def require_whole(directory):
         return restored.step
 
 
+def steps_after_each_death(folder, stride, *, step):
+    """Save a step, and die before every so many-th operation; return what is left."""
+    start, cases = start_with_step_1(folder / "start"), folder / "cases"
+    cases.mkdir()
+    program = [sys.executable, "-m", "tests.checkpoint.killed"]
+    arguments = [str(start), str(cases), str(stride), str(step)]
+    subprocess.run([*program, *arguments], check=True, cwd=ROOT, timeout=120)
+    directories = sorted(cases.iterdir(), key=lambda path: int(path.name))
+    return [require_whole(directory) for directory in directories]
+
+
 def start_with_step_1(directory):
     with CheckpointStore(directory) as store:
         store.save(small_snapshot(1))
@@ -35,16 +46,15 @@ def start_with_step_1(directory):
 
 @pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_death_before_any_operation_leaves_one_whole_state(tmp_path, stride):
-    start, cases = start_with_step_1(tmp_path / "start"), tmp_path / "cases"
-    cases.mkdir()
-    program = [sys.executable, "-m", "tests.checkpoint.killed"]
-    arguments = [str(start), str(cases), str(stride)]
-    subprocess.run([*program, *arguments], check=True, cwd=ROOT, timeout=120)
-    directories = sorted(cases.iterdir(), key=lambda path: int(path.name))
-    steps = [require_whole(directory) for directory in directories]
+    steps = steps_after_each_death(tmp_path, stride, step=2)
     # One moment decides; many operations lie before it and many after.
     assert steps == sorted(steps)
     assert min(steps.count(1), steps.count(2)) * stride > 10
+
+
+@pytest.mark.slow
+def test_death_while_a_step_is_saved_again_leaves_one_whole_state(tmp_path):
+    assert set(steps_after_each_death(tmp_path, 1, step=1)) == {1}
 
 
 @pytest.mark.slow

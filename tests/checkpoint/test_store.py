@@ -431,6 +431,63 @@ def test_what_dead_owners_left_is_removed(tmp_path):
     assert left == {".writer.lock", ".writer.json"}
 
 
+def test_a_leftover_that_cannot_be_removed_stops_nothing(tmp_path, caplog):
+    left = f".deleting-{1:012d}-0"
+    (tmp_path / left).mkdir()
+    (tmp_path / left / "stale").touch()
+
+    def refuse(operation, path):
+        if operation == "remove_file" and path.name == "stale":
+            raise PermissionError(1, "Operation not permitted")
+
+    with CheckpointStore(tmp_path, disk=Disk(refuse)) as store:
+        store.save(small_snapshot(1))
+        assert f"{left} is left over and cannot be removed" in caplog.text
+    with CheckpointStore(tmp_path) as store:
+        assert not (tmp_path / left).exists()
+        assert store.steps() == (1,)
+
+
+def test_what_retention_cannot_remove_is_no_checkpoint_and_fails_no_save(tmp_path):
+    def refuse(operation, path):
+        if operation == "remove_directory":
+            raise OSError(39, "Directory not empty", str(path))  # `.nfs…` is in it
+
+    policy = Retention(keep_last=1)
+    with CheckpointStore(tmp_path, disk=Disk(refuse), policy=policy) as store:
+        for step in (1, 2, 2):
+            store.save(small_snapshot(step))
+        assert store.counts.failed == 0
+        assert store.steps() == (2,)
+        store.discard_after(1)
+        assert store.steps() == ()
+
+
+def test_a_step_that_cannot_be_named_again_keeps_the_one_that_has_the_name(tmp_path):
+    refused = []
+
+    def refuse(operation, path):
+        if operation == "rename" and path.name == f"{1:012d}" and not refused:
+            refused.append(path)
+            raise OSError(5, "Input/output error")
+
+    with CheckpointStore(tmp_path) as store:
+        store.save(small_snapshot(1))
+    with CheckpointStore(tmp_path, disk=Disk(refuse)) as store:
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            store.save(small_snapshot(1))
+        assert store.restore(step=1).meta == {"number": 1}
+
+
+def test_what_was_moved_aside_for_a_save_that_never_came_is_there_again(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(small_snapshot(1))
+    (tmp_path / f"{1:012d}").rename(tmp_path / f".replaced-{1:012d}-0")
+    with CheckpointStore(tmp_path) as store:
+        assert store.steps() == (1,)
+        assert store.restore().meta == {"number": 1}
+
+
 def test_newest_is_what_was_saved_last_even_if_a_run_began_anew(tmp_path):
     for step in (100, 1):
         with CheckpointStore(tmp_path) as store:

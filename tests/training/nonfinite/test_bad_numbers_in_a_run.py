@@ -5,11 +5,13 @@ import numpy as np
 import optax
 import pytest
 
+from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError, NonFiniteError, SpikeError
 from replicator.hooks import Hook, StateCallback, every
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import read_events
 from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import Retention
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
 
 STEPS = 8
@@ -213,10 +215,10 @@ def test_rollback_needs_an_input_that_can_be_read_again(tmp_path):
         run(iter(dataset()), on_nonfinite="rollback", checkpoint_dir=tmp_path)
 
 
-def leaping(*, at, **options):
+def leaping(*, at, action="log", **options):
     batches = [good(seed) for seed in range(20)]
     batches[at]["y"] = batches[at]["y"] + 100
-    return run(batches, steps=20, spikes=Spikes(**options))
+    return run(batches, steps=20, spikes=Spikes(action=action), **options)
 
 
 def test_a_spike_ends_the_run_if_it_is_to():
@@ -224,6 +226,21 @@ def test_a_spike_ends_the_run_if_it_is_to():
         SpikeError, match=r"`loss` must stay in its range, got .* at step 15"
     ):
         leaping(at=14, action="raise")
+
+
+def test_a_spike_at_a_saved_step_takes_the_run_back_by_one_checkpoint(tmp_path):
+    leaping(
+        at=14,  # the batch of step 15, which is to be saved
+        action="rollback",
+        checkpoint_dir=tmp_path / "c",
+        checkpoint_every=5,
+        retention=Retention(keep_last=1),
+        directory=tmp_path / "run",
+    )
+    events = read_events(tmp_path / "run")
+    [start] = [each["step"] for each in events if each["kind"] == "resumed"]
+    assert start in (5, 10)  # the latter, unless the disk was slow
+    assert CheckpointStore(tmp_path / "c").steps() == (20,)
 
 
 def test_a_spike_is_logged_and_the_run_goes_on(caplog):

@@ -15,9 +15,10 @@ import pytest
 
 from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.checkpoint import CheckpointStore
+from replicator.checkpoint.disk import Disk
 from replicator.distributed.notices import OwnNotices
 from replicator.errors import Preempted
-from replicator.hooks import Callback, every
+from replicator.hooks import Callback, Hook, every
 from replicator.testing import faults
 from replicator.training.preemption import hook as preemption
 from replicator.training.preemption import stop_agreement
@@ -209,7 +210,7 @@ def test_a_forked_child_ends_as_its_parent_wants(name):
     assert done.stdout.strip() == str(-getattr(signal, name)), done.stderr
 
 
-def train(directory, *, steps=10, hooks=(), **options):
+def train(directory, *, steps=10, hooks=(), checkpoint_every=100, **options):
     rep = replicas(2)
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
     return rep.run(
@@ -219,7 +220,7 @@ def train(directory, *, steps=10, hooks=(), **options):
         steps=steps,
         directory=directory / "told",
         checkpoint_dir=directory / "saved",
-        checkpoint_every=100,
+        checkpoint_every=checkpoint_every,
         hooks=hooks,
         write_every=1,
         display=False,
@@ -253,6 +254,24 @@ def test_a_preempted_run_loses_no_step_and_goes_on_bit_for_bit(
     assert resumed.step == 10
     for name, wanted in expected["params"].items():
         np.testing.assert_array_equal(resumed.state["params"][name], wanted)
+
+
+class Names(Hook):
+    """Brings a disk that notes which names are given."""
+
+    def __init__(self):
+        self.given = []
+        self.disk = Disk(
+            lambda what, path: what == "rename" and self.given.append(path)
+        )
+
+
+def test_what_was_just_saved_is_not_saved_again_to_leave(tmp_path, default_signals):
+    names = Names()
+    with pytest.raises(Preempted):
+        train(tmp_path, hooks=[names, terminated()], checkpoint_every=4)
+    steps = [path.name for path in names.given if path.name.isdigit()]
+    assert steps == [f"{4:012d}"]
 
 
 def test_a_preempted_run_tells_every_step_once(tmp_path, default_signals):

@@ -1,0 +1,85 @@
+"""Checkpoints in folders of any name: what was saved is read again."""
+
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicator
+from replicator.checkpoint import CheckpointStore, orbax_files
+from replicator.errors import CheckpointError
+from tests.checkpoint.states import bits, small_snapshot, small_state
+from tests.steps import regression_batch
+
+# Sweeps name folders by what they try. The first were lost: patterns of a file name,
+# what tensorstore takes for a slash, what is no text.
+MISREAD = ["lr=0.1,layers=[2,3]", "a\\b", "[!a]", "a\\[b", os.fsdecode(b"\xff")]
+NAMES = [
+    *MISREAD,
+    *("star*", "what?", "{a,b}", "a b", " lead", "trail ", "50%", "%41", "~", "~root"),
+    *("ünïcödé", "日本", "new\nline", "tab\t", "\x7f", "a#b", "a|b", "a&b=c", "quote'"),
+    *('quote"', "$HOME", "a;b", "!x", "[", "]", "a:b", "-dash", "file:x", "..a", "<x>"),
+    *("a`b`", "ocdbt.process_0", "x" * 200),
+]
+
+
+def saved_in(directory):
+    with CheckpointStore(directory) as store:
+        store.save(small_snapshot(1))
+    return directory
+
+
+@pytest.mark.parametrize("name", MISREAD[:2], ids=ascii)
+def test_what_was_saved_in_a_folder_that_is_easily_misread_is_read(name, tmp_path):
+    folder = saved_in(tmp_path / name)
+    assert bits(CheckpointStore(folder).restore().arrays) == bits(small_state(1))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_what_was_saved_in_a_folder_of_an_odd_name_is_read(name, tmp_path):
+    folder = saved_in(tmp_path / name)
+    assert bits(CheckpointStore(folder).restore().arrays) == bits(small_state(1))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_could_not_be_read_again_is_not_said_to_be_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(orbax_files, "_MISREAD", orbax_files.re.compile("$^"))
+    with (
+        CheckpointStore(tmp_path / MISREAD[0]) as store,
+        pytest.raises(CheckpointError, match="does not list `count`"),
+    ):
+        store.save(small_snapshot(1))
+    assert CheckpointStore(tmp_path / MISREAD[0]).steps() == ()
+
+
+def test_what_orbax_cannot_read_is_a_checkpoint_error(tmp_path):
+    leaf = orbax_files.LeafRecord(parts=("w",), dtype="float32", shape=(3,))
+    orbax_files.write_arrays(tmp_path / "state", [leaf], [np.ones(3, np.float32)])
+    for index in ("manifest.ocdbt", "ocdbt.process_0/manifest.ocdbt"):
+        (tmp_path / "state" / index).unlink()
+    with pytest.raises(CheckpointError, match="must be what orbax can read"):
+        orbax_files.read_arrays(tmp_path / "state", [leaf])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISREAD, ids=ascii)
+def test_a_run_goes_on_in_a_folder_of_an_odd_name(name, tmp_path):
+    def init_fn(key):
+        return {"w": jnp.float32(0)}
+
+    def step_fn(state, batch):
+        return state, {"loss": state["w"] + batch["x"].mean()}
+
+    for steps in (2, 3):
+        result = replicator.Replicator().run(
+            step_fn,
+            [regression_batch(seed=seed) for seed in range(3)],
+            init_fn=init_fn,
+            steps=steps,
+            directory=tmp_path / name,
+            checkpoint_dir=tmp_path / name / "checkpoints",
+        )
+    assert result.steps == 3
