@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import jax
+
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.adapters import Source
@@ -89,6 +91,15 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
     checksums = tuple(tuple(map(tuple, each)) for each in told)
     states = tuple(value["states"])
     return Position(**{**value, "states": states, "checksums": checksums})
+
+
+def other_size(found: int, saved: int) -> BatchError:
+    """Return the error of a run that goes on with global batches of another size."""
+    return BatchError(
+        f"`dataset` must yield batches of {saved} examples, with which the run was "
+        f"saved, got {found}. Go on with those, which any number of devices may share, "
+        "or begin anew in another `checkpoint_dir`."
+    )
 
 
 def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
@@ -175,6 +186,7 @@ class _Again:
         for place, batch in enumerate(batches):
             crc32 = self._known.get((number, place))
             if crc32 is not None and checksum(batch) not in (crc32, None):
+                self._require_size(batch, place)
                 self._tell(f"batch {place} of pass {number}")
             yield batch
 
@@ -192,6 +204,12 @@ class _Again:
                 f"its end after {found}. Resume with the dataset that the run began "
                 "with."
             )
+
+    def _require_size(self, batch: PyTree, place: int) -> None:
+        saved, pipelines = self._position.full_batch, self._position.num_pipelines
+        found = len(next(iter(jax.tree.leaves(batch)), ())) * pipelines
+        if place == 0 and saved and found != saved:  # the last of a pass may be short
+            raise other_size(found, saved)
 
     def _tell(self, which: str) -> None:
         found = (

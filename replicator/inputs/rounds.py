@@ -24,7 +24,7 @@ from replicator.inputs.checks import (
 )
 from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
-from replicator.inputs.position import Position, start_at, tell
+from replicator.inputs.position import Position, other_size, start_at, tell
 from replicator.inputs.remainder import HostBatch, join_turn
 from replicator.inputs.synchronized_reads import Read, ReadSync, Turn, by_itself
 
@@ -106,6 +106,7 @@ class _Reader:
     ):
         self.position = start or Position()
         self._read_before = self.position.batches  # what is ahead of the position, too
+        self._saved_batches = self.position.batches
         self._form: BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, to tell its like fast
         self._sources = sources
@@ -192,6 +193,8 @@ class _Reader:
             present = [part for part in parts if part is not None]
             form = max((part.form for part in present), key=lambda f: f.examples)
             before = self.position.full_batch // self._num_pipelines
+            if before and form.examples > before:
+                raise self._other_size(form.examples)
             self._form = dataclasses.replace(form, examples=before or form.examples)
             self._remember_quickly(present)
             check_divides(
@@ -227,12 +230,18 @@ class _Reader:
             if part is None or part.form.examples == full:
                 continue
             if next(passes[pipeline], _END) is not _END:
+                if self._read_before == self._saved_batches > 0:
+                    raise self._other_size(part.form.examples)
                 raise BatchError(
                     f"`dataset` must yield {full} examples in every batch but the last "
                     f"of an epoch, got {part.form.examples} and another batch after it "
                     f"({self._where(pipeline)}). Make the batches of the input equal."
                 )
             passes[pipeline] = iter(())
+
+    def _other_size(self, found: int) -> BatchError:
+        saved = self.position.full_batch
+        return other_size(found * self._num_pipelines, saved)
 
     def _close(self, passes: Sequence[Iterator[PyTree]]) -> None:
         # An iterator that the user made may be read on after us: we close only ours.

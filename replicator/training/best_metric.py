@@ -46,7 +46,7 @@ class BestSoFar:
     waited: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Follow:
     """Which metric to follow, and with how much patience.
 
@@ -67,6 +67,7 @@ class Follow:
     """
 
     metric: str
+    _: dataclasses.KW_ONLY
     goal: Literal["min", "max"] = "min"
     patience: int | None = None
     min_change: float = 0.0

@@ -23,6 +23,7 @@ from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.monitoring.writers.writer import named_numbers
 from replicator.training.evaluate_hook import EvaluateEvery
 from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
+from replicator.training.hooks.user_hooks import HookOfUser
 from replicator.training.training import Training
 
 _log = logging.getLogger(__name__)
@@ -275,12 +276,12 @@ def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
 
 
 def hook_states(hooks: Sequence[Hook]) -> list[list[Any]]:
-    """Return the name and the state of each hook, in order.
+    """Return the name and the state of each hook, and whether the user made it.
 
     Raises:
       ArgumentError: A state is no plain JSON; the hook is named.
     """
-    return [[_name(hook), _state(hook)] for hook in hooks]
+    return [[_name(hook), _state(hook), _is_users(hook)] for hook in hooks]
 
 
 def _state(hook: Hook) -> Any:
@@ -295,26 +296,39 @@ def _state(hook: Hook) -> Any:
 
 
 def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:
-    """Give each hook the state that one of its kind had in its place.
+    """Give each hook the state that the same one of its type had; name the others.
 
     Args:
       hooks: Those of the run that goes on.
-      saved: From `hook_states`, of the run that was saved.
+      saved: From `hook_states`, of the run that was saved; nothing for a new one.
     """
-    for place, hook in enumerate(hooks):
-        name, state = saved[place] if place < len(saved) else (None, None)
-        if name == _name(hook):
-            if state is not None:
-                hook.load_state(state)
-        elif saved:
+    left = [(name, state, users) for name, state, *users in saved]
+    for hook in hooks:
+        # A hook of the user's is none of the run's own; before 0.3 nobody said which.
+        same = ([], [_is_users(hook)])
+        of_kind = [each for each in left if each[0] == _name(hook) and each[2] in same]
+        if of_kind:
+            left.remove(of_kind[0])
+            if of_kind[0][1] is not None:
+                hook.load_state(of_kind[0][1])
+        elif saved and hook.state_dict() is not None:
             _log.warning(
-                "Hook %d is a `%s`, and was %s when the run was saved: it starts anew.",
-                *(place, _name(hook), f"a `{name}`" if name else "none"),
+                "The run was saved without this `%s`: it starts anew.", _name(hook)
+            )
+    for name, state, _ in left:
+        if state is not None:
+            _log.warning(
+                "The run was saved with a `%s` that it has no more: its state is lost.",
+                name,
             )
 
 
 def _name(hook: Hook) -> str:
     return type(getattr(hook, "inner", hook)).__name__
+
+
+def _is_users(hook: Hook) -> bool:
+    return isinstance(hook, HookOfUser)
 
 
 def _position(found: Restored) -> Position:

@@ -254,3 +254,35 @@ def test_each_pipeline_looks_for_its_own_examples(caplog):
     _, positions = read(lambda: per_pipeline, 3, mode="per_replica")
     with pytest.raises(BatchError, match="got another batch 2"):
         read(lambda: other, 1, start=positions[-1], mode="per_replica")
+
+
+def sized(numbers, size):
+    return [{"x": numbers[at : at + size]} for at in range(0, len(numbers), size)]
+
+
+OF_SIZE = {
+    "list": lambda size: sized(np.arange(48, dtype=np.float32), size),
+    "generator": lambda size: (x for x in OF_SIZE["list"](size)),
+    "endless": lambda size: (x for _ in range(3) for x in OF_SIZE["list"](size)),
+    "grain": lambda size: (
+        grain.MapDataset.range(48)
+        .map(lambda number: {"x": np.float32(number)})
+        .batch(size)
+        .to_iter_dataset()
+    ),
+}
+
+
+@pytest.mark.parametrize("reread", ["refuse", "warn"])
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("kind", OF_SIZE)
+def test_batches_of_another_size_are_refused_by_what_was_saved(kind, size, reread):
+    layout, options = replicated_layout(2), InputOptions(reread=reread)
+    with open_input(OF_SIZE[kind](BATCH), layout) as batches:
+        saved = [next(batches) for _ in range(2)][-1].position
+    message = f"batches of 8 examples, with which the run was saved, got {size}. Go on"
+    with (
+        open_input(OF_SIZE[kind](size), layout, options=options, start=saved) as other,
+        pytest.raises(BatchError, match=message),
+    ):
+        next(other)

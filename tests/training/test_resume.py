@@ -21,7 +21,6 @@ from replicator.inputs.position import position_from_json
 from replicator.monitoring.progress import ProgressNumbers
 from replicator.monitoring.run_record import describe_dataset
 from replicator.training.best_metric import BestSoFar, Follow
-from replicator.training.checkpoint_hook import load_hooks
 from replicator.training.evaluate_hook import EvaluateEvery
 from tests.steps import apply, mlp_loss, regression_batch, replicas, trainer
 
@@ -289,15 +288,6 @@ def test_a_run_that_was_stopped_early_does_not_go_on(tmp_path):
     step, hook, seen = evaluated(tmp_path)
     assert (step, seen) == (10, [])
     assert hook.should_stop
-
-
-def test_a_hook_in_the_place_of_another_starts_anew(caplog):
-    hook = StateCallback(print, every(seconds=9.0))
-    load_hooks([hook], [["EvaluateEvery", {"verdict": "stop"}]])
-    assert caplog.messages == [
-        "Hook 0 is a `StateCallback`, and was a `EvaluateEvery` when the run was saved:"
-        " it starts anew."
-    ]
 
 
 def test_a_schedule_by_the_clock_goes_on_waiting():

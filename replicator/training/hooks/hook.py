@@ -121,7 +121,7 @@ class Hook(Protocol):
         return None
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what a hook of this kind, in this place, returned before."""
+        """Take over what a hook of this type returned: the first what the first did."""
 
     def flush(self) -> None:
         """Return when all that was written is safe; called from another thread."""
