@@ -33,6 +33,7 @@ from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.analysis.ordered_bits import ordered_scope
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.metrics import declared as metrics
+from replicator.engine.step.gradient_sums import Valued
 from replicator.engine.step.microbatch_sums import (
     KeyedStep,
     Sums,
@@ -42,6 +43,8 @@ from replicator.engine.step.microbatch_sums import (
 )
 from replicator.engine.step.optimizer_state import (
     Collected,
+    Given,
+    Learning,
     OwnSums,
     Show,
     Showing,
@@ -54,6 +57,7 @@ from replicator.engine.step.update_dependence import (
     UpdateDependent,
     find_update_dependent,
 )
+from replicator.errors import ReplicatorError
 from replicator.inputs.remainder import MASK
 
 
@@ -121,8 +125,7 @@ def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
             if microbatch().count > 1:
                 closed = jax.make_jaxpr(step)(state, batch, key)
                 refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
-            asking = _asking(step, show, state, batch, key)
-            after, reported = step(asking, batch, key)
+            after, reported = _run_asked(step, show, state, batch, key)
         after, shown = _take_shown(after)
         return after, metrics.declare(reported), by_name(state, shown)
 
@@ -141,26 +144,62 @@ def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
         and each.show != "nothing"
         # What was not called showed nothing.
         and each.shown is not None
+        and (isinstance(each, Collected) or each.given.calls)
     }
 
 
-def _asking(
+def _run_asked(
     step: KeyedStep, show: Showing, state: PyTree, batch: PyTree, key: Key | None
-) -> PyTree:
-    """Ask the optimizers of `state` for something, but for those that accumulate."""
+) -> tuple[PyTree, PyTree]:
+    """Run a step; ask its optimizers, but for those that accumulate, to show something.
+
+    In a loop of JAX's what they show needs a place from the start on; under `vmap`, and
+    where a loop runs over states, there must be none. A norm is not worth an error.
+    """
     if show == "nothing":
-        return state
+        return step(state, batch, key)
+    totals = _learned(step, state, batch, key) if show != "norm" else None
+    ways = [_asking(show, state, totals, is_place_made=made) for made in (True, False)]
+    ways += [state] * (show == "norm")
+    for asking in ways[:-1]:
+        try:
+            return step(asking, batch, key)
+        except ReplicatorError:
+            raise
+        except Exception:  # of JAX's errors; one of the step's own comes again
+            continue
+    return step(ways[-1], batch, key)
+
+
+def _asking(
+    show: Showing, state: PyTree, totals: list | None, *, is_place_made: bool
+) -> PyTree:
     pending = [each.pending for each in optimizer_states(state)]
-    variables = own_variables(state)
-    totals: list[PyTree] = [None] * len(pending)
-    if any(variables) and show != "norm":
-        sums = zero_sums(step, state, batch, key, count=microbatch().count)
-        totals = [each and each.total for each in sums]
+    default = jnp.asarray if is_place_made else None
     asked = [
-        each or Show(show=show, shown=empty_slot(show, total, variable))
-        for each, total, variable in zip(pending, totals, variables, strict=True)
+        each
+        or Show(
+            show=show,
+            given=Given(),
+            shown=empty_slot(show, total, variable or default),
+        )
+        for each, total, variable in zip(
+            pending, totals or [None] * len(pending), own_variables(state), strict=True
+        )
     ]
     return with_pending(state, asked)
+
+
+def _learned(
+    step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None
+) -> list[PyTree]:
+    """Trace a step abstractly; return shapes of what its optimizers are given."""
+    pending = [each.pending for each in optimizer_states(state)]
+    asked = [each or Learning(given=Given()) for each in pending]
+    jax.eval_shape(step, with_pending(state, asked), batch, key)
+    calls = [each.given.calls if isinstance(each, Learning) else [] for each in asked]
+    totals = [each[-1].total if each else None for each in calls]
+    return [each.grads if isinstance(each, Valued) else each for each in totals]
 
 
 def _take_shown(after: PyTree) -> tuple[PyTree, list]:

@@ -128,10 +128,13 @@ def zero_sums(
         except TypeError as error:
             if Collecting.__name__ not in str(error):
                 raise
+            rule, got = ("`accumulate` must be 1", "more")
+            if count == 1:
+                rule, got = ("`reduction` must be 'fast'", "'ordered'")
             raise ArgumentError(
-                "`accumulate` must be 1 for a step that calls `update` of an optimizer "
+                f"{rule} for a step that calls `update` of an optimizer "
                 "under `lax.cond`, or in `lax.scan`, `while_loop` or `fori_loop`, got "
-                "more. Call it once, outside, and choose between its result and the "
+                f"{got}. Call it once, outside, and choose between its result and the "
                 "old state with `jnp.where`."
             ) from error
     shapes = [
@@ -141,8 +144,8 @@ def zero_sums(
         if shape.calls > 1:
             raise ArgumentError(
                 f"`update` of the optimizer for `{optimizer.name}` must be called "
-                f"once a step under accumulation, got {shape.calls} calls. Give each "
-                "call an optimizer of its own."
+                f"once a step under {'accumulation' if count > 1 else 'ordered bits'}, "
+                f"got {shape.calls} calls. Give each call an optimizer of its own."
             )
     return [
         _zeros(_forget_calls(shape), variable or jnp.asarray) if shape.calls else None

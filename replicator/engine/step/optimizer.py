@@ -229,10 +229,13 @@ class _Wrapped:
                 return _tie((updates, _show(after, sums, shown)), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
-            case pending:
+            case Show() as asked:
+                asked.given.calls.append(None)
                 updates, after, reduced = finish(self._mean_of(given), state)
-                shown = None if pending is None else _shown(None, reduced, pending.show)
-                return updates, _show(after, pending, shown)
+                return updates, _show(after, asked, _shown(None, reduced, asked.show))
+            case _:
+                updates, after, _ = finish(self._mean_of(given), state)
+                return updates, after
 
     def _check_shapes(self, grads, state, params, extra) -> None:
         """Refuse gradients of single examples, told by the parameters or the updates.

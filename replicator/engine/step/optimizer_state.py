@@ -12,7 +12,7 @@ structure cannot change. For such a state what `update` would collect is learned
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -89,10 +89,11 @@ class Given:
     """What calls of `update` were given; compared by identity, as a trace is one.
 
     Attributes:
-      calls: `Collecting` of shapes, one per call.
+      calls: One for each call that was traced: `Collecting` of shapes, or None where
+        nobody asks for these.
     """
 
-    calls: list[Collecting] = dataclasses.field(default_factory=list)
+    calls: list[Any] = dataclasses.field(default_factory=list)
 
 
 @jax.tree_util.register_dataclass
@@ -132,10 +133,13 @@ class Show:
 
     Attributes:
       show: What `update` hands back.
-      shown: Its place.
+      given: Knows whether `update` was called.
+      shown: Its place. With zeros in it the state that `update` returns has the
+        structure of the one that it took, as `lax.scan` wants of its carry.
     """
 
     show: Showing = dataclasses.field(metadata=_STATIC)
+    given: Given = dataclasses.field(metadata=_STATIC)
     shown: PyTree = None
 
 

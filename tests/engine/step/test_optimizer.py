@@ -513,3 +513,104 @@ def test_an_optimizer_that_takes_the_value_gets_that_of_the_whole_batch(
         states(found.wrap_optimizer(lenient(VALUED[name]())), found, k, how),
         states(one.wrap_optimizer(lenient(VALUED[name]())), one, 1, "mean"),
     )
+
+
+def in_scan(update, state, rows):
+    return jax.lax.scan(lambda s, row: (update(s, row), None), state, rows)[0]
+
+
+def in_while_loop(update, state, rows):
+    def step(held):
+        return held[0] + 1, update(held[1], rows[held[0]])
+
+    return jax.lax.while_loop(lambda held: held[0] < 2, step, (0, state))[1]
+
+
+def is_due(state):
+    return state[0].sum() < 1e9  # traced, and so is what follows from it
+
+
+def in_cond(update, state, rows):
+    return jax.lax.cond(is_due(state), lambda s: update(s, rows[0]), lambda s: s, state)
+
+
+def in_switch(update, state, rows):
+    branches = [lambda s: s, lambda s: update(s, rows[0])]
+    return jax.lax.switch(is_due(state).astype(int), branches, state)
+
+
+def in_fori_loop(update, state, rows):
+    return jax.lax.fori_loop(0, 2, lambda i, s: update(s, rows[i]), state)
+
+
+def in_jit(update, state, rows):
+    return jax.jit(update)(state, rows[0])
+
+
+def in_checkpoint(update, state, rows):
+    return jax.checkpoint(update)(state, rows[0])
+
+
+def under_vmap(update, state, rows):
+    return jax.vmap(update)(state, rows)
+
+
+def over_states(update, state, rows):
+    return jax.lax.scan(lambda _, one: (None, update(*one)), None, (state, rows))[1]
+
+
+def scan_under_vmap(update, state, rows):
+    return jax.vmap(lambda s, row: in_scan(update, s, row[None]))(state, rows)
+
+
+@pytest.mark.parametrize(
+    ("around", "shown"),
+    [
+        *((each, ()) for each in (in_scan, in_while_loop, in_cond, in_switch)),
+        *((each, ()) for each in (in_fori_loop, in_jit, in_checkpoint)),
+        *((each, (2,)) for each in (under_vmap, over_states)),
+        (scan_under_vmap, None),  # there is no way to show it
+    ],
+)
+def test_a_run_updates_within_what_jax_calls_as_a_compiled_step_does(around, shown):
+    rep, rows = replicas(1), np.ones((2, 3), np.float32)
+    optimizer = rep.wrap_optimizer(adam())
+    many = around in (under_vmap, over_states, scan_under_vmap)
+
+    def init_fn(key):
+        params = jnp.zeros((2, 3) if many else 3)
+        return params, (jax.vmap(optimizer.init) if many else optimizer.init)(params)
+
+    def update(state, row):
+        updates, opt = optimizer.update(state[0] - row, state[1], state[0])
+        return state[0] + updates, opt
+
+    def step_fn(state, batch):
+        return around(update, state, batch[0]), {}
+
+    expected, _ = rep.compile(step_fn)(rep.init(init_fn), rows[None])
+    ran = rep.run(step_fn, [rows[None]], init_fn=init_fn, steps=1, display=False)
+    assert_equal_bits(ran.state, expected)
+    norm = ran.metrics.get("gradient_norm")
+    assert (None if norm is None else np.shape(norm)) == shown
+    assert norm is None or np.all(np.asarray(norm) > 0)
+
+
+def test_an_optimizer_that_a_loop_carries_and_does_not_call_has_no_norm():
+    rep = replicas(2)
+    txs = [rep.wrap_optimizer(adam(), name=name) for name in "ab"]
+
+    def step_fn(state, batch):
+        def update(opts, grad):
+            return (txs[0].update(grad, opts[0])[1], opts[1]), None
+
+        return jax.lax.scan(update, state, batch)[0], {}
+
+    result = rep.run(
+        step_fn,
+        [np.ones((4, 3), np.float32)],
+        init_fn=lambda key: tuple(tx.init(jnp.zeros(3)) for tx in txs),
+        steps=1,
+        display=False,
+    )
+    assert list(result.metrics) == ["gradient_norm"]

@@ -112,6 +112,10 @@ def test_an_update_under_a_condition_is_refused_by_name():
 
     with pytest.raises(ArgumentError, match=r"under `lax\.cond`, or in `lax\.scan`"):
         stepped(2, step_fn, init_fn)
+    optimizer = replicator.wrap_optimizer(optax.sgd(0.1), reduction="ordered")
+    rep = replicas(2, reduction="ordered")
+    with pytest.raises(ArgumentError, match=r"`reduction` must be 'fast' .*'ordered'"):
+        rep.compile(step_fn)(rep.init(trainer(optimizer)[0]), regression_batch())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
