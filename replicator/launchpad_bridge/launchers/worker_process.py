@@ -175,7 +175,7 @@ def _with_streams_of_its_own(job: Job) -> Job:
 
 def _run(context: "_Context", job: Job) -> int:
     try:
-        executable = unpack(Path(job.recipe).read_bytes())
+        executable = unpack(Path(job.recipe))
         result = executable.run(context)
     except SystemExit as error:
         if error.code in (None, 0):
