@@ -1,12 +1,13 @@
 """Kill one worker of a learner's program at a random moment, again and again.
 
 In each round a program of actors, a table and a learner, of one process or of two, runs
-on real processes; one of them gets SIGKILL: while all start, or a while after an update
-that is drawn; in a quarter of the rounds soon after that another one, or the same. The
-run must make all its updates, each once, and the learner go on from
-its newest durable checkpoint or later. Where actors take turns the final variables are
-those of a run that nobody killed, bit for bit, wherever the table is; such a run is
-made once for each number of processes.
+on real processes; one of them gets SIGKILL, in a third of the rounds SIGTERM: while all
+start, or a while after an update that is drawn; in a quarter of the rounds soon after
+that another one, or the same. After SIGTERM no update is made again. The run must make
+all its updates, each once, and the learner go on from its newest durable checkpoint or
+later. Where actors take turns the final variables are those of a run that nobody
+killed, bit for bit, wherever the table is; such a run is made once for each number of
+processes.
 
 `restart_s` is the time from the kill of one of the learner's two processes to the next
 update of both, the longest and `restart_median_s` the median; `restart_one_s` that of a
@@ -20,6 +21,7 @@ import collections
 import dataclasses
 import json
 import random
+import signal
 import statistics
 import tempfile
 import time
@@ -39,6 +41,7 @@ _ONLY = flags.DEFINE_string("only", "", "Cases whose names hold this; all by def
 _STARTS = 0.25  # of the rounds that kill while the program starts
 _WHILE_S = 0.1  # between an update and the kill
 _TWICE = 0.25  # of the rounds that kill again,
+_TERMS = 1 / 3  # of the rounds that preempt instead
 _AGAIN_S = 4.0  # within this time: somebody starts again, or looks for who does
 
 
@@ -48,6 +51,7 @@ class Found:
 
     rounds: int = 0
     kills: int = 0
+    preempted: int = 0
     failures: int = 0
     restarts: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
@@ -65,11 +69,14 @@ def draw_kills(case: Case, whole: Outcome, rng: random.Random) -> list[Kill]:
         update, after_s = None, rng.uniform(0.0, whole.first_update_s)
     else:
         update, after_s = rng.randrange(STEPS - INTERVAL), rng.uniform(0.0, _WHILE_S)
-    kills = [Kill(victim=case.victim, update=update, after_s=after_s)]
+    is_term = rng.random() < _TERMS
+    signum = signal.SIGTERM if is_term else signal.SIGKILL
+    kills = [Kill(victim=case.victim, update=update, after_s=after_s, signum=signum)]
     if rng.random() < _TWICE:
         others = [each.victim for each in cases() if each.shape == case.shape]
         after_s = rng.uniform(0.0, _AGAIN_S)
-        kills.append(Kill(victim=rng.choice(others), update=None, after_s=after_s))
+        victim = rng.choice(others)
+        kills.append(Kill(victim=victim, update=None, after_s=after_s, signum=signum))
     return kills
 
 
@@ -82,10 +89,14 @@ def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
     wrong = problems(outcome, case.victim)
     if not wrong and case.shape.turns and not _same_end(outcome, whole):
         wrong.append("other bits than the run that nobody killed")
+    lost = lost_in(outcome)
+    preempted = [k for k in kills if k.signum == signal.SIGTERM]
+    if preempted and lost["redone"]:
+        wrong.append(f"{lost['redone']} updates were made again after SIGTERM")
     found.rounds += 1
     found.kills += len(kills)
+    found.preempted += len(preempted)
     found.failures += bool(wrong)
-    lost = lost_in(outcome)
     found.lost.update(lost)
     # Of each worker's group: a learner of two processes starts again as one.
     found.restarts.update({name.split("/")[0] for name in outcome.restarts})
@@ -93,7 +104,8 @@ def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
     if resumed_s is not None and case.victim.startswith("learner") and not kills[1:]:
         times_s = found.restart_one_s if case.victim == "learner" else found.restart_s
         times_s.append(resumed_s)
-    when = "starting" if kills[0].update is None else f"after {kills[0].update}"
+    when = "SIGTERM, " * bool(preempted)
+    when += "starting" if kills[0].update is None else f"after {kills[0].update}"
     when += "".join(f", {kill.victim} {kill.after_s:.1f} s later" for kill in kills[1:])
     print(
         f"{found.rounds:3} {case.name}, {when}: {time.monotonic() - began_s:.0f} s"
@@ -157,6 +169,7 @@ def main(argv: list[str]) -> None:
         "failures": found.failures,
         "rounds": found.rounds,
         "kills": found.kills,
+        "preempted": found.preempted,
         "restart_s": round(max(both_s), 2) if both_s else None,
         "restart_median_s": round(statistics.median(both_s), 2) if both_s else None,
         "restart_one_s": round(statistics.median(one_s), 2) if one_s else None,

@@ -46,11 +46,13 @@ class Kill:
       update: A while after this update was done; None: after the kill before, or the
         launch, began.
       after_s: The while.
+      signum: By what.
     """
 
     victim: str
     update: int | None
     after_s: float
+    signum: signal.Signals = signal.SIGKILL
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -180,7 +182,7 @@ def run(
                 _wait_moment(kill, folder, outcome, running, until_s)
                 pid = _wait_pid(kill.victim, launcher, running, until_s)
                 if pid is not None:
-                    _kill(pid, kill.victim, folder, table, outcome)
+                    _kill(pid, kill, folder, table, outcome)
             running.wait(max(0.1, until_s - time.monotonic()), labels=["learner"])
             with contextlib.suppress(ReplicatorError):
                 outcome.table = table.dereference().statistics() if table else {}
@@ -216,16 +218,16 @@ def _wait_moment(
         time.sleep(_POLL_S)
 
 
-def _kill(pid: int, victim: str, folder: Path, table: Any, outcome: Outcome) -> None:
+def _kill(pid: int, kill: Kill, folder: Path, table: Any, outcome: Outcome) -> None:
     """Kill a worker's process; before the first kill, look what there is to lose."""
     if outcome.killed_s is None:
-        if victim == "queue" and read_lines(folder):
+        if kill.victim == "queue" and read_lines(folder):
             outcome.held = table.dereference().statistics()["waiting"]
         saved = folder / "checkpoints"
         outcome.durable = max(list_steps(saved) if saved.is_dir() else [], default=0)
         outcome.killed_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):  # its group may just be killed
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, kill.signum)
 
 
 def _wait_pid(

@@ -130,12 +130,17 @@ class Driver:
             self._tell()
             event = self._next_event(state)
             if isinstance(event, Exited):
-                if event.outcome in ("returned", "stopped"):
+                if event.outcome not in ("raised", "died"):
                     # Before the state tells of the end: who waits for it reads this.
                     self._keep_result(event)
                 executable = self._executables.get(event.name)
                 is_member = executable is not None and executable.is_member
-                event = ended(event, is_member=is_member)
+                event = ended(
+                    event,
+                    is_member=is_member,
+                    is_stopping=state.phase != "running",
+                    stop_grace_s=self._patience.stop_grace_s,
+                )
             state, actions = decide(state, event, time.monotonic())
 
     def _keep_result(self, exited: Exited) -> None:

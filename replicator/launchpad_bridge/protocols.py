@@ -122,16 +122,18 @@ class Exited:
     Attributes:
       name: The executable's.
       attempt: Its start that ended: 0 for the first.
-      outcome: "returned", "raised", "died" (without a word: killed, out of memory), or
-        "stopped" where it was asked to.
+      outcome: "returned", "raised", "died" (without a word: killed, out of memory),
+        "stopped" where it was asked to, or "preempted" where a signal from elsewhere
+        stopped it: a failure while nobody has asked the run to stop.
       result: What it returned.
-      error: What it raised, or a `NodeFailedError` that says how it died.
+      error: What it raised, or a `NodeFailedError` that says how it died, or that it
+        was preempted.
       code: What its process exited with, negative for a signal; None if nobody knows.
     """
 
     name: str
     attempt: int
-    outcome: Literal["returned", "raised", "died", "stopped"]
+    outcome: Literal["returned", "raised", "died", "stopped", "preempted"]
     result: PyTree = None
     error: BaseException | None = None
     code: int | None = None

@@ -5,14 +5,21 @@ lambdas and closures come along; and they travel only from a launcher to a worke
 own, through a file or a pipe that it made: nothing that arrives on a socket is ever
 loaded here. What does not pickle is named: the node, the argument, three ways out.
 
-A worker does not run the script, so what the script's top level has registered for
-`rpc` is registered there again. So is a class that bears its full name, module and all:
-not its module has registered it, but somebody else (`compat.own_classes`).
+A worker does not run the script. What comes along of its definitions is put into the
+worker's own `__main__`, where `pickle` looks for it; and what a node starts by spawning
+finds it in a file beside the recipe, which stands where the script would. What the
+script's top level has registered for `rpc` is registered there again. So is a class
+that bears its full name, module and all: not its module has registered it, but somebody
+else (`compat.own_classes`).
 """
 
+import contextlib
 import functools
 import io
+import sys
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -23,8 +30,15 @@ from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.protocols import Executable
 from replicator.launchpad_bridge.running.nested import children
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
+from replicator.rpc.security.private_files import create_private
 
-_SCRIPT = "__main__"
+_SCRIPTS = ("__main__", "__mp_main__")  # the second in what was spawned
+_IN_PLACE_OF_SCRIPT = """
+def __getattr__(name):
+    from replicator.launchpad_bridge.recipes import find_definition
+
+    return find_definition({path!r}, name)
+"""
 _LruCache = type(functools.lru_cache(print))
 
 
@@ -34,18 +48,54 @@ def pack(executable: Executable) -> bytes:
     Raises:
       LaunchError: It does not pickle; names the node and the argument.
     """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
     try:
-        return dumps((_registered_classes(), executable))
+        # `defined` is full when the pickler comes to it: all of it has come by then.
+        pickler.dump((_registered_classes(), executable, pickler.defined))
+        return file.getvalue()
     except Exception as error:
         raise LaunchError(_unpicklable(executable, error)) from error
 
 
-def unpack(recipe: bytes) -> Executable:
-    """Return the executable of a recipe that this worker's own launcher made."""
-    classes, executable = cloudpickle.loads(recipe)
+def unpack(recipe: Path) -> Executable:
+    """Return the executable of a recipe that this worker's own launcher made.
+
+    Definitions of the script are in `__main__` then.
+    """
+    classes, executable, defined = loads(recipe.read_bytes())
+    main = sys.modules["__main__"]
+    if defined:
+        vars(main).update(defined)
+        sys.modules["__mp_main__"] = main
+        main.__file__ = str(_in_place_of_script(recipe))
     for name, cls in classes:
         DEFAULT_REGISTRY.register(cls, name)
     return executable
+
+
+def find_definition(recipe: str, name: str) -> Any:
+    """Return what the script of a program defines, in a process that a node started.
+
+    Args:
+      recipe: The node's.
+      name: What is looked for in `__main__`.
+
+    Raises:
+      AttributeError: It is not there.
+    """
+    main = sys.modules["__main__"]
+    vars(main).pop("__getattr__", None)  # which called this: from now on all is there
+    unpack(Path(recipe))
+    return getattr(main, name)
+
+
+def _in_place_of_script(recipe: Path) -> Path:
+    """Return a file that a spawned process runs as it would run the script."""
+    path = recipe.with_name(f"{recipe.name}.py")
+    with contextlib.suppress(FileExistsError), open(create_private(path), "w") as file:
+        file.write(_IN_PLACE_OF_SCRIPT.format(path=str(recipe)))
+    return path
 
 
 def dumps(value: Any) -> bytes:
@@ -73,15 +123,30 @@ def _registered_classes() -> list[tuple[str, type]]:
     return [
         (entry.name, entry.cls)
         for entry in DEFAULT_REGISTRY._by_name.values()
-        if entry.cls.__module__ == _SCRIPT
+        if entry.cls.__module__ in _SCRIPTS
         or entry.name == f"{entry.cls.__module__}.{entry.cls.__qualname__}"
     ]
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles cached functions as well: what they remember stays behind."""
+    """Pickles cached functions as well: what they remember stays behind.
+
+    Attributes:
+      defined: What of the script's top level has come along, by name.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.defined: dict[str, Any] = {}
+        script = sys.modules["__main__"]
+        if script.__name__ in _SCRIPTS[1:]:  # nobody else can import it
+            cloudpickle.register_pickle_by_value(script)
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType) and obj.__module__ in _SCRIPTS:
+            name = obj.__qualname__
+            if vars(sys.modules["__main__"]).get(name) is obj:
+                self.defined[name] = obj
         if isinstance(obj, _LruCache) and getattr(obj, "__wrapped__", None):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

@@ -88,6 +88,17 @@ def test_who_has_ended_in_time_did_though_it_is_seen_late(tmp_path):
     assert driver.results == {"g/0": 1, "g/1": 2, "g": 1}
 
 
+PREEMPTED = {"outcome": "preempted", "result": 0}
+
+
+def test_a_preempted_member_starts_again_with_its_group_within_the_budget(tmp_path):
+    first = {("g/0", 0): returned(0), ("g/1", 0): PREEMPTED}
+    again = {("g/0", 1): returned(1), ("g/1", 1): returned(2)}
+    assert drive({**first, **again}, tmp_path).results == {"g/0": 1, "g/1": 2, "g": 1}
+    driver = drive({**first, ("g/0", 1): returned(0), ("g/1", 1): PREEMPTED}, tmp_path)
+    assert driver.finish.failure.exited.outcome == "preempted"
+
+
 def test_what_an_attempt_returned_that_was_thrown_away_is_no_result(tmp_path):
     first = {("g/0", 0): returned("old"), ("g/1", 0): raised()}
     driver = drive({**first, ("g/1", 1): raised()}, tmp_path)

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import threading
 import time
 
 import jax
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 180.0
 
 
-def program_of(*, steps=6, turns=True, processes=2, **options):
+def program_of(*, steps=6, turns=True, processes=2, make=None, **options):
     program = lp.Program("impala")
     if turns:
         options |= {"table": learning.turns(2, 8), "fixed_lag": 1}
@@ -37,7 +38,7 @@ def program_of(*, steps=6, turns=True, processes=2, **options):
     restart = lp.Restart(attempts=3, backoff_s=0.1)
     with program.group("learner", resources=group_nodes.CPU, restart=restart):
         learner = program.add_node(node)
-    learning.actors(program, learner, count=2, turns=turns)
+    learning.actors(program, learner, count=2, turns=turns, make=make)
     return program
 
 
@@ -84,6 +85,52 @@ def test_a_learner_that_lost_a_process_ends_with_the_same_bits(rank, tmp_path):
             assert run.workers["learner/0"].attempt == len(hooks)
             ended.append(run.results["learner"]["variables"])
     assert_equal_bits(*ended)
+
+
+class TermOnce(Hook):
+    """Sends SIGTERM to one process of a learner, in its first start."""
+
+    def __init__(self, rank):
+        self._rank = rank
+
+    def on_state(self, event):
+        is_first = lp.context.get_context().attempt == 0
+        if event.step == 5 and is_first and jax.process_index() == self._rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("processes", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_a_preempted_learner_is_saved_and_goes_on_with_the_same_bits(
+    processes, rank, tmp_path
+):
+    ended = []
+    for hooks in ([TermOnce(rank)], []):
+        saved = {"checkpoint_dir": tmp_path / str(len(hooks)), "checkpoint_every": 100}
+        program = program_of(steps=12, processes=processes, hooks=hooks, **saved)
+        with lp.launch(program, "processes", stop_grace_s=60.0) as run:
+            run.wait(TIMEOUT_S, labels=["learner"])
+            attempts = {run.workers[name].attempt for name in run.workers}
+        assert attempts == {0, len(hooks)}
+        ended.append(run.results_of("learner")[0]["variables"])
+    steps = list_steps(tmp_path / "1")
+    assert steps[-1] == 12
+    assert min(steps) < 12  # of the stop: there is no other before the end
+    assert_equal_bits(*ended)
+
+
+def make_one_leave(index):
+    """Make environments, of which those of actor 1 lose their process in a while."""
+    if index == 1:
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    return learning.make_environment(index)
+
+
+def test_a_run_whose_turn_nobody_takes_any_more_ends_at_once_and_says_who_left():
+    program = program_of(steps=None, processes=1, make=make_one_leave)
+    words = "`actor/1` was preempted: it got SIGTERM, not from its launcher"
+    launched = lp.launch(program, "processes")
+    with pytest.raises(lp.NodeFailedError, match=words), launched as run:
+        run.wait(TIMEOUT_S)
 
 
 def test_a_group_stops_with_its_program_saved(tmp_path):

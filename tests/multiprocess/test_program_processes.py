@@ -118,11 +118,24 @@ def test_a_stop_that_is_asked_before_the_worker_runs_is_not_lost(tmp_path):
         assert run.end("a").outcome == "stopped"
 
 
-def test_sigterm_asks_a_worker_to_stop(tmp_path):
+def test_sigterm_asks_a_worker_to_stop_which_is_then_preempted(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_wait(tmp_path / "pid")) as run:
         run.start("a")
         os.kill(int(run.told(tmp_path / "pid")), signal.SIGTERM)
+        assert run.end("a").outcome == "preempted"
+        assert run.end("a").result == "a of tested was stopped"
+        assert run.asked == ["a"]
+
+
+def test_a_worker_that_its_launcher_asked_first_is_not_preempted(tmp_path):
+    with opened(tmp_path, a=nodes.tell_and_stop_late(tmp_path / "pid")) as run:
+        worker = run.start("a")
+        pid = int(run.told(tmp_path / "pid"))
+        worker.stop()
+        run.told(tmp_path / "pid.asked")
+        os.kill(pid, signal.SIGTERM)
         assert run.end("a").outcome == "stopped"
+        assert run.asked == []
 
 
 def test_a_second_sigterm_ends_a_worker_that_does_not_stop(tmp_path):

@@ -75,6 +75,20 @@ def tell_and_wait(path):
     return run
 
 
+def tell_and_stop_late(path):
+    """Tell the process id, then the stop; end after a SIGTERM that comes behind it."""
+
+    def run(context):
+        tell(path, os.getpid())
+        context.stop_event.wait()
+        before = signal.getsignal(signal.SIGTERM)
+        tell(f"{path}.asked", "1")
+        while signal.getsignal(signal.SIGTERM) == before:
+            time.sleep(0.01)
+
+    return run
+
+
 def tell_and_sleep(path):
     def run(context):
         tell(path, os.getpid())

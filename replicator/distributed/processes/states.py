@@ -101,9 +101,11 @@ class StopAsked:
 
     Attributes:
       by: A worker's name, "launcher" or "signal".
+      of: Who is to stop: all, or, as the worker is preempted, the others of its unit.
     """
 
     by: str
+    of: Literal["run", "unit"] = "run"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,8 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
     match event:
         case Ended():
             return _after_end(state, event, now_s)
+        case StopAsked(of="unit"):
+            return state, _tell_unit(state, event.by)
         case StopAsked():
             return _after_asking(state, event.by, now_s)
         case TimeUp():
@@ -248,6 +250,16 @@ def _give_up(state: State, at: int, failure: Ended, why: str, now_s: float) -> D
     says = [why, f"stopping the other {others} worker(s)" if others else ""]
     state, end = _end_if_all_have(state)
     return state, [*(Say(message=text) for text in says if text), *stops, *end]
+
+
+def _tell_unit(state: State, name: str) -> list[Action]:
+    """Have the others of a unit stop beside one that is preempted: all save as one."""
+    unit = state.units[state.unit_of[name]]
+    if not unit.phase == state.phase == "running" or name not in unit.live:
+        return []
+    others = tuple(each for each in unit.live if each != name)
+    say = Say(message=f"`{name}` is preempted: it got SIGTERM, not from its launcher")
+    return [say, *([Stop(names=others)] if others else [])]
 
 
 def _after_asking(state: State, by: str, now_s: float) -> Decision:

@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.guarded import GuardedProcess
@@ -47,7 +47,8 @@ class GuardedWorker:
       environ: See `owner`.
       folder: See `owner`.
       keep: See `owner`.
-      on_stop_asked: Called when the worker asks for a stop of the run.
+      on_stop_asked: Called when the worker asks for a stop, with whose: as of a
+        `StopAsked`.
       on_end: Called once it has ended, in the thread that listens to it.
 
     Raises:
@@ -65,7 +66,7 @@ class GuardedWorker:
         environ: Mapping[str, str],
         folder: Path,
         keep: Sequence[Path] = (),
-        on_stop_asked: Callable[[], None],
+        on_stop_asked: Callable[[Literal["run", "unit"]], None],
         on_end: OnEnd,
     ) -> None:
         self._log = log
@@ -135,7 +136,7 @@ class GuardedWorker:
                 while data := os.read(pipe.fileno(), _READ_BYTES):
                     for frame in reader.feed(data):
                         if frame.asks:
-                            self._on_stop_asked()
+                            self._on_stop_asked(frame.asks)
                         else:
                             said = frame
             except DecodeError as error:

@@ -76,7 +76,7 @@ class PipedWorker(GuardedWorker):
             environ=environment,
             folder=plan.folder,
             keep=what_stays(plan.folder, plan.logs),
-            on_stop_asked=lambda: report(StopAsked(by=name)),
+            on_stop_asked=lambda of: report(StopAsked(by=name, of=of)),
             on_end=lambda said, heard, lines: report(
                 worker_end.exited(
                     name, attempt, said=said, heard=heard, lines=lines, log=str(log)

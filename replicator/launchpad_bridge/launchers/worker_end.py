@@ -1,5 +1,6 @@
 """Turn what is known of a worker's end into what the run hears: an `Exited`."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
 from replicator.launchpad_bridge.protocols import Exited
 
 _INDENT = "    "
+_PREEMPTED = "was preempted: it got SIGTERM, not from its launcher, and stopped"
 
 
 def exited(
@@ -48,9 +50,13 @@ def exited(
         return _raised(name, attempt, report, where, lines, log)
     is_well = heard.get("is_killed") or heard.get("code") == 0
     if report is not None and is_well:
-        return Exited(
+        exited = Exited(
             name=name, attempt=attempt, outcome=report.kind, result=report.result
         )
+        if report.kind != "preempted":
+            return exited
+        error = _failure(name, _PREEMPTED, where, lines, log)
+        return dataclasses.replace(exited, error=error)
     text = _how_it_died(heard)
     if report is not None:
         text = f"returned, but then {text}"

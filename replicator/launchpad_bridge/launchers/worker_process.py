@@ -1,7 +1,8 @@
 """Run one worker in a process of its own, and tell the launcher how it went.
 
 The node runs in the main thread. A second one listens: to the launcher, which may ask
-for a stop, and to SIGTERM, which means the same. A handler of signals must not touch an
+for a stop, and to SIGTERM, which means the same to the node, and to the run that it is
+preempted. A handler of signals must not touch an
 event (it may have interrupted whoever holds its lock), so it writes to a socket.
 
 The launcher's words come by one descriptor, reports go by another: both ends of a
@@ -38,7 +39,9 @@ from replicator.launchpad_bridge.launchers.on_ray.address_books import (
 )
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,
+    ASK_UNIT_TO_STOP,
     STOP,
+    GoodEnd,
     pack_error,
     pack_result,
 )
@@ -153,7 +156,7 @@ def run_job(job: Job) -> int:
     apply_settings({name.lower(): value for name, value in job.environment.items()})
     _draw_other_numbers()
     with _Listener(job.orders) as listener:
-        return _run(_Context(job, listener.stop_event), job)
+        return _run(_Context(job, listener), job)
 
 
 def _with_streams_of_its_own(job: Job) -> Job:
@@ -172,17 +175,17 @@ def _with_streams_of_its_own(job: Job) -> Job:
 
 def _run(context: "_Context", job: Job) -> int:
     try:
-        executable = unpack(Path(job.recipe).read_bytes())
+        executable = unpack(Path(job.recipe))
         result = executable.run(context)
     except SystemExit as error:
         if error.code in (None, 0):
-            context.tell(pack_result(None, stopped=context.stop_event.is_set()))
+            context.tell(pack_result(None, context.good_end()))
             return 0
         return _raised(context, error)
     except BaseException as error:
         return _raised(context, error)
     with _flushed():
-        context.tell(pack_result(result, stopped=context.stop_event.is_set()))
+        context.tell(pack_result(result, context.good_end()))
     _name_threads_that_stay()
     return 0
 
@@ -199,20 +202,31 @@ def _raised(context: "_Context", error: BaseException) -> int:
 class _Context:
     """A `NodeContext`."""
 
-    def __init__(self, job: Job, stop_event: threading.Event) -> None:
+    def __init__(self, job: Job, listener: "_Listener") -> None:
         self.program = job.program
         self.worker = job.worker
         self.launch_type = job.launch_type
         self.attempt = job.attempt
-        self.stop_event = stop_event
+        self.stop_event = listener.stop_event
+        self._listener = listener
         self._reports = job.reports
         # One report at a time, from the main thread and from any that asks for a stop.
         # Not re-entrant: a signal handler must not `tell`.
         self._sending = threading.Lock()
+        listener.stop_event.when_set(self._tell_unit)
         self.address_book = None if job.book is None else _open_book(job.book)
 
     def stop_program(self) -> None:
         self.tell(ASK_PROGRAM_TO_STOP)
+
+    def _tell_unit(self) -> None:
+        if self._listener.is_preempted:
+            self.tell(ASK_UNIT_TO_STOP)
+
+    def good_end(self) -> GoodEnd:
+        if not self.stop_event.is_set():
+            return "returned"
+        return "preempted" if self._listener.is_preempted else "stopped"
 
     def tell(self, report: bytes) -> None:
         # A launcher that is gone has nobody to tell, and the kernel ends this process.
@@ -223,10 +237,19 @@ class _Context:
 
 
 class _Listener:
-    """A thread that sets `stop_event` when the launcher or a signal asks for it."""
+    """A thread that sets `stop_event` when the launcher or a signal asks for it.
+
+    Args:
+      orders: Where the launcher's words arrive.
+
+    Attributes:
+      stop_event: The node's.
+      is_preempted: Whether a signal came first.
+    """
 
     def __init__(self, orders: int) -> None:
         self.stop_event = StopEvent()
+        self.is_preempted = False  # set before the event is, and not again
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         # The main thread's until `_thread` starts, then that one's.
@@ -274,7 +297,8 @@ class _Listener:
             words = os.read(source, 16)
         except ConnectionError:
             words = b""
-        if STOP in words:
+        if STOP in words and not self.stop_event.is_set():
+            self.is_preempted = source == self._inbox.fileno()
             self.stop_event.set()
         if not words:
             _end_without_launcher()

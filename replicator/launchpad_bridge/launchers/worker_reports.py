@@ -6,7 +6,7 @@ like anything that another process sends: nothing is unpickled, nothing imported
 
 import dataclasses
 import struct
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from replicator.base.types import PyTree
 from replicator.errors import (
@@ -28,15 +28,24 @@ from replicator.rpc.remote_errors import Told, rebuild, tell
 STOP = b"s"
 """From the launcher: stop."""
 
+GoodEnd: TypeAlias = Literal["returned", "stopped", "preempted"]
+"""How a node that did not raise came to its end; `Exited` says what each means."""
+
 _HEADER = struct.Struct("!cQQQ")
-_ASK, _RETURNED, _STOPPED, _RAISED = b"a", b"r", b"s", b"e"
+_RAISED = b"e"
+_ASKS: dict[bytes, Literal["run", "unit"]] = {b"a": "run", b"u": "unit"}
+_ENDS: dict[GoodEnd, bytes] = {"returned": b"r", "stopped": b"s", "preempted": b"p"}
+_END_OF: dict[bytes, GoodEnd] = {kind: end for end, kind in _ENDS.items()}
 _LIMITS = MessageLimits()
 _MOST_BYTES = _LIMITS.message_bytes + _LIMITS.head_bytes
 _MOST_NOTES = 16
 _LONGEST_NOTE = 2048
 
-ASK_PROGRAM_TO_STOP = _HEADER.pack(_ASK, 0, 0, 0)
+ASK_PROGRAM_TO_STOP = _HEADER.pack(b"a", 0, 0, 0)
 """From the worker: the whole run shall stop."""
+
+ASK_UNIT_TO_STOP = _HEADER.pack(b"u", 0, 0, 0)
+"""From the worker: it is preempted, and so are the others of its unit."""
 
 
 class Frame(NamedTuple):
@@ -55,9 +64,9 @@ class Frame(NamedTuple):
     body: bytes
 
     @property
-    def asks(self) -> bool:
-        """Whether it asks for a stop of the run, and says nothing of its end."""
-        return self.kind == _ASK
+    def asks(self) -> Literal["run", "unit"] | None:
+        """Who is to stop; None where it says how the worker ended."""
+        return _ASKS.get(self.kind)
 
     @property
     def raised(self) -> bool:
@@ -70,19 +79,19 @@ class Report:
     """What a worker said of its end.
 
     Attributes:
-      kind: "returned", "stopped" or "raised".
+      kind: "raised", or how it ended well.
       result: What it returned, or an `Unsendable`.
       error: What it raised.
       notes: What was added to the error.
     """
 
-    kind: Literal["returned", "stopped", "raised"]
+    kind: GoodEnd | Literal["raised"]
     result: PyTree = None
     error: Told | None = None
     notes: tuple[str, ...] = ()
 
 
-def pack_result(result: PyTree, *, stopped: bool) -> bytes:
+def pack_result(result: PyTree, end: GoodEnd) -> bytes:
     """Return a frame that says what a node returned."""
     try:
         if isinstance(result, Unsendable):  # by a process that this one had started
@@ -90,7 +99,7 @@ def pack_result(result: PyTree, *, stopped: bool) -> bytes:
         encoded = encode((True, result), limits=_LIMITS)
     except (EncodeError, MessageTooLargeError) as error:
         encoded = encode((False, str(error)))
-    return _pack(_STOPPED if stopped else _RETURNED, encoded)
+    return _pack(_ENDS[end], encoded)
 
 
 def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
@@ -163,9 +172,9 @@ def read_report(frame: Frame) -> Report:
                 error=_told(told),
                 notes=tuple(str(note) for note in notes),
             )
-        case (b"r" | b"s", (bool() as sent, result)):
+        case (_, (bool() as sent, result)) if kind in _END_OF:
             return Report(
-                kind="stopped" if kind == _STOPPED else "returned",
+                kind=_END_OF[kind],
                 result=result if sent else Unsendable(reason=str(result)),
             )
     raise DecodeError(f"A report must be of a known kind, got {kind!r}.")

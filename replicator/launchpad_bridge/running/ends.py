@@ -31,24 +31,40 @@ _LONGEST_CHAIN = 32
 _KILLED = (None, -signal.SIGKILL, KILLED_BY_LAUNCHER)
 
 
-def ended(exited: Exited, *, is_member: bool = False) -> Ended:
+def ended(
+    exited: Exited,
+    *,
+    is_member: bool = False,
+    is_stopping: bool = False,
+    stop_grace_s: float = 0.0,
+) -> Ended:
     """Return what a worker's end is to the supervisor.
 
     Args:
       exited: As its launcher reported it; `Ended.exited` later.
       is_member: Whether it was one of a group that JAX has joined: there a peer's death
         shows in the words of collectives.
+      is_stopping: Whether the run stops: then a preempted worker did as all are to.
+      stop_grace_s: How long the others of a group may take to end where one was
+        preempted: they save together.
     """
+    is_preempted = exited.outcome == "preempted"
+    is_failed = exited.outcome in ("raised", "died") or (
+        is_preempted and not is_stopping
+    )
+    grace_s = stop_grace_s if is_preempted else 0.0
+    if exited.code == HUNG:
+        grace_s = _HUNG_GRACE_S
     return Ended(
         name=exited.name,
         attempt=exited.attempt,
-        outcome="failed" if exited.outcome in ("raised", "died") else "done",
+        outcome="failed" if is_failed else "done",
         text=_describe(exited),
         looks_killed=exited.outcome == "died" and exited.code in _KILLED,
         is_symptom=is_symptom(exited.error)
         or (is_member and says_peer_is_gone(_words(exited))),
         comes_again=is_member and _is_from(exited.error, _COMES_AGAIN),
-        others_grace_s=_HUNG_GRACE_S if is_member and exited.code == HUNG else 0.0,
+        others_grace_s=grace_s if is_member else 0.0,
         exited=exited,
     )
 

@@ -40,6 +40,27 @@ def test_one_failure_kills_the_others_of_its_group_only():
     assert (state.phase, state.failure) == ("running", None)
 
 
+PREEMPTED = StopAsked(by="b", of="unit")
+
+
+def test_the_others_of_a_preempted_member_are_asked_to_stop_at_once_and_no_one_else():
+    state, done = play([GROUP, "z"], PREEMPTED, ended("a"), ended("c"))
+    assert done == [[Stop(names=("a", "c"))], [], []]
+    assert (state.phase, state.stopped_by) == ("running", None)
+
+
+def test_a_group_of_which_one_was_preempted_starts_again_together():
+    events = ended("a"), ended("c"), failed("b", others_grace_s=10.0), (9, TimeUp())
+    _, done = play([GROUP], PREEMPTED, *events)
+    assert done[-1] == [Start(names=GROUP.workers, attempt=1)]
+
+
+@pytest.mark.parametrize("before", [SIGNAL, failed("a", others_grace_s=9.0)])
+def test_who_is_preempted_while_its_group_ends_anyway_tells_nobody(before):
+    _, done = play([GROUP], before, PREEMPTED)
+    assert done[-1] == []
+
+
 def test_nothing_starts_before_all_of_a_group_have_ended():
     _, done = play([GROUP], failed("b"), killed("a"), (4, TimeUp()), killed("c"))
     assert done[1:] == [[], [], []]

@@ -30,18 +30,26 @@ def first_line(exited):
 
 
 def test_a_result_and_a_good_end_are_a_return():
-    exited = end(WELL, pack_result(3, stopped=False))
+    exited = end(WELL, pack_result(3, "returned"))
     assert (exited.outcome, exited.result) == ("returned", 3)
 
 
 def test_a_kill_after_the_result_takes_nothing_away():
     heard = {**KILLED, "is_killed": True}
-    exited = end(heard, pack_result(3, stopped=True))
+    exited = end(heard, pack_result(3, "stopped"))
     assert (exited.outcome, exited.result) == ("stopped", 3)
 
 
+def test_who_stopped_for_a_signal_of_its_own_is_preempted_with_its_result():
+    exited = end(WELL, pack_result(3, "preempted"))
+    assert (exited.outcome, exited.result) == ("preempted", 3)
+    assert "`a` was preempted: it got SIGTERM, not from its launcher" in first_line(
+        exited
+    )
+
+
 def test_a_death_after_the_result_is_told():
-    exited = end(KILLED, pack_result(3, stopped=False))
+    exited = end(KILLED, pack_result(3, "returned"))
     assert exited.outcome == "died"
     assert "`a` returned, but then was killed by SIGKILL" in first_line(exited)
 

@@ -21,28 +21,29 @@ def read(*frames):
 
 def test_results_arrive_as_they_were():
     array = np.arange(10_000.0).reshape(100, 100)
-    [report] = read(pack_result({"a": array, "b": (1, "x")}, stopped=False))
+    [report] = read(pack_result({"a": array, "b": (1, "x")}, "returned"))
     assert report.kind == "returned"
     np.testing.assert_array_equal(report.result["a"], array)
     assert report.result["b"] == (1, "x")
 
 
-def test_a_result_after_a_stop_is_told_as_such():
-    [report] = read(pack_result(None, stopped=True))
-    assert (report.kind, report.result) == ("stopped", None)
+@pytest.mark.parametrize("end", ["returned", "stopped", "preempted"])
+def test_a_result_comes_with_how_its_worker_ended(end):
+    [report] = read(pack_result(None, end))
+    assert (report.kind, report.result) == (end, None)
 
 
 def test_a_result_that_cannot_travel_is_told_with_the_reason():
-    [report] = read(pack_result({"f": len}, stopped=False))
+    [report] = read(pack_result({"f": len}, "returned"))
     assert isinstance(report.result, Unsendable)
     assert "builtin_function" in report.result.reason
 
 
 def test_frames_may_arrive_in_pieces():
-    frames = ASK_PROGRAM_TO_STOP + pack_result([1, 2], stopped=False)
+    frames = ASK_PROGRAM_TO_STOP + pack_result([1, 2], "returned")
     reader = FrameReader()
     found = [frame for byte in frames for frame in reader.feed(bytes([byte]))]
-    assert [frame.asks for frame in found] == [True, False]
+    assert [frame.asks for frame in found] == ["run", None]
     assert read_report(found[1]).result == [1, 2]
 
 

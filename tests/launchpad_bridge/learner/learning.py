@@ -38,13 +38,15 @@ def step_fn(state, rows):
     return {"params": params, "opt": opt}, {"loss": loss}
 
 
-def actors(program, learner, *, count, table=None, turns=False, restart=None):
+def actors(
+    program, learner, *, count, table=None, turns=False, restart=None, make=None
+):
     """Add actors called actor/0, actor/1, ..."""
     with program.group("actor", restart=restart):
         for index in range(count):
             node = lp.PyClassNode(
                 lp.Actor,
-                make_environment,
+                make or make_environment,
                 policy,
                 initial_core,
                 learner,

@@ -30,6 +30,17 @@ def test_what_raised_has_failed(outcome, meaning):
     assert ended(exited(outcome)).outcome == meaning
 
 
+@pytest.mark.parametrize(("stops", "meaning"), [(False, "failed"), (True, "done")])
+def test_who_is_preempted_has_failed_but_where_all_are_to_stop(stops, meaning):
+    assert ended(exited("preempted"), is_stopping=stops).outcome == meaning
+
+
+def test_the_others_of_a_group_may_save_when_one_is_preempted():
+    end = ended(exited("preempted"), is_member=True, stop_grace_s=7.0)
+    assert end.others_grace_s == 7.0
+    assert ended(exited("raised"), is_member=True, stop_grace_s=7).others_grace_s == 0
+
+
 def test_what_died_without_a_word_has_failed_or_was_killed():
     end = ended(exited("died"))
     assert (end.outcome, end.looks_killed) == ("failed", True)

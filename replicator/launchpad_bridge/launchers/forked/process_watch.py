@@ -285,7 +285,7 @@ class ProcessWatch:
             return False
         for frame in frames or ():
             if frame.asks:
-                self._report(StopAsked(by=worker.name))
+                self._report(StopAsked(by=worker.name, of=frame.asks))
             else:
                 worker.said = frame
         return frames is not None

@@ -296,7 +296,8 @@ class RayWorkers:
             self._leaving.append(worker.actor.leave.remote())
             return
         if event is not None and "asked" in event:
-            self._report(StopAsked(by=worker.executable.name))
+            by = worker.executable.name
+            self._report(StopAsked(by=by, of=event["asked"]))
         self._listen(worker)
 
     def _give_up_late(self) -> None:

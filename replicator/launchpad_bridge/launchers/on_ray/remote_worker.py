@@ -34,7 +34,7 @@ from replicator.rpc.security.private_files import create_private
 from replicator.rpc.server.server import Server
 
 Event: TypeAlias = dict[str, Any]
-"""`{"asked": True}`, or `ended` with `said`, `heard`, `lines` and `log`."""
+"""`asked`, with whose stop, or `ended` with `said`, `heard`, `lines` and `log`."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -107,7 +107,7 @@ class RemoteWorker:
             owner=task.run_id,
             environ={**_environment(task), **job.environment},
             folder=self._own,
-            on_stop_asked=lambda: self._events.put({"asked": True}),
+            on_stop_asked=lambda of: self._events.put({"asked": of}),
             on_end=self._ended,
         )
 

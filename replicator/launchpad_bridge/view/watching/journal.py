@@ -33,7 +33,7 @@ class WorkerNote:
       phase: "running", "waiting" for its restart, or "ended".
       restarts: How often it was started again.
       since_s: When this start was, in seconds since 1970.
-      outcome: How it ended last: "returned", "raised", "died", "stopped"; "" before.
+      outcome: How it ended last, as `Exited` has it; "" before.
       error: What it ended with, in a line; "" for nothing.
     """
 

@@ -54,7 +54,7 @@ class WorkerSample:
       kind: The type of its node.
       text: What it runs.
       state: In the supervisor's words: "running", "waiting" for its restart, "ended".
-      outcome: How it ended last: "returned", "raised", "died", "stopped"; "" before.
+      outcome: How it ended last, as `Exited` has it; "" before.
       restarts: How often it was started again.
       since_s: When this start was, in seconds since 1970.
       error: What it ended with last; "" for nothing.
