@@ -32,7 +32,7 @@ import itertools
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,16 @@ import optax
 from absl import app, logging
 
 import replicator
-from experiments import config_flags
+from experiments import config_flags, run_folder
+from experiments.config_flags import (
+    Amount,
+    Count,
+    Decay,
+    Rate,
+    Settings,
+    Whole,
+    check_shares,
+)
 from experiments.gan import Gan, images_of
 from experiments.images.classifier import train_classifier
 from experiments.images.image_sets import ImageSet, open_image_set
@@ -55,8 +64,6 @@ from experiments.images.sample_quality import (
 )
 from experiments.strategy_flag import StrategyName, named_strategy
 from models import biggan
-from models.gan_training import check_truncation
-from replicator.errors import ArgumentError, check_count
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
@@ -66,7 +73,7 @@ _THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """What the experiment is made of; each field is a flag.
 
     Attributes:
@@ -99,29 +106,36 @@ class Config:
 
     dataset: str = "digits"
     data_dir: str = ""
-    resolution: int = 16
-    channels: int = 8
-    latent: int = 24
-    shared: int = 32
-    attention: int = 0
-    stats: str = "all"
-    stats_batch: int = 0
+    resolution: Count = 16
+    channels: Count = 8
+    latent: Count = 24
+    shared: Count = 32
+    attention: Whole = 0
+    stats: Literal["all", "replica"] = "all"
+    stats_batch: Whole = 0
     bfloat16: bool = False
-    global_batch: int = 64
-    accumulate: int = 1
-    discriminator_steps: int = 1
-    steps: int = 4000
-    progress_every: int = 500
-    generator_rate: float = 2e-4
-    discriminator_rate: float = 4e-4
-    decay: float = 0.999
-    orthogonal: float = 1e-4
-    truncation: float = 0.0
+    global_batch: Count = 64
+    accumulate: Count = 1
+    discriminator_steps: Count = 1
+    steps: Count = 4000
+    progress_every: Count = 500
+    generator_rate: Rate = 2e-4
+    discriminator_rate: Rate = 4e-4
+    decay: Decay = 0.999
+    orthogonal: Amount = 1e-4
+    truncation: Amount = 0.0
     inception: str = ""
-    standing: int = 16
+    standing: Count = 16
     strategy: StrategyName = "data_parallel"
-    seed: int = 0
+    seed: Whole = 0
     directory: str = "runs/biggan"
+
+
+# What may differ from sitting to sitting: the state learns the same.
+FREE = {
+    *("data_dir", "steps", "strategy", "directory", "progress_every"),
+    *("truncation", "inception", "standing"),
+}
 
 
 def make_gan(rep: replicator.Replicator, config: Config, image_set: ImageSet) -> Gan:
@@ -175,7 +189,7 @@ def train(
         seed=config.seed,
         accumulate=config.accumulate,
         directory=directory,
-        checkpoint_dir=directory / "checkpoints",
+        checkpoint_dir=run_folder.checkpoints_of(directory),
         checkpoint_every=every(seconds=120),
         hooks=[_progress(config, gan)],
     ) as session:
@@ -335,13 +349,10 @@ def run(config: Config) -> dict[str, Any]:
     """Train, draw and judge; return what the last line says.
 
     Raises:
-      ArgumentError: A flag breaks its rule, or the folder is that of other images;
-        before anything is trained.
+      ArgumentError: Flags do not fit each other, or the folder is that of a run with
+        others; before anything is trained.
     """
     began = time.monotonic()
-    check_truncation(config.truncation or None)
-    check_count("discriminator_steps", config.discriminator_steps)
-    check_count("standing", config.standing)
     image_set = open_image_set(
         config.dataset, resolution=config.resolution, data_dir=config.data_dir or None
     )
@@ -352,7 +363,9 @@ def run(config: Config) -> dict[str, Any]:
     rep = replicator.Replicator(strategy=strategy)
     gan = make_gan(rep, config, image_set)
     jax.eval_shape(gan.init_fn, jax.random.key(config.seed))  # networks that fit
-    _claim_directory(Path(config.directory), image_set)
+    parts = rep.num_replicas * config.accumulate
+    check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
+    run_folder.claim(config.directory, config, free=FREE)
     state = train(rep, config, image_set, gan)
     trained_s = time.monotonic() - began
     thresholds = sorted({0.0, config.truncation, *_THRESHOLDS})
@@ -369,23 +382,6 @@ def run(config: Config) -> dict[str, Any]:
     judged = judge(config, gan, image_set, samplers, reader=reader)
     seconds = time.monotonic() - began
     return judged | {"trained_s": trained_s, "seconds": seconds}
-
-
-def _claim_directory(directory: Path, image_set: ImageSet) -> None:
-    """Refuse to go on from what learned other images, also if all shapes agree."""
-    own = (
-        f"{image_set.name} ({image_set.num_classes} classes, "
-        f"{image_set.resolution} pixels)"
-    )
-    path = directory / "images.txt"
-    directory.mkdir(parents=True, exist_ok=True)
-    before = path.read_text() if path.exists() else own
-    if before != own:
-        raise ArgumentError(
-            f"`directory` must be that of a run on {own}, got {directory}, where one "
-            f"learned {before}. Use another directory."
-        )
-    path.write_text(own)
 
 
 def main(argv: list[str]) -> None:

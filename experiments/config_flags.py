@@ -1,18 +1,103 @@
 """Flags of an experiment, made from the dataclass that is its configuration.
 
-Each field is a flag of its type, with its default, and with its line under `Attributes`
-in the docstring as help.
+Each field is a flag of its type, with its default, and with its words in the docstring,
+under `Attributes`, as help. The type also says which values there are: `steps: Count`.
 """
 
 import dataclasses
 import inspect
+import math
 import re
 import typing
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from absl import flags
 
-Config = TypeVar("Config")
+from replicator.errors import ArgumentError, check_number, check_whole
+
+flags.disclaim_key_flags()  # `--help` lists those of the script, which calls `define`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What values of a flag have in common.
+
+    Attributes:
+      words: What they must be.
+      holds: Whether a finite number is one.
+    """
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+Count = Annotated[int, Rule(words="at least 1", holds=lambda value: value >= 1)]
+Whole = Annotated[int, Rule(words="at least 0", holds=lambda value: value >= 0)]
+Rate = Annotated[float, Rule(words="above 0 and finite", holds=lambda value: value > 0)]
+Amount = Annotated[
+    float, Rule(words="at least 0 and finite", holds=lambda value: value >= 0)
+]
+Decay = Annotated[
+    float, Rule(words="at least 0 and below 1", holds=lambda value: 0 <= value < 1)
+]
+Discount = Annotated[
+    float, Rule(words="from 0 to 1", holds=lambda value: 0 <= value <= 1)
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a configuration inherits from: none is made of values that its types refuse.
+
+    Raises:
+      ArgumentError: A value breaks its rule; the message names the flag.
+    """
+
+    def __post_init__(self) -> None:
+        kinds = typing.get_type_hints(type(self), include_extras=True)
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), kinds[field.name]
+            if typing.get_origin(kind) is Annotated:
+                _check_number(field, value, *typing.get_args(kind))
+            elif (words := typing.get_args(kind)) and value not in words:
+                raise ArgumentError(
+                    f"`--{field.name}` must be one of {', '.join(words)}, got {value}. "
+                    f"Leave it out for {field.default}."
+                )
+
+
+def _check_number(field: Any, value: Any, kind: type, rule: Rule) -> None:
+    (check_whole if kind is int else check_number)(f"--{field.name}", value)
+    if not (math.isfinite(value) and rule.holds(value)):
+        raise ArgumentError(
+            f"`--{field.name}` must be {rule.words}, got {value}. Leave it out for "
+            f"{field.default}."
+        )
+
+
+def check_shares(name: str, value: int, parts: int, of: str) -> None:
+    """Refuse a number that does not divide evenly.
+
+    Args:
+      name: Of the flag.
+      value: What is divided.
+      parts: Into how many.
+      of: What the parts are, in words.
+
+    Raises:
+      ArgumentError: It does not.
+
+    >>> check_shares("global_batch", 64, 8, "replicas")
+    """
+    if value % parts:
+        raise ArgumentError(
+            f"`--{name}` must divide evenly over {parts} {of}, got {value}. Use "
+            f"{max(1, value // parts) * parts}."
+        )
+
+
+Config = TypeVar("Config", bound=Settings)
 
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -22,23 +107,25 @@ _DEFINE = {
 }
 
 
-def define(config: type) -> None:
+def define(config: type[Settings]) -> None:
     """Define a flag for each field of a dataclass; call it once, as a script starts."""
-    words = dict(re.findall(r"(\w+): (.+)", inspect.getdoc(config) or ""))
-    kinds = typing.get_type_hints(config)
-    for field in _fields(config):
+    lines = re.findall(r"(\w+): (.+(?:\n {4}.+)*)", inspect.getdoc(config) or "")
+    words = {name: re.sub(r"\s+", " ", about) for name, about in lines}
+    kinds = typing.get_type_hints(config)  # without the rules
+    for field in dataclasses.fields(config):
         choices, about = typing.get_args(kinds[field.name]), words[field.name]
+        default: Any = field.default
         if choices:  # of a Literal
-            flags.DEFINE_enum(field.name, field.default, list(choices), about)
+            flags.DEFINE_enum(field.name, default, list(choices), about)
         else:
-            _DEFINE[kinds[field.name]](field.name, field.default, about)
+            _DEFINE[kinds[field.name]](field.name, default, about)
 
 
 def read(config: type[Config]) -> Config:
-    """Return the configuration that the command line asks for."""
-    values = {each.name: flags.FLAGS[each.name].value for each in _fields(config)}
-    return config(**values)
+    """Return the configuration that the command line asks for.
 
-
-def _fields(config: Any) -> tuple[Any, ...]:
-    return dataclasses.fields(config)
+    Raises:
+      ArgumentError: A flag breaks its rule.
+    """
+    names = [field.name for field in dataclasses.fields(config)]
+    return config(**{name: flags.FLAGS[name].value for name in names})

@@ -2,17 +2,18 @@
 
 `make demo` runs this on eight fake CPU devices, `make demo STRATEGY=fsdp` with its
 state cut over them. The claim: what one replica does, written as for one device, trains
-on eight, batch norm included, and real digits are read.
+on eight, batch norm included, and real digits are read. One that was killed goes on
+when it is run again; one that ended begins anew.
 """
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from absl import app, logging
 from flax import nnx
@@ -20,15 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 import replicator
-from experiments import config_flags, digits
+from experiments import config_flags, digits, run_folder
+from experiments.config_flags import Count, Rate, Settings, Whole, check_shares
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.resnet import TENSOR_PARALLEL, ResNet
-from replicator.hooks import StateCallback, StateEvent, every
+from replicator.hooks import every
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """What the experiment is made of; each field is a flag.
 
     Attributes:
@@ -40,20 +42,24 @@ class Config:
       learning_rate: Peak of the cosine schedule.
       width: Channels of the first stage.
       seed: Of initialisation and example order.
-      directory: Where metrics, `run.json` and the learning curve go.
+      directory: Where checkpoints, metrics and the learning curve go.
       profile_from: The first of ten steps to trace; 0 traces none.
     """
 
     strategy: StrategyName = "data_parallel"
     stats: Literal["all", "replica"] = "all"
-    steps: int = 600
-    global_batch: int = 64
-    accumulate: int = 1
-    learning_rate: float = 3e-3
-    width: int = 8
-    seed: int = 0
+    steps: Count = 600
+    global_batch: Count = 64
+    accumulate: Count = 1
+    learning_rate: Rate = 3e-3
+    width: Count = 8
+    seed: Whole = 0
     directory: str = "runs/digits_resnet"
-    profile_from: int = 0
+    profile_from: Whole = 0
+
+
+# What may differ from sitting to sitting: the state learns the same.
+FREE = {"strategy", "steps", "directory", "profile_from"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,9 +68,9 @@ class Outcome:
 
     Attributes:
       accuracy: Share of test digits read right at the end.
-      curve: (step, test accuracy) along the way.
+      curve: (step, test accuracy) along the way, earlier sittings included.
       examples_per_s: Training throughput, compilation left out.
-      seconds: From the first batch to the last update, compilation included.
+      seconds: From this sitting's first batch to the last update, compilation included.
     """
 
     accuracy: float
@@ -104,16 +110,6 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         model = with_params(model, optax.apply_updates(params, updates))
         return {"model": model, "opt": opt}, {"loss": loss}
 
-    images, labels = _test_set(config)
-    curve = []
-
-    def accuracy(state: dict) -> float:
-        model = jax.device_get(state["model"])
-        return float(np.mean(_predict(model, images) == labels))
-
-    def test(event: StateEvent) -> None:
-        curve.append((event.step, accuracy(event.state)))
-
     result = rep.run(
         step_fn,
         functools.partial(
@@ -124,15 +120,22 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
+        checkpoint_dir=run_folder.checkpoints_of(config.directory),
+        checkpoint_every=every(seconds=10),
+        eval_fn=_test,
+        eval_dataset=functools.partial(
+            digits.eval_input_fn, global_batch=config.global_batch
+        ),
+        eval_every=max(1, config.steps // 12),
         profile=_traced(config),
-        hooks=[StateCallback(test, every(n_steps=max(1, config.steps // 12)))],
     )
-    assert result.progress is not None  # there was a step
+    assert result.evaluation is not None  # the last state's
+    done = result.progress  # None if all steps were made in an earlier sitting
     return Outcome(
-        accuracy=accuracy(result.state),
-        curve=curve,
-        examples_per_s=result.progress.examples_per_s or 0.0,
-        seconds=result.progress.elapsed_s,
+        accuracy=float(result.evaluation["accuracy"]),
+        curve=_curve(Path(config.directory) / "metrics.jsonl"),
+        examples_per_s=(done and done.examples_per_s) or 0.0,
+        seconds=done.elapsed_s if done else 0.0,
     )
 
 
@@ -147,18 +150,17 @@ def _loss(model: ResNet, batch: dict) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def _test_set(config: Config) -> tuple[np.ndarray, np.ndarray]:
-    context = replicator.InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
-    batches = list(digits.eval_input_fn(context, global_batch=config.global_batch))
-    images = np.concatenate([batch["image"] for batch in batches])
-    return images, np.concatenate([batch["label"] for batch in batches])
-
-
-@jax.jit
-def _predict(model: ResNet, images: jax.Array) -> jax.Array:
-    reader = nnx.clone(model)
+def _test(state: dict, batch: dict) -> dict:
+    reader = nnx.clone(state["model"])
     reader.eval()
-    return jnp.argmax(reader(images), axis=-1)
+    read = jnp.argmax(reader(batch["image"]), axis=-1)
+    return {"accuracy": (read == batch["label"]).astype(jnp.float32)}
+
+
+def _curve(path: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    name = "eval/accuracy"
+    return [(row["step"], row[name]) for row in rows if name in row]
 
 
 def _draw(curve: list[tuple[int, float]], path: Path) -> None:
@@ -196,9 +198,13 @@ def main(argv: list[str]) -> None:
         pieces=config.width,
     )
     rep = replicator.Replicator(strategy=strategy)
+    parts = rep.num_replicas * config.accumulate
+    check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
+    run_folder.claim(config.directory, config, free=FREE)
     outcome = train(rep, config)
     _draw(outcome.curve, Path(config.directory) / "learning_curve.png")
     Console().print(_report(rep, config, outcome))
+    run_folder.release(config.directory)
 
 
 if __name__ == "__main__":

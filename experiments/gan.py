@@ -24,7 +24,9 @@ from models.gan_training import (
     check_truncation,
     draw,
     hinge_losses,
+    moving_average,
     orthogonal_penalty,
+    warmed_decay,
 )
 from replicator.errors import check_count
 from replicator.nnx import (
@@ -49,7 +51,8 @@ class Gan:
       discriminator_tx: Wrapped optimizer of the discriminator.
       latent: Size of a latent vector.
       num_classes: How many classes there are.
-      decay: Of the average of the generator's parameters, which is sampled from.
+      decay: Of the average of the generator's parameters, which is sampled from; lower
+        at first, so that nothing of the untrained generator stays in it.
       orthogonal: Weight of `orthogonal_penalty`; 0 for none.
     """
 
@@ -71,7 +74,8 @@ class Gan:
         return {
             "generator": generator,
             "generator_opt": self.generator_tx.init(params),
-            "average": replicator.ema(self.decay).init(params),
+            "average": jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),
+            "averaged": jnp.zeros((), jnp.int32),
             "discriminator": discriminator,
             "discriminator_opt": self.discriminator_tx.init(params_of(discriminator)),
         }
@@ -86,10 +90,13 @@ class Gan:
         generator, opt = _updated(
             self.generator_tx, generator, state["generator_opt"], grads
         )
-        average = replicator.ema(self.decay).update(
-            params_of(generator), state["average"]
+        average = moving_average(
+            params_of(generator),
+            state["average"],
+            decay=warmed_decay(self.decay, state["averaged"]),
         )
         moved |= {"generator": generator, "generator_opt": opt, "average": average}
+        moved["averaged"] = state["averaged"] + 1
         return moved, metrics | {"generator_loss": loss}
 
     def critic_step_fn(

@@ -32,21 +32,31 @@ from scipy import stats
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import config_flags, impala_program
+from experiments import config_flags, impala_program, run_folder
+from experiments.config_flags import (
+    Amount,
+    Count,
+    Discount,
+    Rate,
+    Settings,
+    Whole,
+    check_shares,
+)
 from experiments.drawing import draw_curves, draw_frames
 from experiments.environments import atari
 from experiments.impala import Impala
+from experiments.returns import Returns
 from models.impala import ActorCritic
-from replicator.checkpoint.commit import list_steps
-from replicator.hooks import every
 from replicator.launchpad_bridge import acting
 
 _SMOOTH = 30  # episodes, of the learning curve
 _COMPILED = 8  # updates, after which nothing is left to compile
+_SAVED_EVERY_S = 300
+_EVALUATIONS = "evaluations.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """What the experiment is made of; each field is a flag.
 
     Attributes:
@@ -75,27 +85,34 @@ class Config:
     game: str = "pong"
     scale: Literal["process", "program"] = "process"
     launch_type: Literal["threads", "processes", "ray"] = "processes"
-    actors: int = 2
-    torso: str = "shallow"
-    lstm: int = 0
-    minutes: float = 60.0
-    steps: int = 1_000_000
-    environments: int = 16
-    batch_size: int = 8
-    unroll_length: int = 20
-    threads: int = 2
-    chunk: int = 16
-    learning_rate: float = 5e-4
-    entropy_cost: float = 0.005
-    discount: float = 0.99
-    episodes: int = 30
-    seed: int = 0
+    actors: Count = 2
+    torso: Literal["shallow", "deep"] = "shallow"
+    lstm: Whole = 0
+    minutes: Rate = 60.0
+    steps: Count = 1_000_000
+    environments: Count = 16
+    batch_size: Count = 8
+    unroll_length: Count = 20
+    threads: Count = 2
+    chunk: Whole = 16
+    learning_rate: Rate = 5e-4
+    entropy_cost: Amount = 0.005
+    discount: Discount = 0.99
+    episodes: Count = 30
+    seed: Whole = 0
     directory: str = "runs/impala_atari"
 
     @property
     def steps_per_update(self) -> int:
         """Steps of environments that an update learns from."""
         return self.batch_size * self.unroll_length
+
+
+# What may differ from sitting to sitting: the state learns the same.
+FREE = {
+    *("launch_type", "actors", "minutes", "steps", "threads", "chunk", "episodes"),
+    "directory",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,12 +164,11 @@ def train_process(config: Config) -> Trained:
         steps=config.steps,
         seed=config.seed,
         directory=directory,
-        checkpoint_dir=directory / "checkpoints",
-        checkpoint_every=every(seconds=300),
         display=False,
+        **run_folder.saved_in(directory, seconds=_SAVED_EVERY_S),
     ) as session:
         step = session.compile(agent.step_fn)
-        returns = Returns(directory / "returns.jsonl", session.steps_done)
+        returns = Returns(directory, updates=session.steps_done)
         # Another beginning at each sitting: games are not in the checkpoint.
         begun = session.steps_done
         state = acting.start(
@@ -169,10 +185,12 @@ def train_process(config: Config) -> Trained:
                 unrolled = acting.unroll(games, act, state, config.unroll_length)
                 assert unrolled is not None  # nothing stops it
                 state = unrolled.acting
-                returns.add(update * config.steps_per_update, unrolled.episodes)
+                returns.add(update, unrolled.episodes)
                 batches = cut(unrolled.trajectories, config.batch_size)
             metrics = step(batches.pop(0))
-            session.after(metrics | returns.metrics(), examples=config.steps_per_update)
+            if (average := returns.average(_SMOOTH)) is not None:
+                metrics |= {"average_return": average}
+            session.after(metrics, examples=config.steps_per_update)
             if update == begun + _COMPILED:
                 clock = time.monotonic()  # all is compiled
             if time.monotonic() - began > 60 * config.minutes:
@@ -195,8 +213,8 @@ def cut(trajectories: Any, size: int) -> list[Any]:
 def train_program(config: Config) -> Trained:
     """Act in some nodes, learn in another; all at once."""
     directory = Path(config.directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    before = last_saved(directory)
+    before = run_folder.last_saved(directory)
+    Returns(directory, updates=before, name=_EVALUATIONS)
     found = impala_program.learn(
         make_agent(config),
         functools.partial(actor_games, config),
@@ -209,25 +227,15 @@ def train_program(config: Config) -> Trained:
         seed=config.seed,
         name="impala_atari",
         evaluator=functools.partial(Evaluator, config),
+        folder=directory,
         directory=str(directory),
-        checkpoint_dir=str(directory / "checkpoints"),
-        checkpoint_every=every(seconds=300),
     )
-    returns = Returns(directory / "returns.jsonl", before)
-    for version, gained in found.returns:
-        returns.add(version * config.steps_per_update, [gained])
     measured = (found.updates - before) * config.steps_per_update
     return Trained(
         params=found.params,
         updates=found.updates,
         steps_per_s=measured / found.seconds,
     )
-
-
-def last_saved(directory: Path) -> int:
-    """Return how many updates the newest checkpoint has behind it."""
-    saved = directory / "checkpoints"
-    return max(list_steps(saved), default=0) if saved.is_dir() else 0
 
 
 def actor_games(config: Config, index: int) -> acting.VectorEnvironment:
@@ -246,51 +254,16 @@ class Evaluator:
     def run(self) -> None:
         """Play until the program stops."""
         stop, seed = lp.stop_event(), 0
-        path = Path(self._config.directory) / "evaluations.jsonl"
+        found_so_far = Returns(Path(self._config.directory), name=_EVALUATIONS)
         while not stop.is_set():
             found = self._learner.get_variables()
             choose = trained_player(self._config, found.values["params"], size=1)
             gained = play(self._config, choose, 1, seed=seed, is_stopped=stop.is_set)
-            steps, seed = found.version * self._config.steps_per_update, seed + 1
-            with path.open("a") as file:
-                file.writelines(json.dumps([steps, each]) + "\n" for each in gained)
+            found_so_far.add(found.version, gained)
+            seed += 1
 
 
 SCALES = {"process": train_process, "program": train_program}
-
-
-class Returns:
-    """Returns of episodes along the way, in a file that later sittings add to.
-
-    Attributes:
-      episodes: (steps of environments so far, return) of each, in order.
-    """
-
-    def __init__(self, path: Path, updates: int) -> None:
-        """Read what earlier sittings wrote; a run that begins anew begins anew."""
-        self.path = path
-        self.episodes: list[tuple[int, float]] = []
-        if updates and path.exists():
-            self.episodes = [
-                tuple(json.loads(line)) for line in path.read_text().splitlines()
-            ]
-        elif path.exists():
-            path.unlink()
-
-    def add(self, steps: int, episodes: list[float]) -> None:
-        """Take in the episodes that ended in an unroll."""
-        new = [(steps, gained) for gained in episodes]
-        self.episodes += new
-        if new:
-            with self.path.open("a") as file:
-                file.writelines(json.dumps(each) + "\n" for each in new)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the mean of the last episodes, once there are any."""
-        if not self.episodes:
-            return {}
-        last = [gained for _, gained in self.episodes[-_SMOOTH:]]
-        return {"average_return": float(np.mean(last))}
 
 
 def play(
@@ -359,11 +332,29 @@ def watch(config: Config, params: Any) -> tuple[list[np.ndarray], float]:
     return screens, total
 
 
+def check(config: Config, replicas: int) -> None:
+    """Refuse flags that do not fit each other.
+
+    Raises:
+      ArgumentError: They do not, or there is no such game.
+    """
+    atari.num_actions(config.game)
+    if config.scale == "program":
+        check_shares("environments", config.environments, config.actors, "actors")
+    else:
+        # What an unroll makes is cut into batches.
+        games, batch = config.environments, config.batch_size
+        check_shares("environments", games, batch, "trajectories of `--batch_size`")
+    check_shares("batch_size", config.batch_size, replicas, "replicas")
+
+
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     config = config_flags.read(Config)
     directory = Path(config.directory)
+    check(config, jax.device_count())
+    run_folder.claim(directory, config, free=FREE)
     trained = SCALES[config.scale](config)
     size = config.episodes
     chance = play(config, random_player(config, size=size), size, seed=1_000_000)
@@ -371,9 +362,10 @@ def main(argv: list[str]) -> None:
     gained = play(config, policy, size, seed=2_000_000)
     screens, total = watch(config, trained.params)
     draw_frames(screens, directory / "episode.png", title=f"return {total:.0f}")
-    returns = Returns(directory / "returns.jsonl", trained.updates)
+    per_update = config.steps_per_update
+    curve = [(per_update * at, gained) for at, gained in Returns(directory).episodes]
     draw_curves(
-        {config.game: returns.episodes},
+        {config.game: curve},
         directory / "learning_curve.png",
         title=f"{config.game}, IMPALA, {config.torso}",
         window=_SMOOTH,

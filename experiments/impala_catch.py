@@ -12,14 +12,15 @@ Scales:
   learning", §2);
 - `program`: actors, a queue and a learner are nodes, in threads, processes or Ray.
 
-The last line is one JSON object: `average_return` over the last 100 episodes, of the
-worst seed, and `seconds`, of the slowest. The best is 1, a random player gets −0.6.
+A run that was killed goes on when it is started again; one that ended begins anew. The
+last line is one JSON object: `average_return` over the last 100 episodes, of the worst
+seed, and `seconds`, of the slowest in this sitting. The best is 1, a random player gets
+−0.6.
 """
 
 import collections
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,18 +33,28 @@ import optax
 from absl import app, logging
 
 import replicator
-from experiments import config_flags, impala_program
+from experiments import config_flags, impala_program, seeds
+from experiments.config_flags import (
+    Amount,
+    Count,
+    Discount,
+    Rate,
+    Settings,
+    Whole,
+    check_shares,
+)
 from experiments.drawing import draw_curves, draw_frames
 from experiments.environments import catch
 from experiments.impala import Impala
+from experiments.returns import Returns
+from experiments.seeds import Outcome
 from models.impala import ActorCritic
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge import acting
-
-_LAST = 100  # episodes, over which returns are averaged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """What the experiment is made of; each field is a flag.
 
     Attributes:
@@ -60,43 +71,27 @@ class Config:
       learning_rate: Of Adam, at the beginning; it falls to 0.
       entropy_cost: Weight of the entropy.
       discount: Of rewards, per step.
-      directory: Where the learning curve and an episode are drawn; none if empty.
+      directory: Where a run is kept until it ends, and then drawn; nowhere if empty.
     """
 
     scale: Literal["process", "anakin", "program"] = "process"
     launch_type: Literal["threads", "processes", "ray"] = "threads"
-    actors: int = 2
-    seeds: int = 1
-    first_seed: int = 0
-    steps: int = 1000
-    environments: int = 32
-    unroll_length: int = 20
-    hidden: int = 64
-    lstm: int = 0
-    learning_rate: float = 4e-3
-    entropy_cost: float = 0.01
-    discount: float = 0.99
+    actors: Count = 2
+    seeds: Count = 1
+    first_seed: Whole = 0
+    steps: Count = 1000
+    environments: Count = 32
+    unroll_length: Count = 20
+    hidden: Count = 64
+    lstm: Whole = 0
+    learning_rate: Rate = 4e-3
+    entropy_cost: Amount = 0.01
+    discount: Discount = 0.99
     directory: str = "runs/impala_catch"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What one seed led to.
-
-    Attributes:
-      returns: (updates so far, return) of each episode, in order.
-      seconds: From the beginning to the last update, compilation included.
-      params: At the end.
-    """
-
-    returns: list[tuple[int, float]]
-    seconds: float
-    params: Any
-
-    @property
-    def average_return(self) -> float:
-        """Of the last episodes."""
-        return float(np.mean([gained for _, gained in self.returns[-_LAST:]]))
+# What may differ from sitting to sitting: the state learns the same.
+FREE = {"launch_type", "actors", "seeds", "first_seed", "steps", "directory"}
 
 
 def make_agent(config: Config) -> Impala:
@@ -118,31 +113,14 @@ def make_agent(config: Config) -> Impala:
 
 def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
     """Act, then learn from it, and so on."""
-    began, agent = time.perf_counter(), make_agent(config)
-    environment = make_boards(config.environments)
-    act = acting.LocalInference(agent.policy, seed=seed, index=0)
-    state = acting.start(
-        environment, agent.initial_core, seed=acting.environment_seed(seed, 0)
-    )
-    returns: list[tuple[int, float]] = []
-    with rep.session(
-        agent.step_fn,
-        init_fn=agent.init_fn,
+    return seeds.run_in_turn(
+        rep,
+        make_agent(config),
+        make_boards(config.environments),
         steps=config.steps,
+        unroll_length=config.unroll_length,
         seed=seed,
-        display=False,
-    ) as session:
-        for update in session.steps():
-            act.use({"params": session.state["params"]})
-            unrolled = acting.unroll(environment, act, state, config.unroll_length)
-            assert unrolled is not None  # nothing stops it
-            state = unrolled.acting
-            returns += [(update, gained) for gained in unrolled.episodes]
-            session.step(unrolled.trajectories)
-    return Outcome(
-        returns=returns,
-        seconds=time.perf_counter() - began,
-        params=jax.device_get(session.result.state["params"]),
+        folder=seeds.folder_of(config, seed),
     )
 
 
@@ -151,25 +129,30 @@ def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Outcome
     began = time.perf_counter()
     init_fn, step_fn = anakin(make_agent(config), config, rep.num_replicas)
     boards = {"board": np.arange(config.environments, dtype=np.int32)}
-    returns: list[tuple[int, float]] = []
+    folder = seeds.folder_of(config, seed)
     waiting: collections.deque = collections.deque()
-
-    def note(update: int, metrics: Any) -> None:
-        ended = np.asarray(metrics["ended"]).ravel()
-        gained = np.asarray(metrics["gained"]).ravel()[ended]
-        returns.extend((update, float(each)) for each in gained)
-
     with rep.session(
-        step_fn, init_fn=init_fn, steps=config.steps, seed=seed, display=False
+        step_fn,
+        init_fn=init_fn,
+        steps=config.steps,
+        seed=seed,
+        display=False,
+        **seeds.saved_in(folder),
     ) as session:
+        returns = Returns(folder, updates=session.steps_done)
+
+        def note(update: int, metrics: Any) -> None:
+            ended = np.asarray(metrics["ended"]).ravel()
+            returns.add(update, np.asarray(metrics["gained"]).ravel()[ended])
+
         for update in session.steps():
             waiting.append((update, session.step(boards)))
             if len(waiting) > 2:  # read late: the device is not waited for
                 note(*waiting.popleft())
-    for each in waiting:
-        note(*each)
+        for each in waiting:
+            note(*each)
     return Outcome(
-        returns=returns,
+        returns=returns.episodes,
         seconds=time.perf_counter() - began,
         params=jax.device_get(session.result.state["params"]),
     )
@@ -258,6 +241,7 @@ def run_program(rep: replicator.Replicator, config: Config, seed: int) -> Outcom
         steps=config.steps,
         seed=seed,
         name="impala_catch",
+        folder=seeds.folder_of(config, seed),
     )
     return Outcome(returns=found.returns, seconds=found.seconds, params=found.params)
 
@@ -287,33 +271,34 @@ def watch(config: Config, params: Any, seed: int) -> Iterator[tuple[np.ndarray, 
         gained += step.reward or 0.0
 
 
+def check(config: Config, replicas: int) -> None:
+    """Refuse flags that do not fit each other.
+
+    Raises:
+      ArgumentError: They do not.
+    """
+    games = "environments", config.environments
+    if config.scale == "program":
+        check_shares(*games, config.actors, "actors")
+    check_shares(*games, replicas, "replicas")
+    if config.steps * config.unroll_length < catch.STEPS:
+        raise ArgumentError(
+            f"`--steps` must be enough for an episode of {catch.STEPS} steps, got "
+            f"{config.steps} of {config.unroll_length}. Use {catch.STEPS}."
+        )
+
+
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     config, rep = config_flags.read(Config), replicator.Replicator()
-    outcomes = {}
-    for seed in range(config.first_seed, config.first_seed + config.seeds):
-        outcomes[seed] = found = SCALES[config.scale](rep, config, seed)
-        print(
-            f"seed {seed}: return {found.average_return:.2f} after {config.steps} "
-            f"updates, {len(found.returns)} episodes, {found.seconds:.1f} s",
-            flush=True,
-        )
+    check(config, rep.num_replicas)
+    outcomes = seeds.run_all(
+        config, functools.partial(SCALES[config.scale], rep, config), free=FREE
+    )
     if config.directory:
         _draw(config, outcomes)
-    print(
-        json.dumps(
-            {
-                "average_return": min(
-                    each.average_return for each in outcomes.values()
-                ),
-                "seconds": max(each.seconds for each in outcomes.values()),
-                "scale": config.scale,
-                "replicas": rep.num_replicas,
-                "steps": config.steps,
-            }
-        )
-    )
+    seeds.tell(config, outcomes, replicas=rep.num_replicas)
 
 
 def _draw(config: Config, outcomes: dict[int, Outcome]) -> None:
@@ -322,7 +307,7 @@ def _draw(config: Config, outcomes: dict[int, Outcome]) -> None:
         {f"seed {seed}": found.returns for seed, found in outcomes.items()},
         directory / "learning_curve.png",
         title=f"Catch, IMPALA ({config.scale})",
-        window=_LAST,
+        window=seeds.LAST,
     )
     seed, found = next(iter(outcomes.items()))
     frames, gained = zip(*watch(config, found.params, seed), strict=True)

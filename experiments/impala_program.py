@@ -8,16 +8,18 @@ The agent is that of the other scales; here it is only said which node runs whic
 functions.
 """
 
-import collections
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import replicator.launchpad_bridge as lp
-from experiments.impala import Impala
+from experiments import run_folder
+from experiments.agent import Agent
+from experiments.returns import Returns
 from replicator.launchpad_bridge.acting import VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import Turn
 
@@ -28,7 +30,8 @@ class Learned(NamedTuple):
     Attributes:
       params: At its end.
       updates: Behind them.
-      returns: (version that acted, return) of each episode, as they came in.
+      returns: (version that acted, return) of each episode, as they came in; those of
+        earlier sittings first.
       seconds: From launching to the last update.
       queue: What the queue counted.
     """
@@ -43,11 +46,12 @@ class Learned(NamedTuple):
 class EpisodeQueue(lp.TrajectoryQueue):
     """A queue that also keeps the returns of the episodes that came by."""
 
-    def __init__(self, capacity: int, **options: Any) -> None:
-        """Make an empty queue; see `TrajectoryQueue`."""
+    def __init__(
+        self, capacity: int, *, folder: Path | None = None, **options: Any
+    ) -> None:
+        """Make an empty queue; see `TrajectoryQueue`. `folder` is where returns go."""
         super().__init__(capacity, **options)
-        # Appended to by many threads, which a deque allows.
-        self._returns: collections.deque[tuple[int, float]] = collections.deque()
+        self._returns = Returns(folder)
 
     def insert(
         self,
@@ -69,16 +73,16 @@ class EpisodeQueue(lp.TrajectoryQueue):
             episodes=episodes,
         )
         # Behind it: an insert that is refused, or tried again, was none.
-        self._returns.extend((version, float(gained)) for gained in episodes)
+        self._returns.add(version, episodes)
         return turn
 
     def returns(self) -> np.ndarray:
         """Return all (version, return) so far, float64 [episodes, 2]."""
-        return np.array(list(self._returns), np.float64).reshape(-1, 2)
+        return np.array(list(self._returns.episodes), np.float64).reshape(-1, 2)
 
 
 def learn(
-    agent: Impala,
+    agent: Agent,
     make_environment: Callable[[int], VectorEnvironment],
     launch_type: str | lp.Launcher,
     *,
@@ -91,6 +95,7 @@ def learn(
     max_policy_lag: int | None = 20,
     name: str = "impala",
     evaluator: Callable[[Any], Any] | None = None,
+    folder: Path | None = None,
     **session: Any,
 ) -> Learned:
     """Run the program until the learner has made its updates.
@@ -109,9 +114,13 @@ def learn(
       name: Of the program.
       evaluator: Makes, of a client of the learner, an object whose `run` watches the
         policy until the program stops; None for none.
-      **session: Of the learner's session: `checkpoint_dir`, `directory`, and others.
+      folder: Where returns and checkpoints are kept, and from where the run goes on.
+      **session: Of the learner's session: `directory`, and others.
     """
     began = time.perf_counter()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        Returns(folder, updates=run_folder.last_saved(folder))
     program, queue = make_program(
         agent,
         make_environment,
@@ -123,6 +132,7 @@ def learn(
         max_policy_lag=max_policy_lag,
         name=name,
         evaluator=evaluator,
+        folder=folder,
         **session,
     )
     with lp.launch(program, launch_type) as run:
@@ -144,7 +154,7 @@ def learn(
 
 
 def make_program(
-    agent: Impala,
+    agent: Agent,
     make_environment: Callable[[int], VectorEnvironment],
     *,
     actors: int,
@@ -155,12 +165,14 @@ def make_program(
     max_policy_lag: int | None = 20,
     name: str = "impala",
     evaluator: Callable[[Any], Any] | None = None,
+    folder: Path | None = None,
     **session: Any,
 ) -> tuple[lp.Program, lp.CourierHandle]:
     """Return the program, and the handle of its queue; arguments as of `learn`."""
     program = lp.Program(name)
     queue = program.add_node(
-        lp.CourierNode(EpisodeQueue, capacity=3 * batch_size), label="queue"
+        lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder),
+        label="queue",
     )
     learner = program.add_node(
         lp.ReplicatedLearnerNode(
@@ -172,6 +184,7 @@ def make_program(
             max_policy_lag=max_policy_lag,
             seed=seed,
             display=False,
+            **run_folder.saved_in(folder, seconds=60),
             **session,
         ),
         label="learner",

@@ -45,6 +45,7 @@ from rich.table import Table
 
 import replicator
 from experiments import config_flags
+from experiments.config_flags import Count, Decay, Rate, Settings
 from experiments.drawing import draw_scores
 from experiments.gan import Gan, images_of
 from experiments.images.classifier import Classifier, train_classifier
@@ -59,7 +60,7 @@ _RESOLUTION = 8  # the digits' own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """What the study is made of; each field is a flag.
 
     Attributes:
@@ -78,16 +79,16 @@ class Config:
     """
 
     shared: str = "1,2,4,8"
-    global_batch: int = 64
+    global_batch: Count = 64
     global_batches: str = "8,16,32,64,128,256,512"
-    steps: int = 1000
-    seeds: int = 2
-    channels: int = 16
-    latent: int = 16
-    generator_rate: float = 1e-3
-    discriminator_rate: float = 2e-3
-    decay: float = 0.995
-    standing: int = 2048
+    steps: Count = 1000
+    seeds: Count = 2
+    channels: Count = 16
+    latent: Count = 16
+    generator_rate: Rate = 1e-3
+    discriminator_rate: Rate = 2e-3
+    decay: Decay = 0.995
+    standing: Count = 2048
     directory: str = "runs/sngan_study"
 
 

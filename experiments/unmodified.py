@@ -22,6 +22,7 @@ from absl import app, logging
 
 import replicator
 from experiments import config_flags, digits
+from experiments.config_flags import Count, Settings
 from experiments.strategy_flag import StrategyName, named_strategy
 from replicator.errors import ArgumentError
 
@@ -34,7 +35,7 @@ _PIXELS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Settings):
     """What the experiment is made of; each field is a flag.
 
     Attributes:
@@ -43,9 +44,9 @@ class Config:
       fake_devices: How many stand in for others; REPLICATOR_FAKE_DEVICES goes first.
     """
 
-    steps: int = 100
-    global_batch: int = 64
-    fake_devices: int = 8
+    steps: Count = 100
+    global_batch: Count = 64
+    fake_devices: Count = 8
 
 
 # As in any script for one device ------------------------------------------------------
@@ -139,12 +140,15 @@ def main(argv: list[str]) -> None:
     config = config_flags.read(Config)
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(config.fake_devices)
-    dataset = batches(config)
-    expected, differences, asked = run_alone(dataset), [], 0
-    for name in PARTITIONING:
-        strategy = named_strategy(
+    strategies = {
+        name: named_strategy(
             name, jax.device_count(), tensor_parallel=TENSOR_PARALLEL, pieces=8
         )
+        for name in PARTITIONING
+    }
+    dataset = batches(config)
+    expected, differences, asked = run_alone(dataset), [], 0
+    for name, strategy in strategies.items():
         rep = replicator.Replicator(strategy=strategy)
         state = run_under(rep, dataset)
         differences.append(difference(state["params"], expected["params"]))

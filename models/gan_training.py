@@ -1,12 +1,12 @@
-"""What generators are trained and sampled with: noise, losses, a penalty."""
+"""What generators are trained and sampled with: noise, losses, an average."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PyTree
 
 from models.gan_layers import Labels
-from replicator import example_keys
+from replicator import example_keys, is_last_microbatch
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key
 from replicator.errors import ArgumentError, check_number
@@ -98,3 +98,33 @@ def orthogonal_penalty(generator: nnx.Module) -> Float[Array, ""]:
             gram = matrix.T @ matrix
             total += jnp.square(gram).sum() - jnp.square(jnp.diagonal(gram)).sum()
     return total
+
+
+def warmed_decay(decay: float, updates: Int[Array, ""]) -> Float[Array, ""]:
+    """Return the decay of an average that has seen so many updates.
+
+    It rises to `decay`, so that an average of few updates is not mostly of what was
+    there before any (TensorFlow's `ExponentialMovingAverage` with `num_updates`).
+
+    >>> [round(float(warmed_decay(0.999, jnp.int32(n))), 3) for n in (0, 10, 100_000)]
+    [0.1, 0.55, 0.999]
+    """
+    seen = updates.astype(jnp.float32)
+    return jnp.minimum(decay, (1 + seen) / (10 + seen))
+
+
+def moving_average(params: PyTree, average: PyTree, *, decay: Array) -> PyTree:
+    """Move an average by one update: decay·average + (1 - decay)·params.
+
+    Args:
+      params: After the update.
+      average: Of the parameters before.
+      decay: Weight of the past.
+
+    Returns:
+      The average; `average` itself in all microbatches but the last.
+    """
+    share = jnp.where(is_last_microbatch(), 1.0 - decay, 0.0)
+    return jax.tree.map(
+        lambda new, old: old + (new - old) * share.astype(old.dtype), params, average
+    )

@@ -31,7 +31,7 @@ def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
       The distance, at least 0; computed in float64.
 
     Raises:
-      ArgumentError: The arrays are not of these shapes.
+      ArgumentError: The arrays are not of these shapes, or hold NaN or infinity.
 
     >>> frechet_distance(np.array([[-1.0], [1.0]]), np.array([[2.0], [4.0]]))
     9.0
@@ -139,6 +139,13 @@ def _check_features(a: np.ndarray, b: np.ndarray) -> None:
             "`features_a` and `features_b` must be [n, d] and [m, d] with n and m at "
             f"least 2, got {a.shape} and {b.shape}. Pass features of more images."
         )
+    for name, features in (("features_a", a), ("features_b", b)):
+        if odd := np.sum(~np.isfinite(features).all(axis=1)):
+            raise ArgumentError(
+                f"`{name}` must be finite, got NaN or infinity in {odd} of "
+                f"{len(features)} rows. Look at the images: their network may have "
+                "diverged."
+            )
 
 
 def _mean_and_root(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.biggan import Config, run
+from experiments import run_folder
+from experiments.biggan import FREE, Config, run
 from experiments.images.image_sets import open_image_set
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
@@ -93,11 +94,9 @@ def config(tmp_path):
         ({"resolution": 8}, r"`resolution` must be one of \[16, .*\], got 8"),
         ({"latent": 25}, "`latent` must be a multiple of 3 at 16 pixels.*Use 27"),
         ({"attention": 5}, "`attention` must be None or one of"),
-        ({"truncation": -1.0}, "`truncation` must be above 0"),
-        ({"truncation": float("inf")}, "`truncation` must be above 0"),
-        ({"standing": 0}, "`standing` must be at least 1"),
-        ({"discriminator_steps": 0}, "`discriminator_steps` must be at least 1"),
-        ({"stats": "some"}, "`stats` must be"),
+        ({"truncation": -1.0}, "`--truncation` must be at least 0 and finite"),
+        ({"strategy": "nope"}, "`--strategy` must be one of data_parallel, zero1"),
+        ({"accumulate": 3}, "`--global_batch` must divide evenly over 24 microb"),
         ({"inception": "no.pth"}, "no.pth"),
     ],
 )
@@ -109,17 +108,16 @@ def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(
     assert not Path(config.directory).exists()
 
 
-def test_a_run_on_other_images_is_not_gone_on_from(config):
-    directory = Path(config.directory)
-    directory.mkdir()
-    (directory / "images.txt").write_text("mnist (10 classes, 16 pixels)")
-    with pytest.raises(ArgumentError) as error:
-        run(config)
-    assert str(error.value) == (
-        "`directory` must be that of a run on digits (10 classes, 16 pixels), got "
-        f"{directory}, where one learned mnist (10 classes, 16 pixels). Use another "
-        "directory."
-    )
+@pytest.mark.parametrize(
+    "change",
+    [{"generator_rate": 1e-3}, {"stats": "replica"}, {"accumulate": 2}],
+    ids=str,
+)
+def test_a_run_with_other_settings_is_not_gone_on_from(config, change):
+    run_folder.claim(config.directory, config, free=FREE)
+    [(name, value)] = change.items()
+    with pytest.raises(ArgumentError, match=f"`--{name}` must be .* got {value}"):
+        run(dataclasses.replace(config, **change))
 
 
 @pytest.mark.parametrize("label", [10, -1])

@@ -88,7 +88,7 @@ def test_a_run_that_is_saved_goes_on_under_another_strategy(tmp_path):
     [
         (["--strategy=rules"], "value should be one of <data_parallel|zero1"),
         (["--sources=nowhere"], "`sources` must be a directory with Python files"),
-        (["--minutes=0"], "`minutes` must be above 0"),
+        (["--minutes=0"], "`--minutes` must be above 0"),
         (["--width=20"], "`width` must be a multiple of 8 for 4 heads"),
         (["--context=1"], "`length` must be at least 2"),
     ],

@@ -1,11 +1,18 @@
 """What `make demo` runs: real digits are read, and all that it names is there."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+
+from experiments import run_folder
+from experiments.digits_resnet import Config, train
+from tests.steps import replicas
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n"
@@ -49,6 +56,31 @@ def test_eight_devices_read_97_percent_of_unseen_digits(strategy, replicas, tmp_
     assert Path(table["learning curve"]).read_bytes().startswith(PNG)
     assert Path(table["metrics"]).exists()
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_and_one_that_ended_begins_anew(tmp_path):
+    rep, config = replicas(2), Config(width=1, steps=4, directory=str(tmp_path))
+    with jax.numpy_dtype_promotion("standard"):  # of optax's Adam
+        first = train(rep, config)
+        found = train(rep, dataclasses.replace(config, steps=6))
+        ended = train(rep, dataclasses.replace(config, steps=6))
+        run_folder.release(tmp_path)
+        again = train(rep, config)
+    assert [step for step, _ in found.curve] == [1, 2, 3, 4, 5, 6]
+    assert found.curve[:4] == first.curve
+    assert (ended.curve, ended.seconds) == (found.curve, 0.0)
+    assert ended.accuracy == found.accuracy
+    assert again.curve == first.curve
+
+
+@pytest.mark.slow
+def test_the_demo_trains_each_time(tmp_path):
+    for _ in range(2):
+        done = run_demo(tmp_path, "--width=1", "--steps=3")
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"throughput +. [1-9]", done.stdout), done.stdout
+    assert not (tmp_path / "settings.json").exists()
 
 
 @pytest.mark.slow

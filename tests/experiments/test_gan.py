@@ -172,6 +172,20 @@ def test_a_step_moves_both_players_and_the_average():
     assert set(metrics) == {"discriminator_loss", "generator_loss"}
 
 
+def test_the_average_forgets_the_untrained_generator():
+    before, after, _ = stepped()
+    old, new, kept = (
+        params_of(before["generator"]),
+        params_of(after["generator"]),
+        after["average"],
+    )
+    expected = jax.tree.map(lambda old, new: 0.1 * old + 0.9 * new, old, new)
+    for found, wanted in zip(
+        jax.tree.leaves(kept), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 def test_a_step_of_the_critic_leaves_the_generator_alone():
     before, after, metrics = stepped(step="critic_step_fn")
     assert {name.partition("/")[0] for name in moved(before, after)} == {

@@ -10,7 +10,6 @@ import pytest
 
 from experiments.impala_atari import (
     Config,
-    Returns,
     cut,
     play,
     random_player,
@@ -55,14 +54,6 @@ def test_an_unroll_is_cut_into_batches_in_order():
         [2, 3],
         [4, 5],
     ]
-
-
-def test_returns_of_an_earlier_sitting_are_kept_unless_the_run_begins_anew(tmp_path):
-    path = tmp_path / "returns.jsonl"
-    Returns(path, 0).add(640, [-20.0, -21.0])
-    assert Returns(path, 1).episodes == [(640, -20.0), (640, -21.0)]
-    assert Returns(path, 1).metrics() == {"average_return": -20.5}
-    assert Returns(path, 0).episodes == []
 
 
 @pytest.mark.slow

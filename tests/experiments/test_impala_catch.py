@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import replicator
+from experiments import run_folder
 from experiments.impala_catch import (
+    SCALES,
     Config,
     anakin,
     make_agent,
@@ -20,7 +22,8 @@ from experiments.impala_catch import (
 from replicator.testing import assert_replica_invariant
 
 ROOT = Path(__file__).parents[2]
-SMALL = Config(environments=16, unroll_length=12, hidden=8, steps=3)
+SLOW = ("anakin", "program")
+SMALL = Config(environments=16, unroll_length=12, hidden=8, steps=3, directory="")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,20 @@ def test_the_same_seed_plays_and_learns_the_same():
     first, second = (run_process(replicator.Replicator(1), SMALL, 3) for _ in range(2))
     assert first.returns == second.returns
     assert jax.tree.all(jax.tree.map(np.array_equal, first.params, second.params))
+
+
+@pytest.mark.parametrize(
+    "scale", ["process", *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)]
+)
+def test_a_seed_goes_on_from_where_it_was_killed(scale, tmp_path):
+    config = dataclasses.replace(SMALL, directory=str(tmp_path))
+    first = SCALES[scale](replicator.Replicator(2), config, 0)
+    config = dataclasses.replace(config, steps=5)
+    found = SCALES[scale](replicator.Replicator(2), config, 0)
+    assert found.returns[: len(first.returns)] == first.returns
+    assert max(update for update, _ in first.returns) <= 3
+    assert len(found.returns) > len(first.returns)
+    assert run_folder.last_saved(tmp_path / "seed-0") == 5
 
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(8, marks=pytest.mark.slow)])

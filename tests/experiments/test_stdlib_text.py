@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from experiments.stdlib_text import held_out_batches, read_text, train_input_fn
+from experiments.stdlib_text import (
+    _is_held_out,
+    gzip_bits,
+    held_out_batches,
+    read_text,
+    shared,
+    train_input_fn,
+)
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
 
@@ -33,6 +40,34 @@ def test_a_file_stays_on_its_side_when_others_come(sources):
     _, after = read_text(sources)
 
     assert set(bytes(before).splitlines()) <= set(bytes(after).splitlines())
+
+
+@pytest.mark.parametrize(("alike", "stays"), [(20, False), (5, False), (1, True)])
+def test_a_file_that_is_like_one_to_train_on_is_not_held_out(sources, alike, stays):
+    common = [f"a line that two files have, number {n}\n" for n in range(20)]
+    own = [f"a line that one file has, number {n}\n" for n in range(20 - alike)]
+    names = [f"n{number}.py" for number in range(200)]
+    out = next(name for name in names if _is_held_out(name))
+    (sources / out).write_text("".join(common[:alike] + own))
+    learned = next(name for name in names if not _is_held_out(name))
+    (sources / learned).write_text("".join(common))
+    train, held_out = (bytes(text) for text in read_text(sources))
+    assert (common[0].encode() in held_out) == stays
+    assert "".join(common).encode() in train
+
+
+@pytest.mark.slow
+def test_of_the_standard_library_no_file_that_is_held_out_is_one_that_is_learned():
+    train, held_out = (bytes(text) for text in read_text())
+    assert shared(held_out, {line.strip() for line in train.splitlines()}) < 0.1
+    assert 150_000 < len(held_out) < len(train) / 10
+
+
+def test_gzip_has_seen_the_end_of_what_was_learned():
+    rng = np.random.default_rng(0)
+    learned, other = rng.integers(256, size=(2, 4096)).astype(np.uint8)
+    assert gzip_bits(learned, learned=learned) < 0.2
+    assert gzip_bits(other, learned=learned) == pytest.approx(8, abs=0.1)
 
 
 def test_a_directory_without_sources_is_refused(tmp_path):

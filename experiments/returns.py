@@ -1,0 +1,71 @@
+"""Returns of the episodes of a run, in a file that later sittings add to."""
+
+import json
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from replicator.checkpoint.disk import Disk
+
+NAME = "returns.jsonl"
+
+
+class Returns:
+    """Returns of episodes along the way; threads may add at once.
+
+    Attributes:
+      episodes: (updates so far, return) of each, in order.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, updates: int | None = None, name: str = NAME
+    ) -> None:
+        """Read what earlier sittings wrote.
+
+        Args:
+          folder: Where the file is; it exists. None keeps nothing.
+          updates: Of the checkpoint that the run goes on from, 0 if it begins: episodes
+            behind it are played again, and dropped. None keeps all.
+          name: Of the file.
+        """
+        self._path = None if folder is None else folder / name
+        self._lock = threading.Lock()
+        self.episodes: list[tuple[int, float]] = []
+        if self._path is not None and self._path.exists():
+            self.episodes = [
+                each
+                for each in _read(self._path)
+                if updates is None or each[0] <= updates
+            ]
+            Disk().replace_file(self._path, _lines(self.episodes).encode())
+
+    def add(self, updates: int, gained: Iterable[float]) -> None:
+        """Take in the episodes that ended in an unroll."""
+        new = [(updates, float(each)) for each in gained]
+        with self._lock:
+            self.episodes += new
+            if new and self._path is not None:
+                with self._path.open("a") as file:
+                    file.write(_lines(new))
+
+    def average(self, last: int) -> float | None:
+        """Return the mean of the last episodes; None before there is one."""
+        gained = [each for _, each in self.episodes[-last:]]
+        return float(np.mean(gained)) if gained else None
+
+
+def _read(path: Path) -> list[tuple[int, float]]:
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            updates, gained = json.loads(line)
+        except ValueError:  # killed while it was written
+            break
+        found.append((updates, gained))
+    return found
+
+
+def _lines(episodes: Iterable[tuple[int, float]]) -> str:
+    return "".join(f"{json.dumps(each)}\n" for each in episodes)

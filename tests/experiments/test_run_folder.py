@@ -1,0 +1,104 @@
+"""Whose a folder is, and what of it outlives a run."""
+
+import dataclasses
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import run_folder
+from experiments.config_flags import Count, Rate, Settings
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Settings):
+    """Flags of no experiment."""
+
+    width: Count = 8
+    rate: Rate = 2e-4
+    steps: Count = 10
+    directory: str = ""
+
+
+FREE = {"steps", "directory"}
+TEXTS = {
+    path.stem: path.read_text()
+    for path in (Path(__file__).parents[2] / "experiments").glob("*.py")
+    if "config_flags.define(Config)" in path.read_text()
+}
+CLAIMS = re.compile(r"run_folder\.claim\(|seeds\.run_all\(")
+KEEPS = sorted(name for name, text in TEXTS.items() if CLAIMS.search(text))
+
+
+def test_a_run_with_another_setting_is_refused_by_its_flag(tmp_path):
+    run_folder.claim(tmp_path, Config(), free=FREE)
+    with pytest.raises(ArgumentError) as error:
+        run_folder.claim(tmp_path, Config(rate=1e-3), free=FREE, flag="checkpoint_dir")
+    assert str(error.value) == (
+        f"`--rate` must be 0.0002, that of the run in {tmp_path}, got 0.001. Use "
+        "another --checkpoint_dir."
+    )
+
+
+def test_the_run_itself_goes_on_as_long_and_wherever_it_is_told(tmp_path):
+    run_folder.claim(tmp_path / "new", Config(), free=FREE)
+    more = Config(steps=20, directory="elsewhere")
+    run_folder.claim(tmp_path / "new", more, free=FREE)
+
+
+def test_a_flag_that_came_later_was_what_it_is_by_default(tmp_path):
+    (tmp_path / "settings.json").write_text(json.dumps({"rate": 2e-4}))
+    run_folder.claim(tmp_path, Config(), free=FREE)
+    with pytest.raises(ArgumentError, match="`--width` must be 8, that of the run"):
+        run_folder.claim(tmp_path, Config(width=16), free=FREE)
+
+
+def test_settings_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def cut(*args):
+        raise OSError("no space")
+
+    monkeypatch.setattr(run_folder.Disk, "rename", cut)
+    with pytest.raises(OSError, match="no space"):
+        run_folder.claim(tmp_path, Config(), free=FREE)
+    assert not (tmp_path / "settings.json").exists()
+
+
+def test_a_folder_that_is_released_is_anybodys(tmp_path):
+    run_folder.claim(tmp_path, Config(), free=FREE)
+    (run_folder.checkpoints_of(tmp_path) / "000000000007").mkdir(parents=True)
+    assert run_folder.last_saved(tmp_path) == 7
+    run_folder.release(tmp_path)
+    assert run_folder.last_saved(tmp_path) == 0
+    run_folder.claim(tmp_path, Config(width=16), free=FREE)
+
+
+def other(field):
+    """Return another value of a field than its default."""
+    if isinstance(field.default, bool):
+        return not field.default
+    return "other" if isinstance(field.default, str) else field.default + 1
+
+
+def test_every_experiment_that_is_saved_claims_its_folder():
+    saved = {name for name, text in TEXTS.items() if re.search("checkpoint|save", text)}
+    assert saved
+    assert saved <= {*KEEPS}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_every_flag_of_an_experiment_but_the_free_ones_is_the_folders(name, tmp_path):
+    module = importlib.import_module(f"experiments.{name}")
+    run_folder.claim(tmp_path, module.Config(), free=module.FREE)
+    kept = json.loads((tmp_path / "settings.json").read_text())
+    for field in dataclasses.fields(module.Config):
+        another = json.dumps(kept | {field.name: other(field)})
+        (tmp_path / "settings.json").write_text(another)
+        if field.name in module.FREE:
+            run_folder.claim(tmp_path, module.Config(), free=module.FREE)
+        else:
+            refused = re.escape(f"`--{field.name}` must be {other(field)}, that of")
+            with pytest.raises(ArgumentError, match=refused):
+                run_folder.claim(tmp_path, module.Config(), free=module.FREE)
