@@ -133,3 +133,15 @@ def test_a_second_run_in_a_directory_is_refused_and_told_who_is_there(tmp_path):
     kinds = [event["kind"] for event in read_events(tmp_path)]
     assert (kinds.count("started"), kinds.count("ended")) == (1, 1)
     run(directory=tmp_path)  # one after the other is fine
+
+
+@pytest.mark.parametrize("name", ["eval", "progress", "memory"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_metric_of_a_step_takes_no_name_of_the_runs(name, nested):
+    metrics = {name: {"loss": 1.0}} if nested else {f"{name}/loss": 1.0}
+    options = {"init_fn": lambda key: {"w": jnp.zeros(2)}, "display": False}
+    with replicas(1).session(steps=1, **options) as session:
+        message = f"`metrics` must leave names under `{name}/` to the run, got `{name}/"
+        with pytest.raises(ArgumentError, match=message):
+            session.after(metrics)
+        session.after({name: 1.0})
