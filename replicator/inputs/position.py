@@ -218,6 +218,6 @@ class _Again:
         if self._reread == "refuse":
             raise BatchError(
                 f"{found} Seed its shuffle in `input_fn(context)`, or take other "
-                'examples: `InputOptions(reread="warn")`.'
+                'examples: `inputs=InputOptions(reread="warn")`.'
             )
         _log.warning("%s The run goes on with other examples.", found)

@@ -210,7 +210,7 @@ def open_store(of: Training) -> CheckpointStore:
     disks = [getattr(hook, "disk", None) for hook in of.hooks]
     store = CheckpointStore(
         checkpoints.directory,
-        policy=checkpoints.retention,
+        retention=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
         together=of.together,
     )

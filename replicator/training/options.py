@@ -6,6 +6,7 @@ checkpoints, evaluation and records, which are here, and the policy on bad numbe
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from replicator.training.hooks.schedule import Every, every
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "BestSoFar",
@@ -155,6 +158,12 @@ def recording_of(given: Mapping[str, Any]) -> Recording:
             raise ArgumentError(
                 "`directory` must be given to profile steps, got None. Pass it: traces "
                 "go to `profile/` in it."
+            )
+        if given["steps"] is not None and profile.start > given["steps"]:
+            _log.warning(
+                "No step of `profile=%s` is traced: the last step is %d.",
+                profile,
+                given["steps"],
             )
     return Recording(
         directory=directory, write_every=write_every, display=display, profile=profile
