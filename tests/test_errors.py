@@ -1128,8 +1128,8 @@ ROWS = [
         "A file for a directory",
         lambda: run([regression_batch()], checkpoint_dir=folder("file") / "file"),
         CheckpointError,
-        "A directory of checkpoints must be writable, got `runs/a/file`: [Errno 17] File "
-        "exists: 'runs/a/file'. Choose another, or change its permissions.",
+        "A directory of checkpoints must be writable, got `runs/a/file`: [Errno 17] "
+        "File exists: 'runs/a/file'. Choose another, or change its permissions.",
     ),
     Row(
         "Checkpoints that are not there",
