@@ -7,12 +7,12 @@ checkpoints, evaluation and records, which are here, and the policy on bad numbe
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from replicator.base.host.paths import checked_path
-from replicator.base.types import Dataset
+from replicator.base.types import Dataset, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.errors import (
@@ -87,15 +87,31 @@ class Evaluating:
 
     Attributes:
       eval_fn: As in `rep.evaluate`.
-      dataset: Read anew each time.
+      dataset: Read anew each time; several by their names.
       when: At which steps; the last one is evaluated, too.
       follow: The number that tells the best step, and when to give up.
     """
 
     eval_fn: EvalFn
-    dataset: Dataset
+    dataset: Dataset | Mapping[str, Dataset]
     when: Every
     follow: Follow | None
+
+    def found_by(
+        self, evaluate: Callable[..., Mapping[str, PyTree]], **options: Any
+    ) -> Mapping[str, PyTree]:
+        """Return the metrics of the dataset, or of each of them under its name.
+
+        Args:
+          evaluate: `rep.evaluate`.
+          **options: Of its call.
+        """
+        if not isinstance(self.dataset, Mapping):
+            return evaluate(self.eval_fn, self.dataset, **options)
+        return {
+            name: evaluate(self.eval_fn, dataset, **options)
+            for name, dataset in self.dataset.items()
+        }
 
 
 def evaluating_of(given: Mapping[str, Any]) -> Evaluating | None:
@@ -116,13 +132,27 @@ def evaluating_of(given: Mapping[str, Any]) -> Evaluating | None:
             f"got no `{missing[0]}`. Pass it, or leave all out."
         )
     check_function("eval_fn", given["eval_fn"], "state, batch")
-    check_read_anew("eval_dataset", given["eval_dataset"])
+    _check_datasets(given["eval_dataset"])
     return Evaluating(
         eval_fn=given["eval_fn"],
         dataset=given["eval_dataset"],
         when=_as_schedule("eval_every", given["eval_every"]),
         follow=follow,
     )
+
+
+def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
+    if not isinstance(given, Mapping):
+        check_read_anew("eval_dataset", given)
+        return
+    named = all(isinstance(name, str) and name and "/" not in name for name in given)
+    if not (given and named):
+        raise ArgumentError(
+            "`eval_dataset` must name each of several datasets by a word without `/`, "
+            f'got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
+        )
+    for name, dataset in given.items():
+        check_read_anew(f"eval_dataset[{name!r}]", dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

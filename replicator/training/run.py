@@ -68,7 +68,7 @@ class RunOptions(TypedDict, total=False):
     checkpoint_every: int | Every
     retention: Retention | None
     eval_fn: EvalFn | None
-    eval_dataset: Dataset | None
+    eval_dataset: Dataset | Mapping[str, Dataset] | None
     eval_every: int | Every | None
     follow: Follow | None
     hooks: Sequence[Hook]
