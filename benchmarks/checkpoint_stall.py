@@ -131,7 +131,7 @@ def time_saves_alone(state: PyTree, directory: Path) -> dict[str, list[float]]:
         plain.wait_until_finished()
 
     keep_all = Retention(keep_last=10**6)  # plain orbax deletes nothing either
-    with CheckpointStore(directory / "ours", policy=keep_all) as store:
+    with CheckpointStore(directory / "ours", retention=keep_all) as store:
         times_s = time_rounds(
             {
                 "ours": lambda: store.save(Snapshot(step=next(names), arrays=state)),

@@ -247,10 +247,21 @@ def check_count(name: str, value: int) -> None:
     Raises:
       ArgumentError: It is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _not_whole(name, value)
+    check_whole(name, value)
     if value < 1:
         raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
+
+
+def check_counts(owner: object, *names: str) -> None:
+    """Refuse fields that are no counts; make those of NumPy Python's, for records.
+
+    Raises:
+      ArgumentError: One is neither None nor a whole number of at least 1.
+    """
+    for name in names:
+        if (value := getattr(owner, name)) is not None:
+            check_count(name, value)
+            object.__setattr__(owner, name, int(value))
 
 
 def check_whole(name: str, value: object) -> None:
@@ -264,11 +275,8 @@ def check_whole(name: str, value: object) -> None:
 
 
 def _not_whole(name: str, value: Any) -> ArgumentError:
-    # What comes from the environment or a command line is a word with a number in it;
-    # NumPy's numbers are whole as well where they would not be written to a record.
-    is_word = isinstance(value, str) and value.isdecimal()
-    is_numpy = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    meant = int(value) if is_word or is_numpy else 1
+    # What comes from the environment or a command line is a word with a number in it.
+    meant = int(value) if isinstance(value, str) and value.isdecimal() else 1
     return ArgumentError(
         f"`{name}` must be a whole number, got {value!r}. Use {meant}."
     )

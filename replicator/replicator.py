@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import optax
@@ -330,7 +330,7 @@ class Replicator:
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
         eval_fn: EvalFn | None = None,
-        eval_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
         follow: Follow | None = None,
         hooks: Sequence[Hook] = (),
@@ -375,7 +375,8 @@ class Replicator:
           retention: Which checkpoints stay; the last three by default.
           eval_fn: What is evaluated, as in `evaluate`; tried on one batch before the
             first step.
-          eval_dataset: On what: it is read anew each time.
+          eval_dataset: On what: it is read anew each time. Several by name, as in
+            `{"val": ..., "test": ...}`, give metrics by name: `eval/val/loss`.
           eval_every: Steps between evaluations, or a schedule; the last state is
             evaluated, too.
           follow: The number of the evaluation that tells which step is the best, and

@@ -690,7 +690,7 @@ ROWS = [
         lambda: run(with_nan()),
         NonFiniteError,
         "`dataset` must yield no NaN, got one in `x`, example 5 (batch 0). Clean that "
-        "example, or pass `allow_nan=True`.",
+        "example, or pass `inputs=InputOptions(allow_nan=True)`.",
     ),
     Row(
         "NaN or infinity in a metric",
@@ -768,7 +768,7 @@ ROWS = [
         BatchError,
         "`dataset` must yield again what the run read before, got another batch 0 of "
         "pass 0. Seed its shuffle in `input_fn(context)`, or take other examples: "
-        '`InputOptions(reread="warn")`.',
+        '`inputs=InputOptions(reread="warn")`.',
     ),
     Row(
         "A step that returns another state structure",
@@ -1112,23 +1112,24 @@ ROWS = [
         "A checkpoint of another model",
         lambda: run([regression_batch()], checkpoint_dir=of_another_model()),
         CheckpointMismatchError,
-        "`like` must be the state of the model that was saved at step 1, got another: "
+        "The state must be that of the model that was saved at step 1, got another: "
         "`step` was not saved; `key` was not saved; `user/params/b1` was not saved; 4 "
-        "more. Use another directory, or restore a part with `only`.",
+        "more. Begin anew in another directory, or restore a part with "
+        "`CheckpointStore.restore(..., only=...)`.",
     ),
     Row(
         "A directory of something else",
         lambda: run([regression_batch()], checkpoint_dir=folder("thesis.tex")),
         CheckpointError,
-        "`directory` must be empty or hold checkpoints only, got runs/a with "
+        "A directory of checkpoints must hold nothing else, got runs/a with "
         "`thesis.tex` in it. Save to a directory of its own.",
     ),
     Row(
         "A file for a directory",
         lambda: run([regression_batch()], checkpoint_dir=folder("file") / "file"),
         CheckpointError,
-        "`directory` must be writable, got runs/a/file, which is not: [Errno 17] File "
-        "exists: 'runs/a/file'. Choose another, or change its permissions.",
+        "A directory of checkpoints must be writable, got `runs/a/file`: [Errno 17] "
+        "File exists: 'runs/a/file'. Choose another, or change its permissions.",
     ),
     Row(
         "Checkpoints that are not there",
@@ -1570,10 +1571,17 @@ ROWS = [
         "`count` must be a whole number, got '8'. Use 8.",
     ),
     Row(
-        "NumPy's number for one of Python",
-        lambda: replicas(8).compile(lambda s, b: (s, {}), accumulate=np.int64(2)),
+        "An `init_fn` without `return`",
+        lambda: replicas(8).init(lambda key: None),
         ArgumentError,
-        "`accumulate` must be a whole number, got np.int64(2). Use 2.",
+        "`init_fn` must return the state, got None. End it with `return`.",
+    ),
+    Row(
+        "A metric of a step under a name of the run's own",
+        lambda: in_session(lambda session: session.after({"eval/loss": 1.0})),
+        ArgumentError,
+        "`metrics` must leave names under `eval/` to the run, got `eval/loss`. Rename "
+        "it.",
     ),
     Row(
         "A number for devices",

@@ -149,9 +149,9 @@ def share_pieces(
             return [] if group.is_chief else _write_pieces(draft, folder, disk)
         except Exception as failure:
             raise CheckpointError(
-                f"`directory` must be one that all processes can write to, got "
-                f"{directory} and in process {process_index()}: {failure}. Save to "
-                "a file system that they share."
+                "A directory of checkpoints must be one that all processes can write "
+                f"to, got {directory} and in process {process_index()}: {failure}. "
+                "Save to a file system that they share."
             ) from failure
 
     said = group.gather("pieces-written", write)

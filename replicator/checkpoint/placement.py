@@ -132,9 +132,9 @@ def _require_same(
             f"; {more} more" if more > 0 else ""
         )
         raise CheckpointMismatchError(
-            f"`like` must be the state of the model that was saved at step "
-            f"{manifest.step}, got another: {listed}. "
-            "Use another directory, or restore a part with `only`."
+            f"The state must be that of the model that was saved at step "
+            f"{manifest.step}, got another: {listed}. Begin anew in another directory, "
+            "or restore a part with `CheckpointStore.restore(..., only=...)`."
         )
 
 

@@ -94,7 +94,7 @@ def is_taken(directory: Path) -> bool:
     names = (path.name for path in directory.iterdir())
     if foreign := sorted(name for name in names if not name.startswith(".")):
         raise CheckpointError(
-            f"`directory` must be empty or hold checkpoints only, got {directory} with "
+            f"A directory of checkpoints must hold nothing else, got {directory} with "
             f"`{foreign[0]}` in it. Save to a directory of its own."
         )
     return False

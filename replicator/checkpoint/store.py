@@ -65,7 +65,7 @@ class CheckpointStore:
 
     Args:
       directory: Made by `open` if absent.
-      policy: Which checkpoints stay.
+      retention: Which checkpoints stay.
       clock: Where times come from.
       disk: The file system.
       failures_allowed: So many saves in a row may fail before training stops.
@@ -81,7 +81,7 @@ class CheckpointStore:
         self,
         directory: str | os.PathLike[str],
         *,
-        policy: Retention | None = None,
+        retention: Retention | None = None,
         clock: Clock | None = None,
         disk: Disk | None = None,
         failures_allowed: int = 3,
@@ -94,7 +94,7 @@ class CheckpointStore:
                 "Leave it out for 3."
             )
         self._directory = checked_path("directory", directory).absolute()
-        self._policy = policy or Retention()
+        self._retention = retention or Retention()
         self._disk = disk or Disk()
         self._clock = clock or SystemClock()
         self._failures_allowed = failures_allowed
@@ -210,9 +210,9 @@ class CheckpointStore:
 
     @property
     def best(self) -> int | None:
-        """The step with the best metric of the policy; None if none was measured."""
+        """The step with the best metric of `retention`; None if none was measured."""
         manifests = scan(self._directory).manifests
-        return self._policy.best(map(self._as_saved, manifests))
+        return self._retention.best(map(self._as_saved, manifests))
 
     def restore(
         self,
@@ -336,7 +336,7 @@ class CheckpointStore:
         self._group.lead("committed", commit)
 
     def _retain(self, manifest: Manifest) -> None:
-        self._kept, gone = self._policy.decide(self._kept, self._as_saved(manifest))
+        self._kept, gone = self._retention.decide(self._kept, self._as_saved(manifest))
         for step in gone:
             try:
                 commits.delete(self._directory, step, disk=self._disk)
@@ -350,7 +350,7 @@ class CheckpointStore:
         self._kept = tuple(saved for saved in self._kept if saved.step not in damaged)
 
     def _as_saved(self, manifest: Manifest) -> Saved:
-        metric = self._policy.metric
+        metric = self._retention.metric
         return Saved(
             step=manifest.step,
             metric=None if metric is None else manifest.metrics.get(metric),
@@ -366,6 +366,6 @@ class CheckpointStore:
 
     def _unwritable(self, failure: OSError) -> CheckpointError:
         return CheckpointError(
-            f"`directory` must be writable, got {self._directory}, which is not: "
+            f"A directory of checkpoints must be writable, got `{self._directory}`: "
             f"{failure}. Choose another, or change its permissions."
         )

@@ -19,7 +19,7 @@ from replicator.base.types import Key, PyTree
 from replicator.engine.layout import EQUAL, STATE, Layout, examples, per_replica
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.optimizer_state import Reduction
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError, check_counts
 from replicator.inputs.placement import batch_axis
 
 
@@ -46,8 +46,7 @@ class CompileOptions:
     reduction: Reduction = "fast"
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "steps_per_call", "max_in_flight"):
-            check_count(name, getattr(self, name))
+        check_counts(self, "accumulate", "steps_per_call", "max_in_flight")
         if self.checks is not None and not isinstance(self.checks, Set):
             raise ArgumentError(
                 f"`checks` must be a set of `checkify` errors, got {self.checks!r}. "

@@ -75,11 +75,19 @@ class Source:
       start: Begins a pass.
       repeats: Whether another pass can begin when one has ended.
       same_passes: Whether every pass is known to yield the same batches.
+      set_epoch: Tells the data and its samplers which pass begins.
     """
 
     start: Callable[[], Iterator[PyTree]]
     repeats: bool
     same_passes: bool = False
+    set_epoch: Sequence[Callable[[int], object]] = ()
+
+    def begin(self, epoch: int) -> Iterator[PyTree]:
+        """Begin the pass of this number, from 0."""
+        for tell in self.set_epoch:
+            tell(epoch)
+        return self.start()
 
 
 def open_sources(
@@ -168,7 +176,11 @@ def _open_source(
 ) -> Source:
     for adapter in adapters:
         if adapter.claims(dataset):
-            return Source(start=partial(adapter.iterate, dataset), repeats=True)
+            return Source(
+                start=partial(adapter.iterate, dataset),
+                repeats=True,
+                set_epoch=_epoch_setters(dataset),
+            )
     if isinstance(dataset, Mapping | str | bytes) or hasattr(dataset, "__array__"):
         raise ArgumentError(
             f"`{name}` must yield batches, got one {_kind(dataset)}. "
@@ -181,6 +193,7 @@ def _open_source(
             start=partial(iter, dataset),
             repeats=not isinstance(dataset, Iterator),
             same_passes=_package(type(dataset)) == "grain",
+            set_epoch=_epoch_setters(dataset),
         )
     if callable(dataset):
         return Source(start=partial(_calls, dataset), repeats=False)
@@ -188,6 +201,15 @@ def _open_source(
         f"`{name}` must be an iterable of batches or a callable, got "
         f"{_kind(dataset)}. Hand over an adapter for it in `adapters`."
     )
+
+
+def _epoch_setters(dataset: Any) -> list[Callable[[int], object]]:
+    """Return each `set_epoch` that a loop of PyTorch's would have to call."""
+    batches = getattr(dataset, "batch_sampler", None)
+    owners = [dataset, batches, getattr(batches, "sampler", None)]
+    owners += [getattr(dataset, name, None) for name in ("sampler", "dataset")]
+    setters = (getattr(owner, "set_epoch", None) for owner in owners)
+    return [each for each in setters if callable(each)]
 
 
 def _calls(fetch: Callable[[], PyTree]) -> Iterator[PyTree]:

@@ -128,7 +128,8 @@ def check_no_nan(batch: PyTree, *, where: str) -> None:
             example = int(np.argwhere(nan)[0][0])
             raise NonFiniteError(
                 f"`dataset` must yield no NaN, got one in `{path}`, example {example} "
-                f"({where}). Clean that example, or pass `allow_nan=True`."
+                f"({where}). Clean that example, or pass "
+                "`inputs=InputOptions(allow_nan=True)`."
             )
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 from replicator.errors import (
     ArgumentError,
-    check_count,
+    check_counts,
     check_flags,
     check_number,
     check_word,
@@ -61,10 +61,8 @@ class InputOptions:
     adapters: tuple[Adapter, ...] = ()
 
     def __post_init__(self):
-        for name in ("accumulate", "steps_per_call", "steps", "epochs", "prefetch"):
-            value = getattr(self, name)
-            if value is not None:
-                check_count(name, value)
+        counts = ("accumulate", "steps_per_call", "steps", "epochs", "prefetch")
+        check_counts(self, *counts)
         if not isinstance(self.adapters, Iterable):
             raise ArgumentError(
                 f"`adapters` must be a list of adapters, got {self.adapters!r}. Put it "

@@ -125,13 +125,13 @@ def start_at(
       BatchError: The dataset no longer holds as many batches, or it holds others.
     """
     if not (position.epoch_batches or position.states):
-        return [source.start() for source in sources]
+        return [source.begin(position.epoch) for source in sources]
     again = [_Again(position, each, reread) for each in range(len(sources))]
     if not all(source.same_passes for source in sources):
         for number in range(position.epoch):
             for source, known in zip(sources, again, strict=True):
-                collections.deque(known.read(source.start(), number), maxlen=0)
-    passes = [source.start() for source in sources]
+                collections.deque(known.read(source.begin(number), number), maxlen=0)
+    passes = [source.begin(position.epoch) for source in sources]
     if len(position.states) == len(passes):
         for batches, state in zip(passes, position.states, strict=True):
             _restore(batches, state)
@@ -218,6 +218,6 @@ class _Again:
         if self._reread == "refuse":
             raise BatchError(
                 f"{found} Seed its shuffle in `input_fn(context)`, or take other "
-                'examples: `InputOptions(reread="warn")`.'
+                'examples: `inputs=InputOptions(reread="warn")`.'
             )
         _log.warning("%s The run goes on with other examples.", found)

@@ -79,7 +79,7 @@ def write_run_record(
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(),
         "host": socket.gethostname(),
         "versions": versions(),
-        "git": _git(Path.cwd()),
+        "git": _git(),
         "devices": _devices(),
         "processes": list(processes or [describe_process()]),
         "first_updates": dict(checked or {}),
@@ -171,13 +171,14 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def _git(directory: Path) -> dict[str, Any] | None:
+def _git() -> dict[str, Any] | None:
     """Name the commit of a checkout, and whether tracked files differ from it."""
     try:
+        directory = Path.cwd()  # it may be gone
         commit = _git_output(directory, "rev-parse", "HEAD")
         changes = _git_output(directory, "status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):
-        return None  # no git, no checkout, or no commit yet
+        return None  # no git, no checkout, no commit yet, or no such folder
     return {"commit": commit, "dirty": bool(changes)}
 
 

@@ -104,10 +104,12 @@ class Follow:
         """
         if self._is_better(event.value, best.value):
             return BestSoFar(step=event.step, value=event.value), "best"
-        waited = best.waited + 1
-        given_up = self.patience is not None and waited >= self.patience
-        after = dataclasses.replace(best, waited=waited)
-        return after, "stop" if given_up else "go_on"
+        after = dataclasses.replace(best, waited=best.waited + 1)
+        return after, "stop" if self.is_over(after) else "go_on"
+
+    def is_over(self, best: BestSoFar) -> bool:
+        """Tell whether patience has ended."""
+        return self.patience is not None and best.waited >= self.patience
 
     def _is_better(self, value: float, than: float | None) -> bool:
         if than is None:

@@ -89,8 +89,7 @@ class SaveCheckpoints(Hook):
         self._ranks_by = of.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # whether there is such a number
         self._evaluation = evaluation
-        strategy = of.arguments.get("strategy")
-        self._about = {"strategy": strategy, "began": resumed.began}
+        self._about = {"began": resumed.began, **_settings(of)}
         self._tell = of.tell_alike
         self._told = store.counts
         # Written by the store's thread, before it counts the save; taken by the loop's.
@@ -222,7 +221,7 @@ def open_store(of: Training) -> CheckpointStore:
     disks = [getattr(hook, "disk", None) for hook in of.hooks]
     store = CheckpointStore(
         checkpoints.directory,
-        policy=checkpoints.retention,
+        retention=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
         together=of.together,
     )
@@ -263,6 +262,7 @@ def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
             *(name, began[name], saved[name]),
         )
     last = found.meta.get("last_metrics")
+    _tell_changed(_settings(of), found.meta)
     return Resumed(
         state=found.arrays,
         position=_position(found),
@@ -273,6 +273,22 @@ def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
         last_metrics=None if last is None else result_from_json(last),
         began={**began, "seed": saved["seed"]},
     )
+
+
+def _settings(of: Training) -> dict[str, Any]:
+    """Return how a run is made, which may be another way when it goes on."""
+    names = ("strategy", "accumulate", "steps_per_call", "steps")
+    return {name: of.arguments.get(name) for name in names}
+
+
+def _tell_changed(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    changed = [
+        f"`{name}` {json.dumps(now[name])} (it was {json.dumps(saved[name])})"
+        for name in now
+        if name in saved and saved[name] != now[name]
+    ]
+    if changed:
+        _log.warning("The run goes on with another %s.", ", ".join(changed))
 
 
 def hook_states(hooks: Sequence[Hook]) -> list[list[Any]]:

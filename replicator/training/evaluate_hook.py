@@ -111,6 +111,10 @@ class EvaluateEvery(Hook):
             waited=state["waited"],
         )
         self.verdict = state["verdict"]
+        if self._follow is None or not self._follow.is_over(self.best):
+            self.verdict = (
+                "go_on"  # there is more patience than in the run that stopped
+            )
         self._plain_metrics = state.get("metrics")
         if self._plain_metrics is not None:
             self.metrics = result_from_json(self._plain_metrics)

@@ -25,6 +25,7 @@ from replicator.errors import ArgumentError, BatchError
 from replicator.inputs.placement import Placed
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers
+from replicator.monitoring.writers.writer import check_names
 from replicator.training.best_metric import BestSoFar
 from replicator.training.dispatched_step import DispatchedCall
 from replicator.training.hooks.hook import Hook, StateEvent
@@ -231,6 +232,8 @@ class Loop:
           position: Where the input is after it.
           stall_s: How long batches were waited for so far.
         """
+        if self.metrics is None:
+            check_names(metrics)
         self.state, self.metrics, self.in_turn = state, metrics, False
         self.step += steps
         self._not_yet = set()

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from replicator.errors import ArgumentError
 
 
@@ -27,8 +25,6 @@ class LoopPlan:
     steps_per_call: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, np.integer):
-            object.__setattr__(self, "steps", int(self.steps))
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if self.steps is not None and not whole:
             raise ArgumentError(

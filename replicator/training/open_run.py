@@ -160,9 +160,7 @@ def _try_evaluation(of: Training, user: PyTree) -> None:
     if (wanted := of.evaluating) is None:
         return
     with of.phases.during("evaluate"):
-        metrics = of.evaluate(
-            wanted.eval_fn, wanted.dataset, state=user, inputs=InputOptions(steps=1)
-        )
+        metrics = wanted.found_by(of.evaluate, state=user, inputs=InputOptions(steps=1))
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
 
@@ -171,7 +169,7 @@ def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
     if (wanted := of.evaluating) is None:
         return None
     return EvaluateEvery(
-        lambda state: of.evaluate(wanted.eval_fn, wanted.dataset, state=state),
+        lambda state: wanted.found_by(of.evaluate, state=state),
         wanted.when,
         writer=reports.writer,
         follow=wanted.follow,

@@ -6,12 +6,13 @@ checkpoints, evaluation and records, which are here, and the policy on bad numbe
 """
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from replicator.base.host.paths import checked_path
-from replicator.base.types import Dataset
+from replicator.base.types import Dataset, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.errors import (
@@ -28,6 +29,8 @@ from replicator.training.hooks.schedule import Every, every
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "BestSoFar",
@@ -84,15 +87,31 @@ class Evaluating:
 
     Attributes:
       eval_fn: As in `rep.evaluate`.
-      dataset: Read anew each time.
+      dataset: Read anew each time; several by their names.
       when: At which steps; the last one is evaluated, too.
       follow: The number that tells the best step, and when to give up.
     """
 
     eval_fn: EvalFn
-    dataset: Dataset
+    dataset: Dataset | Mapping[str, Dataset]
     when: Every
     follow: Follow | None
+
+    def found_by(
+        self, evaluate: Callable[..., Mapping[str, PyTree]], **options: Any
+    ) -> Mapping[str, PyTree]:
+        """Return the metrics of the dataset, or of each of them under its name.
+
+        Args:
+          evaluate: `rep.evaluate`.
+          **options: Of its call.
+        """
+        if not isinstance(self.dataset, Mapping):
+            return evaluate(self.eval_fn, self.dataset, **options)
+        return {
+            name: evaluate(self.eval_fn, dataset, **options)
+            for name, dataset in self.dataset.items()
+        }
 
 
 def evaluating_of(given: Mapping[str, Any]) -> Evaluating | None:
@@ -113,13 +132,27 @@ def evaluating_of(given: Mapping[str, Any]) -> Evaluating | None:
             f"got no `{missing[0]}`. Pass it, or leave all out."
         )
     check_function("eval_fn", given["eval_fn"], "state, batch")
-    check_read_anew("eval_dataset", given["eval_dataset"])
+    _check_datasets(given["eval_dataset"])
     return Evaluating(
         eval_fn=given["eval_fn"],
         dataset=given["eval_dataset"],
         when=_as_schedule("eval_every", given["eval_every"]),
         follow=follow,
     )
+
+
+def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
+    if not isinstance(given, Mapping):
+        check_read_anew("eval_dataset", given)
+        return
+    named = all(isinstance(name, str) and name and "/" not in name for name in given)
+    if not (given and named):
+        raise ArgumentError(
+            "`eval_dataset` must name each of several datasets by a word without `/`, "
+            f'got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
+        )
+    for name, dataset in given.items():
+        check_read_anew(f"eval_dataset[{name!r}]", dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,6 +188,12 @@ def recording_of(given: Mapping[str, Any]) -> Recording:
             raise ArgumentError(
                 "`directory` must be given to profile steps, got None. Pass it: traces "
                 "go to `profile/` in it."
+            )
+        if given["steps"] is not None and profile.start > given["steps"]:
+            _log.warning(
+                "No step of `profile=%s` is traced: the last step is %d.",
+                profile,
+                given["steps"],
             )
     return Recording(
         directory=directory, write_every=write_every, display=display, profile=profile

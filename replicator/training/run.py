@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, TypedDict
 
+import numpy as np
+
 from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import describe_leaves
@@ -66,7 +68,7 @@ class RunOptions(TypedDict, total=False):
     checkpoint_every: int | Every
     retention: Retention | None
     eval_fn: EvalFn | None
-    eval_dataset: Dataset | None
+    eval_dataset: Dataset | Mapping[str, Dataset] | None
     eval_every: int | Every | None
     follow: Follow | None
     hooks: Sequence[Hook]
@@ -103,6 +105,8 @@ def plan_run(
     Raises:
       ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
     """
+    # NumPy's integers are integers, and no JSON.
+    given = {name: _of_python(value) for name, value in given.items()}
     phases = Phases()
     checkpointing = checkpointing_of(given)
     evaluating = evaluating_of(given)
@@ -149,6 +153,10 @@ def plan_run(
         limits=limits.for_input(reading.timeout_s),
         node=given["node"],
     )
+
+
+def _of_python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.integer) else value
 
 
 def _checked_options(

@@ -33,7 +33,7 @@ class Killer:
 
 def save_until_killed(directory, n, step=2):
     policy = Retention(keep_last=1)
-    with CheckpointStore(directory, policy=policy, disk=Disk(Killer(n))) as store:
+    with CheckpointStore(directory, retention=policy, disk=Disk(Killer(n))) as store:
         store.save(small_snapshot(step))
 
 

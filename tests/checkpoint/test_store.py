@@ -212,17 +212,19 @@ def other_model():
         (
             other_model(),
             None,
-            "`like` must be the state of the model that was saved at step 1, got "
+            "The state must be that of the model that was saved at step 1, got "
             "another: `count` was saved as int32[] and is int64[]; `params/b` was not "
-            "saved; `params/w` was saved as float32[4,3] and is float32[4,2]. Use "
-            "another directory, or restore a part with `only`.",
+            "saved; `params/w` was saved as float32[4,3] and is float32[4,2]. Begin "
+            "anew in another directory, or restore a part with "
+            "`CheckpointStore.restore(..., only=...)`.",
         ),
         (
             {"count": np.zeros((), np.int32)},
             None,
-            "`like` must be the state of the model that was saved at step 1, got "
-            "another: `params/w` was saved and is not asked for. Use another "
-            "directory, or restore a part with `only`.",
+            "The state must be that of the model that was saved at step 1, got "
+            "another: `params/w` was saved and is not asked for. Begin anew in another "
+            "directory, or restore a part with `CheckpointStore.restore(..., only=...)"
+            "`.",
         ),
         (
             small_state(0),
@@ -242,7 +244,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, like, only, message)
 
 def test_retention_deletes_and_best_is_found(tmp_path):
     policy = Retention(keep_last=1, keep_best=1, metric="loss", keep_every=4)
-    with CheckpointStore(tmp_path, policy=policy) as store:
+    with CheckpointStore(tmp_path, retention=policy) as store:
         for step, loss in enumerate([3.0, 1.0, 2.0, 5.0, 4.0], start=1):
             arrays = small_state(step)
             store.save(Snapshot(step=step, arrays=arrays, metrics={"loss": loss}))
@@ -254,7 +256,7 @@ def test_retention_deletes_and_best_is_found(tmp_path):
 
 def test_a_reopened_store_remembers_what_it_keeps(tmp_path):
     for step in (1, 2, 3):
-        with CheckpointStore(tmp_path, policy=Retention(keep_last=2)) as store:
+        with CheckpointStore(tmp_path, retention=Retention(keep_last=2)) as store:
             store.save(small_snapshot(step))
     assert CheckpointStore(tmp_path).steps() == (2, 3)
 
@@ -454,7 +456,7 @@ def test_what_retention_cannot_remove_is_no_checkpoint_and_fails_no_save(tmp_pat
             raise OSError(39, "Directory not empty", str(path))  # `.nfs…` is in it
 
     policy = Retention(keep_last=1)
-    with CheckpointStore(tmp_path, disk=Disk(refuse), policy=policy) as store:
+    with CheckpointStore(tmp_path, disk=Disk(refuse), retention=policy) as store:
         for step in (1, 2, 2):
             store.save(small_snapshot(step))
         assert store.counts.failed == 0
@@ -512,7 +514,7 @@ def a_file(folder):
         (lambda f: f / "absent", CheckpointStore.restore, "which is no directory"),
         (lambda f: f, CheckpointStore.steps, "which has no checkpoint. Check the path"),
         (foreign, CheckpointStore.open, "with `thesis.tex` in it. Save to a directory"),
-        (a_file, CheckpointStore.open, "`directory` must be writable, got .*/file"),
+        (a_file, CheckpointStore.open, "checkpoints must be writable, got `.*/file`"),
         (lambda f: a_file(f) / "below", CheckpointStore.open, "must be writable"),
     ],
 )

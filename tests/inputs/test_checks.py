@@ -121,7 +121,7 @@ def test_a_bad_batch_is_refused_in_full_words(dataset, message, layout):
 def test_nan_is_refused_by_leaf_and_example(layout):
     message = (
         "`dataset` must yield no NaN, got one in `x`, example 5 (batch 1). "
-        "Clean that example, or pass `allow_nan=True`."
+        "Clean that example, or pass `inputs=InputOptions(allow_nan=True)`."
     )
 
     with pytest.raises(NonFiniteError, match=re.escape(message)):

@@ -286,3 +286,45 @@ def test_batches_of_another_size_are_refused_by_what_was_saved(kind, size, rerea
         pytest.raises(BatchError, match=message),
     ):
         next(other)
+
+
+class Sampler:
+    """Shuffles by the epoch that it is told, as those of PyTorch do."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class Sampled:
+    """An iterable with a sampler."""
+
+    def __init__(self, place):
+        self.sampler = Sampler()
+        if place == "batch_sampler":
+            self.batch_sampler, self.sampler = self, None
+            self.batch_sampler.sampler = Sampler()
+        elif place == "dataset":
+            self.dataset, self.sampler = Sampler(), None
+        self._shuffles = self.sampler or self.dataset
+
+    def __iter__(self):
+        order = np.random.default_rng(self._shuffles.epoch).permutation(16)
+        return iter([{"x": rows.astype(np.float32)} for rows in order.reshape(-1, 8)])
+
+
+@pytest.mark.parametrize("place", ["sampler", "batch_sampler", "dataset"])
+def test_samplers_are_told_their_epoch_also_by_a_run_that_goes_on(place):
+    def rows(start, count):
+        with open_input(Sampled(place), replicated_layout(2), start=start) as batches:
+            found = [next(batches) for _ in range(count)]
+        return [np.asarray(x.value["x"]) for x in found], found[-1].position
+
+    whole, _ = rows(None, 6)
+    first, position = rows(None, 3)
+    last, _ = rows(position, 3)
+    assert len({tuple(np.concatenate(whole[at : at + 2])) for at in (0, 2, 4)}) == 3
+    np.testing.assert_array_equal(
+        np.concatenate([*first, *last]), np.concatenate(whole)
+    )

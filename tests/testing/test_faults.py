@@ -272,7 +272,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_the_flipped_bit(tmp_path, capl
 def test_a_flipped_bit_is_found_and_the_step_before_it_used(tmp_path):
     injector = Injector(parse("flip a bit in the last checkpoint at step 7"))
     policy = Retention(keep_last=3)
-    with CheckpointStore(tmp_path, disk=injector.disk, policy=policy) as store:
+    with CheckpointStore(tmp_path, disk=injector.disk, retention=policy) as store:
         store.save(small_snapshot(1))
         store.save(small_snapshot(2))
         injector.on_state(event(7))

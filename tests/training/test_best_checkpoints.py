@@ -49,7 +49,7 @@ def run(folder, retention, **options):
 def test_the_best_by_a_metric_of_the_step_stay(tmp_path, metric, goal, on_nonfinite):
     best = Retention(keep_last=1, keep_best=2, metric=metric, goal=goal)
     run(tmp_path, best, on_nonfinite=on_nonfinite)
-    store = CheckpointStore(tmp_path, policy=best)
+    store = CheckpointStore(tmp_path, retention=best)
     assert store.steps() == (3, 4, 6)
     assert store.best == 3
     assert store.restore(step=3).metrics == {"loss": 1.0, "all/gain": -1.0}
@@ -58,7 +58,7 @@ def test_the_best_by_a_metric_of_the_step_stay(tmp_path, metric, goal, on_nonfin
 def test_the_metrics_are_those_of_the_last_step_of_a_call(tmp_path):
     best = Retention(keep_last=1, keep_best=1, metric="loss")
     run(tmp_path, best, steps_per_call=2)
-    store = CheckpointStore(tmp_path, policy=best)
+    store = CheckpointStore(tmp_path, retention=best)
     assert store.steps() == (4, 6)
     assert store.restore(step=4).metrics["loss"] == 2.0
 
@@ -84,7 +84,7 @@ def test_the_best_by_an_evaluation_stays(tmp_path):
         eval_dataset=[{"x": jnp.full((2,), 4.0)}],
         eval_every=2,
     )
-    store = CheckpointStore(tmp_path, policy=best)
+    store = CheckpointStore(tmp_path, retention=best)
     assert store.steps() == (4, 6)
     assert store.restore(step=4).metrics["eval/distance"] == 0.0
     assert store.restore(step=6).metrics["eval/distance"] == 2.0

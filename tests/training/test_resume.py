@@ -241,7 +241,7 @@ def numbers(records):
 LOSSES = [3.0, 2.0, 1.0, 4.0, 4.0, 4.0]
 
 
-def evaluated(tmp_path, *, cut_at=None):
+def evaluated(tmp_path, *, cut_at=None, patience=2):
     """Evaluate every second step; the third evaluation is the best."""
     rep, seen = replicas(2), []
     init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
@@ -258,7 +258,7 @@ def evaluated(tmp_path, *, cut_at=None):
         if event.step == cut_at:
             raise Cut(event.step)
 
-    follow = Follow(metric="loss", patience=2)
+    follow = Follow(metric="loss", patience=patience)
     hook = EvaluateEvery(evaluate, every(n_steps=2), follow=follow)
     result = rep.run(
         counting,
@@ -288,6 +288,12 @@ def test_a_run_that_was_stopped_early_does_not_go_on(tmp_path):
     step, hook, seen = evaluated(tmp_path)
     assert (step, seen) == (10, [])
     assert hook.should_stop
+
+
+@pytest.mark.parametrize("patience", [3, None])
+def test_a_run_that_was_stopped_goes_on_with_more_patience(tmp_path, patience):
+    evaluated(tmp_path)
+    assert evaluated(tmp_path, patience=patience)[0] == STEPS
 
 
 def test_a_schedule_by_the_clock_goes_on_waiting():
@@ -481,15 +487,15 @@ def saved_and_gone_on(directory, *, steps=2, batches=5, **options):
 def test_a_run_says_so_where_it_goes_on_with_another_seed_or_dataset(tmp_path, caplog):
     saved_and_gone_on(tmp_path)
     saved_and_gone_on(tmp_path, steps=3)
-    assert caplog.messages == []
+    assert caplog.messages == ["The run goes on with another `steps` 3 (it was 2)."]
     for steps in (4, 5):  # the seed that the keys come from is not forgotten
         caplog.clear()
         saved_and_gone_on(tmp_path, steps=steps, seed=1)
-        (said,) = caplog.messages
+        said, _ = caplog.messages
         assert "`seed` is 1, and was 0 when the run was saved" in said
     caplog.clear()
     saved_and_gone_on(tmp_path, steps=6, batches=7)
-    (said,) = caplog.messages
+    said, _ = caplog.messages
     assert "`dataset` is list of 7, and was list of 5 when" in said
 
 

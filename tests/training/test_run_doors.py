@@ -11,7 +11,9 @@ import pytest
 from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError, CheckpointInUseError
 from replicator.hooks import Hook
+from replicator.inputs import InputOptions
 from replicator.monitoring.events import read_events
+from replicator.training.options import Retention
 from tests.steps import regression_batch, replicas, trainer
 
 
@@ -133,3 +135,70 @@ def test_a_second_run_in_a_directory_is_refused_and_told_who_is_there(tmp_path):
     kinds = [event["kind"] for event in read_events(tmp_path)]
     assert (kinds.count("started"), kinds.count("ended")) == (1, 1)
     run(directory=tmp_path)  # one after the other is fine
+
+
+@pytest.mark.parametrize("name", ["eval", "progress", "memory"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_metric_of_a_step_takes_no_name_of_the_runs(name, nested):
+    metrics = {name: {"loss": 1.0}} if nested else {f"{name}/loss": 1.0}
+    options = {"init_fn": lambda key: {"w": jnp.zeros(2)}, "display": False}
+    with replicas(1).session(steps=1, **options) as session:
+        message = f"`metrics` must leave names under `{name}/` to the run, got `{name}/"
+        with pytest.raises(ArgumentError, match=message):
+            session.after(metrics)
+        session.after({name: 1.0})
+
+
+def test_numpys_integers_are_integers_everywhere(tmp_path):
+    two = np.int64(2)
+    found = run(
+        steps=two,
+        seed=two,
+        accumulate=two,
+        checkpoint_dir=tmp_path / "checkpoints",
+        checkpoint_every=two,
+        directory=tmp_path / "records",
+        write_every=two,
+        inputs=InputOptions(prefetch=two),
+        retention=Retention(keep_last=two),
+        eval_fn=lambda state, batch: {"x": batch["y"]},
+        eval_dataset=[regression_batch()],
+        eval_every=two,
+    )
+    record = json.loads((tmp_path / "records" / "run.json").read_text())
+    assert (found.step, record["arguments"]["accumulate"], record["seed"]) == (2, 2, 2)
+
+
+def test_a_profile_behind_the_last_step_is_told(tmp_path, caplog):
+    run(steps=2, directory=tmp_path, profile=range(5, 7))
+    assert "No step of `profile=range(5, 7)` is traced: the last step is 2." in (
+        caplog.messages
+    )
+
+
+def test_a_run_that_finds_itself_finished_says_so_without_a_display(tmp_path, caplog):
+    for _ in range(2):
+        run(steps=2, checkpoint_dir=tmp_path)
+    assert f"nothing left to do: {tmp_path} holds step 2 of 2" in caplog.messages
+
+
+def test_a_working_folder_that_is_gone_does_not_end_a_run(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(steps=2, directory=tmp_path / "records").step == 2
+
+
+@pytest.mark.parametrize(
+    "batch", [(np.ones((8, 4), np.float32), np.ones(8, np.float32))]
+)
+def test_a_tuple_where_the_step_reads_a_dict_is_named(batch):
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    with pytest.raises(TypeError) as found:
+        rep.run(step_fn, [batch], init_fn=init_fn, steps=1, display=False)
+    held = (
+        "The batch of one replica is a `tuple` and holds `0` float32[8,4], `1` float32"
+    )
+    assert any(held in note for note in found.value.__notes__)

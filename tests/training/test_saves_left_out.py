@@ -68,7 +68,7 @@ def test_the_best_by_an_evaluation_waits_for_the_save_before(tmp_path):
         follow=Follow(metric="distance"),
     )
     assert result.best.step == 2
-    assert CheckpointStore(tmp_path / "checkpoints", policy=best).best == 2
+    assert CheckpointStore(tmp_path / "checkpoints", retention=best).best == 2
     assert 2 not in steps_of(tmp_path, "save_left_out")
 
 

@@ -1,17 +1,20 @@
 """Note on a failed look-up what there is: leaves of a batch, keys of a state."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 
 _MOST = 20
+# What Python and JAX say of `batch["x"]` where that is a tuple, or an array.
+_LOOK_UP = re.compile(r"indices must be integers|not subscriptable|is not valid as")
 
 
 @contextlib.contextmanager
 def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
-    """List on a `KeyError` what a function of one replica was given.
+    """List on a failed look-up what a function of one replica was given.
 
     Args:
       state: What it got; its own keys are listed, not those below.
@@ -19,12 +22,15 @@ def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
     """
     try:
         yield
-    except KeyError as failure:
+    except (KeyError, TypeError) as failure:
+        if isinstance(failure, TypeError) and not _LOOK_UP.search(str(failure)):
+            raise
         leaves = [
             f"`{path}` {describe(leaf)}" if path else describe(leaf)
             for path, leaf in named_leaves(batch)
         ]
-        failure.add_note(f"The batch of one replica holds {_listed(leaves)}.")
+        kind = "" if isinstance(batch, dict) else f" is a `{type(batch).__name__}` and"
+        failure.add_note(f"The batch of one replica{kind} holds {_listed(leaves)}.")
         if isinstance(state, dict):
             keys = [f"`{key}`" for key in state]
             failure.add_note(f"The state holds {_listed(keys)}.")

@@ -245,6 +245,10 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
     def whole(key: Key) -> PyTree:
         with one_state_for_all():
             made = init_fn(key)
+        if made is None:
+            raise ArgumentError(
+                "`init_fn` must return the state, got None. End it with `return`."
+            )
         if found := first_without_numbers(made):
             raise ArgumentError(
                 f"`init_fn` must return arrays and numbers, got {found}. Keep it out "

@@ -16,6 +16,9 @@ NUMBERS = "biufV"
 """Kinds of NumPy dtypes that are numbers; those of `ml_dtypes` are the last."""
 
 
+_OF_THE_RUN = ("eval", "progress", "goodput", "memory", "compile", "program")
+
+
 class Writer(Protocol):
     """A place for numbers.
 
@@ -34,6 +37,21 @@ class Writer(Protocol):
     def close(self) -> None:
         """Flush, and give back files and threads."""
         ...
+
+
+def check_names(metrics: PyTree) -> None:
+    """Refuse metrics of a step whose names are those of the run's own numbers.
+
+    Raises:
+      ArgumentError: One is.
+    """
+    for path, _ in named_leaves(metrics):
+        first, slash, _ = path.partition("/")
+        if slash and first in _OF_THE_RUN:
+            raise ArgumentError(
+                f"`metrics` must leave names under `{first}/` to the run, got "
+                f"`{path}`. Rename it."
+            )
 
 
 def check_writer(name: str, value: object) -> None:

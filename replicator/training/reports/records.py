@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,8 +119,11 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
 
     # A process without standard error has none to show anything on.
     display = make_display() if records.display and sys.stderr else None
-    if display is not None and start_step:
-        display.note(_goes_on(of.arguments, start_step))
+    if start_step:
+        is_over = (of.plan.steps or math.inf) <= start_step
+        say = display.note if display is not None else _log.warning
+        if display is not None or is_over:
+            say(_goes_on(of.arguments, start_step))
     # A run that went back has told them before: its step is the same.
     told = len(compilations()) if of.recovery.went_back else 0
     telling = TellCompilations(compilations, display=display, events=events, told=told)

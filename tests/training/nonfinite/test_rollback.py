@@ -99,7 +99,9 @@ class Run:
         self.restored_at = []
 
     def store(self):
-        return CheckpointStore(self.directory / "ckpt", policy=Retention(keep_last=100))
+        return CheckpointStore(
+            self.directory / "ckpt", retention=Retention(keep_last=100)
+        )
 
     def go(self, *, late=0, cut_at=None, save_every=2):
         def discard_after(step):
