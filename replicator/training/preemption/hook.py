@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import jax
 
 from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.standard_streams import say_raw
 from replicator.errors import ArgumentError
 from replicator.monitoring.phases import Phase
 from replicator.training.hooks.hook import Hook, StateEvent
@@ -29,7 +30,6 @@ SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 SAME_PRESS_S = 0.5
 """Ctrl-C often comes twice, from the terminal and from a launcher that passes it on."""
 
-_STDERR = 2
 _log = logging.getLogger(__name__)
 
 
@@ -198,8 +198,7 @@ class Preemption(Hook):
         if action == "stop":
             self._agreement.want(name)
             hint = "; again to end at once" if name == "SIGINT" else ""
-            text = f"replicator: {name}: stops after this step, and saves{hint}\n"
-            os.write(_STDERR, text.encode())
+            say_raw(f"replicator: {name}: stops after this step, and saves{hint}\n")
             if self.on_asked is not None and self._agreement.alone:
                 self.on_asked(name)
 

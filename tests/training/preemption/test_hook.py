@@ -256,6 +256,22 @@ def test_a_preempted_run_loses_no_step_and_goes_on_bit_for_bit(
         np.testing.assert_array_equal(resumed.state["params"][name], wanted)
 
 
+@pytest.mark.slow
+def test_a_run_whose_errors_cannot_be_written_is_saved_all_the_same(
+    tmp_path, default_signals
+):
+    saved, full = os.dup(2), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 2)
+    try:
+        with pytest.raises(Preempted):
+            train(tmp_path, hooks=[terminated()])
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(full)
+    assert CheckpointStore(tmp_path / "saved").steps() == (4,)
+
+
 class Names(Hook):
     """Brings a disk that notes which names are given."""
 
