@@ -215,7 +215,8 @@ class Watchdog:
         try:
             save_stacks(stacks, path)
         except OSError as failure:
-            say_raw(f"replicator: no stacks could be written to {path}: {failure}\n")
+            told = f"the stacks could not be written to {path}: {failure}"
+            say_raw(f"replicator: {told}\n")
             return None
         return str(path)
 
