@@ -463,7 +463,7 @@ class Replicator:
         arguments = {
             name: value for name, value in bound.arguments.items() if name != "self"
         }
-        training = plan_run(arguments, self._layout, self._defaults, self.evaluate)
+        training = plan_run(arguments, self._layout, self._defaults, self._evaluation)
         return Session(training)
 
     def compile_evaluation(

@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -220,6 +221,28 @@ def test_a_heavy_package_is_imported_in_the_one_file_about_it(package, allowed):
         if any(is_within(module, package) for module in imports(path))
     }
     assert importers <= allowed
+
+
+# To a full disk, a closed pipe or nothing at all: what it writes is lost and counted.
+FAILS_NOBODY = "replicator/base/host/standard_streams.py"
+
+
+def test_nothing_is_printed_that_would_fail_where_it_cannot_be_written():
+    assert not [
+        f"{relative(path)}:{node.lineno} must print by {FAILS_NOBODY}"
+        for path in PACKAGE
+        if relative(path) != FAILS_NOBODY
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and may_fail(node, room(module_name(path)))
+    ]
+
+
+def may_fail(call, where):
+    """Tell whether a call writes to an output of the process as it is."""
+    text = ast.unparse(call)
+    # A command runs with its own output lent to it.
+    prints = where != "cli" and text.startswith("print(") and "file=" not in text
+    return prints or re.match(r"os\.write\((1|2|_STD)|sys\.std\w+\.(wr|fl)", text)
 
 
 def test_files_stay_small():

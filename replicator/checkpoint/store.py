@@ -93,7 +93,7 @@ class CheckpointStore:
                 f"`failures_allowed` must be at least 1, got {failures_allowed}. "
                 "Leave it out for 3."
             )
-        self._directory = checked_path("directory", directory).absolute()
+        self._directory = checked_path("directory", directory)
         self._retention = retention or Retention()
         self._disk = disk or Disk()
         self._clock = clock or SystemClock()

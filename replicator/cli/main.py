@@ -5,12 +5,12 @@ which returns the exit code; `COMMANDS` is the one list of them. Only the comman
 is asked for is imported, and none starts JAX before its `main`.
 
 Exit codes: what the command says; 2 for bad input, 130 after Ctrl-C, 1 for any other
-error, in silence where the reader of our output went away.
+error, and where a line of the output could not be written: in silence where its reader
+went away. `launch` alone says what became of its processes.
 """
 
 import argparse
 import importlib
-import os
 import platform
 import sys
 import traceback
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from replicator.base.host.standard_streams import lossy_output, take_loss
 from replicator.errors import ReplicatorError
 from replicator.version import __version__
 
@@ -46,7 +47,16 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
       The exit code.
     """
-    words = sys.argv[1:] if words is None else list(words)
+    with lossy_output():
+        code = _run(sys.argv[1:] if words is None else list(words))
+        if loss := take_loss():
+            code, (told, why) = code or FAILED, loss
+            if not isinstance(why, BrokenPipeError):
+                print(f"replicator: error: {told}", file=sys.stderr)
+        return code
+
+
+def _run(words: Sequence[str]) -> int:
     asked = next((word for word in words if not word.startswith("-")), "")
     known = [asked] if asked in COMMANDS else list(COMMANDS)
     try:
@@ -78,16 +88,10 @@ def make_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentParse
 def run_guarded(run: Callable[[], int], *, show_trace: bool) -> int:
     """Call `run`; turn what it raises into a line on standard error and a code."""
     try:
-        code = run()
-        sys.stdout.flush()
-        return code
+        return run()
     except KeyboardInterrupt:
         print("replicator: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes once more at its end, and would complain about the same pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except Exception as failure:
         if show_trace:
             traceback.print_exc()

@@ -13,6 +13,8 @@ import os
 import sys
 from types import TracebackType
 
+from replicator.base.host.standard_streams import flush_output
+
 _exit_code: int | None = None
 
 
@@ -47,6 +49,5 @@ def _leave() -> None:
     for child in multiprocessing.active_children():
         child.terminate()
     logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    flush_output()
     os._exit(_exit_code)

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from replicator.base.host.paths import checked_path
+from replicator.base.host.standard_streams import lossy
 from replicator.base.types import PyTree
 from replicator.distributed.processes.states import Patience
 from replicator.errors import ArgumentError, ProgramError
@@ -196,7 +197,8 @@ def _the_program(programs: Program | Sequence[Program]) -> Program:
     if len(programs) > 1:
         print(
             f"Multiple programs are provided. Launching only the first program, "
-            f"{programs[0].name!r}..."
+            f"{programs[0].name!r}...",
+            file=lossy(sys.stdout),
         )
     return programs[0]
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
+from replicator.base.host.standard_streams import lossy
 from replicator.monitoring.progress import ProgressNumbers
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def make_display(stream: TextIO | None = None) -> Display:
     A terminal gets a bar, without colours where `NO_COLOR` is set. Everything else,
     also a terminal that calls itself dumb, or has a bar of another run, gets lines.
     """
-    place: TextIO = sys.stderr if stream is None else stream
+    place = lossy(sys.stderr if stream is None else stream)
     with _LOCK:
         if place.isatty() and os.environ.get("TERM") != "dumb" and not len(_BARS):
             _BARS.add(bar := TerminalDisplay(place))

@@ -14,6 +14,10 @@ from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.hooks.schedule import Every, Trigger
 
 
+class EvaluationLeft(Exception):
+    """Ends an evaluation before its end, as the run is asked to stop; no error."""
+
+
 class EvaluateEvery(Hook):
     """Evaluate the state when due, and once more at the end if the last was not.
 
@@ -55,6 +59,7 @@ class EvaluateEvery(Hook):
         self._follow = follow
         self._tell = tell
         self._last_step: int | None = None
+        self._owed_step: int | None = None  # whose evaluation was left
         self.best = best or BestSoFar()
         self.verdict: Verdict = "go_on"
         self.metrics: Mapping[str, PyTree] | None = None
@@ -92,6 +97,7 @@ class EvaluateEvery(Hook):
         best = self.best
         return {
             "last_step": self._last_step,
+            "owed_step": self._owed_step,
             "best_step": best.step,
             # A word: JSON has no infinity.
             "best_value": None if best.value is None else repr(float(best.value)),
@@ -105,6 +111,7 @@ class EvaluateEvery(Hook):
         """Go on from what was found before."""
         value = state["best_value"]
         self._last_step = state["last_step"]
+        self._owed_step = state.get("owed_step")
         self.best = BestSoFar(
             step=state["best_step"],
             value=None if value is None else float(value),
@@ -125,19 +132,31 @@ class EvaluateEvery(Hook):
         """Return when all numbers are on the disk."""
         self._writer.flush()
 
+    def catch_up(self, state: PyTree, step: int) -> None:
+        """Evaluate a restored state, if the run before left that to be done."""
+        if step == self._owed_step:
+            self._evaluate_after(step, state)
+
     def _run(self, event: StateEvent) -> None:
-        state = event.state
+        self._evaluate_after(event.step, event.state)
+
+    def _evaluate_after(self, step: int, state: PyTree) -> None:
         user = state.user if isinstance(state, RunState) else state
-        self.metrics = self._evaluate(user)
+        self._owed_step = step
+        try:
+            self.metrics = self._evaluate(user)
+        except EvaluationLeft:
+            return
+        self._owed_step = None
         self._plain_metrics = result_as_json(self.metrics)
-        self._last_step = event.step
+        self._last_step = step
         numbers = named_numbers(self.metrics)
-        self._writer.write(event.step, self.numbers_of(event.step))
+        self._writer.write(step, self.numbers_of(step))
         if self._tell is not None:
-            self._tell("evaluated", step=event.step, **numbers)
+            self._tell("evaluated", step=step, **numbers)
         if self._follow is not None:
             value = followed_number(self.metrics, self._follow.metric)
-            happened = Evaluated(step=event.step, value=value)
+            happened = Evaluated(step=step, value=value)
             self.best, self.verdict = self._follow.decide(self.best, happened)
 
 

@@ -18,6 +18,7 @@ from replicator.engine.step.state import RunState
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.skipped_batches import SkippedBatches
+from replicator.monitoring.phases import Phases
 from replicator.training.checkpoint_hook import (
     Resumed,
     SaveCheckpoints,
@@ -25,7 +26,11 @@ from replicator.training.checkpoint_hook import (
     load_hooks,
     open_store,
 )
-from replicator.training.evaluate_hook import EvaluateEvery, followed_number
+from replicator.training.evaluate_hook import (
+    EvaluateEvery,
+    EvaluationLeft,
+    followed_number,
+)
 from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.user_hooks import HookOfUser
 from replicator.training.loop import Loop, Step
@@ -52,6 +57,19 @@ class Opened:
     resumed: Resumed
     evaluation: EvaluateEvery | None
     leaving: LeaveSaved | None
+
+    def catch_up(self, phases: Phases, preemption: Preemption | None) -> None:
+        """Make the evaluation that the run before has left, or leave it once more.
+
+        Raises:
+          Preempted: Somebody asked the run to stop.
+        """
+        resumed = self.resumed
+        if self.evaluation is not None:
+            with phases.during("evaluate"):
+                self.evaluation.catch_up(resumed.state.user, resumed.start_step)
+        if preemption is not None and preemption.stop and self.leaving is not None:
+            self.leaving.leave(preemption.stop)
 
 
 def open_run(
@@ -81,7 +99,7 @@ def open_run(
         _try_evaluation(of, resumed.state.user)
     reports = open_reports(of, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
-    evaluation = _evaluation(of, reports)
+    evaluation = _evaluation(of, reports, preemption)
     saved_hooks = [
         of.recovery,
         *([evaluation] if evaluation is not None else ()),
@@ -160,16 +178,24 @@ def _try_evaluation(of: Training, user: PyTree) -> None:
     if (wanted := of.evaluating) is None:
         return
     with of.phases.during("evaluate"):
-        metrics = wanted.found_by(of.evaluate, state=user, inputs=InputOptions(steps=1))
+        one = InputOptions(steps=1)
+        metrics = wanted.found_by(of.evaluation_of, user, inputs=one)
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
 
 
-def _evaluation(of: Training, reports: Reports) -> EvaluateEvery | None:
+def _evaluation(
+    of: Training, reports: Reports, preemption: Preemption | None
+) -> EvaluateEvery | None:
     if (wanted := of.evaluating) is None:
         return None
+
+    def leave_if_asked() -> None:
+        if preemption is not None and preemption.leaves_evaluation():
+            raise EvaluationLeft
+
     return EvaluateEvery(
-        lambda state: wanted.found_by(of.evaluate, state=state),
+        lambda state: wanted.found_by(of.evaluation_of, state, between=leave_if_asked),
         wanted.when,
         writer=reports.writer,
         follow=wanted.follow,

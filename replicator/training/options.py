@@ -14,7 +14,7 @@ from typing import Any
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, PyTree
 from replicator.checkpoint.retention import Retention
-from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (
     ArgumentError,
     check_count,
@@ -98,18 +98,23 @@ class Evaluating:
     follow: Follow | None
 
     def found_by(
-        self, evaluate: Callable[..., Mapping[str, PyTree]], **options: Any
+        self,
+        evaluation_of: Callable[[EvalFn], Evaluation],
+        state: PyTree,
+        **options: Any,
     ) -> Mapping[str, PyTree]:
         """Return the metrics of the dataset, or of each of them under its name.
 
         Args:
-          evaluate: `rep.evaluate`.
-          **options: Of its call.
+          evaluation_of: Returns what evaluates by a function.
+          state: The user's.
+          **options: Of the evaluation's call.
         """
+        evaluation = evaluation_of(self.eval_fn)
         if not isinstance(self.dataset, Mapping):
-            return evaluate(self.eval_fn, self.dataset, **options)
+            return evaluation(state, self.dataset, **options)
         return {
-            name: evaluate(self.eval_fn, dataset, **options)
+            name: evaluation(state, dataset, **options)
             for name, dataset in self.dataset.items()
         }
 

@@ -4,6 +4,7 @@ Nothing here is open yet but the journal: `Session` opens.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, TypedDict
@@ -20,7 +21,8 @@ from replicator.engine.auto_microbatch import (
     fit_accumulate,
 )
 from replicator.engine.eager_calls import in_no_mesh, require_eager
-from replicator.engine.evaluation.evaluate import EvalFn
+from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
+from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
@@ -91,7 +93,7 @@ def plan_run(
     given: Mapping[str, Any],
     layout: Layout,
     defaults: CompileOptions,
-    evaluate: Callable[..., Mapping[str, PyTree]],
+    evaluation_of: Callable[..., Evaluation],
 ) -> Training:
     """Return all that a run is made of.
 
@@ -100,7 +102,7 @@ def plan_run(
         `dataset` may be None.
       layout: How replicas lie on devices.
       defaults: How a step is lifted, but for what is given.
-      evaluate: `rep.evaluate`.
+      evaluation_of: `rep.compile_evaluation`, which makes one for each function.
 
     Raises:
       ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
@@ -140,7 +142,7 @@ def plan_run(
         recording=recording,
         checkpointing=checkpointing,
         evaluating=evaluating,
-        evaluate=evaluate,
+        evaluation_of=functools.partial(evaluation_of, block=DEFAULT_BLOCK),
         events=events,
         recovery=make_recovery(
             first.shapes.user,

@@ -346,6 +346,7 @@ class Session:
                 first_states=self._first_states,
                 closers=closers,
             )
+            self._open.catch_up(of.phases, self._preemption)
             self._inner = inner.pop_all()
         self._position, self._taken = self._open.resumed.position, []
 

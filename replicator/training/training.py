@@ -8,8 +8,9 @@ import jax
 from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
-from replicator.base.types import Dataset, PyTree, StepFn
+from replicator.base.types import Dataset, StepFn
 from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step
@@ -46,7 +47,7 @@ class Training:
       recording: What is told.
       checkpointing: Where the run is saved; None saves nothing.
       evaluating: What is evaluated; None for nothing.
-      evaluate: `rep.evaluate`.
+      evaluation_of: Returns what evaluates by a function; compiled once.
       events: This process's journal of the run; None for none.
       recovery: What is done about bad numbers.
       hooks: The user's own.
@@ -69,7 +70,7 @@ class Training:
     recording: Recording
     checkpointing: Checkpointing | None
     evaluating: Evaluating | None
-    evaluate: Callable[..., Mapping[str, PyTree]]
+    evaluation_of: Callable[[EvalFn], Evaluation]
     events: EventLog | None
     recovery: Recovery
     hooks: Sequence[Hook]

@@ -36,7 +36,7 @@ def enable_compilation_cache() -> pathlib.Path | None:
 
 def _user_cache() -> pathlib.Path:
     chosen = os.environ.get("XDG_CACHE_HOME")
-    return pathlib.Path(chosen) if chosen else pathlib.Path.home() / ".cache"
+    return pathlib.Path(chosen).absolute() if chosen else pathlib.Path.home() / ".cache"
 
 
 def _make_private(directory: pathlib.Path) -> bool:

@@ -1,4 +1,4 @@
-"""Paths: checked where a user handed them over, with `~` expanded; made durable."""
+"""Paths: absolute from where a user handed them over, and checked; made durable."""
 
 import os
 import re
@@ -12,8 +12,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path with the home directory for its `~`, as shells do."""
-    return Path(os.path.expanduser(path))
+    """Return a path with the home directory for its `~`, as shells do, and absolute.
+
+    What it names is the same after an `os.chdir`.
+    """
+    return Path(os.path.expanduser(path)).absolute()
 
 
 def sync(path: Path) -> None:
@@ -30,7 +33,7 @@ def checked_path(name: str, value: None) -> None: ...
 @overload
 def checked_path(name: str, value: str | os.PathLike[str]) -> Path: ...
 def checked_path(name: str, value: object) -> Path | None:
-    """Return the argument `name` as a path, expanded; None stays None.
+    """Return the argument `name` as `expanded` does; None stays None.
 
     Raises:
       ArgumentError: It is neither None nor a path, or it is the URL of a bucket.

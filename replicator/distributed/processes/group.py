@@ -16,6 +16,7 @@ from pathlib import Path
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
+from replicator.base.host.standard_streams import lossy_output, take_loss
 from replicator.distributed.clusters import Cluster, as_environment
 from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.member import Member
@@ -64,7 +65,7 @@ def launch(
     """Run a command as a group of processes on this host until it has ended.
 
     Each process finds the others by `replicator.distributed.initialize()`. Call it in
-    the main thread: it takes the signals.
+    the main thread: it takes the signals. Lines that cannot be printed are dropped.
 
     Args:
       command: What each process runs.
@@ -92,11 +93,15 @@ def launch(
     # What was ignored stays so: nohup ignores SIGHUP.
     heard = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     with (
+        lossy_output(),
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
         signals_as_bytes(heard) as inbox,
         _Group(command, policy, environ, Path(folder), inbox) as group,
     ):
-        return group.run()
+        code = group.run()
+        if loss := take_loss():
+            _say(loss[0])
+        return code
 
 
 class _Group:

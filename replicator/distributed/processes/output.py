@@ -77,9 +77,9 @@ class LabelledLines:
         return lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]
 
     def _pass_on(self, lines: list[bytes]) -> None:
-        for line in lines:
-            self._last.append(line)
-            self._to.write(self._label + line + b"\n")
+        self._last += lines
+        if lines:
+            self._to.write(b"".join(self._label + line + b"\n" for line in lines))
 
 
 def _is_cause(lines: list[bytes]) -> bool:

@@ -72,7 +72,12 @@ class Evaluation:
 
     @eager("evaluate")
     def __call__(
-        self, state: PyTree, dataset: Dataset, *, inputs: InputOptions | None = None
+        self,
+        state: PyTree,
+        dataset: Dataset,
+        *,
+        inputs: InputOptions | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> dict[str, PyTree]:
         """Evaluate `state` on every example of `dataset`; wait for the result.
 
@@ -83,6 +88,8 @@ class Evaluation:
             ends. It is read once.
           inputs: How it is read; its `steps` count batches of the dataset, and its
             `accumulate`, `steps_per_call`, `epochs` and `remainder` mean nothing here.
+          between: Called after each block, in all processes alike; may raise, to end
+            the evaluation.
 
         Returns:
           The metrics over all examples: Python numbers, and NumPy arrays where a metric
@@ -100,6 +107,7 @@ class Evaluation:
             metrics, weights = block.outputs
             rows = BlockRows(real=block.real, weights=weights, replica=block.replica)
             totals.add(metrics, rows)
+            between()
 
         self._runner.run(state, dataset, take, inputs=inputs)
         return {**totals.merged(), EXAMPLES: totals.examples}

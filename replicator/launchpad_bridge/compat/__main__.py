@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from replicator.base.host.standard_streams import lossy
 from replicator.launchpad_bridge.compat.scripts import run_module, run_script
 
 _USAGE = """\
@@ -26,13 +27,13 @@ def main(words: Sequence[str]) -> int:
     """
     match words:
         case ["-h" | "--help"]:
-            print(_USAGE, end="")
+            print(_USAGE, end="", file=lossy(sys.stdout))
         case ["-m", name, *args]:
             run_module(name, args)
         case [path, *args] if not path.startswith("-"):
             run_script(path, args)
         case _:
-            print(_USAGE, end="", file=sys.stderr)
+            print(_USAGE, end="", file=lossy(sys.stderr))
             return 2
     return 0
 

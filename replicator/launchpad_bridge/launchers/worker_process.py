@@ -24,11 +24,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
+from replicator.base.host.standard_streams import flush_output, lossy
 from replicator.launchpad_bridge.launchers.jax_settings import apply_settings
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
@@ -149,9 +149,8 @@ def run_job(job: Job) -> int:
       The code to exit with: 0 if the node returned.
     """
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        # Lines are seen when they are printed, and are not lost in a crash.
-        cast("TextIOWrapper", stream).reconfigure(line_buffering=True)
+    # Lines are seen when they are printed, and are not lost in a crash.
+    sys.stdout, sys.stderr = lossy(sys.stdout), lossy(sys.stderr)
     # JAX may have been imported before this process had the variables.
     apply_settings({name.lower(): value for name, value in job.environment.items()})
     _draw_other_numbers()
@@ -325,10 +324,9 @@ def _draw_other_numbers() -> None:
 
 @contextlib.contextmanager
 def _flushed() -> Iterator[None]:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     yield
-    sys.stderr.flush()
+    flush_output()
 
 
 def _name_threads_that_stay() -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from replicator.base.host.standard_streams import flush_output, lossy
+
 _KEPT_AT = "_replicator_exit_status"
 # What Python calls between a script's end and the hooks of `threading`.
 _SHUTDOWN = getattr(getattr(threading, "_shutdown", None), "__code__", None)
@@ -143,7 +145,7 @@ def _at_exit() -> None:
         run.wait_end()
         status = status or run.signal_status()
     for error in list(_unseen.values()):
-        traceback.print_exception(error)
+        traceback.print_exception(error, file=lossy(sys.stderr))
         status = 1
     if status:
         _leave_with(status)
@@ -152,8 +154,7 @@ def _at_exit() -> None:
 def _leave_with(status: int) -> None:
     if multiprocessing.parent_process() is not None:
         # Such a child ends by `os._exit` with a status of its own; nothing comes after.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         os._exit(status)
     setattr(sys, _KEPT_AT, _LastWord(status))
 

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from replicator.base.host.exit_codes import HUNG
+from replicator.base.host.standard_streams import say_raw
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 GRACE_S = 15.0
 """How long a thread may take to end; and then the program, to stop."""
-
-_STDERR = 2
 
 
 def fail_node(
@@ -55,10 +54,8 @@ def fail_node(
         return
     left = others()
     along = f", and with it {', '.join(left)}" if left else ""
-    # Not `sys.stderr`: its lock may be held by the thread that hangs.
-    text = (
+    say_raw(
         f"replicator: the thread of `{node}` waits in foreign code and cannot be ended."
         f" Ending its process{along}, with exit code {HUNG}.\n"
     )
-    os.write(_STDERR, text.encode(errors="replace"))
     os._exit(HUNG)

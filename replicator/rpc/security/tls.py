@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Self
 
+from replicator.base.host.paths import expanded
 from replicator.errors import ArgumentError, AuthenticationError
 from replicator.rpc.security.private_files import open_private
 
@@ -27,6 +28,10 @@ class Tls:
     certificate: Path
     key: Path
 
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            object.__setattr__(self, each.name, expanded(getattr(self, each.name)))
+
     @classmethod
     def in_folder(cls, folder: str | os.PathLike[str], role: Role) -> Self:
         """Return the paths that `replicator certificates` gives to the files.
@@ -40,7 +45,7 @@ class Tls:
         """
         if role not in ROLES:
             raise ArgumentError(f"`role` must be one of {ROLES}, got {role!r}.")
-        folder = Path(folder).expanduser()
+        folder = Path(folder)
         return cls(
             ca=folder / "ca.pem",
             certificate=folder / f"{role}.pem",

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import jax
 
 from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.standard_streams import say_raw
 from replicator.errors import ArgumentError
 from replicator.monitoring.phases import Phase
 from replicator.training.hooks.hook import Hook, StateEvent
@@ -29,7 +30,6 @@ SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 SAME_PRESS_S = 0.5
 """Ctrl-C often comes twice, from the terminal and from a launcher that passes it on."""
 
-_STDERR = 2
 _log = logging.getLogger(__name__)
 
 
@@ -139,6 +139,13 @@ class Preemption(Hook):
             self._agreement.want(STOPPED)
         self.stop = self._agreement.reached(event.step)
 
+    def leaves_evaluation(self) -> bool:
+        """Pass a block of an evaluation; tell whether all processes leave it there."""
+        if self.node_stops:
+            self._agreement.want(STOPPED)
+        self.stop = self._agreement.reached_block()
+        return self.should_stop
+
     @property
     def node_stops(self) -> bool:
         """Whether the run is in a node that is to stop."""
@@ -198,8 +205,7 @@ class Preemption(Hook):
         if action == "stop":
             self._agreement.want(name)
             hint = "; again to end at once" if name == "SIGINT" else ""
-            text = f"replicator: {name}: stops after this step, and saves{hint}\n"
-            os.write(_STDERR, text.encode())
+            say_raw(f"replicator: {name}: stops after this step, and saves{hint}\n")
             if self.on_asked is not None and self._agreement.alone:
                 self.on_asked(name)
 
@@ -259,7 +265,7 @@ class LeaveSaved(Hook):
         self._preemption.on_state(event)
         stop = self._preemption.stop
         if stop is not None and event.step != self._of.plan.steps:
-            self._leave(stop)
+            self.leave(stop)
 
     def close(self) -> None:
         """Leave no more."""
@@ -274,7 +280,7 @@ class LeaveSaved(Hook):
         # A loop's own step may have taken the state over: then after that step.
         if self._of.phases.current.phase == "input" and self._is_state_there():
             step = self._first_step if self._newest is None else self._newest.step
-            self._leave(Stop(signal=signal_name, step=step))
+            self.leave(Stop(signal=signal_name, step=step))
 
     def _is_state_there(self) -> bool:
         try:
@@ -283,7 +289,13 @@ class LeaveSaved(Hook):
             return False
         return not any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
-    def _leave(self, stop: Stop) -> None:
+    def leave(self, stop: Stop) -> None:
+        """Save what has come since the run was opened, and leave.
+
+        Raises:
+          Preempted: The program is to end.
+          KeyboardInterrupt: Likewise, and a person waits at a prompt.
+        """
         if self._newest is not None:
             self._of.phases.enter(self.phase)
             self._saving.on_end(self._newest)  # returns when that is durable

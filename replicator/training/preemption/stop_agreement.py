@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from replicator.base.host.clock import SystemClock
@@ -68,12 +69,13 @@ class StopAgreement:
         self, notices: Notices, *, start_step: int = 0, answer_s: float = _ANSWER_S
     ) -> None:
         self._notices = notices
-        self._passed = start_step
+        self._passed = (start_step, 0)  # the step, and blocks evaluated since
         self._answer_s = answer_s
         # Held by the thread while it agrees: the loop may not pass a step then.
         # For up to `answer_s`. Of `_passed` and `_stop`; no signal handler takes it.
         self._agreeing = threading.Lock()
         self._stop: Stop | None = None
+        self._after = self._passed  # all stop at the first place behind this
         self._wanted: str | None = None  # one assignment: signal handlers write it
         self._published = False  # read and written by the thread alone
         self._closed = threading.Event()
@@ -104,11 +106,21 @@ class StopAgreement:
 
     def reached(self, step: int) -> Stop | None:
         """Pass the end of `step`; tell whether it is the one where all stop."""
+        return self._reached(lambda passed: (step, 0))
+
+    def reached_block(self) -> Stop | None:
+        """Pass a block of an evaluation, which has as many in all processes."""
+        return self._reached(lambda passed: (passed[0], passed[1] + 1))
+
+    def _reached(
+        self, next_of: Callable[[tuple[int, int]], tuple[int, int]]
+    ) -> Stop | None:
         with self._agreeing:
-            self._passed = step
+            self._passed = next_of(self._passed)
+            step = self._passed[0]
             if self.alone and self._wanted is not None:
                 return Stop(signal=self._wanted, step=step)
-            if self._stop is None or step < self._stop.step:
+            if self._stop is None or self._passed <= self._after:
                 return None
             # With several steps per call: the first end of a call at or after it.
             return dataclasses.replace(self._stop, step=step)
@@ -133,10 +145,11 @@ class StopAgreement:
             # Under the lock, so that it stays true while this waits for the others.
             self._notices.publish("passed", [self._passed, self._wanted])
             answers = self._wait_for_answers()
-            last = max([self._passed, *(said[0] for said in answers if said)])
+            others = (tuple(said[0]) for said in answers if said)
+            self._after = max([self._passed, *others])
             signals = [said[1] for said in answers if said and said[1]]
             wanted = self._wanted or "SIGTERM"
-            self._stop = Stop(signal=(signals or [wanted])[0], step=last + 1)
+            self._stop = Stop(signal=(signals or [wanted])[0], step=self._after[0] + 1)
 
     def _answers(self) -> list[Any]:
         """Look what the others said; a look that fails saw nothing."""

@@ -12,13 +12,13 @@ import dataclasses
 import faulthandler
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from replicator.base.host.exit_codes import HUNG
+from replicator.base.host.standard_streams import flush_output, say_raw
 from replicator.distributed.notices import Notices
 from replicator.monitoring.phases import Phases
 from replicator.training.watchdog.hang_report import (
@@ -179,7 +179,7 @@ class Watchdog:
             text = format_hang_report(
                 statements, silent_s=_ANSWER_S, of_node=self._fail is not None
             )
-            _print(text)
+            say_raw(f"{text}\n")
             self._tell("hung", step=own.step, phase=own.phase, report=text)
             self._leave_last()
         finally:
@@ -196,7 +196,7 @@ class Watchdog:
     def _make_statement(self, limit_s: float | None) -> Statement:
         current, where = self._phases.current, where_is(self._loop_thread)
         stacks = format_stacks(first=self._loop_thread)
-        _print(f"replicator: stacks of process {self._process}\n{stacks}")
+        say_raw(f"replicator: stacks of process {self._process}\n{stacks}\n")
         return Statement(
             phase=current.phase,
             step=current.step,
@@ -215,7 +215,8 @@ class Watchdog:
         try:
             save_stacks(stacks, path)
         except OSError as failure:
-            _print(f"replicator: the stacks could not be written to {path}: {failure}")
+            told = f"the stacks could not be written to {path}: {failure}"
+            say_raw(f"replicator: {told}\n")
             return None
         return str(path)
 
@@ -285,14 +286,9 @@ class Watchdog:
         )
 
 
-def _print(text: str) -> None:
-    # Not `sys.stderr`: its lock may be held by the thread that hangs.
-    os.write(_STDERR, text.encode(errors="replace") + b"\n")
-
-
 def _flush_output() -> None:
     """Let out what the program has printed; whoever hangs may hold the lock for it."""
-    thread = threading.Thread(target=sys.stdout.flush, daemon=True)
+    thread = threading.Thread(target=flush_output, daemon=True)
     thread.start()
     thread.join(timeout=1.0)
 

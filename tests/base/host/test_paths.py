@@ -1,12 +1,17 @@
 """Every door that takes a path takes one with `~` in it."""
 
 import argparse
+import os
+from pathlib import Path
 
+import numpy as np
 import optax
 import pytest
 
 from replicator.checkpoint import CheckpointStore
 from replicator.cli import certificates, demo, doctor, report
+from replicator.hooks import StateCallback, every
+from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.writers import JSONL, TensorBoard
 from replicator.rpc.security.tls import Tls
@@ -63,6 +68,43 @@ def test_what_is_read_is_read_there(home):
     assert Tls.in_folder("~/a", "server").ca.is_relative_to(home)
     Profile("~/a").close()
     Injector([], journal="~/a/b", checkpoint_dir="~/a")
+
+
+def moved_run():
+    """Go back to a checkpoint, which opens everything again, after the move."""
+    batches = [regression_batch(seed=seed) for seed in range(4)]
+    batches[2]["x"][0, 0] = np.nan
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    hook = StateCallback(lambda event: os.chdir("../elsewhere"), every(n_steps=1))
+    rep.run(
+        step_fn,
+        batches,
+        init_fn=init_fn,
+        steps=4,
+        directory="run",
+        checkpoint_dir="run/checkpoints",
+        checkpoint_every=1,
+        on_nonfinite="rollback",
+        inputs=InputOptions(allow_nan=True),
+        hooks=[hook],
+        display=False,
+    )
+
+
+def moved_tls():
+    tls = Tls(ca="ca.pem", certificate=Path("a.pem"), key=Path("a.key"))
+    os.chdir("../elsewhere")
+    assert tls.ca.parent.name == "here"
+
+
+@pytest.mark.parametrize("made", [moved_run, moved_tls])
+def test_a_relative_path_is_meant_from_where_it_was_given(tmp_path, monkeypatch, made):
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    made()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 COMMANDS = {

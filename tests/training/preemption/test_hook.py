@@ -256,6 +256,22 @@ def test_a_preempted_run_loses_no_step_and_goes_on_bit_for_bit(
         np.testing.assert_array_equal(resumed.state["params"][name], wanted)
 
 
+@pytest.mark.slow
+def test_a_run_whose_errors_cannot_be_written_is_saved_all_the_same(
+    tmp_path, default_signals
+):
+    saved, full = os.dup(2), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 2)
+    try:
+        with pytest.raises(Preempted):
+            train(tmp_path, hooks=[terminated()])
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(full)
+    assert CheckpointStore(tmp_path / "saved").steps() == (4,)
+
+
 class Names(Hook):
     """Brings a disk that notes which names are given."""
 
@@ -282,6 +298,77 @@ def test_a_preempted_run_tells_every_step_once(tmp_path, default_signals):
     losses = [[row["loss"] for row in metrics(tmp_path / d)] for d in ("run", "whole")]
     assert len(losses[0]) == 10
     assert losses[0] == losses[1]
+
+
+def squares(state, batch):
+    return {"loss": (batch["x"] @ state["params"]["w1"].sum(1) - batch["y"]) ** 2}
+
+
+def long_evaluation(*, asks):
+    """A dataset for evaluation that asks the run to stop while it is read."""
+    asked = []
+
+    def input_fn(context):
+        for number in range(20):
+            yield regression_batch(256, seed=number)
+            if asks and number == 3 and not asked:
+                # Not before the run has begun: its first batch is tried on its own.
+                asked.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    return input_fn
+
+
+def evaluated(directory):
+    rows = metrics(directory)
+    return [(row["step"], row["eval/loss"]) for row in rows if "eval/loss" in row]
+
+
+@pytest.mark.parametrize("every_steps", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_run_leaves_an_evaluation_and_makes_it_when_it_goes_on(
+    tmp_path, default_signals, every_steps
+):
+    options = {"eval_fn": squares, "eval_every": every_steps}
+    asks = long_evaluation(asks=True)
+    with pytest.raises(Preempted) as ended:
+        train(tmp_path / "run", eval_dataset=asks, **options)
+    assert ended.value.step == min(every_steps, 10)
+    assert evaluated(tmp_path / "run") == []
+    result = train(tmp_path / "run", eval_dataset=asks, **options)
+    whole = long_evaluation(asks=False)
+    wanted = train(tmp_path / "whole", eval_dataset=whole, **options)
+    assert result.evaluation == wanted.evaluation
+    assert evaluated(tmp_path / "run") == evaluated(tmp_path / "whole")
+
+
+def test_all_processes_leave_an_evaluation_at_the_same_block(monkeypatch):
+    monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
+    board, collective = Board(3), Collective(3, ahead=2)
+    agreements = [StopAgreement(board.of(process)) for process in range(3)]
+    left = {}
+
+    def run(process):
+        agreement = agreements[process]
+        agreement.start()
+        assert agreement.reached(1) is None
+        for block in range(100_000):
+            if (process, block) == (1, 5):
+                agreement.want("SIGTERM")
+            collective.step(process)
+            if agreement.reached_block() is not None:
+                left[process] = block, agreement.reached(2)
+                return
+
+    threads = [threading.Thread(target=run, args=(p,)) for p in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for agreement in agreements:
+        agreement.close()
+    assert len(left) == 3
+    assert len(set(left.values())) == 1
+    assert left[0][0] > 5
+    assert left[0][1] == Stop(signal="SIGTERM", step=2)
 
 
 def test_a_run_with_several_steps_per_call_stops_between_calls(

@@ -25,6 +25,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from replicator.base.host.standard_streams import say_raw
 from replicator.distributed.processes import guard
 from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.signals import signals_as_bytes
@@ -293,5 +294,5 @@ def _become_fresh(job: Job, order: Message) -> NoReturn:
     try:
         os.execv(sys.executable, words)
     except OSError as error:
-        os.write(2, f"{sys.executable} cannot be run: {error}\n".encode())
+        say_raw(f"{sys.executable} cannot be run: {error}\n")
         os._exit(127)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from replicator.base.host.plain_text import plain
+from replicator.base.host.standard_streams import lossy
 from replicator.distributed.processes.output import Lines
 from replicator.launchpad_bridge.launchers.forked.worker_logs import READING
 
@@ -74,7 +75,7 @@ class LogTail:
 
     def _show(self, *, is_last: bool) -> bool:
         """Pass on a piece of each file; return whether there may be more."""
-        terminal = self._terminal or sys.stdout
+        terminal = lossy(self._terminal or sys.stdout)
         in_colours = uses_colours(terminal, os.environ)
         pieces = [
             file.read(in_colours=in_colours, is_last=is_last) for file in self._files

@@ -14,6 +14,7 @@ import json
 import logging
 import select
 import socket
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -22,6 +23,7 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any, final
 
+from replicator.base.host.standard_streams import lossy
 from replicator.launchpad_bridge.view.dashboard import access
 from replicator.launchpad_bridge.view.dashboard.page import (
     NOTE_LINES,
@@ -90,7 +92,8 @@ class Dashboard:
     def start(self) -> None:
         """Serve, and print the link."""
         self._thread.start()
-        print(f"{self._watcher.graph.program}: look at {self.link}", flush=True)
+        told = f"{self._watcher.graph.program}: look at {self.link}"
+        print(told, file=lossy(sys.stdout), flush=True)
 
     def close(self) -> None:
         """Send who looks on how the program ended; leave no thread, no port."""
