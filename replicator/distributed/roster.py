@@ -3,7 +3,14 @@
 import dataclasses
 import json
 
-_MAX_HOST = 255
+from replicator.base.accepts import Rule, seconds, text, whole
+
+_SAID: dict[str, Rule] = {
+    "process_id": whole(),
+    "num_processes": whole(1),
+    "host": text(255),
+    "patience_s": seconds(),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,16 +93,12 @@ def parse_hello(line: bytes) -> Hello | None:
     """Read what a process said; None if it is no greeting of ours."""
     try:
         said = json.loads(line)
-        hello = Hello(
-            process_id=int(said["process_id"]),
-            num_processes=int(said["num_processes"]),
-            host=str(said["host"])[:_MAX_HOST],
-            patience_s=float(said["patience_s"]),
-        )
+        if not all(rule.is_right(said[name]) for name, rule in _SAID.items()):
+            return None
+        hello = Hello(**{name: said[name] for name in _SAID})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    printable = hello.host.isprintable() and hello.host
-    return hello if printable and 0 <= hello.patience_s < float("inf") else None
+    return hello if hello.host.isprintable() and hello.host else None
 
 
 def describe_missing(missing: list[int], num_processes: int, *, most: int = 16) -> str:

@@ -50,6 +50,7 @@ from replicator.launchpad_bridge.acting.waiting import (
     Waiting,
 )
 from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.trajectories.arguments import STATISTICS
 from replicator.launchpad_bridge.trajectories.table import (
     TableTimeoutError,
     TrajectoryError,
@@ -191,6 +192,7 @@ class Actor:
                 close()
         return self.statistics()
 
+    @STATISTICS
     def statistics(self) -> dict[str, Any]:
         """Return counts of what happened.
 

@@ -19,8 +19,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicator import rpc
+from replicator.base.accepts import accepts, array
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError, ServerStoppedError, check_count
+from replicator.errors import (
+    ArgumentError,
+    CallCancelledError,
+    ServerStoppedError,
+    check_count,
+)
 from replicator.launchpad_bridge.acting.local_inference import (
     Policy,
     actor_key,
@@ -30,8 +37,10 @@ from replicator.launchpad_bridge.acting.local_inference import (
 from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
 from replicator.launchpad_bridge.batched_handler import batched_handler
 from replicator.launchpad_bridge.learner.published import Variables
+from replicator.launchpad_bridge.trajectories.arguments import ROWS, STATISTICS
 from replicator.launchpad_bridge.trajectories.table import Turn
 
+_MOST_ROWS = 65_536  # in a call
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 
 
@@ -86,8 +95,11 @@ class InferenceServer:
         self._is_ready = threading.Event()
         # Written where a batch runs, of which there is one at a time.
         self._batches = self._calls = self._rows = 0
-        self.act = batched_handler(batch_size, timeout=timeout_s)(self.act)
+        self._act = batched_handler(batch_size, timeout=timeout_s)(self._act)
 
+    @accepts(
+        observation=ROWS, first=array("b", _MOST_ROWS), core=ROWS, key=array("u", 16)
+    )
     def act(
         self, observation: PyTree, first: np.ndarray, core: PyTree, key: np.ndarray
     ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
@@ -103,8 +115,21 @@ class InferenceServer:
           key: The data of a random key.
 
         Raises:
+          ArgumentError: A leaf has not n rows, or another argument is not as it is to
+            be.
           ServerStoppedError: The program stops.
         """
+        for leaf in jax.tree.leaves((observation, core)):
+            if np.shape(leaf)[:1] != first.shape:
+                raise ArgumentError(
+                    f"`observation` and `core` must have {len(first)} rows, as `first` "
+                    f"has, got a leaf of shape {np.shape(leaf)}. Pass a row for each."
+                )
+        return self._act(observation, first, core, key)
+
+    def _act(
+        self, observation: PyTree, first: np.ndarray, core: PyTree, key: np.ndarray
+    ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
         held = self._wait_held()
         calls = len(key)
         arguments = jax.tree.map(
@@ -139,6 +164,7 @@ class InferenceServer:
         self._is_ready.set()
         return True
 
+    @accepts()
     def get_version(self) -> int:
         """Return the version of its variables; waits for the first ones.
 
@@ -147,6 +173,7 @@ class InferenceServer:
         """
         return self._wait_held().version
 
+    @STATISTICS
     def statistics(self) -> dict[str, Any]:
         """Return how many `batches`, `calls` and `rows` it ran, and its `version`."""
         return {
@@ -161,6 +188,8 @@ class InferenceServer:
         while not self._is_ready.wait(_LOOK_S):
             if self._waiting.stop.is_set():
                 raise ServerStoppedError("`act` has no variables, and the run is over.")
+            if rpc.cancelled():
+                raise CallCancelledError("Nobody waits for variables any more.")
         assert self._held is not None
         return self._held
 

@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from replicator import rpc
+from replicator.base.accepts import accepts, seconds, whole
 from replicator.base.host.paths import checked_path
 from replicator.base.mesh import replicated
 from replicator.base.padded import unpadded
@@ -28,6 +30,7 @@ from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import lifted
 from replicator.launchpad_bridge.learner.options import LearnerOptions
 from replicator.launchpad_bridge.learner.published import (
+    GET,
     PublishedVariables,
     Variables,
 )
@@ -37,8 +40,12 @@ from replicator.launchpad_bridge.learner.shares import (
     SharedBatches,
     Shares,
 )
-from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
+from replicator.launchpad_bridge.learner.trajectory_batches import (
+    LOOK_S,
+    TrajectoryBatches,
+)
 from replicator.launchpad_bridge.running import node_context
+from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.table import Table, Turn
 from replicator.replicator import Replicator
 from replicator.training.hooks.schedule import Every, every
@@ -89,9 +96,9 @@ class ReplicatedLearner:
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
-        self._runs = threading.Lock()  # held for good by the one `run`
         self._started = threading.Event()
 
+    @arguments.INSERT
     def insert(
         self,
         trajectories: PyTree,
@@ -112,10 +119,12 @@ class ReplicatedLearner:
             episodes=episodes,
         )
 
+    @arguments.TURN
     def turn(self, actor: str) -> Turn:
         """Return what an actor is to do: `Table.turn` of the learner's own table."""
         return self._own_table.turn(actor)
 
+    @GET
     def get_variables(
         self,
         names: Sequence[str] | None = None,
@@ -140,6 +149,7 @@ class ReplicatedLearner:
             names, newer_than=newer_than, version=version, timeout_s=timeout_s
         )
 
+    @arguments.STATISTICS
     def statistics(self) -> dict[str, Any]:
         """Return what is known of the run so far.
 
@@ -157,6 +167,7 @@ class ReplicatedLearner:
             "table": self._own_table.statistics(),
         }
 
+    @accepts(timeout_s=seconds())
     def save(self, timeout_s: float = 60.0) -> int:
         """Save a checkpoint behind the next update; return which, once it is safe.
 
@@ -182,13 +193,14 @@ class ReplicatedLearner:
             if known and known[-1] >= target:
                 return known[-1]
             self._saves.asked.set()
-            if time.monotonic() >= until_s:
+            if time.monotonic() >= until_s or rpc.cancelled():
                 raise CallTimeoutError(
                     f"`save` must be done within {timeout_s:g} s, got no checkpoint of "
                     f"step {target} or later. See whether trajectories come."
                 )
             time.sleep(_LOOK_S)
 
+    @accepts(process=whole(1), number=whole(), timeout_s=seconds())
     def share(self, process: int, number: int, timeout_s: float) -> Share | None:
         """Return a process's rows of a batch; for the learner's own processes.
 
@@ -196,8 +208,16 @@ class ReplicatedLearner:
           process: Which process asks.
           number: Of the batch.
           timeout_s: How long to wait for it: None is returned then.
+
+        Raises:
+          ArgumentError: The learner has no such process.
         """
-        if not self._started.wait(timeout_s) or self._shares is None:
+        if process >= self._options.processes:
+            raise ArgumentError(
+                f"`process` must be below {self._options.processes}, got {process}. "
+                "Ask the learner of your own group."
+            )
+        if not self._started.wait(min(timeout_s, LOOK_S)) or self._shares is None:
             return None
         return self._shares.share(process, number, timeout_s)
 
@@ -208,10 +228,6 @@ class ReplicatedLearner:
           `step`, updates done; `metrics` of the last; `variables`, NumPy. Where the
           program stopped before there was a batch: 0, None, None.
         """
-        if not self._runs.acquire(blocking=False):
-            raise ArgumentError(
-                "`run` must be left to the learner's node, got another call of it."
-            )
         options = self._options
         said: dict[str, Any] = {
             "inputs": InputOptions(remainder="refuse"),

@@ -18,9 +18,17 @@ import jax
 import numpy as np
 
 from replicator import rpc
+from replicator.base.accepts import accepts, seconds, texts, whole
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError, ReplicatorError, check_count, check_whole
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+
+_MOST_NAMES = 4_096
+_MOST_SETS = 16  # of names, that are kept encoded for a version
+GET = accepts(
+    names=texts(_MOST_NAMES), newer_than=whole(), version=whole(), timeout_s=seconds()
+)
+"""What is taken of who asks for variables."""
 
 
 @rpc.register
@@ -93,7 +101,9 @@ class PublishedVariables:
     def wait_for(self, version: int, timeout_s: float) -> bool:
         """Wait until a version, or a later one, is published; tell whether it is."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_reached(version), timeout_s)
+            return wait_for(
+                self._changed, lambda: self._is_reached(version), timeout_s=timeout_s
+            )
 
     def publish(self, version: int, values: Mapping[str, PyTree]) -> None:
         """Give a version to whoever asks from now on; the oldest one may go.
@@ -121,6 +131,7 @@ class PublishedVariables:
                 del self._kept[next(iter(self._kept))]
             self._changed.notify_all()
 
+    @GET
     def get(
         self,
         names: Sequence[str] | None = None,
@@ -149,7 +160,8 @@ class PublishedVariables:
           within `timeout_s`, or nobody waits for the result any more.
 
         Raises:
-          ArgumentError: Both `newer_than` and `version` are given.
+          ArgumentError: Both `newer_than` and `version` are given, or `names` are no
+            list of names.
           VariablesError: The version is no longer kept, or a name is not among those
             that are published.
           VariablesTimeoutError: The call's deadline came before `timeout_s`.
@@ -208,21 +220,23 @@ def _reply(
     found: _Version, names: Sequence[str] | None, *, after: rpc.EncodedOnce
 ) -> rpc.EncodedOnce[Variables]:
     """Return what callers of these names share; made here by the first of them."""
-    asked = [*found.values] if names is None else names
-    is_list = isinstance(asked, Sequence) and not isinstance(asked, str)
-    known = is_list and all(isinstance(n, str) and n in found.values for n in asked)
-    if not known:
+    asked = {*found.values} if names is None else {*names}
+    if unknown := sorted(asked - found.values.keys()):
         published = ", ".join(map(repr, found.values))
         raise VariablesError(
-            "`names` must be a list of names of published variables, got "
-            f"{names!r}; published are {published}. Ask for these."
+            f"`names` must be of published variables, got {unknown[0]!r}; published "
+            f"are {published}. Ask for these."
         )
     key = tuple(name for name in found.values if name in asked)
-    if key not in found.replies:
-        values = {name: found.values[name] for name in key}
-        variables = Variables(version=found.version, values=values)
-        found.replies[key] = rpc.EncodedOnce(variables, after=after)
-    return found.replies[key]
+    if key in found.replies:
+        return found.replies[key]
+    values = {name: found.values[name] for name in key}
+    variables = Variables(version=found.version, values=values)
+    reply = rpc.EncodedOnce(variables, after=after)
+    # Of many variables there are more sets of names than memory for each.
+    if len(found.replies) < _MOST_SETS:
+        found.replies[key] = reply
+    return reply
 
 
 def _read_only(values: Mapping[str, PyTree]) -> dict[str, PyTree]:

@@ -16,6 +16,7 @@ from replicator import rpc
 from replicator.base.types import PyTree
 from replicator.errors import DistributedError
 from replicator.launchpad_bridge.learner.trajectory_batches import GONE, LOOK_S
+from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
 from replicator.training.hooks.hook import StepEvent
 from replicator.training.hooks.schedule import Every
 
@@ -119,8 +120,10 @@ class Shares(Iterator[PyTree]):
     def share(self, process: int, number: int, timeout_s: float) -> Share | None:
         """Return the rows of a process; None if they are not there in time."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended or (number, process) in self._parts, timeout_s
+            wait_for(
+                self._changed,
+                lambda: self._ended or (number, process) in self._parts,
+                timeout_s=timeout_s,
             )
             if (number, process) in self._parts:
                 return self._parts.pop((number, process))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from replicator.base.accepts import accepts, plain, text
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.handles import Handle
@@ -22,6 +23,10 @@ from replicator.rpc.server.methods import Method, method_of_function
 
 MAX_CALLS = 16
 """Different calls (a method and its arguments) that one cacher remembers."""
+# They are kept.
+_ARGUMENTS = plain(4_096, most_text=65_536)._replace(
+    remedy="Call the target of the CacherNode."
+)
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -137,11 +142,13 @@ class Cacher:
         while not stop_event().wait(self._refresh_interval_s):
             self.refresh()
 
+    @accepts(method=text(), args=_ARGUMENTS, kwargs=_ARGUMENTS)
     def answer(self, method: str, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return what the target answered not long ago; ask it if that is not known.
 
         Raises:
-          ArgumentError: An argument is no plain value, or there are too many calls.
+          ArgumentError: An argument is no plain value, or there are too many of them,
+            or too many different calls.
         """
         known = self._known_of(method, args, kwargs)
         # A refresh may have answered while somebody still waits for the target.
@@ -178,7 +185,7 @@ class Cacher:
     def _known_of(
         self, method: str, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
     ) -> _Known:
-        key = method, _frozen(method, args), _frozen(method, kwargs)
+        key = method, _frozen(args), _frozen(kwargs)
         with self._lock:
             if key not in self._known and len(self._known) >= MAX_CALLS:
                 raise ArgumentError(
@@ -188,16 +195,11 @@ class Cacher:
             return self._known.setdefault(key, _Known(args, kwargs))
 
 
-def _frozen(method: str, value: PyTree) -> Any:
+def _frozen(value: PyTree) -> Any:
     """Return what stands for plain values in a key; tells 1 from True and 1.0."""
     if isinstance(value, _PLAIN):
         return type(value), value
-    if isinstance(value, Mapping):
-        items = sorted((repr(k), _frozen(method, v)) for k, v in value.items())
+    if isinstance(value, dict):
+        items = sorted((repr(k), _frozen(v)) for k, v in value.items())
         return (dict, *((key, frozen) for key, frozen in items))
-    if isinstance(value, list | tuple):
-        return (type(value), *(_frozen(method, part) for part in value))
-    raise ArgumentError(
-        f"Arguments of a CacherNode must be plain values, got {type(value).__name__} "
-        f"for `{method}`. Call its target with arrays."
-    )
+    return (type(value), *(_frozen(part) for part in value))

@@ -1,16 +1,18 @@
 """What is looked at before trajectories get into a table, and what is counted."""
 
-import numbers
+import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from replicator.base.accepts import text
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError, check_text
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.trajectories.rows import (
     RowForm,
+    RowMemory,
     finite_rows,
     form_of,
 )
@@ -20,23 +22,20 @@ OnNonfinite = Literal["skip", "keep", "raise"]
 OTHER_ACTORS = "others"
 """Under which inserts are counted that were refused of too many actors."""
 _MOST_ACTORS = 1024
-_END_OF_VERSIONS = 1 << 31  # a learner's batches have them as int32
+
+_Insert = TypeVar("_Insert", bound=Callable[..., Any])
 
 
 class Checked(NamedTuple):
-    """Trajectories that may be copied into a table, and what was said of them.
+    """Trajectories that may be copied into a table.
 
     Attributes:
-      form: Of each.
+      memory: Of the table, of which rows are to be theirs.
       leaves: [n, ...]; n may be 0.
-      version: Of the policy that acted.
-      episodes: Returns of those that ended.
     """
 
-    form: RowForm
+    memory: RowMemory
     leaves: Sequence[np.ndarray]
-    version: int
-    episodes: list[float]
 
     @property
     def num_rows(self) -> int:
@@ -45,21 +44,27 @@ class Checked(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """What trajectories must be like; one object, so both are of the same insert."""
+    """What trajectories must be like; one object, so all is of the same insert."""
 
     form: RowForm
     looked_at: Sequence[int]
+    memory: RowMemory | None = None
 
 
 class RowChecks:
     """Checks trajectories; all methods may run in several threads at once."""
 
     def __init__(
-        self, like: PyTree, finite: Sequence[str], on_nonfinite: OnNonfinite
+        self,
+        capacity: int,
+        like: PyTree,
+        finite: Sequence[str],
+        on_nonfinite: OnNonfinite,
     ) -> None:
         """Say what is refused.
 
         Args:
+          capacity: Trajectories that the table has memory for.
           like: One trajectory, leaves without the first axis; None: the first is.
           finite: Names of leaves that are to be finite; a name stands for all below.
           on_nonfinite: What happens to a trajectory in which one is not.
@@ -67,13 +72,14 @@ class RowChecks:
         Raises:
           ArgumentError: `like` has no leaf of a name.
         """
+        self._capacity = capacity
         self._finite = tuple(finite)
         self._on_nonfinite = on_nonfinite
         # Of all below. Nothing is waited for, and no other lock taken, under it.
         self._lock = threading.Lock()
         self._refused: dict[str, int] = {}
         self._nonfinite = 0
-        # Set once, by the first insert that nothing refused.
+        # Set by the first insert that nothing refused, and that there is memory for.
         self._expected: _Expected | None = None
         if like is not None:
             form = RowForm(like)
@@ -86,73 +92,64 @@ class RowChecks:
             self._expected = _Expected(form, places)
 
     def check(
-        self,
-        trajectories: PyTree,
-        *,
-        actor: str,
-        version: Any,
-        episodes: Sequence[Any],
-        snapshot: Any = None,
-        fits: Callable[[int], None],
+        self, trajectories: PyTree, *, actor: str, fits: Callable[[int], None]
     ) -> Checked:
         """Return what of these may be inserted, as a learner can use it.
 
-        The first ones that nothing refuses are the form of all others.
+        The first ones that nothing refuses are the form of all others. Rows are looked
+        at in memory that their sender cannot write to any more.
 
         Args:
           trajectories: Leaves [n, ...].
           actor: Whose they are.
-          version: Of the policy that acted.
-          episodes: Returns of those that ended.
-          snapshot: Of the actor.
-          fits: Given how many are left; raises where the table cannot take them.
+          fits: Given how many they are; raises where the table cannot take them.
 
         Raises:
-          TrajectoryError: They have another form than the first, or are not finite;
-            `version` is no number of updates, `episodes` are no numbers, or `snapshot`
-            no bytes.
-          ArgumentError: `actor` is no name.
+          TrajectoryError: They have another form than the first, or are not finite.
+          MemoryError: They are the first, and there is no memory for as many.
         """
-        check_text("actor", actor)
-        try:
-            returns = _said(actor, version, episodes, snapshot)
-            form, leaves = self._rows(trajectories, actor, fits)
-            return Checked(form, leaves, int(version), returns)
-        except (TrajectoryError, ArgumentError):
-            self._count_refused(actor)
-            raise
+        while True:
+            expected = self._expected or self._first(trajectories, actor)
+            leaves = expected.form.check(trajectories, actor)
+            fits(len(leaves[0]))
+            for place in expected.looked_at:
+                leaves[place] = np.array(leaves[place])
+            looked_at = [leaves[place] for place in expected.looked_at]
+            is_finite = finite_rows(looked_at, len(leaves[0]))
+            is_refused = self._on_nonfinite == "raise" and not is_finite.all()
+            memory = None if is_refused else self._memory_of(expected)
+            if memory is None and not is_refused:
+                continue
+            self._count_nonfinite(is_finite, actor)
+            assert memory is not None, "or it was raised"
+            if self._on_nonfinite == "skip" and not is_finite.all():
+                leaves = [leaf[is_finite] for leaf in leaves]
+            return Checked(memory, leaves)
 
     def statistics(self) -> dict[str, Any]:
         """Return how many inserts were refused, by actor, and rows not finite."""
         with self._lock:
             return {"refused": dict(self._refused), "nonfinite": self._nonfinite}
 
-    def _count_refused(self, actor: str) -> None:
+    def count_refused(self, actor: object) -> None:
+        """Count an insert that was refused."""
         with self._lock:
             # Names are the callers': what they make the table remember is bounded.
             is_known = actor in self._refused or len(self._refused) < _MOST_ACTORS
-            name = actor if is_known else OTHER_ACTORS
+            name = actor if isinstance(actor, str) and is_known else OTHER_ACTORS
             self._refused[name] = self._refused.get(name, 0) + 1
 
-    def _rows(
-        self, trajectories: PyTree, actor: str, fits: Callable[[int], None]
-    ) -> tuple[RowForm, list[np.ndarray]]:
-        while True:
-            expected = self._expected or self._first(trajectories, actor)
-            leaves = expected.form.check(trajectories, actor)
-            looked_at = [leaves[place] for place in expected.looked_at]
-            is_finite = finite_rows(looked_at, len(leaves[0]))
-            if self._on_nonfinite == "skip" and not is_finite.all():
-                leaves = [leaf[is_finite] for leaf in leaves]
-            fits(len(leaves[0]))
-            if self._on_nonfinite != "raise" or is_finite.all():
-                with self._lock:
-                    self._expected = self._expected or expected
-                    # Two may be the first at once: the later one looks again.
-                    if self._expected is not expected:
-                        continue
-            self._count_nonfinite(is_finite, actor)
-            return expected.form, leaves
+    def _memory_of(self, expected: _Expected) -> RowMemory | None:
+        """Return the table's memory; None where another form was the first."""
+        with self._lock:
+            held = self._expected or expected
+            # Two may be the first at once: the later one looks again.
+            if held.form is not expected.form:
+                return None
+            # The form holds from here on, and not where there is no memory for it.
+            memory = held.memory or RowMemory(held.form, self._capacity)
+            self._expected = held._replace(memory=memory)
+            return memory
 
     def _first(self, trajectories: PyTree, actor: str) -> _Expected:
         form = form_of(trajectories, actor)
@@ -195,25 +192,16 @@ class RowChecks:
             )
 
 
-def _said(
-    actor: str, version: Any, episodes: Sequence[Any], snapshot: Any
-) -> list[float]:
-    """Refuse what no learner can go on with; return the returns of episodes."""
-    is_whole = isinstance(version, numbers.Integral)
-    if not is_whole or not 0 <= int(version) < _END_OF_VERSIONS:
-        raise TrajectoryError(
-            f"`version` of {actor} must be a whole number from 0 to 2**31 - 1, got "
-            f"{version!r}. Pass that of the variables it acted with."
-        )
-    if snapshot is not None and not isinstance(snapshot, bytes):
-        raise TrajectoryError(
-            f"`snapshot` of {actor} must be bytes, got {type(snapshot).__name__}. Pass "
-            "None for none."
-        )
-    try:
-        return [float(each) for each in episodes]
-    except (TypeError, ValueError, OverflowError):
-        raise TrajectoryError(
-            f"`episodes` of {actor} must be a list of numbers, got {episodes!r}. Pass "
-            "the returns of those that ended."
-        ) from None
+def counts_refused(insert: _Insert) -> _Insert:
+    """Have an `insert` count what it refuses, in the `_checks` of its table."""
+
+    @functools.wraps(insert)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return insert(self, *args, **kwargs)
+        except (TrajectoryError, ArgumentError):
+            actor = kwargs.get("actor")
+            self._checks.count_refused(actor if text().is_right(actor) else None)
+            raise
+
+    return counted  # type: ignore[return-value]

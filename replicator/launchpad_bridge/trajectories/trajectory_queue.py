@@ -19,10 +19,12 @@ import numpy as np
 
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError, check_count, check_word
+from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
 from replicator.launchpad_bridge.trajectories.row_checks import (
     OnNonfinite,
     RowChecks,
+    counts_refused,
 )
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import (
@@ -34,8 +36,6 @@ from replicator.launchpad_bridge.trajectories.table import (
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 _REASONS = ("full_oldest", "full_newest", "too_old", "too_new")  # to drop
-MOST_EPISODES = 65_536
-"""Returns of episodes that are kept until trajectories are taken; the last ones."""
 
 
 class TrajectoryQueue:
@@ -83,28 +83,29 @@ class TrajectoryQueue:
         check_count("capacity", capacity)
         check_word("when_full", when_full, ("block", "drop_oldest", "drop_newest"))
         check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
-        self._checks = RowChecks(like, finite, on_nonfinite)
+        self._checks = RowChecks(capacity, like, finite, on_nonfinite)
         self._capacity = capacity
         self._when_full: WhenFull = when_full
         self._drops_nonfinite = on_nonfinite == "skip"
-        # Guards all below but the contents of `_memory`: a row is in `_free`, or in
-        # `_waiting`, or one thread that copies has it, which does so without the lock.
+        # Guards all below but what rows hold: one is in `_free`, or in `_waiting`, or
+        # one thread that copies has it, which does so without the lock.
         lock = threading.Lock()
         self._has_room = threading.Condition(lock)
         self._has_rows = threading.Condition(lock)
-        self._memory: RowMemory | None = None
         self._free = list(range(capacity))
         self._waiting: collections.deque[_Row] = collections.deque()
         # Who waits for room: first come, first served, or large inserts would starve.
         self._line: collections.deque[object] = collections.deque()
         self._episodes: collections.deque[float] = collections.deque(
-            maxlen=MOST_EPISODES
+            maxlen=arguments.MOST_EPISODES
         )
         self._counts = {"inserted": 0, "taken": 0, "episodes": 0}
         self._dropped: dict[str, int] = dict.fromkeys(_REASONS, 0)
         self._blocked_s = 0.0
         self._largest_take = 1  # what a batch is, as far as is known
 
+    @counts_refused
+    @arguments.INSERT
     def insert(
         self,
         trajectories: PyTree,
@@ -132,36 +133,31 @@ class TrajectoryQueue:
           ArgumentError: They are too many for `capacity`, beside a batch of what was
             taken so far. What waits for room is told so, too, by the first take.
         """
-        checked = self._checks.check(
-            trajectories,
-            actor=actor,
-            version=version,
-            episodes=episodes,
-            fits=self._check_insert,
+        memory, leaves = self._checks.check(
+            trajectories, actor=actor, fits=self._check_insert
         )
-        given, returns = checked.num_rows, checked.episodes
+        given, returns = len(leaves[0]), [float(each) for each in episodes]
         if self._drops_nonfinite:
             returns = [each for each in returns if np.isfinite(each)]
         with self._has_room:
-            self._memory = self._memory or RowMemory(checked.form, self._capacity)
             slots = self._reserve(given, actor)
             self._dropped["full_newest"] += given - len(slots)
         if slots:
-            self._memory.write(
-                np.array(slots), [leaf[: len(slots)] for leaf in checked.leaves]
-            )
+            memory.write(np.array(slots), [leaf[: len(slots)] for leaf in leaves])
         with self._has_rows:
-            self._waiting.extend(_Row(slot, checked.version) for slot in slots)
+            self._waiting.extend(_Row(slot, int(version), memory) for slot in slots)
             self._counts["inserted"] += len(slots)
             self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)
             self._has_rows.notify_all()
         return Turn()
 
+    @arguments.TURN
     def turn(self, actor: str) -> Turn:
         """Return that an actor is to go on as it pleases."""
         return Turn()
 
+    @arguments.TAKE
     def take(
         self,
         count: int,
@@ -181,7 +177,6 @@ class TrajectoryQueue:
         Raises:
           ArgumentError: They are too many for `capacity`.
         """
-        check_count("count", count)
         if count > self._capacity:
             raise ArgumentError(
                 f"`capacity` must be at least {count}, for batches of {count}, got "
@@ -200,11 +195,9 @@ class TrajectoryQueue:
             rows = [self._waiting.popleft() for _ in range(count)]
             episodes = list(self._episodes)
             self._episodes.clear()
-            memory = self._memory
-        assert memory is not None, "rows wait, so somebody made it"
         slots = [row.slot for row in rows]
         try:
-            trajectories = memory.read(np.array(slots))
+            trajectories = rows[0].memory.read(np.array(slots))
         finally:
             with self._has_room:
                 self._counts["taken"] += count
@@ -213,9 +206,11 @@ class TrajectoryQueue:
         versions = np.array([row.version for row in rows], np.int64)
         return Taken(trajectories=trajectories, versions=versions, episodes=episodes)
 
+    @arguments.BEGIN
     def begin(self, cut: Cut | None) -> None:
         """Do nothing: what is held stays, wherever the learner stands."""
 
+    @arguments.STATISTICS
     def statistics(self) -> dict[str, Any]:
         """Return counts of trajectories, and of what happened to inserts.
 
@@ -327,3 +322,4 @@ class TrajectoryQueue:
 class _Row(NamedTuple):
     slot: int
     version: int
+    memory: RowMemory

@@ -20,9 +20,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError, check_whole, check_word
+from replicator.errors import ArgumentError, check_count, check_whole, check_word
+from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
-from replicator.launchpad_bridge.trajectories.row_checks import Checked, RowChecks
+from replicator.launchpad_bridge.trajectories.row_checks import (
+    RowChecks,
+    counts_refused,
+)
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import (
     Cut,
@@ -67,6 +71,7 @@ class TrajectoryTurns:
         like: PyTree = None,
         finite: Sequence[str] = ("reward",),
         on_nonfinite: Literal["keep", "raise"] = "keep",
+        snapshot_bytes: int = 1 << 28,
     ) -> None:
         """Make an empty table, which waits for `begin`.
 
@@ -79,6 +84,7 @@ class TrajectoryTurns:
           finite: As of a `TrajectoryQueue`.
           on_nonfinite: `"keep"` counts trajectories with NaN or infinity in them;
             `"raise"` raises at the actor. None is skipped: its place would be empty.
+          snapshot_bytes: Of all snapshots that are held; each has an equal share.
 
         Raises:
           ArgumentError: An argument breaks its rule.
@@ -90,8 +96,12 @@ class TrajectoryTurns:
             rows_per_turn=rows_per_turn,
             lag=lag,
         )
-        self._checks = RowChecks(like, finite, on_nonfinite)
+        check_count("snapshot_bytes", snapshot_bytes)
         self._most_turns = (lag + _BATCHES_BEYOND_LAG) * self._order.turns_per_batch
+        # One of each turn that is held, and one of each actor before these.
+        self._most_bytes = snapshot_bytes // (self._most_turns + len(actors))
+        capacity = self._most_turns * self._order.rows_per_turn
+        self._checks = RowChecks(capacity, like, finite, on_nonfinite)
         # One lock for all below, the copying included: `begin` may then come at any
         # moment. Actors wait for each other's turns anyway.
         self._changed = threading.Condition()
@@ -100,6 +110,8 @@ class TrajectoryTurns:
         self._counts = {"inserted": 0, "taken": 0, "ignored": 0, "ahead": 0}
         self._begun = 0
 
+    @counts_refused
+    @arguments.INSERT
     def insert(
         self,
         trajectories: PyTree,
@@ -132,14 +144,11 @@ class TrajectoryTurns:
         """
         self._check_actor(actor)
         check_whole("number", number)
-        assert number is not None, "it is a whole number"
-        number = int(number)
+        number = int(number or 0)  # None was refused
+        arguments.check_snapshot(actor, snapshot, self._most_bytes)
         checked = self._checks.check(
             trajectories,
             actor=actor,
-            version=version,
-            episodes=episodes,
-            snapshot=snapshot,
             fits=lambda count: self._check_turn(count, actor, version, number),
         )
         turn = self._order.turn_of(actor, number)
@@ -153,13 +162,15 @@ class TrajectoryTurns:
             if number != now.next_of[actor]:
                 self._counts["ignored" if number < now.next_of[actor] else "ahead"] += 1
                 return self._turn_of(now, actor, with_snapshot=True)
-            self._write(turn, checked)
-            now.held[turn] = _Held(snapshot, checked.episodes)
+            self._memory = checked.memory
+            self._memory.write(self._slots(turn, 1), checked.leaves)
+            now.held[turn] = _Held(snapshot, [float(each) for each in episodes])
             now.next_of[actor] += 1
-            self._counts["inserted"] += checked.num_rows
+            self._counts["inserted"] += self._order.rows_per_turn
             self._changed.notify_all()
             return self._turn_of(now, actor, with_snapshot=False)
 
+    @arguments.TURN
     def turn(self, actor: str) -> Turn:
         """Return the next turn of an actor, and the snapshot to go back to.
 
@@ -173,6 +184,7 @@ class TrajectoryTurns:
             assert self._progress is not None, "it was waited for"
             return self._turn_of(self._progress, actor, with_snapshot=True)
 
+    @arguments.TAKE
     def take(
         self,
         count: int,
@@ -219,6 +231,7 @@ class TrajectoryTurns:
                 )
             return self._take_next(now) if is_ready else None
 
+    @arguments.BEGIN
     def begin(self, cut: Cut | None) -> None:
         """Go on at the batch of a cut; drop what is held.
 
@@ -235,6 +248,7 @@ class TrajectoryTurns:
             self._begun += 1
             self._changed.notify_all()
 
+    @arguments.STATISTICS
     def statistics(self) -> dict[str, Any]:
         """Return counts of trajectories, and of inserts that were not the next ones.
 
@@ -275,12 +289,6 @@ class TrajectoryTurns:
                 order=self._order.to_json(),
             ),
         )
-
-    def _write(self, turn: int, checked: Checked) -> None:
-        if self._memory is None:
-            capacity = self._most_turns * self._order.rows_per_turn
-            self._memory = RowMemory(checked.form, capacity)
-        self._memory.write(self._slots(turn, 1), checked.leaves)
 
     def _slots(self, turn: int, count: int) -> np.ndarray:
         """Return the rows of turns that follow each other."""

@@ -2,12 +2,16 @@
 
 A client whose calls hold `max_seats` at once waits until one of them is over, which is
 when its reply was sent: a client that does not read takes no more threads than that.
+The last `reserved` seats are for clients that hold next to none: whose calls wait, for
+room or for news, leaves seats to those that bring it.
 """
 
 import collections
 import itertools
 from collections.abc import Hashable
 from typing import Generic, TypeVar, final
+
+_FEW_SEATS = 2  # of a client, to which the reserved ones are open
 
 _Source = TypeVar("_Source", bound=Hashable)
 _Call = TypeVar("_Call")
@@ -17,7 +21,8 @@ _Call = TypeVar("_Call")
 class FairQueue(Generic[_Source, _Call]):
     """Calls in the order of their client, clients in turn; no lock of its own."""
 
-    def __init__(self, *, max_seats: int) -> None:
+    def __init__(self, *, max_seats: int, reserved: int = 0) -> None:
+        self.reserved = reserved
         self._max_seats = max_seats
         # Who is next comes first; a client of which a call was taken goes to the end.
         self._calls: dict[_Source, collections.deque[_Call]] = {}
@@ -35,10 +40,15 @@ class FairQueue(Generic[_Source, _Call]):
         """Let a call wait."""
         self._calls.setdefault(source, collections.deque()).append(call)
 
-    def take(self) -> tuple[_Source, _Call] | None:
-        """Return the next call, which has a seat until `done`; None if none may run."""
+    def take(self, num_free: int) -> tuple[_Source, _Call] | None:
+        """Return the next call, which has a seat until `done`; None if none may run.
+
+        Args:
+          num_free: Seats that nobody has, with the one that is to be taken.
+        """
+        most = self._max_seats if num_free > self.reserved else _FEW_SEATS
         for source, calls in self._calls.items():
-            if self._seats[source] < self._max_seats:
+            if self._seats[source] < min(most, self._max_seats):
                 self._seats[source] += 1
                 del self._calls[source]
                 call = calls.popleft()

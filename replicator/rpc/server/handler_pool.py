@@ -1,5 +1,7 @@
 """At most `size` handlers at once, over all connections; the rest wait their turn.
 
+One connection, or few, cannot have all of a large pool: see `fair_queue`.
+
 A slot is an item of the list `_free`. Who runs a handler holds one; taking and giving
 back are single operations of the list, which are atomic. A call that waits and a slot
 that is free cannot miss each other: who adds either of the two looks at the other
@@ -14,6 +16,8 @@ from replicator.rpc.server.fair_queue import FairQueue
 from replicator.rpc.server.served_call import Caller, ServedCall
 from replicator.rpc.server.worker_threads import WorkerThreads
 
+_RESERVED_OF = 16  # one slot in so many
+
 
 @final
 class HandlerPool:
@@ -26,12 +30,20 @@ class HandlerPool:
         # Guards `_waiting`; `_free` needs no lock. `_dispatch` starts threads while it
         # is held, but no handler runs and nothing is sent under it.
         self._lock = threading.Lock()
-        self._waiting: FairQueue[Caller, ServedCall] = FairQueue(max_seats=size)
+        self._waiting: FairQueue[Caller, ServedCall] = FairQueue(
+            max_seats=size, reserved=size // _RESERVED_OF
+        )
 
     @property
     def num_running(self) -> int:
         """Return how many handlers run now."""
         return self.size - len(self._free)
+
+    def leave_room_for(self, batch_size: int) -> None:
+        """Let one client have as many slots as calls that run together need."""
+        self._waiting.reserved = min(
+            self._waiting.reserved, max(0, self.size - batch_size)
+        )
 
     def waiting(self) -> list[ServedCall]:
         """Return the calls that wait now."""
@@ -78,7 +90,7 @@ class HandlerPool:
                     self._free.pop()
                 except IndexError:
                     return
-                taken = self._waiting.take()
+                taken = self._waiting.take(len(self._free) + 1)
                 if taken is None:  # those that wait have all of their seats taken
                     self._free.append(None)
                     return

@@ -2,7 +2,8 @@
 
 They are found in the classes, not in the object: no property is evaluated, nothing of
 `object` is offered, nothing that begins with an underscore but a `__call__` that a
-class defines, and no path of attributes leads anywhere.
+class defines, and no path of attributes leads anywhere. Of a class of this library only
+those are offered that say what they take (`base/accepts`).
 """
 
 import inspect
@@ -10,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, final
 
+from replicator.base.accepts import accepted_by
 from replicator.errors import ArgumentError
 from replicator.rpc.call_statistics import CallRecords
 
@@ -155,7 +157,9 @@ def _declared_names(cls: type) -> Iterator[str]:
                 continue
             seen.add(name)  # a class that hides a method hides it here too
             is_public = name == "__call__" or not name.startswith("_")
-            if is_public and _is_method(attribute):
+            is_ours = ancestor.__module__.startswith("replicator.")
+            is_open = not is_ours or accepted_by(attribute) is not None
+            if is_public and is_open and _is_method(attribute):
                 yield name
 
 

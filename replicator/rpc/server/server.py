@@ -190,6 +190,8 @@ class Server:
             if self._listeners is None:
                 self._listeners = listen_at(self._address, self._listen)
             self._is_started = True
+        for method in self._methods.values():
+            self._service.pool.leave_room_for(method.batch_size)
         _warn_of_batches(self._methods.values(), self._service.pool.size)
         raise_limit()
         # At exit the server's threads, which are daemons, still run.

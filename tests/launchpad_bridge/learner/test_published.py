@@ -108,9 +108,26 @@ def test_a_version_goes_with_all_that_was_made_of_it():
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are():
-    for names in (["policy", "polcy"], "policy", 3, [["policy"]], {"policy": 1}, [3]):
-        with pytest.raises(VariablesError, match=r"published are 'policy', 'steps'"):
-            published_of(1).get(names, timeout_s=0)
+    with pytest.raises(VariablesError, match=r"'polcy'; published are 'policy', 'st"):
+        published_of(1).get(["policy", "polcy"], timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    "names", ["policy", 3, [["policy"]], {"policy": 1}, [3], range(10**9), ["x" * 300]]
+)
+def test_what_is_no_list_of_names_is_refused(names):
+    with pytest.raises(ArgumentError, match="`names` must be a list of at most"):
+        published_of(1).get(names, timeout_s=0)
+
+
+def test_of_many_sets_of_names_a_few_are_kept():
+    published = PublishedVariables()
+    published.publish(1, {f"{name}": np.ones(2) for name in range(40)})
+    with serving("unix", published) as server, client_of(server) as client:
+        for name in range(40):
+            assert [*client.get([f"{name}"]).values] == [f"{name}"]
+        (version,) = published._kept.values()
+        assert len(version.replies) == 16
 
 
 @pytest.mark.parametrize(

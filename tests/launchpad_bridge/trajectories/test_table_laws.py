@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import time
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from replicator import rpc
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.trajectories import row_checks
+from replicator.launchpad_bridge.trajectories.rows import RowForm
 from replicator.launchpad_bridge.trajectories.table import (
     TableTimeoutError,
     TrajectoryError,
@@ -230,6 +232,69 @@ def test_what_a_learner_cannot_go_on_with_is_refused_by_actor(make, name, value)
     for actor in ACTORS:
         driver.insert(actor, episodes=[np.float32(1.5)] if actor == "actor/0" else [])
     assert driver.table.take(6, timeout_s=SOON_S).episodes == [1.5]
+
+
+MANY = range(20_000_000)
+HOSTILE = {
+    "returns in a range": {"episodes": MANY},
+    "a range of returns": {"episodes": [MANY]},
+    "many returns": {"episodes": [0.0] * 70_000},
+    "a range as a leaf": {"trajectories": {"reward": MANY}},
+    "a range as rows": {"trajectories": MANY},
+    "rows of no bytes": {"trajectories": {"reward": np.zeros((1 << 30, 0))}},
+    "more rows of no bytes": {"trajectories": {"reward": np.zeros((2, 1 << 40, 0))}},
+    "many leaves": {"trajectories": [np.ones(2)] * 5_000},
+    "many nodes": {"trajectories": {"reward": np.ones(2), "core": [()] * 5_000}},
+    "names that are long": {"trajectories": {"x" * 300: np.ones(2)}},
+    "names of other kinds": {"trajectories": {"a": np.ones(2), (1, 2): np.ones(2)}},
+    "a list of numbers as snapshot": {"snapshot": [1]},
+    "an actor of a long name": {"actor": "x" * 1_000_000},
+    "no actor": {"actor": MANY},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_is_sent_to_do_harm_is_refused_unread(make, what):
+    driver = make(finite=())
+    said = {"trajectories": rows(0, 1), "actor": "actor/0", "version": 0, "number": 0}
+    tracemalloc.start()
+    with pytest.raises((TrajectoryError, ArgumentError), match=r"must (be|have)"):
+        driver.table.insert(**said | HOSTILE[what])
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+    assert all(len(name) < 300 for name in driver.table.statistics()["refused"])
+    driver.insert("actor/0")
+
+
+def test_rows_that_there_is_no_memory_for_do_not_fix_the_form(make, monkeypatch):
+    driver = make(finite=())
+    with monkeypatch.context() as patch:
+        patch.setattr(RowForm, "make_rows", no_memory)
+        with pytest.raises(MemoryError):
+            driver.insert("actor/0", trajectories={"wide": np.ones((2, 5))})
+    driver.insert("actor/0")
+
+
+def no_memory(*_):
+    raise MemoryError
+
+
+def test_what_a_sender_changes_after_it_was_looked_at_is_not_taken(make, monkeypatch):
+    driver, given = make(on_nonfinite="raise"), rows(0, 1)
+    looked = row_checks.finite_rows
+
+    def look(leaves, count):
+        found = looked(leaves, count)
+        given["reward"][:] = np.nan  # as its sender may, in shared memory
+        return found
+
+    monkeypatch.setattr(row_checks, "finite_rows", look)
+    driver.insert("actor/0", trajectories=given)
+    monkeypatch.undo()
+    for actor in ACTORS[1:]:
+        driver.insert(actor)
+    taken = driver.table.take(6, timeout_s=SOON_S)
+    assert np.isfinite(taken.trajectories["reward"]).all()
 
 
 def test_actors_whose_refused_inserts_are_counted_are_bounded(monkeypatch):

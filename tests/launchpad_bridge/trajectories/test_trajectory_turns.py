@@ -207,6 +207,32 @@ def test_a_snapshot_that_is_no_bytes_is_refused(table):
         insert(table, "actor/0", 0, snapshot="after 0")
 
 
+def test_snapshots_have_a_share_of_what_all_may_have():
+    driver = TurnsDriver(snapshot_bytes=2100)  # of nine turns, and of three actors
+    with pytest.raises(TrajectoryError, match=r"of actor/0 must have at most 175 byt"):
+        driver.insert("actor/0", snapshot=bytes(176))
+    driver.insert("actor/0", snapshot=bytes(175))
+
+
+HOSTILE_CUTS = [
+    range(20_000_000),
+    {"batch": 0},
+    Cut(batch=0, snapshots=range(20_000_000)),
+    Cut(batch=0, snapshots={}, order=range(20_000_000)),
+    Cut(batch=0, snapshots={f"{number}": None for number in range(5_000)}),
+    Cut(batch=0, snapshots={}, order={"actors": ["a"] * 5_000}),
+    Cut(batch=1j, snapshots={}),
+]
+
+
+@pytest.mark.parametrize("cut", HOSTILE_CUTS, ids=lambda cut: repr(cut)[:40])
+def test_what_is_no_cut_is_refused_and_leaves_all_as_it_was(table, cut):
+    insert(table, "actor/0", 0)
+    with pytest.raises(ArgumentError, match="`cut` must be None, or a cut"):
+        table.begin(cut)
+    assert table.statistics()["waiting"] == 2
+
+
 WRONG = {
     "actor": lambda table: table.turn("actor/9"),
     "number": lambda table: table.insert(rows(1, 2), actor="actor/0", version=0),

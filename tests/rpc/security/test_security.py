@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replicator.base import accepts
 from replicator.errors import AuthenticationError
 from replicator.rpc import remote_errors
 from replicator.rpc.client.client import Client
@@ -325,6 +326,7 @@ LIMITS = {
         for name, value in dataclasses.asdict(MessageLimits()).items()
         if name != "trusted_memory"  # no number
     },
+    "accepts.MAX_NAME": accepts.MAX_NAME,
     "authentication.HANDSHAKE_TIMEOUT_S": HANDSHAKE_TIMEOUT_S,
     "authentication.PRESSED_S": PRESSED_S,
     "server.MAX_HANDSHAKES": rpc_server.MAX_HANDSHAKES,
@@ -339,7 +341,7 @@ def test_each_test_that_security_md_names_is_there():
     named = set(re.findall(r"`(test_\w+)`", TOLD))
     there = {
         node.name
-        for room in ("rpc", "launchpad_bridge")
+        for room in ("base", "rpc", "launchpad_bridge")
         for path in (ROOT / "tests" / room).rglob("test_*.py")
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef)

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import replicator.rpc.server.server as server_module
@@ -256,6 +257,37 @@ def test_a_flood_of_one_client_does_not_starve_another():
         concurrent.futures.wait([first, *waiting], timeout=LONG_S)
     assert len(order) == 51
     assert order.index("mine") <= 2
+
+
+@pytest.mark.parametrize(("pool_size", "crowd"), [(16, 20), (64, 80)])
+def test_waiting_calls_of_one_client_leave_places_to_others(pool_size, crowd):
+    with (
+        serving("unix", probe := Probe(), pool_size=pool_size) as server,
+        client_of(server) as waiting,
+        client_of(server) as other,
+    ):
+        for _ in range(crowd):
+            waiting.futures.hold()
+        for _ in range(pool_size - pool_size // 16):
+            assert probe.started.acquire(timeout=LONG_S)
+        assert other.echo(3) == 3
+
+
+def test_one_client_may_have_as_many_places_as_calls_that_run_together():
+    class Merged(Probe):
+        def __init__(self):
+            super().__init__()
+            self.size = batched_handler(32, timeout_s=LONG_S)(self.size)
+
+        def size(self, numbers):
+            return np.full(len(numbers), len(numbers))
+
+    with (
+        serving("unix", Merged(), pool_size=32) as server,
+        client_of(server) as client,
+    ):
+        waiting = [client.futures.size(1) for _ in range(32)]
+        assert [each.result(LONG_S) for each in waiting] == [32] * 32
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])

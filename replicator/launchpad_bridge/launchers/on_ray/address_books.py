@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from replicator.base.accepts import accepts, seconds, text
 from replicator.distributed.processes.ports import free_port
 from replicator.errors import ConnectionLostError, LaunchError
 from replicator.rpc.client.client import Client
@@ -27,6 +28,8 @@ from replicator.rpc.transports.connect import connect
 FIND_S = 60.0
 _PORT = "port:"
 _SLACK_S = 5.0
+_MOST_ADDRESSES = 65_536
+_ADDRESS = text(4_096)
 _DEFAULT_LIMITS = MessageLimits()
 
 
@@ -41,6 +44,11 @@ class AddressRegistry:
     async def publish(self, planned: str, address: str) -> None:
         """Take note of where a server listens, in place of where it did before."""
         async with self._news:
+            if planned not in self._found and len(self._found) >= _MOST_ADDRESSES:
+                raise LaunchError(
+                    f"A program must have at most {_MOST_ADDRESSES} addresses, got one "
+                    "more. See what publishes them."
+                )
             self._found[planned] = address
             self._news.notify_all()
 
@@ -67,6 +75,27 @@ class Registry(Protocol):
     def find(self, planned: str, timeout_s: float) -> str | None:
         """Return where a server listens, None if that is not known in time."""
         ...
+
+
+class OfferedRegistry:
+    """A registry as workers on this host may call it.
+
+    Args:
+      registry: The way to it.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @accepts(planned=_ADDRESS, address=_ADDRESS)
+    def publish(self, planned: str, address: str) -> None:
+        """Take note of where a server listens."""
+        self._registry.publish(planned, address)
+
+    @accepts(planned=_ADDRESS, timeout_s=seconds())
+    def find(self, planned: str, timeout_s: float) -> str | None:
+        """Return where a server listens, None if that is not known in time."""
+        return self._registry.find(planned, min(timeout_s, FIND_S))
 
 
 class Book:

@@ -26,7 +26,10 @@ from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
-from replicator.launchpad_bridge.launchers.on_ray.address_books import Registry
+from replicator.launchpad_bridge.launchers.on_ray.address_books import (
+    OfferedRegistry,
+    Registry,
+)
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.run_folder import MADE_BY_WORKER, what_stays
@@ -94,8 +97,9 @@ class RemoteWorker:
         if registry is not None:
             # Lets the worker's process ask for addresses through this one.
             at = f"unix:{self._own}/registry"
-            served = Server(registry, name="addresses", address=at, pool_size=16)
-            self._server = served.start()
+            served = OfferedRegistry(registry)
+            server = Server(served, name="addresses", address=at, pool_size=16)
+            self._server = server.start()
         self._tail = LogTail({name: self._log})
         self._tail.start()
         job = self._job(recipe)

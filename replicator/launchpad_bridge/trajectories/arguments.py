@@ -1,0 +1,106 @@
+"""What the methods of tables take, and those of learners that pass calls on to one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from replicator.base.accepts import (
+    MAX_NAME,
+    Rule,
+    accepts,
+    blob,
+    is_array,
+    is_number,
+    items,
+    plain,
+    seconds,
+    text,
+    whole,
+)
+from replicator.base.types import PyTree
+from replicator.launchpad_bridge.trajectories.table import Cut, TrajectoryError
+
+MOST_EPISODES = 65_536
+"""Returns of episodes in one insert; and that are kept until a batch is taken."""
+_MOST_NODES = 4_096
+_PLAIN = plain(_MOST_NODES, most_text=1 << 30)
+
+
+class _TooLargeError(Exception):
+    """Nodes of a pytree are too many, or their names too long."""
+
+
+def _is_rows(value: PyTree) -> bool:
+    left = _MOST_NODES
+
+    def look(node: PyTree) -> bool:
+        nonlocal left
+        left -= len(node) if isinstance(node, list | tuple | Mapping) else 1
+        names = node if isinstance(node, Mapping) and left >= 0 else ()
+        if left < 0 or not all(map(_is_key, names)):
+            raise _TooLargeError
+        return False
+
+    try:
+        leaves = jax.tree.leaves(value, is_leaf=look)
+    except (_TooLargeError, ValueError):  # keys that cannot be sorted
+        return False
+    return all(is_array(leaf) or isinstance(leaf, int | float) for leaf in leaves)
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, int) or (isinstance(key, str) and len(key) <= MAX_NAME)
+
+
+ROWS = Rule(
+    f"a pytree of arrays, of at most {_MOST_NODES} nodes, with names of at most "
+    f"{MAX_NAME} characters",
+    _is_rows,
+)
+
+
+def _is_cut(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, Cut)
+        and whole().is_right(value.batch)
+        and isinstance(value.snapshots, dict)
+        and isinstance(value.order, dict | None)
+        and _PLAIN.is_right([value.snapshots, value.order])
+    )
+
+
+_NUMBER = whole(-(1 << 63))
+
+INSERT = accepts(
+    TrajectoryError,
+    "actor",
+    trajectories=ROWS._replace(remedy="Change what this actor inserts."),
+    actor=text(),
+    # A learner's batches have them as int32.
+    version=whole(0, (1 << 31) - 1)._replace(
+        remedy="Pass that of the variables it acted with."
+    ),
+    number=_NUMBER,
+    snapshot=blob(1 << 30)._replace(remedy="Pass None for none."),
+    episodes=items("numbers", is_number, MOST_EPISODES),
+)
+TURN = accepts(actor=text())
+TAKE = accepts(
+    count=whole(1, (1 << 31) - 1), oldest=_NUMBER, newest=_NUMBER, timeout_s=seconds()
+)
+BEGIN = accepts(cut=Rule("None, or a cut as a table gave it", _is_cut))
+STATISTICS = accepts()
+
+
+def check_snapshot(actor: str, snapshot: bytes | None, most: int) -> None:
+    """Refuse a snapshot of more bytes than a table has for each.
+
+    Raises:
+      TrajectoryError: It has more.
+    """
+    if snapshot is not None and len(snapshot) > most:
+        raise TrajectoryError(
+            f"`snapshot` of {actor} must have at most {most} bytes, got "
+            f"{len(snapshot)}. Give the table more `snapshot_bytes`."
+        )
