@@ -193,10 +193,17 @@ def _run(context: "_Context", job: Job) -> int:
 def _raised(context: "_Context", error: BaseException) -> int:
     with _flushed():
         # What was printed before counts as last words; the traceback travels itself.
-        printed_bytes = os.fstat(2).st_size
-        context.tell(pack_error(error, log_bytes=printed_bytes))
-        traceback.print_exception(error)
+        context.tell(pack_error(error, log_bytes=_printed_bytes()))
+        with contextlib.suppress(OSError, ValueError):  # it has closed this stream
+            traceback.print_exception(error)
     return 1
+
+
+def _printed_bytes() -> int:
+    try:
+        return os.fstat(2).st_size
+    except OSError:  # the node has closed it
+        return 0
 
 
 class _Context:
@@ -325,10 +332,18 @@ def _draw_other_numbers() -> None:
 
 @contextlib.contextmanager
 def _flushed() -> Iterator[None]:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     yield
-    sys.stderr.flush()
+    _flush()
+
+
+def _flush() -> None:
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (OSError, ValueError, AttributeError):
+            # Closed by the node: Python, which flushes it at its end, would fail.
+            setattr(sys, name, None)
 
 
 def _name_threads_that_stay() -> None:
