@@ -318,6 +318,20 @@ def check_word(name: str, value: object, words: tuple[str, ...]) -> None:
         )
 
 
+def check_not_async(name: str, function: Any) -> None:
+    """Refuse a coroutine's function where nobody awaits what it returns.
+
+    Raises:
+      ArgumentError: It is one.
+    """
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ArgumentError(
+            f"`{name}` must be a plain function, got `async def` "
+            f"{getattr(function, '__qualname__', function)}. Make it a `def` that runs "
+            "what it awaits by `asyncio.run(...)`."
+        )
+
+
 def check_flags(**flags: object) -> None:
     """Refuse arguments, by their names, that are neither True nor False.
 

@@ -557,6 +557,10 @@ def own_leaf_without_axis():
     )
 
 
+async def fetch():
+    return 1
+
+
 def program_of_groups():
     """Two groups of processes under one label."""
     program = lp.Program("training")
@@ -1919,6 +1923,13 @@ ROWS = [
         ProgramError,
         "`JaxProcesses` must have a label of their own, got 'learner' of 'training' "
         "with 2 nodes. Add each under another label.",
+    ),
+    Row(
+        "A node of an `async def`",
+        lambda: lp.PyNode(fetch),
+        ArgumentError,
+        "`function` must be a plain function, got `async def` fetch. Make it a `def` "
+        "that runs what it awaits by `asyncio.run(...)`.",
     ),
     Row(
         "A group of processes in a colocation",

@@ -17,9 +17,11 @@ import time
 from pathlib import Path
 from typing import IO
 
+from replicator.base.host.held_folder import hold_folder
 from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
 from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports.addresses import folder_for_sockets
 
 _PREFIX = "lp-"
 _LOGS = "logs"
@@ -50,6 +52,8 @@ class RunFolder:
                 f"A folder for the run must be made in {parent}, got {error}. Set "
                 "TMPDIR to a directory that you can write to."
             ) from error
+        # Of a run that takes weeks nobody reads the recipes and the secret for long.
+        self._held = hold_folder(self.path)
         self._lock: IO[bytes] | None = _lock_made(self.path / _LOCK)
         Secret.generate().write(self.path / "secret")
         self.logs_path.mkdir(mode=0o700)
@@ -69,6 +73,7 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+            os.close(self._held)
 
 
 def what_stays(folder: Path, logs: Path) -> list[Path]:
@@ -132,13 +137,14 @@ def is_held(folder: Path) -> bool:
 
 
 def _parent() -> str:
-    for folder in (tempfile.gettempdir(), "/tmp"):
-        if len(os.fsencode(folder)) <= _LONGEST_FOLDER_BYTES and os.path.isdir(folder):
-            return folder
-    raise LaunchError(
-        f"TMPDIR must be at most {_LONGEST_FOLDER_BYTES} bytes long for the sockets of "
-        f"a run, got {tempfile.gettempdir()!r}. Set TMPDIR=/tmp."
-    )
+    folder = folder_for_sockets(_LONGEST_FOLDER_BYTES)
+    if folder is None:
+        raise LaunchError(
+            f"TMPDIR must be at most {_LONGEST_FOLDER_BYTES} bytes long, without a "
+            f"comma, for the sockets of a run, got {tempfile.gettempdir()!r}. Set "
+            "TMPDIR=/tmp."
+        )
+    return folder
 
 
 def _lock_made(path: Path) -> IO[bytes]:

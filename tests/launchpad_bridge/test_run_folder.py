@@ -1,13 +1,18 @@
+import fcntl
 import os
 import shutil
 import stat
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+import replicator.launchpad_bridge as lp
 from replicator.launchpad_bridge.run_folder import RunFolder, remove_abandoned
 from replicator.rpc.security.secret import Secret
+from tests.launchpad_bridge.programs import Counter
 
 
 @pytest.fixture
@@ -21,6 +26,52 @@ def test_only_its_owner_may_enter_it_and_read_the_secret(folder):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder.path / "secret").stat().st_mode) == 0o600
     assert Secret.read(folder.path / "secret") == Secret.read(folder.path / "secret")
+
+
+def lock_as_cleaners_do(path):
+    """Lock a folder as `systemd-tmpfiles` does before it removes what is in it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def test_it_is_held_against_who_removes_old_files_as_long_as_it_is_there(tmp_path):
+    folder = RunFolder()
+    with pytest.raises(BlockingIOError):
+        lock_as_cleaners_do(folder.path)
+    copy = os.open(folder.path, os.O_RDONLY)
+    folder.close()
+    fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(copy)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-tmpfiles"), reason="not there")
+def test_systemd_tmpfiles_leaves_the_folder_of_a_run_and_takes_others(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    with tempfile.TemporaryDirectory(prefix="tmpfiles-") as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        folder, other = RunFolder(), Path(parent) / "other"
+        other.write_text("old")
+        rules = tmp_path / "rules.conf"
+        rules.write_text(f"e {parent} - - - 0\n")
+        subprocess.run(["systemd-tmpfiles", "--clean", str(rules)], check=True)
+        assert not other.exists()
+        assert (folder.path / "secret").exists()
+        folder.close()
+
+
+def test_a_comma_in_tmpdir_breaks_no_address(tmp_path, monkeypatch):
+    odd = tmp_path / "a,b"
+    odd.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(odd))
+    program = lp.make_program(lp.CourierNode(Counter), name="odd")
+    with lp.launch(program, "threads"):
+        (node,) = program.get_all_nodes()
+        assert node.create_handle().dereference().add(1) == 1
 
 
 def test_it_goes_away_with_the_run(folder):

@@ -82,6 +82,17 @@ def test_a_death_comes_with_the_last_lines_and_the_stacks_of_a_crash(tmp_path):
     assert "in kill_itself" in text or "in run" in text
 
 
+@pytest.mark.parametrize("how", ["close", "descriptor", "none"])
+def test_a_node_that_closes_its_output_goes_on_to_its_result(tmp_path, how):
+    assert end_of(tmp_path, nodes.close_output(how)).result == how
+
+
+@pytest.mark.parametrize("how", ["close", "descriptor", "none"])
+def test_what_a_node_raises_is_told_though_it_has_closed_its_output(tmp_path, how):
+    end = end_of(tmp_path, nodes.close_output(how, then=nodes.fail_in_silence))
+    assert "raised ValueError: a bug" in str(end.error)
+
+
 def test_leaving_by_sys_exit_is_an_end_like_returning(tmp_path):
     assert end_of(tmp_path, nodes.leave(0)).outcome == "returned"
 

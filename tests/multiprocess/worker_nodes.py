@@ -32,6 +32,28 @@ def fail(context):
     raise error
 
 
+def fail_in_silence(context):
+    raise ValueError("a bug")
+
+
+def close_output(how, then=None):
+    """Print, close what is printed to, and return how."""
+
+    def run(context):
+        print("before it is closed", end="")
+        for number, name in enumerate(["stdout", "stderr"], start=1):
+            match how:
+                case "close":
+                    getattr(sys, name).close()
+                case "descriptor":
+                    os.close(number)
+                case "none":
+                    setattr(sys, name, None)
+        return how if then is None else then(context)
+
+    return run
+
+
 def leave(code):
     return lambda context: sys.exit(code)
 

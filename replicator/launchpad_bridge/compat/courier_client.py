@@ -17,7 +17,10 @@ from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.nodes.courier_node import client_options_of_courier
 from replicator.rpc.client.client import Client as RpcClient
 from replicator.rpc.security.secret import Secret
-from replicator.rpc.transports.addresses import check_socket_directory
+from replicator.rpc.transports.addresses import (
+    check_socket_directory,
+    folder_for_sockets,
+)
 from replicator.rpc.transports.connect import SECRET_NAME, connect
 
 _OURS = ("unix:", "inproc:", "grpc:")
@@ -78,7 +81,8 @@ def socket_of(port: int) -> str:
     Raises:
       AuthenticationError: The folder for it is a link, or another user's.
     """
-    folder = Path(tempfile.gettempdir()) / f"courier-{os.geteuid()}"
+    parent = folder_for_sockets(80) or tempfile.gettempdir()
+    folder = Path(parent) / f"courier-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     address = f"unix:{folder}/{port}"

@@ -162,6 +162,9 @@ def fill(package: str) -> dict[str, Any]:
         if above == "launchpad.launch":
             # `lp.launch` is the function; `lp.launch.worker_manager` is written, too.
             setattr(launch, last, module)
+        if isinstance(inner := vars(module).get("launch"), types.ModuleType):
+            # `launch.worker_manager.wait_for_stop()`, as programs of tests write.
+            vars(inner)["worker_manager"] = made["launchpad.launch.worker_manager"]
     below: dict[str, Any] = {
         name.removeprefix(f"{package}."): module
         for name, module in made.items()

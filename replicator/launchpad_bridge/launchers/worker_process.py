@@ -192,10 +192,17 @@ def _run(context: "_Context", job: Job) -> int:
 def _raised(context: "_Context", error: BaseException) -> int:
     with _flushed():
         # What was printed before counts as last words; the traceback travels itself.
-        printed_bytes = os.fstat(2).st_size
-        context.tell(pack_error(error, log_bytes=printed_bytes))
-        traceback.print_exception(error)
+        context.tell(pack_error(error, log_bytes=_printed_bytes()))
+        with contextlib.suppress(OSError, ValueError):  # it has closed this stream
+            traceback.print_exception(error)
     return 1
+
+
+def _printed_bytes() -> int:
+    try:
+        return os.fstat(2).st_size
+    except OSError:  # the node has closed it
+        return 0
 
 
 class _Context:

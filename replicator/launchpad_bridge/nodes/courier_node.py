@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic
 
-from replicator.errors import ProgramError
+from replicator.errors import ProgramError, check_not_async
 from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.handles import Handle
 from replicator.launchpad_bridge.nodes.courier_server import CourierServer
@@ -25,7 +25,12 @@ from replicator.launchpad_bridge.running.node_context import (
 from replicator.launchpad_bridge.running.stopping import stop_event
 from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
 from replicator.rpc.security.secret import Secret
-from replicator.rpc.server.methods import Method, idempotent, methods_of
+from replicator.rpc.server.methods import (
+    Method,
+    declared_names,
+    idempotent,
+    methods_of,
+)
 from replicator.rpc.server.server import Server, listen_at
 from replicator.rpc.transports.connect import listen
 
@@ -136,8 +141,12 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
         Raises:
           ProgramError: An option is unknown.
+          ArgumentError: The class declares a public `async def`.
         """
         super().__init__(constructor, *args, **kwargs)
+        if isinstance(constructor, type):
+            for name in declared_names(constructor):
+                check_not_async(name, getattr(constructor, name))
         self.courier_address = RpcAddress("courier")
         self.allocate_address(self.courier_address)
         self._courier_kwargs = _checked("courier_kwargs", courier_kwargs, _OF_SERVER)
@@ -185,10 +194,9 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
     def methods(self, instance: Any) -> list[Method]:
         """Return what others may call: the public methods that the class declares."""
-        try:
-            offered = methods_of(instance)
-        except ValueError:  # none: the node only runs
+        if not any(declared_names(type(instance))):  # the node only runs
             return []
+        offered = methods_of(instance)
         return [method for name, method in offered.items() if name != _HAND_OVER]
 
     def _make_server(self, instance: Any) -> CourierServer:

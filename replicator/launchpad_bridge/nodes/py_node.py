@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from replicator.errors import check_not_async
 from replicator.launchpad_bridge.handles import Arguments, NoHandle, dereferenced
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.nodes.node import HandleT, Node, name_of
@@ -26,8 +27,12 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
           function: Runs in the node; what it returns is the node's result.
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
           **kwargs: Its named arguments, likewise.
+
+        Raises:
+          ArgumentError: It is an `async def`.
         """
         super().__init__()
+        check_not_async("function", function)
         self._function = function
         self._args = args
         self._kwargs = kwargs
@@ -90,8 +95,12 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
           constructor: A class, or a function that returns an object; runs in the node.
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
           **kwargs: Its named arguments, likewise.
+
+        Raises:
+          ArgumentError: It, or its `run`, is an `async def`.
         """
         super().__init__(constructor, *args, **kwargs)
+        check_not_async("run", getattr(constructor, "run", None))
         self._should_run = True
         self._instance: Worked | None = None
         self._is_constructed = False
@@ -129,6 +138,7 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
     def _construct_instance(self) -> Any:
         if not self._is_constructed:
             self._instance = super()._call_function()
+            check_not_async("run", getattr(self._instance, "run", None))
             self._is_constructed = True
         return self._instance
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from replicator.errors import LaunchError
+from replicator.errors import LaunchError, check_not_async
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.running.node_context import RunningContext
 from replicator.launchpad_bridge.running.stop_event import StopEvent
@@ -71,6 +71,9 @@ def register_stop_handler(handler: Callable[..., Any]) -> None:
     Args:
       handler: Takes nothing, or what a signal handler takes.
 
+    Raises:
+      ArgumentError: It is an `async def`.
+
     >>> def work():
     ...     lp.register_stop_handler(lambda: print("saving"))
     ...     lp.stop()
@@ -79,6 +82,7 @@ def register_stop_handler(handler: Callable[..., Any]) -> None:
     ...     run.wait()
     saving
     """
+    check_not_async("handler", handler)
     context = node_context.current()
     if context is None:
         with _LOCK:

@@ -25,6 +25,7 @@ from replicator.errors import (
     ArgumentError,
     CallCancelledError,
     check_count,
+    check_not_async,
 )
 from replicator.rpc.batching.batch_forming import Batch, Batches, BatchRules
 from replicator.rpc.batching.batches import fit_of, merge, split
@@ -106,6 +107,7 @@ class BatchedHandler:
         rules: BatchRules,
         meeting: "_Meeting | None" = None,
     ) -> None:
+        check_not_async("fn", fn)
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._rules = rules

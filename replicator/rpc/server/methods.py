@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, final
 
 from replicator.base.accepts import accepted_by
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_not_async
 from replicator.rpc.call_statistics import CallRecords
 
 QUICK_S = 50e-6
@@ -67,6 +67,7 @@ class Method:
     def __init__(
         self, name: str, function: Callable[..., Any], *, is_idempotent: bool = False
     ) -> None:
+        check_not_async(name, function)
         self.name = name
         self.function = function
         self.is_idempotent = is_idempotent
@@ -110,7 +111,7 @@ def methods_of(instance: object) -> dict[str, Method]:
       Them, by name.
 
     Raises:
-      ArgumentError: It is a class, or declares no public method.
+      ArgumentError: It is a class, or declares no public method, or an `async def`.
     """
     if isinstance(instance, type):
         raise ArgumentError(
@@ -121,7 +122,7 @@ def methods_of(instance: object) -> dict[str, Method]:
         name: Method(
             name, getattr(instance, name), is_idempotent=_is_marked(instance, name)
         )
-        for name in _declared_names(type(instance))
+        for name in declared_names(type(instance))
     }
     if not found:
         raise ArgumentError(
@@ -135,7 +136,8 @@ def method_of_function(name: str, function: Callable[..., Any]) -> Method:
     """Return a method made of a single function.
 
     Raises:
-      ArgumentError: The name is private or no name; the function cannot be called.
+      ArgumentError: The name is private or no name; the function cannot be called, or
+        is an `async def`.
     """
     if name != "__call__" and (name.startswith("_") or not name.isidentifier()):
         raise ArgumentError(
@@ -149,7 +151,8 @@ def method_of_function(name: str, function: Callable[..., Any]) -> Method:
     return Method(name, function, is_idempotent=getattr(function, _MARK, False))
 
 
-def _declared_names(cls: type) -> Iterator[str]:
+def declared_names(cls: type) -> Iterator[str]:
+    """Yield the names of the public methods that a class declares."""
     seen: set[str] = set()
     for ancestor in cls.__mro__[:-1]:
         for name, attribute in vars(ancestor).items():

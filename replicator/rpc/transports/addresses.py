@@ -101,16 +101,29 @@ def nearest_first(
     return [*in_process, *unix, *grpc]
 
 
+def folder_for_sockets(longest_bytes: int) -> str | None:
+    """Return where folders of sockets can be made: TMPDIR, or /tmp; None for nowhere.
+
+    Args:
+      longest_bytes: How long its path may be: TMPDIR of a build lies deep.
+    """
+    for folder in (tempfile.gettempdir(), "/tmp"):
+        is_short = len(os.fsencode(folder)) <= longest_bytes
+        # A comma joins the addresses of a server.
+        if is_short and "," not in folder and os.path.isdir(folder):
+            return folder
+    return None
+
+
 def make_socket_directory() -> str:
     """Make a directory that only this user can enter, with a short path; return it."""
-    for folder in (tempfile.gettempdir(), "/tmp"):
-        # Room for a name of some length: `tempfile` may lie deep (TMPDIR of a build).
-        if len(os.fsencode(folder)) < SUN_PATH_BYTES - 48:
-            return tempfile.mkdtemp(prefix="rpc-", dir=folder)
-    raise ArgumentError(
-        f"`TMPDIR` must be short enough for sockets ({SUN_PATH_BYTES} bytes), got "
-        f"{tempfile.gettempdir()!r}. Set TMPDIR=/tmp."
-    )
+    folder = folder_for_sockets(SUN_PATH_BYTES - 49)
+    if folder is None:
+        raise ArgumentError(
+            f"`TMPDIR` must be short enough for sockets ({SUN_PATH_BYTES} bytes), and "
+            f"have no comma, got {tempfile.gettempdir()!r}. Set TMPDIR=/tmp."
+        )
+    return tempfile.mkdtemp(prefix="rpc-", dir=folder)
 
 
 def check_socket_directory(path: str, *, address: str) -> None:

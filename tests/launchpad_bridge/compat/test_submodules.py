@@ -113,6 +113,11 @@ assert lp.nodes.python.local_multi_processing is local_multi_processing
 assert callable(lp.launch)
 assert lp.launch.worker_manager.wait_for_stop is lp.wait_for_stop
 assert courier.Client is Client
+for name in "test_multi_threading test_multi_processing".split():
+    launch = getattr(lp.launch, name).launch
+    assert launch.worker_manager.wait_for_stop is lp.wait_for_stop
+    launch = getattr(lp.launch, name.replace("test", "local")).launch
+    assert launch.worker_manager.wait_for_stop is lp.wait_for_stop
 try:
     lp.nodes.python.node.Nonsense
 except AttributeError as error:

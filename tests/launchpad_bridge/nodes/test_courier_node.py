@@ -211,3 +211,44 @@ def test_who_waits_for_a_server_that_has_left_does_not_hold_up_a_stop():
     run.stop()
     run.wait(20)
     assert time.monotonic() - started_s < 5  # its deadline is 60 s, its grace 10
+
+
+class Async:
+    async def answer(self):
+        return 1
+
+
+class AsyncRun:
+    async def run(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lp.CourierNode(Async),
+        lambda: lp.CourierNode(AsyncRun),
+        lambda: lp.PyClassNode(AsyncRun),
+        lambda: lp.PyNode(Async().answer),
+        lambda: lp.register_stop_handler(Async().answer),
+    ],
+)
+def test_an_async_def_is_refused_when_its_node_is_made(make):
+    with pytest.raises(ValueError, match="must be a plain function, got `async def`"):
+        make()
+
+
+@pytest.mark.parametrize("constructor", [Async, AsyncRun])
+@pytest.mark.parametrize("launch_type", ["threads", lp.TestMode(seed=0)])
+def test_one_that_a_function_makes_fails_its_node_on_each_transport(
+    constructor, launch_type
+):
+    program = lp.make_program(lp.CourierNode(lambda: constructor()))
+    launched = lp.launch(program, launch_type)
+    with pytest.raises(lp.NodeFailedError, match="plain function"), launched as run:
+        run.wait(30)
+
+
+def test_an_async_def_that_is_no_concern_of_a_node_s_is_left_alone():
+    lp.PyClassNode(Async)
+    lp.CourierNode(type("Private", (Async,), {"answer": None, "_f": Async.answer}))

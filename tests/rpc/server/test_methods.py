@@ -149,6 +149,30 @@ def test_a_function_needs_a_public_name(name):
         method_of_function(name, print)
 
 
+class Async:
+    async def answer(self):
+        return 1
+
+
+async def generate():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: methods_of(Async()),
+        lambda: method_of_function("answer", Async().answer),
+        lambda: method_of_function("answer", functools.partial(Async().answer)),
+        lambda: method_of_function("answer", generate),
+        lambda: batched_handler(2)(Async().answer),
+    ],
+)
+def test_what_would_have_to_be_awaited_is_refused(make):
+    with pytest.raises(ArgumentError, match="must be a plain function, got `async def"):
+        make()
+
+
 def test_what_cannot_be_called_is_no_function():
     with pytest.raises(ArgumentError, match="callable"):
         method_of_function("three", 3)

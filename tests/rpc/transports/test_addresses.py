@@ -1,6 +1,7 @@
 """Addresses are read as they are written, and bad ones are refused with a remedy."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -85,6 +86,14 @@ def test_the_nearest_that_can_work_comes_first(tmp_path):
     assert nearest() == ["inproc:here", f"unix:{path}", "grpc://far:1"]
     names.clear()
     assert nearest() == [f"unix:{path}", "grpc://far:1"]
+
+
+def test_a_comma_of_tmpdir_is_in_no_socket_directory(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="a,b-", dir="/tmp") as odd:
+        monkeypatch.setattr(addresses.tempfile, "tempdir", odd)
+        folder = make_socket_directory()
+        os.rmdir(folder)
+    assert "," not in folder
 
 
 def test_a_socket_directory_is_private_and_short(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicator.base.host.held_folder import hold_folder
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
 
@@ -57,6 +58,7 @@ class LocalRay:
         # Sockets lie deep in it, and their paths must be short.
         parent = "/tmp" if os.path.isdir("/tmp") else None
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir=parent))
+        self._held = hold_folder(self._folder)
         told = {
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(self._folder),
@@ -84,6 +86,7 @@ class LocalRay:
     def close(self) -> None:
         """End it, and all that it has started."""
         self._head.close(_END_S)
+        os.close(self._held)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_address(self, words: Path) -> str:

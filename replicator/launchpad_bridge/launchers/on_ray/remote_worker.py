@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from replicator.base.host.held_folder import hold_folder
 from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
@@ -86,6 +87,7 @@ class RemoteWorker:
         # From the thread that listens to the worker, to the calls of Ray that ask.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         run_folder = _run_folder(task)
+        self._held = hold_folder(run_folder)
         name, attempt = task.job.worker, task.job.attempt
         self._own = run_folder / f"w-{os.getpid()}-{attempt}"
         self._own.mkdir(mode=0o700)
@@ -136,6 +138,7 @@ class RemoteWorker:
         if self._server is not None:
             self._server.stop(0.0)
         shutil.rmtree(self._own, ignore_errors=True)
+        os.close(self._held)
         run_folder = self._own.parent
         if (run_folder / MADE_BY_WORKER).exists() and not list(run_folder.glob("w-*")):
             delete(run_folder, keep=what_stays(run_folder, self._log.parent))

@@ -88,7 +88,7 @@ def run_in(folder: Path) -> FoundRun:
             started_s=(folder / DESCRIPTION).stat().st_mtime,
             link=(folder / LINK).read_text() if (folder / LINK).exists() else "",
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise _not_running(folder, error) from error
 
 
@@ -113,9 +113,13 @@ def describe_run(folder: Path) -> dict[str, Any]:
       LaunchError: It says nothing, or something else.
     """
     try:
-        return json.loads((folder / DESCRIPTION).read_text())
-    except (OSError, ValueError) as error:
+        described = json.loads((folder / DESCRIPTION).read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise _not_running(folder, error) from error
+    match described:
+        case {"program": str(), "run_id": str(), "pid": int(), "workers": list()}:
+            return described
+    raise _not_running(folder, ValueError(f"{DESCRIPTION} is damaged"))
 
 
 def _not_running(folder: Path, error: Exception) -> LaunchError:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.held_folder import hold_folder
 from replicator.errors import AddressInUseError, ConnectionLostError
 from replicator.rpc.security.authentication import NO_ROOM
 from replicator.rpc.security.secret import Secret
@@ -196,18 +197,20 @@ class _PathLock:
             os.close(descriptor)  # its owner removed it between the two calls
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
-        self._descriptor = descriptor
+        # The folder, too, from who removes old files: a secret may lie there.
+        self._descriptors = descriptor, hold_folder(os.path.dirname(path))
 
     def release(self) -> None:
         """Give it up; the file goes first, so that nobody locks one without a name."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        os.close(self._descriptor)
+        self.let_go()
 
     def let_go(self) -> None:
-        """Close a forked child's descriptor; its parent's holds the lock."""
+        """Close the descriptors; of a forked child, whose parent's hold the locks."""
         # Not `LOCK_UN`: parent and child have one lock, which that would free.
-        os.close(self._descriptor)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 def _is_same_file(descriptor: int, path: str) -> bool:

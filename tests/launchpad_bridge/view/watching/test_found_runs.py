@@ -6,6 +6,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.planning import DESCRIPTION
+from replicator.launchpad_bridge.run_folder import RunFolder
 from replicator.launchpad_bridge.view.watching.found_runs import (
     FoundRun,
     matching,
@@ -62,6 +63,29 @@ def test_what_is_no_running_program_is_neither_found_nor_shown(
     assert folder not in {run.folder for run in running_programs([folder.parent])}
     with pytest.raises(LaunchError, match="`folder` must be that of a program"):
         run_in(folder)
+
+
+DAMAGED = [
+    "[]",
+    "3",
+    "[" * 100_000,
+    '{"program": "p"}',
+    '{"program": 5, "run_id": "r"}',
+]
+DAMAGED += ['{"program": "p", "run_id": "r", "pid": 1, "workers": 3}', "\0", "\udcff"]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_description_hides_no_other_program(running, text):
+    folder = RunFolder()
+    (folder.path / DESCRIPTION).write_bytes(text.encode(errors="surrogateescape"))
+    try:
+        there = {run.run_id for run in running_programs([folder.path.parent])}
+        assert running.run_id in there
+        with pytest.raises(LaunchError, match="`folder` must be that of a program"):
+            run_in(folder.path)
+    finally:
+        folder.close()
 
 
 def found(program, run_id, pid):

@@ -1,5 +1,6 @@
 """A path has one server at a time, whoever died before."""
 
+import fcntl
 import gc
 import os
 import signal
@@ -51,6 +52,16 @@ def test_a_made_up_place_is_private_and_removed():
     finally:
         listener.close()
     assert not os.path.exists(folder)
+
+
+def test_the_folder_of_a_socket_is_held_against_who_removes_old_files(address):
+    folder = os.open(os.path.dirname(path_of(address)), os.O_RDONLY)
+    listener = listen(address, secret=SECRET)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    listener.close()
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
 
 
 def test_the_secret_beside_the_socket_is_found():
