@@ -38,9 +38,11 @@ def step_fn(state, rows):
     return {"params": params, "opt": opt}, {"loss": loss}
 
 
-def actors(program, learner, *, count, table=None, turns=False, restart=None):
+def actors(
+    program, learner, *, count, table=None, turns=False, restart=None, label="actor"
+):
     """Add actors called actor/0, actor/1, ..."""
-    with program.group("actor", restart=restart):
+    with program.group(label, restart=restart):
         for index in range(count):
             node = lp.PyClassNode(
                 lp.Actor,
