@@ -20,6 +20,7 @@ from replicator.distributed.processes.supervisor import (
     next_deadline_s,
 )
 from replicator.errors import LaunchError
+from replicator.launchpad_bridge.planning import addresses_of
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
@@ -76,6 +77,8 @@ class Driver:
         self._executables: Mapping[str, Executable] = {
             executable.name: executable for executable in plan.executables
         }
+        self._goals = [each.name for each in plan.executables if each.ends_program]
+        self._serving = [each.name for each in plan.executables if each.addresses]
         # Processes may be bound to die with the thread that started them: all are
         # started by this one, which lives as long as the run.
         self._thread = threading.Thread(target=self._drive, name=f"run {plan.program}")
@@ -93,6 +96,11 @@ class Driver:
         if error is not None:
             self._thread.join()
         return error
+
+    @property
+    def goals_have_ended(self) -> bool:
+        """Whether there were workers whom the others serve, and all have ended."""
+        return bool(self._goals) and all(map(self._has_ended, self._goals))
 
     def report(self, event: Exited | states.StopAsked) -> None:
         """Take an event; may be called from any thread, and in a signal handler."""
@@ -127,6 +135,7 @@ class Driver:
             if finish is not None:
                 failure = finish.failure or fallen(state)
                 return dataclasses.replace(finish, failure=failure)
+            self._note_ended()
             self._tell()
             event = self._next_event(state)
             if isinstance(event, Exited):
@@ -142,6 +151,18 @@ class Driver:
                     stop_grace_s=self._patience.stop_grace_s,
                 )
             state, actions = decide(state, event, time.monotonic())
+
+    def _has_ended(self, name: str) -> bool:
+        state = self.state
+        return state is not None and state.worker(name).phase == "ended"
+
+    def _note_ended(self) -> None:
+        """Let clients in this process wait for no server that does not come again."""
+        for name in [name for name in self._serving if self._has_ended(name)]:
+            self._serving.remove(name)
+            node = getattr(self._executables[name].run, "node", None)
+            for address in addresses_of(node):
+                address.builder.note_ended()
 
     def _keep_result(self, exited: Exited) -> None:
         executable = self._executables.get(exited.name)

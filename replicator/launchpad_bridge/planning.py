@@ -99,11 +99,11 @@ def make_plan(
 def all_addresses(program: Program) -> list[Address]:
     """Return the addresses of all nodes, each once."""
     nodes = program.get_all_nodes()
-    found = {id(each): each for node in nodes for each in _addresses_of(node)}
+    found = {id(each): each for node in nodes for each in addresses_of(node)}
     return list(found.values())
 
 
-def _addresses_of(node: Any) -> Iterator[Address]:
+def addresses_of(node: Any) -> Iterator[Address]:
     """Yield the addresses of a node and of those inside of it, some of them twice."""
     for part in with_inner(node):
         if isinstance(part, Node):
@@ -149,7 +149,7 @@ def _bind(
     of_worker: dict[str, list[str]] = {}
     for name, _, _, node in workers:
         of_worker[name] = []
-        for address in _addresses_of(node):
+        for address in addresses_of(node):
             if id(address) in bound:
                 continue
             number = len(bound)
@@ -238,6 +238,7 @@ def _executable(
         restart=restart,
         is_member=is_member,
         retries=retries,
+        ends_program=getattr(node, "ends_program", False),
     )
 
 

@@ -83,6 +83,8 @@ class Executable:
         together: all of its label.
       retries: Restarts after which a failure says, as Launchpad does, that they were
         all; 0 for no such words.
+      ends_program: Whether who waits for the program waits for this, and those like it:
+        all others serve it.
     """
 
     label: str
@@ -94,6 +96,7 @@ class Executable:
     restart: Restart = dataclasses.field(default_factory=Restart)
     is_member: bool = False
     retries: int = 0
+    ends_program: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

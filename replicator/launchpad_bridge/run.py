@@ -176,7 +176,7 @@ class Run:
         raise_error: bool = True,
         return_on_first_completed: bool = False,
     ) -> None:
-        """Wait until all nodes have ended.
+        """Wait until all nodes have ended, or all learners: then stop the others.
 
         Args:
           timeout_s: How long at most; None for as long as it takes.
@@ -194,7 +194,7 @@ class Run:
         self._refuse_inside()
         with interrupts.waiting(), self._changed:
             ended = self._changed.wait_for(
-                self._over.is_set
+                self._is_over_or_stopped
                 if labels is None and not return_on_first_completed
                 else lambda: self._is_done(wanted, return_on_first_completed),
                 timeout_s,
@@ -359,6 +359,11 @@ class Run:
                 f"{labels!r}. Use labels of {self.program!r}."
             )
         return [name for label in labels for name in by_label[label]]
+
+    def _is_over_or_stopped(self) -> bool:
+        if self._driver.goals_have_ended and not self._stopping.is_set():
+            self.stop()
+        return self._over.is_set()
 
     def _is_done(self, wanted: Sequence[str], first: bool) -> bool:
         if self._over.is_set():

@@ -185,15 +185,24 @@ class Loop:
         hidden = is_under_way(self.metrics)
         self._phases.enter("step", step=self.step, hidden=hidden)
 
-    def dispatch(self, step: Step, batch: Placed, stall_s: float) -> None:
+    def dispatch(
+        self,
+        step: Step,
+        batch: Placed,
+        stall_s: float,
+        *,
+        beside: Mapping[str, PyTree] | None = None,
+    ) -> None:
         """Make a turn.
 
         Args:
           step: Makes `batch.steps` updates.
           batch: What it takes.
           stall_s: How long batches were waited for so far.
+          beside: Metrics that the host knows.
 
         Raises:
+          ArgumentError: They cannot stand beside the step's.
           BatchError: As `require_room`.
           NonFiniteError: A metric is NaN or infinite, and that ends the run.
           Exception: Whatever `step` or a hook raised.
@@ -201,6 +210,8 @@ class Loop:
         self.require_room(batch.steps)
         self.begin_step()
         state, metrics = step(self.state, batch)
+        if beside:
+            metrics = self._joined(metrics, beside, batch.steps)
         self.after(
             state,
             metrics,
@@ -258,6 +269,19 @@ class Loop:
                 phase = hook.phase
                 self._phases.enter(phase, step=self.step)
             hook.on_state(event)
+
+    def _joined(self, metrics: PyTree, beside: Mapping[str, PyTree], steps: int) -> Any:
+        if not isinstance(metrics, Mapping):
+            raise ArgumentError(
+                "`step_fn` must return a dict of metrics for others to stand beside "
+                f"them, got {type(metrics).__name__}. Name each metric."
+            )
+        lead = (steps,) if self._plan.steps_per_call > 1 else ()
+        # The step's first: one of them stands for all where the devices are waited for.
+        others = {name: each for name, each in beside.items() if name not in metrics}
+        return {**metrics} | jax.tree.map(
+            lambda leaf: np.broadcast_to(leaf, (*lead, *np.shape(leaf))), others
+        )
 
     def require_end_of_plan(self) -> None:
         """Refuse an input that ended while there are steps to do.

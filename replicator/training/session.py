@@ -213,11 +213,13 @@ class Session:
                 return
 
     @in_no_mesh
-    def step(self, batch: PyTree) -> PyTree:
+    def step(self, batch: PyTree, *, metrics: PyTree = None) -> PyTree:
         """Make one update (or `steps_per_call`) by the session's `step_fn`.
 
         Args:
           batch: Of `batches()`, once; or your own, as a compiled step takes it.
+          metrics: A dict of numbers that the loop knows, an environment's returns say,
+            equal in all processes: shown beside the step's, whose own count.
 
         Returns:
           The metrics, on the devices: to read them is to wait for the step.
@@ -241,7 +243,7 @@ class Session:
             opened.batches.given(given if is_read else None, step=loop.step)
         self._position, self._taken = given.position, []
         try:
-            loop.dispatch(self._step, given, self._stall_s())
+            loop.dispatch(self._step, given, self._stall_s(), beside=metrics or {})
         except GoingBack as signal:
             self._go_back(signal)
         return loop.metrics

@@ -522,3 +522,37 @@ def test_a_bad_number_found_after_an_early_end_takes_its_checkpoints_along(tmp_p
         train()
     with CheckpointStore(tmp_path) as store:
         assert store.restore() is None
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_what_a_loop_knows_stands_beside_the_metrics_of_its_steps(steps_per_call):
+    rep, init_fn, step_fn = parts()
+    seen = []
+    watch = Callback(lambda event: seen.append(event.metrics), every(n_steps=1))
+    with rep.session(
+        step_fn,
+        BATCHES,
+        init_fn=init_fn,
+        steps=4,
+        steps_per_call=steps_per_call,
+        hooks=[watch],
+        display=False,
+    ) as session:
+        for batch in session.batches():
+            known = {"loss": -1, "games": {"won": session.steps_done}}
+            session.step(batch, metrics=known)
+    assert [each["games"]["won"] for each in seen] == (
+        [0, 1, 2, 3] if steps_per_call == 1 else [0, 0, 2, 2]
+    )
+    assert session.result.metrics["games"] == {"won": 4 - steps_per_call}
+    assert all(each["loss"] > 0 for each in seen), "the step's own count"
+
+
+def test_numbers_beside_metrics_without_names_are_refused():
+    rep, init_fn, step_fn = parts()
+    lone = lambda state, batch: (step_fn(state, batch)[0], jnp.ones(()))  # noqa: E731
+    with (
+        pytest.raises(ArgumentError, match="must return a dict of metrics"),
+        rep.session(lone, BATCHES, init_fn=init_fn, steps=1, display=False) as session,
+    ):
+        session.step(BATCHES[0], metrics={"won": 1})

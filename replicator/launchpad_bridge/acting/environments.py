@@ -15,13 +15,14 @@ Adapters: `from_gymnasium` (`vector_env.py`); `from_gymnasium_envs` and `from_dm
 (`serial_environments.py`).
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from replicator import rpc
 from replicator.base.types import PyTree
-from replicator.errors import ReplicatorError
+from replicator.errors import ArgumentError, ReplicatorError
 
 
 @rpc.register
@@ -106,3 +107,30 @@ def first_step(observation: PyTree, size: int) -> Step:
         np.ones(size, bool),
         np.zeros(size, bool),
     )
+
+
+def with_infos(
+    observation: PyTree, told: Mapping[str, Any], names: Sequence[str]
+) -> PyTree:
+    """Return what a policy sees, with what gymnasium's infos hold under these names.
+
+    Args:
+      observation: Of one environment or of several.
+      told: Its infos.
+      names: Which; without any it sees the observation alone.
+
+    Raises:
+      ArgumentError: The infos have none of a name; of several environments, of one.
+    """
+    for name in names:
+        if name not in told or not np.all(told.get(f"_{name}", True)):
+            known = ", ".join(key for key in told if not key.startswith("_"))
+            raise ArgumentError(
+                f"`infos` must name what is there at every step, got {name!r}; there "
+                f"is {known or 'nothing'}. Have the environment return it, also where "
+                "it is reset."
+            )
+    if not names:
+        return observation
+    info = {name: np.asarray(told[name]) for name in names}
+    return {"observation": observation, "info": info}

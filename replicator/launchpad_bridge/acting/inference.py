@@ -1,8 +1,8 @@
 """One node that runs the policy for many actors, in batches: on an accelerator, say.
 
-    actor ── act(observation [n], first, core, key) ──┐
-    actor ── act(...) ────────────────────────────────┤  up to `batch_size` calls
-    actor ── act(...) ────────────────────────────────┴─▶ policy over [calls, n]
+    actor ── act(observation [n], first, core, key, place) ──┐
+    actor ── act(...) ───────────────────────────────────────┤  up to `batch_size` calls
+    actor ── act(...) ───────────────────────────────────────┴─▶ policy over [calls, n]
 
 Calls are stacked, padded to the next power of two, and the policy is mapped over them
 (`vmap`), so each call keeps its own random key and there is one compilation for each
@@ -31,6 +31,7 @@ from replicator.errors import (
 from replicator.launchpad_bridge.acting.local_inference import (
     Policy,
     actor_key,
+    asked_by,
     fold_steps,
     run_mapped,
 )
@@ -98,10 +99,19 @@ class InferenceServer:
         self._act = batched_handler(batch_size, timeout=timeout_s)(self._act)
 
     @accepts(
-        observation=ROWS, first=array("b", _MOST_ROWS), core=ROWS, key=array("u", 16)
+        observation=ROWS,
+        first=array("b", _MOST_ROWS),
+        core=ROWS,
+        key=array("u", 16),
+        place=array("i", 2),
     )
     def act(
-        self, observation: PyTree, first: np.ndarray, core: PyTree, key: np.ndarray
+        self,
+        observation: PyTree,
+        first: np.ndarray,
+        core: PyTree,
+        key: np.ndarray,
+        place: np.ndarray,
     ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
         """Return actions, extras, the next core and the version that chose.
 
@@ -113,6 +123,7 @@ class InferenceServer:
           first: bool [n].
           core: Leaves [n, ...].
           key: The data of a random key.
+          place: int32 [2], the actor's index and its steps so far.
 
         Raises:
           ArgumentError: A leaf has not n rows, or another argument is not as it is to
@@ -125,15 +136,21 @@ class InferenceServer:
                     f"`observation` and `core` must have {len(first)} rows, as `first` "
                     f"has, got a leaf of shape {np.shape(leaf)}. Pass a row for each."
                 )
-        return self._act(observation, first, core, key)
+        return self._act(observation, first, core, key, place)
 
     def _act(
-        self, observation: PyTree, first: np.ndarray, core: PyTree, key: np.ndarray
+        self,
+        observation: PyTree,
+        first: np.ndarray,
+        core: PyTree,
+        key: np.ndarray,
+        place: np.ndarray,
     ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
         held = self._wait_held()
         calls = len(key)
+        asked = asked_by(self._policy, index=place[:, 0], steps=place[:, 1])
         arguments = jax.tree.map(
-            lambda leaf: _padded(leaf, calls), (observation, first, core, key)
+            lambda leaf: _padded(leaf, calls), (observation, first, core, key, asked)
         )
         answer = run_mapped(self._policy, held.values, *arguments)
         action, extras, core = jax.tree.map(
@@ -225,9 +242,10 @@ class RemoteInference:
           ProgramStoppedError: The program stops.
         """
         key = np.asarray(fold_steps(self._key, np.uint32(steps)))
+        place = np.array([self._index, steps], np.int32)
         # Acting changes nothing there, so a call may be made again.
         action, extras, core, version = self._waiting.call(
-            "inference", lambda: self._client.act(observation, first, core, key)
+            "inference", lambda: self._client.act(observation, first, core, key, place)
         )
         oldest = version if self.version is None else min(self.version, version)
         self.version = int(oldest)

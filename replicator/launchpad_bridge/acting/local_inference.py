@@ -8,9 +8,13 @@ A policy is a pure function of a batch of n environments:
 Its key is `fold_in(fold_in(key(seed), actor's index), steps taken)`, so the random bits
 do not depend on where inference runs, nor on what ran before. Where actors take no
 turns, the number of the actor's start is folded in before the steps.
+
+A policy that requires parameters of the names `index` and `steps` gets these, too: its
+actor's index, and the steps that its environments have taken, int32 scalars.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,7 +24,8 @@ import numpy as np
 from replicator.base.types import Key, PyTree
 
 Policy: TypeAlias = Callable[..., tuple[PyTree, PyTree, PyTree]]
-"""`policy(variables, observation, first, core, key) -> (action, extras, core)`."""
+"""`policy(variables, observation, first, core, key) -> (action, extras, core)`; of
+parameters besides these `index` and `steps` are known."""
 
 
 class LocalInference:
@@ -72,7 +77,18 @@ class LocalInference:
             core,
             self._key,
             np.uint32(steps),
+            np.int32(self._index),
         )
+
+
+def asked_by(policy: Policy, **known: Any) -> dict[str, Any]:
+    """Return, of what is known by name, what a policy has parameters for."""
+    required = {
+        name
+        for name, parameter in inspect.signature(policy).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+    }
+    return {name: value for name, value in known.items() if name in required}
 
 
 def actor_key(seed: int, index: int, start: int = 0) -> Key:
@@ -98,6 +114,7 @@ def run_mapped(
     first: Any,
     core: PyTree,
     key_data: Any,
+    asked: dict[str, Any],
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Run a policy for several calls at once, each with a key of its own.
 
@@ -108,16 +125,19 @@ def run_mapped(
       first: bool [calls, n].
       core: Leaves [calls, n, ...].
       key_data: What `fold_steps` returned for each.
+      asked: Of `asked_by`, int32 [calls].
 
     Returns:
       Actions, extras and the next core, leaves [calls, n, ...].
     """
 
-    def act(observation: PyTree, first: Any, core: PyTree, data: Any) -> Any:
+    def act(
+        observation: PyTree, first: Any, core: PyTree, data: Any, asked: dict[str, Any]
+    ) -> Any:
         key = jax.random.wrap_key_data(data)
-        return policy(variables, observation, first, core, key)
+        return policy(variables, observation, first, core, key, **asked)
 
-    return jax.vmap(act)(observation, first, core, key_data)
+    return jax.vmap(act)(observation, first, core, key_data, asked)
 
 
 # Of the module, not of an actor: those that are threads share what it has compiled.
@@ -130,6 +150,8 @@ def _act(
     core: PyTree,
     key: Key,
     steps: Any,
+    index: Any,
 ) -> tuple[PyTree, PyTree, PyTree]:
     key = jax.random.fold_in(key, steps)
-    return policy(variables, observation, first, core, key)
+    asked = asked_by(policy, index=index, steps=steps.astype(np.int32))
+    return policy(variables, observation, first, core, key, **asked)

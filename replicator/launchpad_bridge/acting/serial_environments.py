@@ -13,12 +13,16 @@ from replicator.launchpad_bridge.acting.environment_state import (
     restore,
     snapshot,
 )
-from replicator.launchpad_bridge.acting.environments import Step, first_step
+from replicator.launchpad_bridge.acting.environments import (
+    Step,
+    first_step,
+    with_infos,
+)
 from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 
 
 def from_gymnasium_envs(
-    makers: Sequence[Callable[[], Any]],
+    makers: Sequence[Callable[[], Any]], *, infos: Sequence[str] = ()
 ) -> "SerialEnvironments":
     """Adapt several environments of gymnasium; they start again by themselves here.
 
@@ -26,6 +30,7 @@ def from_gymnasium_envs(
       makers: Each makes one. Environment i is seeded with `seed + i`, as in a
         `SyncVectorEnv`. They can be gone back to where each offers a way
         (`environment_state`).
+      infos: As of `from_gymnasium`.
 
     Returns:
       A `VectorEnvironment`.
@@ -42,7 +47,7 @@ def from_gymnasium_envs(
     >>> step.last, step.discount
     (array([ True,  True]), array([1., 1.], dtype=float32))
     """
-    return SerialEnvironments([_Gymnasium(make()) for make in makers])
+    return SerialEnvironments([_Gymnasium(make(), infos) for make in makers])
 
 
 def from_dm_env(makers: Sequence[Callable[[int], Any]]) -> "SerialEnvironments":
@@ -140,17 +145,20 @@ class SerialEnvironments:
 class _Gymnasium:
     """One environment of gymnasium."""
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Any, infos: Sequence[str]) -> None:
         self.environment = environment
+        self._infos = tuple(infos)
 
     def reset(self, seed: int | None) -> PyTree:
         """Begin an episode and return its first observation; None goes on by chance."""
-        return self.environment.reset(seed=seed)[0]
+        observation, told = self.environment.reset(seed=seed)
+        return with_infos(observation, told, self._infos)
 
     def step(self, action: PyTree) -> _Outcome:
-        observation, reward, terminated, truncated, _ = self.environment.step(action)
+        observation, reward, terminated, truncated, told = self.environment.step(action)
+        seen = with_infos(observation, told, self._infos)
         discount = 0.0 if terminated else 1.0
-        return _Outcome(observation, reward, discount, terminated or truncated)
+        return _Outcome(seen, reward, discount, terminated or truncated)
 
     def close(self) -> None:
         self.environment.close()

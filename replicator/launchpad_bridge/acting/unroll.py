@@ -60,21 +60,24 @@ class Acting(NamedTuple):
       core: Recurrent state, leaves [n, ...]; an empty tuple without.
       steps: Taken so far.
       returns: float64 [n], sums of rewards of the episodes that go on.
+      ages: int32 [n], steps taken in these episodes.
     """
 
     step: Step
     core: PyTree
     steps: int
     returns: np.ndarray
+    ages: np.ndarray
 
 
 class Unrolled(NamedTuple):
     """What an unroll made.
 
     Attributes:
-      trajectories: `observation`, `first` and `last` [n, length + 1, ...]; `action`,
-        `reward`, `discount` and `extras` [n, length, ...] of the transitions between
-        them; `core` [n, ...] before the first of them.
+      trajectories: `observation`, `first`, `last` and `age` [n, length + 1, ...], the
+        steps taken in the episode; `action`, `reward`, `discount` and `extras`
+        [n, length, ...] of the transitions between them; `core` [n, ...] before the
+        first of them.
       episodes: Returns of the episodes that ended, in the order in which they did.
       acting: Where to go on.
     """
@@ -143,7 +146,8 @@ def start(
     except Exception as error:
         raise _failed("reset", steps, error) from error
     size = environment.size
-    return Acting(step, initial_core(size), steps, np.zeros(size))
+    ages = np.zeros(size, np.int32)
+    return Acting(step, initial_core(size), steps, np.zeros(size), ages)
 
 
 def unroll(
@@ -200,17 +204,19 @@ def unroll(
     observation, first, last = seen.tree()
     (reward, discount), (actions, extras) = gained.tree(), done.tree()
     returns, episodes = _episodes(acting.returns, reward, last)
+    age = _ages(acting.ages, first)
     trajectories = {
         "observation": observation,
         "first": first,
         "last": last,
+        "age": age,
         "action": actions,
         "reward": reward,
         "discount": discount,
         "extras": extras,
         "core": jax.tree.map(np.asarray, acting.core),
     }
-    acting = Acting(step, core, acting.steps + length, returns)
+    acting = Acting(step, core, acting.steps + length, returns, age[:, -1].copy())
     return Unrolled(trajectories, episodes, acting)
 
 
@@ -222,7 +228,8 @@ def pack_acting(environment: VectorEnvironment, acting: Acting) -> bytes:
       acting: Between two unrolls.
     """
     core = [np.asarray(leaf) for leaf in jax.tree.leaves(acting.core)]
-    return pack((environment.snapshot(), core, acting.steps, acting.returns))
+    counted = acting.steps, acting.returns, acting.ages
+    return pack((environment.snapshot(), core, *counted))
 
 
 def unpack_acting(
@@ -237,10 +244,12 @@ def unpack_acting(
       initial_core: As for `start`.
       packed: What `pack_acting` returned.
     """
-    state, leaves, steps, returns = unpack(packed)
+    state, leaves, steps, returns, *counted = unpack(packed)
     structure = jax.tree.structure(initial_core(environment.size))
     core = jax.tree.unflatten(structure, leaves)
-    return Acting(environment.restore(state), core, steps, returns)
+    # An older snapshot does not know them.
+    (ages,) = counted or [np.zeros(environment.size, np.int32)]
+    return Acting(environment.restore(state), core, steps, returns, ages)
 
 
 class _Rows:
@@ -291,6 +300,20 @@ def _episodes(
             episodes += returns[ended].tolist()
             returns[ended] = 0.0
     return returns, episodes
+
+
+def _ages(ages: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return the steps taken in each episode, int32 [n, T + 1].
+
+    Args:
+      ages: [n], at the first time.
+      first: [n, T + 1], whether an episode starts at t.
+    """
+    found = np.empty(first.shape, np.int32)
+    found[:, 0] = ages
+    for t in range(1, first.shape[1]):
+        found[:, t] = np.where(first[:, t], 0, found[:, t - 1] + 1)
+    return found
 
 
 def _check_step(step: Step, size: int, steps: int) -> None:

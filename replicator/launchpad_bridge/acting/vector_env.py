@@ -1,7 +1,9 @@
 """A `VectorEnv` of gymnasium as actors see it."""
 
+from collections.abc import Sequence
 from typing import Any, final
 
+import jax
 import numpy as np
 
 from replicator.base.types import PyTree
@@ -11,19 +13,28 @@ from replicator.launchpad_bridge.acting.environment_state import (
     restore,
     snapshot,
 )
-from replicator.launchpad_bridge.acting.environments import Step, first_step
+from replicator.launchpad_bridge.acting.environments import (
+    Step,
+    first_step,
+    with_infos,
+)
 from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 
-_NEXT_STEP = "NextStep"
+_NEXT_STEP, _SAME_STEP = "NextStep", "SameStep"
 
 
-def from_gymnasium(vector_env: Any) -> "GymnasiumVector":
+def from_gymnasium(vector_env: Any, *, infos: Sequence[str] = ()) -> "GymnasiumVector":
     """Adapt a vectorised environment of gymnasium.
 
     Args:
-      vector_env: With `AutoresetMode.NEXT_STEP`. It can be gone back to where it has
-        methods `snapshot` and `restore` itself (`environment_state`); of a
-        `SyncVectorEnv`, give the environments to `from_gymnasium_envs` instead.
+      vector_env: With `AutoresetMode.NEXT_STEP`, or `SAME_STEP`: there an environment
+        that has started again is stepped once and then reset, which it must be able to
+        be alone (`options={"reset_mask": ...}`), so that no action goes unseen. It can
+        be gone back to where it has methods `snapshot` and `restore` itself
+        (`environment_state`); of a `SyncVectorEnv`, give the environments to
+        `from_gymnasium_envs` instead.
+      infos: Names of what its infos hold at every step, for the policy: observations
+        are {"observation": ..., "info": {name: ...}} then.
 
     Returns:
       A `VectorEnvironment`.
@@ -39,13 +50,14 @@ def from_gymnasium(vector_env: Any) -> "GymnasiumVector":
     array([1., 1.], dtype=float32)
     """
     mode = vector_env.metadata.get("autoreset_mode")
-    if getattr(mode, "value", mode) != _NEXT_STEP:
+    value = getattr(mode, "value", mode)
+    if value not in (_NEXT_STEP, _SAME_STEP):
         raise ArgumentError(
-            "`vector_env` must start episodes again at the next step, got "
+            "`vector_env` must start episodes again at the next step, or the same, got "
             f"autoreset_mode={mode} of {type(vector_env).__name__}. Make it with "
             "`autoreset_mode=AutoresetMode.NEXT_STEP`."
         )
-    return GymnasiumVector(vector_env)
+    return GymnasiumVector(vector_env, infos=infos, is_same_step=value == _SAME_STEP)
 
 
 @final
@@ -56,9 +68,13 @@ class GymnasiumVector:
       size: How many environments there are.
     """
 
-    def __init__(self, vector_env: Any) -> None:
+    def __init__(
+        self, vector_env: Any, *, infos: Sequence[str], is_same_step: bool
+    ) -> None:
         self.size: int = vector_env.num_envs
         self._env = vector_env
+        self._infos = tuple(infos)
+        self._is_same_step = is_same_step
         self._step: Step | None = None
 
     @property
@@ -68,24 +84,54 @@ class GymnasiumVector:
 
     def reset(self, seed: int) -> Step:
         """Begin new episodes; see `VectorEnvironment`."""
-        observation, _ = self._env.reset(seed=seed)
-        self._step = first_step(observation, self.size)
+        observation, told = self._env.reset(seed=seed)
+        seen = with_infos(observation, told, self._infos)
+        self._step = first_step(seen, self.size)
         return self._step
 
     def step(self, actions: PyTree) -> Step:
         """Take a step in each; see `VectorEnvironment`."""
         assert self._step is not None, "reset it first"
         first = self._step.last
-        observation, reward, terminated, truncated, _ = self._env.step(actions)
+        observation, reward, terminated, truncated, told = self._env.step(actions)
+        seen = with_infos(observation, told, self._infos)
         goes_on = ~first
+        last = goes_on & (terminated | truncated)
+        if self._is_same_step:
+            seen = self._of_next_step(seen, told, first=first, last=last)
         self._step = Step(
-            observation,
+            seen,
             np.asarray(reward, np.float32) * goes_on,
             (goes_on & ~terminated).astype(np.float32),
             first,
-            terminated | truncated,
+            last,
         )
         return self._step
+
+    def _of_next_step(
+        self, seen: PyTree, told: Any, *, first: np.ndarray, last: np.ndarray
+    ) -> PyTree:
+        """Return what is seen where episodes start again a step after their end."""
+        if first.any():
+            # What they have done meanwhile was an action that answered nothing.
+            again, of_reset = self._env.reset(options={"reset_mask": first.copy()})
+            seen = _put(seen, first, self._rows(again, of_reset, first))
+        if last.any():
+            info = told.get("final_info", {})
+            seen = _put(seen, last, self._rows(told["final_obs"], info, last))
+        return seen
+
+    def _rows(self, observation: PyTree, told: Any, which: np.ndarray) -> list[PyTree]:
+        """Return what each of these environments shows."""
+        keys = [key for name in self._infos for key in (name, f"_{name}")]
+        return [
+            with_infos(
+                jax.tree.map(lambda leaf, i=i: leaf[i], observation),
+                {key: told[key][i] for key in keys if key in told},
+                self._infos,
+            )
+            for i in np.flatnonzero(which)
+        ]
 
     def snapshot(self) -> bytes:
         """Return the environments' state and the latest step."""
@@ -102,3 +148,14 @@ class GymnasiumVector:
     def close(self) -> None:
         """End what the environments have started."""
         self._env.close()
+
+
+def _put(tree: PyTree, which: np.ndarray, rows: Sequence[PyTree]) -> PyTree:
+    """Return a tree of arrays with these rows in place of those that `which` marks."""
+
+    def put(leaf: np.ndarray, *ones: np.ndarray) -> np.ndarray:
+        leaf = np.array(leaf)
+        leaf[which] = ones
+        return leaf
+
+    return jax.tree.map(put, tree, *rows)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.running import node_context
+from replicator.rpc.client.client import Client, wait_no_longer
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Connection
 
@@ -48,8 +49,11 @@ class AbstractAddressBuilder(abc.ABC):
     def look_up_in(self, workers: Any) -> None:
         """Ask what the launcher made, in the launching process, where no node runs."""
 
-    def close_with_run(self, close: Callable[[], None]) -> None:
+    def close_with_run(self, client: Any) -> None:
         """Close a client of the launching process when the run is over."""
+
+    def note_ended(self) -> None:
+        """Know that the server has ended for good."""
 
     def retire(self) -> None:
         """Know that the run it was made for is over."""
@@ -144,7 +148,8 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         self._book_here: AddressBook | None = None
         self._is_over = False
         # Appended to by the launching script's threads, emptied by the driver's.
-        self._clients: list[Callable[[], None]] = []
+        self._clients: list[Any] = []
+        self._has_ended = False  # set before `_clients` is read, read after it grew
 
     def build(self) -> str:
         """Return where clients reach it.
@@ -194,15 +199,23 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         self._book_here = getattr(workers, "address_book", None)
         self.exchange = getattr(workers, "exchange", None)
 
-    def close_with_run(self, close: Callable[[], None]) -> None:
+    def close_with_run(self, client: Any) -> None:
         """Close a client of the launching process when the run is over."""
-        self._clients.append(close)
+        self._clients.append(client)
+        if self._has_ended:
+            _wait_no_longer(client)
+
+    def note_ended(self) -> None:
+        """Let clients of the launching process not wait for a server that is done."""
+        self._has_ended = True
+        for client in [*self._clients]:
+            _wait_no_longer(client)
 
     def retire(self) -> None:
         """Close the clients of the launching process, and refuse new ones."""
         self._is_over = True
         while self._clients:
-            self._clients.pop()()
+            self._clients.pop().close()
 
     def _book(self) -> AddressBook | None:
         context = node_context.current()
@@ -211,6 +224,11 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
     def __getstate__(self) -> dict[str, Any]:
         of_launcher = {"_book_here": None, "exchange": None, "_clients": []}
         return {**vars(self), **of_launcher}
+
+
+def _wait_no_longer(client: Any) -> None:
+    if isinstance(client, Client):  # not what a launcher has in its place
+        wait_no_longer(client)
 
 
 def _free_port() -> int:

@@ -7,7 +7,6 @@ server; all of them have a session, which read in step and end as one.
 """
 
 import collections
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import lifted
 from replicator.launchpad_bridge.learner.options import LearnerOptions
+from replicator.launchpad_bridge.learner.played import Played
 from replicator.launchpad_bridge.learner.published import (
     GET,
     PublishedVariables,
@@ -154,17 +154,19 @@ class ReplicatedLearner:
         """Return what is known of the run so far.
 
         Returns:
-          `version`, the updates done, None at first; `episodes`, how many ended in what
-          was taken, and `episode_return`, the mean over the last hundred of them, None
-          before the first; `table`, the counts of the table.
+          `version`, the updates done, None at first; of what was taken
+          `environment_steps`, resets apart, and `episodes`, how many ended in it, with
+          `episode_return` and `episode_length`, the means over the last hundred of
+          them, None before the first; `table`, the counts of the table: where that is a
+          node, as of when it was last asked for a batch.
         """
         taken = self._taken
-        returns = [] if taken is None else list(taken.last_returns)
         return {
             "version": self._published.version,
-            "episodes": 0 if taken is None else taken.num_episodes,
-            "episode_return": statistics.fmean(returns) if returns else None,
-            "table": self._own_table.statistics(),
+            **dict.fromkeys(("episodes", "environment_steps"), 0),
+            **dict.fromkeys(("episode_return", "episode_length")),
+            **({} if taken is None else taken.numbers),
+            "table": self._table_counts(),
         }
 
     @accepts(timeout_s=seconds())
@@ -225,8 +227,9 @@ class ReplicatedLearner:
         """Learn until the steps are done or the program stops.
 
         Returns:
-          `step`, updates done; `metrics` of the last; `variables`, NumPy. Where the
-          program stopped before there was a batch: 0, None, None.
+          `step`, updates done; `metrics` of the last; `variables`, NumPy; `statistics`
+          at the end, of the first process. Where the program stopped before there was a
+          batch: 0 and None.
         """
         options = self._options
         said: dict[str, Any] = {
@@ -250,13 +253,19 @@ class ReplicatedLearner:
             # An input without any batch is an error, but of a program that stops.
             if self._has_batches or not said["node"].stop_event.is_set():
                 raise
-            return {"step": 0, "metrics": None, "variables": None}
+            return dict.fromkeys(("metrics", "variables", "statistics")) | {"step": 0}
         result = session.result
         return {
             "step": result.step,
             "metrics": result.metrics,
             "variables": jax.device_get(self._newest(result.state)),
+            "statistics": None if self._process else self.statistics(),
         }
+
+    def _table_counts(self) -> dict[str, Any]:
+        if not hasattr(self._own_table, "futures"):  # not a client: it is right here
+            return self._own_table.statistics()
+        return {} if self._taken is None else self._taken.table_counts
 
     def _learn(self, session: Session, rep: Replicator) -> None:
         with session:
@@ -266,7 +275,9 @@ class ReplicatedLearner:
                 self._publish_all(session)
             for batch in session.batches():
                 self._has_batches = True
-                session.step(batch)
+                (state,) = session.position.states
+                played = Played.from_json(state["played"])
+                session.step(batch, metrics=played.numbers())
                 self._publish(session)
 
     @property

@@ -22,7 +22,9 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
     """Runs the user's per-replica step on what actors insert, in a session.
 
     Others see one handle, whatever it runs on. Its methods: `insert`, `turn`,
-    `get_variables`, `statistics`, `save`. It stops, saved, when the program stops.
+    `get_variables`, `statistics`, `save`. It stops, saved, when the program stops. Once
+    all learners of a program have made their steps, `run.wait()` stops the others, and
+    returns.
 
     With `processes` > 1 they are joined by `jax.distributed`, and fail and start again
     as one; give their group a `restart`.
@@ -105,6 +107,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         self._nodes: list[Node[Any]] = [self._first]
         if processes > 1:
             self._nodes = _members(self._first, options, processes)
+        for node in self._nodes:
+            node.ends_program = steps is not None
 
     @property
     def inner_nodes(self) -> list[Node[Any]]:

@@ -44,7 +44,9 @@ class LearnerOptions:
     session: dict[str, Any]
 
     def __post_init__(self) -> None:
-        check_function("step_fn", self.step_fn, "state, trajectories")
+        check_function(
+            "step_fn", self.step_fn, "state, trajectories", "state, trajectories, key"
+        )
         check_function("init_fn", self.init_fn, "key")
         check_function("variables", self.variables, "state")
         check_count("batch_size", self.batch_size)

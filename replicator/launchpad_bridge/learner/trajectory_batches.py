@@ -5,7 +5,7 @@ with each where the input is after it. That is also what a checkpoint holds: whe
 actors take turns, the cut behind the last batch that was learnt from.
 """
 
-import collections
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ from replicator.errors import (
     ConnectionLostError,
     ServerStoppedError,
 )
+from replicator.launchpad_bridge.learner.played import Played
 from replicator.launchpad_bridge.trajectories.table import (
     Cut,
     Table,
@@ -48,8 +49,8 @@ class TrajectoryBatches(Iterator[PyTree]):
     It is for one thread, but for `is_stopping` and `reached`.
 
     Attributes:
-      num_episodes: How many episodes ended in what was taken.
-      last_returns: Of the last hundred of them.
+      numbers: Of all that was taken, as `Played` tells them.
+      table_counts: What the table counted when it was last asked for a batch.
 
     Args:
       table: Where trajectories are, or a client of it.
@@ -78,8 +79,10 @@ class TrajectoryBatches(Iterator[PyTree]):
         # Of the last batch, as JSON: what is asked for twice a batch.
         self._cut: dict[str, Any] | None = None
         self._has_begun = False
-        self.num_episodes = 0
-        self.last_returns: collections.deque[float] = collections.deque(maxlen=100)
+        self._played = Played()
+        # For other threads, too: replaced, never changed.
+        self.numbers = self._played.numbers()
+        self.table_counts: dict[str, Any] = {}
 
     def __iter__(self) -> Self:
         return self
@@ -107,7 +110,7 @@ class TrajectoryBatches(Iterator[PyTree]):
                 warned_s = now_s
                 _log.warning(
                     "Waited %.0f s for the trajectories of batch %d: %s",
-                    *(now_s - started_s, self._number, lost or self._state_of_table()),
+                    *(now_s - started_s, self._number, lost or self.table_counts),
                 )
         raise StopIteration
 
@@ -121,12 +124,15 @@ class TrajectoryBatches(Iterator[PyTree]):
             # A batch is for the update after so many: a later version is none of ours,
             # but of a learner that was killed, and went back to its checkpoint. (What
             # is published now would be too strict: more is while this waits.)
-            return self._ask("take", newest=self._number, **said), None
+            taken = self._ask("take", newest=self._number, **said)
         except (TableRestartedError, *GONE) as error:
             # It holds nothing, and actors go back to behind the last batch taken here;
             # or what it was to give us may have been given, to nobody.
             self._has_begun = False
             return None, error
+        with contextlib.suppress(*GONE):  # what was taken is there, and is used
+            self.table_counts = self._ask("statistics")
+        return taken, None
 
     def _ask(self, method: str, **said: Any) -> Any:
         if isinstance(self._table, Client):  # which waits for a server that is gone
@@ -142,23 +148,21 @@ class TrajectoryBatches(Iterator[PyTree]):
             )
         self._number += 1
         self._cut = taken.cut and taken.cut.to_json()
-        self.num_episodes += len(taken.episodes)
-        self.last_returns.extend(taken.episodes)
+        self._played.note(taken, self.table_counts.get("dropped", {}))
+        self.numbers = self._played.numbers()
         version = np.asarray(taken.versions, np.int32)
         return {"trajectories": taken.trajectories, "version": version}
 
-    def _state_of_table(self) -> Any:
-        try:
-            return self._ask("statistics")
-        except GONE as lost:
-            return lost
-
     def get_state(self) -> dict[str, Any]:
         """Return where it is, as plain JSON, for a checkpoint."""
-        return {"batch": self._number, "cut": self._cut}
+        played = self._played.to_json()
+        return {"batch": self._number, "cut": self._cut, "played": played}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on where `get_state` was asked; what the table holds is told so."""
         self._number = state["batch"]
         self._cut = state["cut"]
+        if "played" in state:  # not in older checkpoints
+            self._played = Played.from_json(state["played"])
+            self.numbers = self._played.numbers()
         self._has_begun = False

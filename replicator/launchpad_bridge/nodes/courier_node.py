@@ -86,7 +86,7 @@ class CourierHandle(Handle[Client]):
         # On several hosts a server is found when it is called, not before.
         client = make(**{**builder.client_options(), **options})
         if context is None:
-            builder.close_with_run(client.close)
+            builder.close_with_run(client)
         else:
             context.root.when_over(client.close)
             if isinstance(client, Client):

@@ -22,10 +22,13 @@ class Node(abc.ABC, Generic[HandleT]):
       addresses: Where servers of this node will listen.
       is_configured: Whether its arguments came by `configure`, after its handle.
       is_expanded: Whether a planned program has its inner nodes in its place.
+      ends_program: Whether `run.wait()` waits for this and those like it alone, and
+        stops the others, which serve them.
     """
 
     is_configured: bool = False
     is_expanded: bool = False
+    ends_program: bool = False
 
     def __init__(self) -> None:
         self._launch_context = LaunchContext()

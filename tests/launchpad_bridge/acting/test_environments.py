@@ -47,7 +47,12 @@ def of_dm_env():
     return from_dm_env([DmCounter] * SIZE)
 
 
-MAKERS = pytest.mark.parametrize("make", [vector, serial, of_dm_env])
+def same_step():
+    made = VectorOfCounters([GoesBack] * SIZE, autoreset_mode=AutoresetMode.SAME_STEP)
+    return from_gymnasium(made)
+
+
+MAKERS = pytest.mark.parametrize("make", [vector, serial, of_dm_env, same_step])
 
 
 def steps_of(environment, number, *, seed=7):
@@ -60,7 +65,7 @@ def equal(one, other):
     return jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), one, other))
 
 
-@MAKERS
+@pytest.mark.parametrize("make", [vector, of_dm_env])
 def test_all_libraries_give_the_same_steps(make):
     for step, expected in zip(
         steps_of(make(), 50), steps_of(serial(), 50), strict=True
@@ -122,10 +127,65 @@ def test_equal_environments_have_equal_snapshots(make):
     assert one.snapshot() == other.snapshot()
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_other_modes_of_starting_again_are_refused_by_name(mode):
+@MAKERS
+def test_an_episode_is_seen_from_its_first_observation_to_its_last(make):
+    age = np.zeros(SIZE, int)
+    for step in steps_of(make(), 50):
+        age = np.where(step.first, 0, age + 1)
+        assert step.observation["count"].tolist() == age.tolist()
+
+
+def test_a_mode_of_starting_again_by_hand_is_refused_by_name():
+    mode = AutoresetMode.DISABLED
     with pytest.raises(ArgumentError, match=f"{mode}.*Make it with `autoreset_mode="):
         from_gymnasium(SyncVectorEnv([Counter], autoreset_mode=mode))
+
+
+class Masked(Counter):
+    """Says in its infos which actions there are."""
+
+    def reset(self, **options):
+        observation, _ = super().reset(**options)
+        return observation, {"mask": self._mask()}
+
+    def step(self, action):
+        *step, _ = super().step(action)
+        return *step, {"mask": self._mask()}
+
+    def _mask(self):
+        return np.arange(4) <= self._count
+
+
+def masked_vector(mode):
+    made = SyncVectorEnv([Masked] * SIZE, autoreset_mode=mode)
+    return from_gymnasium(made, infos=["mask"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: from_gymnasium_envs([Masked] * SIZE, infos=["mask"]),
+        lambda: masked_vector(AutoresetMode.NEXT_STEP),
+        lambda: masked_vector(AutoresetMode.SAME_STEP),
+    ],
+)
+def test_infos_that_are_asked_for_are_seen_at_every_step(make):
+    for step in steps_of(make(), 50):
+        count = step.observation["observation"]["count"]
+        mask = step.observation["info"]["mask"]
+        assert (mask == (np.arange(4) <= count[:, None])).all()
+
+
+@pytest.mark.parametrize(
+    "adapt",
+    [
+        from_gymnasium_envs,
+        lambda makers, **o: from_gymnasium(SyncVectorEnv(makers), **o),
+    ],
+)
+def test_infos_that_are_not_there_are_refused_with_those_that_are(adapt):
+    with pytest.raises(ArgumentError, match="got 'masks'; there is mask"):
+        adapt([Masked], infos=["masks"]).reset(0)
 
 
 def test_a_vector_environment_of_gymnasium_itself_has_no_snapshots():

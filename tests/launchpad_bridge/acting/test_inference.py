@@ -1,9 +1,11 @@
 """A central node acts for many actors: in few shapes, and through its restarts."""
 
+import functools
 import os
 import signal
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -66,6 +68,28 @@ def test_it_acts_as_an_actor_would_by_itself(steps):
     assert equal(found[0], action)
     np.testing.assert_allclose(found[1]["logits"], extras["logits"], rtol=1e-5)
     np.testing.assert_allclose(found[2], core, rtol=1e-5)
+
+
+def placed_policy(variables, observation, first, core, key, *, steps, index):
+    n = first.shape[0]
+    place = np.int32(1000) * index + steps
+    return jax.numpy.full(n, place), {}, core
+
+
+def test_a_policy_that_asks_is_told_its_actor_and_how_far_it_is():
+    local = LocalInference(placed_policy, seed=1, index=2)
+    local.use({})
+    made = InferenceServer(placed_policy, Versions(), timeout_s=0.0)
+    made.refresh()
+    for act in (local, remote(made, index=2)):
+        assert np.asarray(act(*seen(0), 7)[0]).tolist() == [2007] * SIZE
+
+
+def test_what_a_policy_has_a_value_for_is_its_own():
+    settled = functools.partial(placed_policy, index=np.int32(5))
+    local = LocalInference(settled, seed=1, index=2)
+    local.use({})
+    assert np.asarray(local(*seen(0), 7)[0]).tolist() == [5007] * SIZE
 
 
 def at_once(made, calls):

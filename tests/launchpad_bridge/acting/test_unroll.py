@@ -58,6 +58,7 @@ def test_leaves_are_rows_over_time():
         },
         "first": ((SIZE, LENGTH + 1), "bool"),
         "last": ((SIZE, LENGTH + 1), "bool"),
+        "age": ((SIZE, LENGTH + 1), "int32"),
         "action": ((SIZE, LENGTH), "int32"),
         "reward": ((SIZE, LENGTH), "float32"),
         "discount": ((SIZE, LENGTH), "float32"),
@@ -68,7 +69,7 @@ def test_leaves_are_rows_over_time():
 
 def test_an_unroll_begins_with_what_the_one_before_saw_last():
     one, other = (each.trajectories for each in unrolls(2))
-    for name in ("observation", "first", "last"):
+    for name in ("observation", "first", "last", "age"):
         ends = jax.tree.map(lambda leaf: leaf[:, -1], one[name])
         assert equal(ends, jax.tree.map(lambda leaf: leaf[:, 0], other[name]))
 
@@ -107,6 +108,13 @@ def test_episodes_return_the_sums_of_their_rewards():
         each.trajectories["last"][:, 1:].sum() for each in found
     )
     assert sum(episodes) + found[-1].acting.returns.sum() == rewards
+
+
+def test_an_age_is_how_many_steps_an_episode_has_taken():
+    for unrolled in unrolls(4):
+        rows = unrolled.trajectories
+        assert equal(rows["age"], rows["observation"]["count"])
+        assert equal(rows["age"][:, -1], unrolled.acting.ages)
 
 
 def test_logits_are_those_of_the_policy():

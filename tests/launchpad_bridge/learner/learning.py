@@ -39,10 +39,18 @@ def step_fn(state, rows):
 
 
 def actors(
-    program, learner, *, count, table=None, turns=False, restart=None, make=None
+    program,
+    learner,
+    *,
+    count,
+    table=None,
+    turns=False,
+    restart=None,
+    make=None,
+    label="actor",
 ):
     """Add actors called actor/0, actor/1, ..."""
-    with program.group("actor", restart=restart):
+    with program.group(label, restart=restart):
         for index in range(count):
             node = lp.PyClassNode(
                 lp.Actor,

@@ -2,6 +2,9 @@
 
 import functools
 import gc
+import itertools
+import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +14,12 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator import strategies
 from replicator.checkpoint.commit import list_steps
+from replicator.errors import ConnectionLostError, ServerStoppedError
+from replicator.hooks import Callback, every
 from replicator.launchpad_bridge.learner.shares import Saves
 from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
+from tests.steps import replicas as replicas_of
 
 TIMEOUT_S = 60.0
 CUT = {"whole_below_bytes": 0}
@@ -49,6 +55,25 @@ def program_of(
     )
     learning.actors(program, learner, count=count, turns=turns)
     return program
+
+
+class Leaves(lp.TrajectoryQueue):
+    """A queue that is done when it is told so."""
+
+    def __init__(self, capacity):
+        super().__init__(capacity)
+        self._left = threading.Event()
+
+    def leave(self):
+        self._left.set()
+
+    def run(self):
+        self._left.wait()
+
+
+def learner_node(**options):
+    options = {"batch_size": 2, "replicas": 1, "display": False, **options}
+    return lp.ReplicatedLearnerNode(learning.step_fn, learning.init_fn, **options)
 
 
 def learnt(**options):
@@ -205,6 +230,106 @@ def test_it_tells_how_episodes_ended():
             pass
     assert told["episode_return"] >= 0
     assert told["table"]["taken"] > 0
+
+
+def test_what_actors_play_is_told_in_hooks_records_and_the_result(tmp_path):
+    seen = []
+    watch = Callback(lambda event: seen.append(event.metrics), every(n_steps=1))
+    result = learnt(
+        replicas=1, steps=8, hooks=[watch], directory=tmp_path, write_every=1
+    )
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    numbers = [each for each in records if "environment_steps" in each]
+    for told in (seen[-1], result["metrics"], numbers[-1], result["statistics"]):
+        assert told["episodes"] > 0
+        assert told["episode_length"] >= 2
+        assert told["episode_return"] >= 0
+    steps = [int(each["environment_steps"]) for each in seen]
+    # Eight trajectories of four steps an update, resets apart.
+    assert all(16 < b - a <= 32 for a, b in itertools.pairwise([0, *steps]))
+    assert numbers[-1]["dropped/begun"] == 0
+
+
+def test_what_was_played_goes_on_with_a_learner_that_does(tmp_path):
+    whole = learnt(replicas=1, steps=7)
+    saved = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "replicas": 1}
+    learnt(steps=4, **saved)
+    names = ("episodes", "environment_steps", "episode_return", "episode_length")
+    again = learnt(steps=7, **saved)["metrics"]
+    assert [again[n] for n in names] == [whole["metrics"][n] for n in names]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_step_may_take_a_key(turns):
+    def step_fn(state, rows, key):
+        state, metrics = learning.step_fn(state, rows)
+        return state, {**metrics, "drawn": jax.random.uniform(key)}
+
+    drawn = learnt(replicas=2, steps=3, turns=turns, step_fn=step_fn)["metrics"]
+    plain = replicas_of(1).run(
+        lambda state, batch, key: (state, {"drawn": jax.random.uniform(key)}),
+        [np.ones(2, np.float32)],
+        init_fn=lambda key: jnp.zeros(()),
+        steps=3,
+        display=False,
+    )
+    assert drawn["drawn"] == plain.metrics["drawn"]
+
+
+@pytest.mark.parametrize("own_table", [False, True])
+def test_who_waits_for_a_program_waits_for_its_learners(own_table):
+    program, learners = lp.Program("two"), []
+    for name in ("a", "b"):
+        table = None
+        if own_table:
+            node = lp.CourierNode(lp.TrajectoryQueue, capacity=32)
+            table = program.add_node(node, label=f"table_{name}")
+        node = learner_node(steps=3, table=table)
+        learners.append(program.add_node(node, label=name))
+        learning.actors(
+            program, learners[-1], count=1, table=table, label=f"actor_{name}"
+        )
+    run = lp.launch(program, "threads")
+    run.wait(TIMEOUT_S)
+    assert run.is_over
+    assert [run.results[name]["step"] for name in ("a", "b")] == [3, 3]
+    assert run.results["actor_a"]["trajectories"] > 0
+
+
+def test_a_program_whose_learner_has_no_end_is_waited_for():
+    program = program_of(turns=False, steps=None)
+    with lp.launch(program, "threads") as run, pytest.raises(lp.RunTimeoutError):
+        run.wait(0.2)
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_nobody_waits_for_a_learner_that_is_done(is_made_before):
+    program = program_of(turns=False, steps=1)
+    handle = program.groups["learner"][0].create_handle()
+    with lp.launch(program, "threads") as run:
+        before = handle.dereference()
+        run.wait(TIMEOUT_S, labels=["learner"])
+        client = before if is_made_before else handle.dereference()
+        with pytest.raises((ConnectionLostError, ServerStoppedError)):
+            client.call("statistics", timeout_s=TIMEOUT_S)
+
+
+def test_a_learner_whose_table_is_gone_tells_what_it_knows():
+    program = lp.Program("gone")
+    table = program.add_node(lp.CourierNode(Leaves, capacity=8), label="table")
+    node = learner_node(steps=None, table=table)
+    learner = program.add_node(node, label="learner")
+    with lp.launch(program, "threads") as run:
+        client = table.dereference()
+        client.insert(learning.rows(2), actor="by hand", version=0)
+        asking = learner.dereference()
+        while asking.statistics()["version"] != 1:
+            pass
+        client.leave()
+        run.wait(TIMEOUT_S, labels=["table"])
+        told = asking.call("statistics", timeout_s=2.0)
+    assert told["table"]["taken"] == 2
 
 
 def test_nobody_runs_a_learner_again():
