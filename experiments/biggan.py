@@ -5,9 +5,9 @@
     python -m experiments.biggan --dataset=cifar10 --data_dir=DIR --resolution=32
 
 Two models, two optimizers, one step; norms whose statistics span all replicas. The
-folder of the run gets `samples.png` (a row for each class), `interpolations.png`,
-`truncation.png` and, while it trains, `progress.png`; TensorBoard gets them, too. It
-goes on from its checkpoint.
+folder of the run gets `samples.png` (a row for each class, real images beside),
+`interpolations.png`, `truncation.png` and, while it trains, `progress.png`; TensorBoard
+gets them, too. It goes on from its checkpoint.
 
 The last line is one JSON object. Of digits, a small classifier that is trained on the
 same split gives its opinion of images that are drawn to order:
@@ -51,7 +51,7 @@ from experiments.config_flags import (
     Whole,
     check_shares,
 )
-from experiments.gan import Gan, images_of
+from experiments.gan import Gan, orders, rows_of
 from experiments.images.classifier import train_classifier
 from experiments.images.image_sets import ImageSet, open_image_set
 from experiments.images.inception import Inception
@@ -68,6 +68,7 @@ from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
 _ROWS, _COLUMNS = 10, 12  # of pictures, at most: classes, and images of each
+_REAL = 3  # real images beside those of a class
 _MOST_JUDGED = 10_000  # images
 _THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
@@ -208,66 +209,77 @@ def _progress(config: Config, gan: Gan) -> StateCallback:
         state = jax.device_get(event.state)
         generator = with_params(state["generator"], state["average"])
         generator.eval()
-        latents, labels = _orders(gan, columns=_COLUMNS, seed=config.seed)
+        latents, labels = orders(gan, columns=_COLUMNS, seed=config.seed)
         path = Path(config.directory) / "progress.png"
-        images = _rows(generator, latents[:_ROWS], labels[:_ROWS])
-        save_picture(images, path, step=event.step)
+        images = rows_of(generator, latents[:_ROWS], labels[:_ROWS])
+        save_picture(images, path, step=event.step, rows=_classes(gan))
 
     return StateCallback(draw, every(n_steps=config.progress_every))
 
 
-def _orders(
-    gan: Gan, *, columns: int, seed: int, truncation: float | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return latents [classes, columns, latent] and each row's class."""
-    count = gan.num_classes * columns
-    latents, _ = gan.draw(jax.random.key(seed), count, truncation=truncation)
-    classes = np.arange(gan.num_classes, dtype=np.int32)
-    rows = np.asarray(latents).reshape(gan.num_classes, columns, -1)
-    return rows, np.broadcast_to(classes[:, None], rows.shape[:2])
+def _classes(gan: Gan) -> list[str]:
+    return [str(each) for each in range(min(_ROWS, gan.num_classes))]
 
 
-def _rows(generator: Any, latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return images [rows, columns, …] of latents and labels [rows, columns, …]."""
-    images = images_of(generator, latents.reshape(labels.size, -1), labels.ravel())
-    return images.reshape(*labels.shape, *images.shape[1:])
+def real_images(image_set: ImageSet, classes: int, each: int) -> np.ndarray:
+    """Return real images of the first classes, [classes, each, height, width, …]."""
+    images, labels = image_set.arrays("train", limit=_MOST_JUDGED)
+    return np.stack([images[labels == label][:each] for label in range(classes)])
 
 
-def draw_pictures(config: Config, gan: Gan, samplers: dict[float, Any]) -> None:
+def draw_pictures(
+    config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
+) -> None:
     """Draw samples, ways from one to another, and samples within each threshold."""
     directory, columns = Path(config.directory), _COLUMNS
-    generator = samplers[0.0]
-    latents, labels = _orders(gan, columns=columns, seed=config.seed)
+    generator, classes = samplers[0.0], _classes(gan)
+    latents, labels = orders(gan, columns=columns, seed=config.seed)
     shown = slice(0, _ROWS)
+    real = real_images(image_set, len(classes), _REAL)
 
-    def save(name: str, images: np.ndarray) -> None:
-        save_picture(images, directory / f"{name}.png", step=config.steps)
+    def save(name: str, images: np.ndarray, **words: list[str]) -> None:
+        save_picture(images, directory / f"{name}.png", step=config.steps, **words)
 
-    save("samples", _rows(generator, latents[shown], labels[shown]))
+    images = rows_of(generator, latents[shown], labels[shown])
+    white = np.ones_like(images[:, :1])
+    save(
+        "samples",
+        np.concatenate([images, white, real], axis=1),
+        rows=classes,
+        columns=["drawn", *[""] * columns, "real", *[""] * (_REAL - 1)],
+    )
     share = np.linspace(0, 1, columns, dtype=np.float32)[None, :, None]
     between = (1 - share) * latents[:, :1] + share * latents[:, 1:2]
-    save("interpolations", _rows(generator, between[shown], labels[shown]))
+    save(
+        "interpolations",
+        rows_of(generator, between[shown], labels[shown]),
+        rows=classes,
+    )
     rows = []
     for threshold in _THRESHOLDS:
-        latents, labels = _orders(
-            gan, columns=2, seed=config.seed, truncation=threshold
-        )
-        images = _rows(samplers[threshold], latents[shown], labels[shown])
+        latents, labels = orders(gan, columns=2, seed=config.seed, truncation=threshold)
+        images = rows_of(samplers[threshold], latents[shown], labels[shown])
         rows.append(images.reshape(-1, *images.shape[2:]))
-    save("truncation", np.stack(rows))
+    rows.append(real[:, :2].reshape(-1, *real.shape[2:]))
+    save(
+        "truncation",
+        np.stack(rows),
+        rows=[*(f"within {threshold:g}" for threshold in _THRESHOLDS), "real"],
+        columns=[word for each in classes for word in (each, "")],
+    )
 
 
 def drawn(
     config: Config, gan: Gan, samplers: dict[float, Any], threshold: float, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return about so many images within a threshold, and what each is to be."""
-    latents, labels = _orders(
+    latents, labels = orders(
         gan,
         columns=max(1, count // gan.num_classes),
         seed=config.seed + 1,
         truncation=threshold or None,
     )
-    images = _rows(samplers[threshold], latents, labels)
+    images = rows_of(samplers[threshold], latents, labels)
     return images.reshape(-1, *images.shape[2:]), labels.ravel()
 
 
@@ -378,7 +390,7 @@ def run(config: Config) -> dict[str, Any]:
         seed=config.seed,
     )
     samplers = dict(zip(thresholds, generators, strict=True))
-    draw_pictures(config, gan, samplers)
+    draw_pictures(config, gan, image_set, samplers)
     judged = judge(config, gan, image_set, samplers, reader=reader)
     seconds = time.monotonic() - began
     return judged | {"trained_s": trained_s, "seconds": seconds}

@@ -15,6 +15,7 @@ def draw_curves(
     title: str,
     window: int,
     xlabel: str = "update",
+    chance: float | None = None,
 ) -> None:
     """Draw the mean return of the last episodes along the way.
 
@@ -24,6 +25,7 @@ def draw_curves(
       title: Over the picture.
       window: Episodes that a point is the mean of, at most.
       xlabel: What `where` counts.
+      chance: Return of a random player, dotted; None draws no line.
     """
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -35,15 +37,18 @@ def draw_curves(
         means = (sums[ends] - sums[starts]) / (ends - starts)
         full = min(window, len(ends)) - 1  # the mean of a few would be a spike
         axes.plot(where[full:], means[full:], label=name)
+    if chance is not None:
+        label = f"a random player: {chance:.1f}"
+        axes.axhline(chance, linestyle=":", color="gray", label=label)
     axes.set(xlabel=xlabel, ylabel=f"return, mean of {window} episodes", title=title)
     axes.grid(alpha=0.3)
-    if len(returns) > 1:
+    if len(returns) > 1 or chance is not None:
         axes.legend()
     _save(figure, path)
 
 
 def draw_scores(
-    panels: Mapping[str, Mapping[int, Sequence[float]]],
+    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
     path: Path,
     *,
     ylabel: str,
@@ -52,19 +57,23 @@ def draw_scores(
     """Draw scores of runs over what they differ in, beside each other, on log scales.
 
     Args:
-      panels: Scores of all runs at each value, by the name of what has that value; a
-        line joins the means.
+      panels: By the name of what has a value: by the name of a line, which joins the
+        means, scores of all runs at each value. A line alone needs no name.
       path: The file; its folder is made.
       ylabel: What a score is.
       baseline: A score to compare with, dotted.
     """
     figure = Figure(figsize=(4.5 * len(panels), 4), layout="constrained")
     row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
-    for axes, (xlabel, scores) in zip(row, panels.items(), strict=True):
-        values = sorted(scores)
-        axes.plot(values, [np.mean(scores[value]) for value in values])
-        for value in values:
-            axes.scatter([value] * len(scores[value]), scores[value], s=12, color="C0")
+    for axes, (xlabel, lines) in zip(row, panels.items(), strict=True):
+        for color, (name, scores) in enumerate(lines.items()):
+            line = {"color": f"C{color}", "label": name}
+            axes.plot(*_means(scores), **line)
+            for value, found in scores.items():
+                axes.scatter([value] * len(found), found, s=12, color=line["color"])
+        values = sorted({value for scores in lines.values() for value in scores})
+        if len(lines) > 1:
+            axes.legend()
         axes.axhline(baseline, linestyle=":", color="gray")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -76,6 +85,11 @@ def draw_scores(
     row[0].yaxis.set_major_formatter("{x:g}")
     row[0].set(ylabel=ylabel)
     _save(figure, path)
+
+
+def _means(scores: Mapping[int, Sequence[float]]) -> tuple[list[int], list[float]]:
+    values = sorted(scores)
+    return values, [float(np.mean(scores[value])) for value in values]
 
 
 def draw_frames(

@@ -220,6 +220,23 @@ def images_of(generator: Any, latents: Any, labels: Any) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def orders(
+    gan: Gan, *, columns: int, seed: int, truncation: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return latents [classes, columns, latent] and each row's class."""
+    count = gan.num_classes * columns
+    latents, _ = gan.draw(jax.random.key(seed), count, truncation=truncation)
+    classes = np.arange(gan.num_classes, dtype=np.int32)
+    rows = np.asarray(latents).reshape(gan.num_classes, columns, -1)
+    return rows, np.broadcast_to(classes[:, None], rows.shape[:2])
+
+
+def rows_of(generator: Any, latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return images [rows, columns, …] of latents and labels [rows, columns, …]."""
+    images = images_of(generator, latents.reshape(labels.size, -1), labels.ravel())
+    return images.reshape(*labels.shape, *images.shape[1:])
+
+
 @jax.jit
 def _images(generator: Any, latents: jax.Array, labels: jax.Array) -> jax.Array:
     return nnx.clone(generator)(latents, labels)

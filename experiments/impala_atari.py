@@ -370,6 +370,7 @@ def main(argv: list[str]) -> None:
         title=f"{config.game}, IMPALA, {config.torso}",
         window=_SMOOTH,
         xlabel="environment steps",
+        chance=float(np.mean(chance)),
     )
     test = stats.mannwhitneyu(gained, chance, alternative="greater")
     print(

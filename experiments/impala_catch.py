@@ -308,6 +308,7 @@ def _draw(config: Config, outcomes: dict[int, Outcome]) -> None:
         directory / "learning_curve.png",
         title=f"Catch, IMPALA ({config.scale})",
         window=seeds.LAST,
+        chance=catch.CHANCE,
     )
     seed, found = next(iter(outcomes.items()))
     frames, gained = zip(*watch(config, found.params, seed), strict=True)

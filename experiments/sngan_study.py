@@ -9,9 +9,8 @@ an SNGAN of 8 × 8 pixels on eight replicas, fake ones, with each choice of
   2 and of 4 replicas, or all;
 - the global batch, 8 to 512, with statistics over all replicas.
 
-At 64 examples each replica has 8; where it has but 2, sharing matters more:
-
-    python -m experiments.sngan_study --global_batch=16 --global_batches=16
+At 64 examples each replica has 8; the first is asked at 16, too, where a replica has
+but 2 and sharing matters more.
 
 All runs make the same number of updates, so that a larger batch sees more examples; the
 rest is the same, too: rates, seeds, an update of the generator to each of the
@@ -23,8 +22,9 @@ that the classifier reads as what was ordered.
 The folder gets `study.png` and `study.json`; what stands in the latter is not run again
 (after a change of the networks, take another folder). The last line is one JSON object:
 the table, `global_over_local` (the distance with statistics over all replicas divided
-by that with each replica's own) and `fid_halves`, the distance between two halves of
-the digits (which, being of half as many images, is no lower bound).
+by that with each replica's own), `small_global_over_local` likewise of the small batch,
+and `fid_halves`, the distance between two halves of the digits (which, being of half as
+many images, is no lower bound).
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from rich.table import Table
 
 import replicator
 from experiments import config_flags
-from experiments.config_flags import Count, Decay, Rate, Settings
+from experiments.config_flags import Count, Decay, Rate, Settings, Whole
 from experiments.drawing import draw_scores
 from experiments.gan import Gan, images_of
 from experiments.images.classifier import Classifier, train_classifier
@@ -66,6 +66,7 @@ class Config(Settings):
     Attributes:
       shared: By how many replicas statistics are shared, a row for each.
       global_batch: Examples of an update in these rows.
+      small_batch: Examples of an update in as many rows more; 0 for none.
       global_batches: Examples of an update, a row for each with all replicas sharing.
       steps: Updates of each run.
       seeds: Runs of a row.
@@ -80,6 +81,7 @@ class Config(Settings):
 
     shared: str = "1,2,4,8"
     global_batch: Count = 64
+    small_batch: Whole = 16
     global_batches: str = "8,16,32,64,128,256,512"
     steps: Count = 1000
     seeds: Count = 2
@@ -129,14 +131,16 @@ def cases_of(config: Config) -> list[Case]:
             "'1,2,4,8'."
         )
     sizes = _numbers("global_batches", config.global_batches)
-    if odd := [each for each in (*sizes, config.global_batch) if not _divides(each)]:
+    fixed = [config.global_batch, *filter(None, [config.small_batch])]
+    if odd := [each for each in (*sizes, *fixed) if not _divides(each)]:
         raise ArgumentError(
-            f"`global_batch` and `global_batches` must be multiples of {REPLICAS}, the "
-            f"replicas, got {odd[0]}. Use {max(1, odd[0] // REPLICAS) * REPLICAS}."
+            f"`global_batch`, `small_batch` and `global_batches` must be multiples of "
+            f"{REPLICAS}, the replicas, got {odd[0]}. Use "
+            f"{max(1, odd[0] // REPLICAS) * REPLICAS}."
         )
     return list(
         dict.fromkeys(
-            [Case(shared=each, global_batch=config.global_batch) for each in shared]
+            [Case(shared=each, global_batch=size) for size in fixed for each in shared]
             + [Case(shared=REPLICAS, global_batch=each) for each in sizes]
         )
     )
@@ -245,8 +249,9 @@ def study(
 def settings_of(config: Config, case: Case, seed: int) -> dict[str, Any]:
     """Return all that a run's result depends on."""
     settings = dataclasses.asdict(config)
-    for name in ("shared", "global_batch", "global_batches", "seeds", "directory"):
+    for name in ("shared", "global_batch", "small_batch", "global_batches"):
         del settings[name]
+    del settings["seeds"], settings["directory"]
     return settings | dataclasses.asdict(case) | {"seed": seed}
 
 
@@ -281,16 +286,16 @@ def table_of(results: list[dict[str, Any]], config: Config) -> list[dict[str, An
     return rows
 
 
-def global_over_local(rows: list[dict[str, Any]], config: Config) -> float | None:
+def global_over_local(rows: list[dict[str, Any]], global_batch: int) -> float | None:
     """Return how the distances with all and with own statistics compare."""
-    fid = {
-        row["norm"]: row["fid"]
-        for row in rows
-        if row["global_batch"] == config.global_batch
-    }
+    fid = {row["norm"]: row["fid"] for row in _rows_of(rows, global_batch)}
     if not {"global", "per replica"} <= fid.keys():
         return None
     return fid["global"] / fid["per replica"]
+
+
+def _rows_of(rows: list[dict[str, Any]], global_batch: int) -> list[dict[str, Any]]:
+    return [row for row in rows if row["global_batch"] == global_batch]
 
 
 def draw_study(
@@ -304,16 +309,19 @@ def draw_study(
       config: Of the study.
       fid_halves: Distance between two halves of the real images.
     """
-    by_norm, by_batch = (
-        f"examples that share statistics, of {config.global_batch}",
-        f"global batch, statistics over all {REPLICAS} replicas",
-    )
-    at_one_batch = [row for row in rows if row["global_batch"] == config.global_batch]
-    shared_by_all = [row for row in rows if row["norm"] == "global"]
+    by_norm = {
+        f"{size} examples, {size // REPLICAS} on a replica": {
+            row["stats_batch"]: row["fids"] for row in _rows_of(rows, size)
+        }
+        for size in filter(None, [config.global_batch, config.small_batch])
+    }
+    by_batch = {
+        row["global_batch"]: row["fids"] for row in rows if row["norm"] == "global"
+    }
     draw_scores(
         {
-            by_norm: {row["stats_batch"]: row["fids"] for row in at_one_batch},
-            by_batch: {row["global_batch"]: row["fids"] for row in shared_by_all},
+            "examples that share statistics": by_norm,
+            f"global batch, statistics over all {REPLICAS} replicas": {"": by_batch},
         },
         path,
         ylabel="Fréchet distance; dotted: two halves of the digits",
@@ -376,7 +384,8 @@ def main(argv: list[str]) -> None:
     draw_study(rows, directory / "study.png", config=config, fid_halves=fid_halves)
     Console().print(_report(rows, config))
     found = {
-        "global_over_local": global_over_local(rows, config),
+        "global_over_local": global_over_local(rows, config.global_batch),
+        "small_global_over_local": global_over_local(rows, config.small_batch),
         "fid_halves": fid_halves,
         "classifier_accuracy": classifier.accuracy,
         "table": rows,

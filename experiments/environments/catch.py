@@ -21,6 +21,7 @@ from dm_env import specs
 ROWS, COLUMNS = 10, 5
 NUM_ACTIONS = 3  # left, stay, right
 STEPS = ROWS - 1  # of an episode
+CHANCE = 2 / COLUMNS - 1  # return of whom the ball does not guide, in the mean
 
 Array: TypeAlias = Any
 """Of NumPy or of JAX."""

@@ -1,13 +1,17 @@
 """Put images beside each other in one, as PNG and for TensorBoard."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from tensorboardX import SummaryWriter
 
 _GAP = 1  # pixels between images
 _WIDE = 640  # a picture is enlarged up to about this width
+_LETTERS = 14  # pixels of the words beside it
+_MARGIN = 6
 
 
 def tiled(images: np.ndarray) -> np.ndarray:
@@ -27,7 +31,14 @@ def tiled(images: np.ndarray) -> np.ndarray:
     return picture.reshape(rows * height, columns * width, channels)
 
 
-def save_picture(images: np.ndarray, path: Path, *, step: int | None = None) -> None:
+def save_picture(
+    images: np.ndarray,
+    path: Path,
+    *,
+    step: int | None = None,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> None:
     """Write rows of images as a PNG file, enlarged so that a person sees the pixels.
 
     Args:
@@ -35,12 +46,37 @@ def save_picture(images: np.ndarray, path: Path, *, step: int | None = None) -> 
       path: The file; its folder is made.
       step: Where the picture also stands in TensorBoard, under `tensorboard` beside the
         file and by the file's name; None leaves it out there.
+      rows: What stands before each row; nothing if empty.
+      columns: What stands above each column, from its left edge on; "" for nothing.
     """
     picture = tiled(images)
     path.parent.mkdir(parents=True, exist_ok=True)
     factor = max(1, round(_WIDE / picture.shape[1]))
     large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-    Image.fromarray(large[..., 0] if large.shape[-1] == 1 else large).save(path)
+    image = Image.fromarray(large[..., 0] if large.shape[-1] == 1 else large)
+    _labelled(image, rows, columns).save(path)
     if step is not None:
         with SummaryWriter(str(path.parent / "tensorboard")) as writer:
             writer.add_image(path.stem, picture, step, dataformats="HWC")
+
+
+def _labelled(
+    image: Image.Image, rows: Sequence[str], columns: Sequence[str]
+) -> Image.Image:
+    """Return a picture with words on white, to the left of it and above."""
+    font = ImageFont.load_default(_LETTERS)
+    left = max(
+        (math.ceil(font.getlength(word)) + 2 * _MARGIN for word in rows), default=0
+    )
+    top = _LETTERS + _MARGIN if columns else 0
+    size = (left + image.width, top + image.height)
+    found = Image.new(image.mode, size, "white")
+    found.paste(image, (left, top))
+    pen = ImageDraw.Draw(found)
+    for index, word in enumerate(rows):
+        middle = top + (index + 0.5) * image.height / len(rows)
+        pen.text((left - _MARGIN, middle), word, fill="black", font=font, anchor="rm")
+    for index, word in enumerate(columns):
+        x = left + index * image.width / len(columns)
+        pen.text((x + _MARGIN / 2, top - 2), word, fill="black", font=font, anchor="ls")
+    return found

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks.bars import BARS, BENCHMARKS
+from benchmarks.bars import BARS, BENCHMARKS, module_of
 from benchmarks.no_hang import run_once
 
 TINY = {
@@ -50,6 +50,9 @@ TINY = {
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
     ],
+    "ppo_cartpole": [
+        *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
+    ],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -87,6 +90,7 @@ EXACT = {
     "learner_faults": {"failures": 0, "rounds": 5},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "actor_learner": {"rllib_speedup": None},
+    "ppo_cartpole": {"steps": 2, "scale": "process"},
 }
 NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "goodput", "launch_time", "learner_faults"),
@@ -104,7 +108,7 @@ TIMEOUT_S = 1200  # for killing a run twenty times
     ],
 )
 def test_benchmark_ends_with_its_numbers_as_json(name):
-    command = [sys.executable, "-m", f"benchmarks.{name}", *TINY[name]]
+    command = [sys.executable, "-m", module_of(name), *TINY[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

@@ -22,7 +22,7 @@ from experiments.sngan_study import (
 from replicator.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]
-TWO = Config(shared="1,8", global_batches="64", seeds=2)
+TWO = Config(shared="1,8", small_batch=0, global_batches="64", seeds=2)
 
 
 def results_of(config):
@@ -41,13 +41,17 @@ def test_norms_are_compared_at_one_batch_and_batches_with_one_norm():
         ("groups of 2", 64),
         ("groups of 4", 64),
         ("global", 64),
-        *(("global", size) for size in (8, 16, 32, 128, 256, 512)),
+        ("per replica", 16),
+        ("groups of 2", 16),
+        ("groups of 4", 16),
+        ("global", 16),
+        *(("global", size) for size in (8, 32, 128, 256, 512)),
     ]
 
 
 def test_examples_that_share_statistics_are_those_of_their_replicas():
     cases = cases_of(Config(global_batches="8"))
-    assert [each.stats_batch for each in cases] == [8, 16, 32, 64, 8]
+    assert [each.stats_batch for each in cases] == [8, 16, 32, 64, 2, 4, 8, 16, 8]
 
 
 @pytest.mark.parametrize("change", [{"steps": 7}, {"channels": 4}, {"latent": 3}])
@@ -73,8 +77,9 @@ def test_a_row_is_the_mean_over_seeds():
 def test_the_distance_with_all_statistics_is_divided_by_that_with_own():
     config = Config(seeds=1)
     rows = table_of(results_of(config), config)
-    assert global_over_local(rows, config) == 4.0 / 1.0
-    assert global_over_local(rows[1:], config) is None
+    assert global_over_local(rows, 64) == 4.0 / 1.0
+    assert global_over_local(rows, 16) == 8.0 / 5.0
+    assert global_over_local(rows[1:], 64) is None
 
 
 def test_both_halves_are_drawn(tmp_path):
@@ -93,13 +98,13 @@ def test_both_halves_are_drawn(tmp_path):
         ),
         (
             {"global_batches": "8,20"},
-            "`global_batch` and `global_batches` must be multiples of 8, the replicas, "
-            "got 20. Use 16.",
+            "`global_batch`, `small_batch` and `global_batches` must be multiples of "
+            "8, the replicas, got 20. Use 16.",
         ),
         (
-            {"global_batch": 0},
-            "`global_batch` and `global_batches` must be multiples of 8, the replicas, "
-            "got 0. Use 8.",
+            {"small_batch": 4},
+            "`global_batch`, `small_batch` and `global_batches` must be multiples of "
+            "8, the replicas, got 4. Use 8.",
         ),
         (
             {"global_batches": "8-64"},
@@ -118,7 +123,8 @@ def run_study(directory):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "experiments.sngan_study"),
-            *("--shared=1,8", "--global_batch=16", "--global_batches=16"),
+            *("--shared=1,8", "--global_batch=16", "--small_batch=0"),
+            "--global_batches=16",
             *("--steps=3", "--channels=4", "--latent=3", "--standing=16"),
             f"--directory={directory}",
         ],

@@ -45,6 +45,25 @@ def test_a_file_is_enlarged_by_whole_pixels(tmp_path, channels, mode):
     np.testing.assert_array_equal(pixels[::factor, ::factor], tiled(images))
 
 
+def test_words_stand_on_white_beside_the_rows_and_above_the_columns(tmp_path, images):
+    save_picture(images, tmp_path / "plain.png")
+    save_picture(
+        images, tmp_path / "words.png", rows=["within 2", "0"], columns=["a", "", "b"]
+    )
+    plain, words = (
+        np.asarray(Image.open(tmp_path / name)) for name in ("plain.png", "words.png")
+    )
+    top, left = np.subtract(words.shape, plain.shape)
+    np.testing.assert_array_equal(words[top:, left:], plain)
+    dark = words < 128
+    half, third = plain.shape[0] // 2, plain.shape[1] // 3
+    before, above = dark[top:, :left], dark[:top, left:]
+    assert before[:half].sum() > before[half:].sum() > 0
+    parts = [above[:, third * part : third * (part + 1)].any() for part in range(3)]
+    assert parts == [True, False, True]
+    assert not dark[:top, :left].any()
+
+
 def test_tensorboard_gets_it_under_the_name_of_the_file(tmp_path, images):
     save_picture(images, tmp_path / "samples.png", step=7)
     [file] = (tmp_path / "tensorboard").iterdir()
