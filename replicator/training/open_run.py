@@ -111,10 +111,7 @@ def open_run(
     closers += [] if batches is None else [batches.close]
     loop = Loop(
         _handed_on(of.step, resumed.state),
-        plan=dataclasses.replace(
-            of.plan,
-            start_step=resumed.start_step,
-        ),
+        plan=dataclasses.replace(of.plan, start_step=resumed.start_step),
         hooks=hooks,
         tell=None if of.recovery.ignores else of.recovery.tell,
         phases=of.phases,
