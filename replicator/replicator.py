@@ -375,8 +375,7 @@ class Replicator:
           retention: Which checkpoints stay; the last three by default.
           eval_fn: What is evaluated, as in `evaluate`; tried on one batch before the
             first step.
-          eval_dataset: On what: it is read anew each time. Several by name, as in
-            `{"val": ..., "test": ...}`, give metrics by name: `eval/val/loss`.
+          eval_dataset: On what, read anew each time; several by name, `{"val": ...}`.
           eval_every: Steps between evaluations, or a schedule; the last state is
             evaluated, too.
           follow: The number of the evaluation that tells which step is the best, and

@@ -185,6 +185,14 @@ def reshuffled():
         run(iter(batches), steps=steps, checkpoint_dir=folder)
 
 
+def of_another_size():
+    """Go on with larger batches than the run began with."""
+    folder = tempfile.mkdtemp(dir=FOLDERS.name)
+    for steps in (1, 2):
+        batches = [regression_batch(8 * steps, seed=seed) for seed in (1, 2)]
+        run(batches, steps=steps, checkpoint_dir=folder)
+
+
 def without(name):
     batch = regression_batch()
     del batch[name]
@@ -1640,6 +1648,36 @@ ROWS = [
         ArgumentError,
         "`checkpoint_dir` must be given with `retention`, got None. Pass it, or leave "
         "`retention` out.",
+    ),
+    Row(
+        "Larger batches in a run that goes on",
+        of_another_size,
+        BatchError,
+        "`dataset` must yield batches of 8 examples, with which the run was saved, got "
+        "16. Go on with those, which any number of devices may share, or begin anew in "
+        "another `checkpoint_dir`.",
+    ),
+    Row(
+        "A form of batches that was not stated",
+        lambda: run(
+            [regression_batch()],
+            inputs=replicator.InputOptions(shapes=[{"x": (3,)}, {"x": (5,)}]),
+        ),
+        BatchError,
+        "`dataset` must yield one of the 2 forms that `inputs.shapes` states, got `x` "
+        "float32[*,4], `y` float32[*] (batch 0). Crop or pad it, or state its form.",
+    ),
+    Row(
+        "Evaluation sets without a name",
+        lambda: run(
+            [regression_batch()],
+            eval_fn=lambda state, batch: {},
+            eval_dataset={"a/b": [regression_batch()]},
+            eval_every=2,
+        ),
+        ArgumentError,
+        "`eval_dataset` must name each of several datasets by a word without `/`, got "
+        '[\'a/b\']. Write `{"val": ..., "test": ...}`.',
     ),
     Row(
         "An evaluation on what can be read once",

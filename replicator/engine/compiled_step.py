@@ -180,8 +180,9 @@ class CompiledStep:
         foreign = donation.foreign(flat)
         flat = donation.checked(flat, foreign, value, key)
         program = self._by_batch.get(_signature(value))
+        stated = isinstance(batch, Placed) and batch.is_stated
         if program is None:
-            program, flat = self._prepare(flat, value, key)
+            program, flat = self._prepare(flat, value, key, stated)
             foreign = range(len(flat.leaves))
         if program.unmasked and isinstance(batch, Placed) and batch.padded:
             refuse_padding(batch, program.unmasked)
@@ -204,7 +205,7 @@ class CompiledStep:
         except (TypeError, ValueError):
             # Before anything ran: state or key are not what the program is for, or lie
             # elsewhere.
-            program, flat = self._prepare(flat, value, key)
+            program, flat = self._prepare(flat, value, key, stated)
             held, outputs = run(program, flat, range(len(flat.leaves)))
         if held is not None:
             assert self._first_updates is not None
@@ -285,7 +286,7 @@ class CompiledStep:
         return batch.value
 
     def _prepare(
-        self, flat: FlatTree, batch: PyTree, key: Key | None
+        self, flat: FlatTree, batch: PyTree, key: Key | None, stated: bool
     ) -> tuple[_Executable, FlatTree]:
         """Find or compile the program for these; put the state in its place."""
         state = self._layout.pad_state(as_arrays(flat.tree))
@@ -297,16 +298,18 @@ class CompiledStep:
         program = self._programs.get(signature)
         if program is None:
             with self._phases.during("compile"):
-                program = self._compile(state, batch, key)
+                program = self._compile(state, batch, key, stated)
             self._programs[signature] = program
         self._by_batch[_signature(batch)] = program
         return program, FlatTree.of(state)
 
-    def _compile(self, state: PyTree, batch: PyTree, key: Key | None) -> _Executable:
+    def _compile(
+        self, state: PyTree, batch: PyTree, key: Key | None, stated: bool
+    ) -> _Executable:
         clock = self._phases.clock
         started_s = clock.now_s()
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
-        if self._newest is not None:
+        if self._newest is not None and not stated:
             _warn_of_change(self._newest, given)
         with collection_paused():
             traced = self._trace(state, batch, key)

@@ -7,7 +7,8 @@ and float32 are one where 64-bit types are off.
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ import numpy as np
 from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError, NonFiniteError
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Shapes of rows by the path of their leaf."""
 
 NATIVE_REMEDY = "Convert it: `array.astype(array.dtype.newbyteorder('='))`."
 
@@ -112,6 +116,34 @@ def check_same_form(first: BatchForm, found: BatchForm, *, where: str) -> None:
             f"batch every time, got {found.examples} ({where}). "
             "Let only the last batch of an epoch have another size, a smaller one."
         )
+
+
+def stated_form(
+    first: BatchForm, found: BatchForm, shapes: Sequence[Shapes], *, where: str
+) -> BatchForm:
+    """Return the first form with the shapes of rows of the stated one that was found.
+
+    Args:
+      first: Of the first batch.
+      found: Of this batch.
+      shapes: What was stated.
+      where: Its place for error messages: "batch 3".
+
+    Raises:
+      BatchError: It is none of them.
+    """
+    for stated in shapes:
+        leaves = first.leaves | {
+            path: f"{first.leaves.get(path, '').partition('[')[0]}{_rows(shape)}"
+            for path, shape in stated.items()
+        }
+        if leaves == found.leaves:
+            return dataclasses.replace(first, leaves=leaves)
+    named = [f"`{path}` {rows}" for path, rows in found.leaves.items()]
+    raise BatchError(
+        f"`dataset` must yield one of the {len(shapes)} forms that `inputs.shapes` "
+        f"states, got {', '.join(named)} ({where}). Crop or pad it, or state its form."
+    )
 
 
 def check_no_nan(batch: PyTree, *, where: str) -> None:
@@ -259,8 +291,11 @@ def _describe_rows(array: np.ndarray | jax.Array) -> str:
     dtype = array.dtype
     if holds_numbers(dtype):
         dtype = canonical_dtype(dtype)
-    shape = ",".join(["*", *map(str, array.shape[1:])]) if array.ndim else ""
-    return f"{dtype}[{shape}]"
+    return f"{dtype}{_rows(array.shape[1:]) if array.ndim else '[]'}"
+
+
+def _rows(shape: Sequence[int]) -> str:
+    return f"[{','.join(['*', *map(str, shape)])}]"
 
 
 def _changes(expected: dict[str, str], found: dict[str, str]) -> str:

@@ -22,6 +22,7 @@ from replicator.inputs.context import (
 from replicator.inputs.options import (
     DEFAULT_PREFETCH,
     InputOptions,
+    refuse_shapes,
     small_prefetch,
 )
 from replicator.inputs.placement import Placed, Placement, stack_batches
@@ -82,6 +83,8 @@ def open_input(
     contexts = pipeline_contexts(
         options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )
+    if contexts[0].num_pipelines > 1:
+        refuse_shapes(options, "where several pipelines read")
     sources = open_sources(dataset, contexts, adapters=options.adapters)
     once = not all(source.repeats for source in sources)
     if once and (options.epochs or 1) > 1:
@@ -168,6 +171,7 @@ class _Place:
             padded=any(batch.padded for batch in group),
             index=group[0].position.batches - 1,
             steps=len(group),
+            is_stated=bool(self._options.shapes),
             accumulate=self._options.accumulate,
             steps_per_call=self._options.steps_per_call,
             position=group[-1].position,

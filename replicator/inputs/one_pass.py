@@ -26,7 +26,7 @@ from replicator.inputs.checks import (
 )
 from replicator.inputs.context import BatchLayout, pipeline_contexts
 from replicator.inputs.feed import placed_batches
-from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions
+from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions, refuse_shapes
 from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK, examples_of, fill_up
@@ -62,6 +62,7 @@ def open_one_pass(
     """
     check_kind("inputs", options, InputOptions)
     options = options or InputOptions()
+    refuse_shapes(options, "where examples are cut anew")
     contexts = pipeline_contexts(
         options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )

@@ -1,8 +1,9 @@
 """Collect the choices about an input, and check them at the door."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import get_args
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
 
 from replicator.errors import (
     ArgumentError,
@@ -12,6 +13,7 @@ from replicator.errors import (
     check_word,
 )
 from replicator.inputs.adapters import Adapter
+from replicator.inputs.checks import Shapes
 from replicator.inputs.context import InputMode
 from replicator.inputs.position import Reread
 from replicator.inputs.remainder import Remainder
@@ -35,6 +37,9 @@ class InputOptions:
         takes its rows.
       remainder: What becomes of an uneven last batch. Under "mask" and "drop"
         batches that are dicts have a leaf `mask`.
+      shapes: The few forms that batches may have, where their shapes change: for each,
+        the shape of a row by the path of its leaf, `{"tokens": (64,)}`. The step is
+        compiled once for each that comes.
       allow_nan: Take batches that hold NaN.
       reread: What becomes of a run that goes on and, where its input is read again up
         to its place, finds other batches than it read before: "refuse", or "warn".
@@ -54,6 +59,7 @@ class InputOptions:
     epochs: int | None = None
     mode: InputMode = "per_host"
     remainder: Remainder = "mask"
+    shapes: Sequence[Shapes] = ()
     allow_nan: bool = False
     reread: Reread = "refuse"
     prefetch: int | None = None
@@ -68,6 +74,12 @@ class InputOptions:
                 f"`adapters` must be a list of adapters, got {self.adapters!r}. Put it "
                 "in a list."
             )
+        object.__setattr__(self, "shapes", _checked_shapes(self.shapes))
+        if self.shapes and self.steps_per_call > 1:
+            raise ArgumentError(
+                "`steps_per_call` must be 1 with `shapes`, got "
+                f"{self.steps_per_call}. Leave one of them out."
+            )
         check_flags(allow_nan=self.allow_nan)
         check_number("timeout_s", self.timeout_s)
         if not self.timeout_s > 0:
@@ -78,6 +90,36 @@ class InputOptions:
         check_word("mode", self.mode, get_args(InputMode))
         check_word("remainder", self.remainder, get_args(Remainder))
         check_word("reread", self.reread, get_args(Reread))
+
+
+def _checked_shapes(given: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
+    try:
+        shapes = tuple(
+            {path: tuple(map(operator.index, shape)) for path, shape in each.items()}
+            for each in given
+        )
+        alike = len({frozenset(each) for each in shapes}) <= 1 and all(shapes)
+    except (TypeError, AttributeError):
+        shapes, alike = (), False
+    if not alike:
+        raise ArgumentError(
+            "`shapes` must be a list of dicts, each with shapes of rows of the same "
+            f'leaves, got {given!r}. Write `[{{"x": (64,)}}, {{"x": (128,)}}]`.'
+        )
+    return shapes
+
+
+def refuse_shapes(options: "InputOptions", where: str) -> None:
+    """Refuse shapes that change where batches are joined.
+
+    Raises:
+      ArgumentError: There are.
+    """
+    if options.shapes:
+        raise ArgumentError(
+            f"`inputs.shapes` must be left out {where}, got {len(options.shapes)} "
+            "forms. Give each form a dataset of its own, or pad to one form."
+        )
 
 
 def small_prefetch(nbytes: int) -> int:

@@ -38,6 +38,7 @@ class Placed:
       value: Global arrays in the placed layout.
       examples: How many examples are real, over all steps and processes.
       padded: Whether some examples only fill up; `mask` is 0 for them.
+      is_stated: Whether its form is one of a few that were stated.
       index: Which batch of the run is the first one here.
       steps: How many steps it feeds: the leading axis, where there is one.
       accumulate: Microbatches that the layout is for.
@@ -50,6 +51,7 @@ class Placed:
     padded: bool
     index: int
     steps: int
+    is_stated: bool = False
     accumulate: int = 1
     steps_per_call: int = 1
     position: Position = dataclasses.field(default_factory=Position)

@@ -21,6 +21,7 @@ from replicator.inputs.checks import (
     form_of,
     numeric_arrays,
     quick_form,
+    stated_form,
 )
 from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
@@ -207,11 +208,16 @@ class _Reader:
         for pipeline, part in enumerate(parts):
             if part is None:
                 continue
-            if part.form is not self._form:
-                check_same_form(self._form, part.form, where=self._where(pipeline))
+            if part.form is not self._form or self._options.shapes:
+                self._check_form(self._form, part.form, self._where(pipeline))
             if not self._options.allow_nan:
                 check_no_nan(part.batch, where=self._where(pipeline))
         return self._form.examples
+
+    def _check_form(self, first: BatchForm, found: BatchForm, where: str) -> None:
+        if shapes := self._options.shapes:
+            first = stated_form(first, found, shapes, where=where)
+        check_same_form(first, found, where=where)
 
     def _remember_quickly(self, parts: Sequence[_Part]) -> None:
         assert self._form is not None

@@ -1,6 +1,8 @@
 """Hooks see the metrics of each step once, as they were, wherever a run is cut."""
 
 import dataclasses
+import os
+import signal
 from typing import NamedTuple
 
 import jax
@@ -10,6 +12,7 @@ import optax
 import pytest
 
 import replicator
+from replicator.errors import Preempted
 from replicator.hooks import Hook
 from tests.steps import errors, regression_batch, replicas, trainer
 
@@ -163,6 +166,25 @@ def test_a_run_cut_before_it_stops_by_a_metric_stops_at_the_same_step(tmp_path):
         go(tmp_path, Note(cut_at=3, stop_at=2))
     stopping = Note(stop_at=2)
     assert (go(tmp_path, stopping).step, stopping.ends) == (3, [3])
+
+
+class StopsAsked(Note):
+    """Stops the run by its state, at a step at which it is asked to leave, too."""
+
+    def on_state(self, event):
+        if event.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self._stops = True
+
+    def on_metrics(self, event):
+        pass
+
+
+def test_a_run_that_stops_where_it_is_asked_to_leave_has_ended(tmp_path):
+    asked, again = StopsAsked(), StopsAsked()
+    with pytest.raises(Preempted):
+        go(tmp_path, asked)
+    assert (go(tmp_path, again).step, asked.ends, again.ends) == (2, [2], [])
 
 
 def test_a_run_cut_at_what_is_now_its_last_step_comes_to_its_end(tmp_path):

@@ -222,7 +222,7 @@ class LeaveSaved(Hook):
     leaves at once.
 
     Args:
-      of: The run; where its steps are done it simply ends.
+      of: The run; where no step is to follow it simply ends.
       preemption: Hears the signals; no hook of the same loop.
       saving: What saves the whole run.
       first_step: Updates that the state has behind it.
@@ -264,7 +264,7 @@ class LeaveSaved(Hook):
         self._newest = event
         self._preemption.on_state(event)
         stop = self._preemption.stop
-        if stop is not None and event.step != self._of.plan.steps:
+        if stop is not None and event.goes_on():  # else it ends, saved, by itself
             self.leave(stop)
 
     def close(self) -> None:
