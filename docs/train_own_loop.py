@@ -6,19 +6,20 @@ Kill it, and start it again: it ends with the same bits.
 """
 
 import hashlib
+from importlib.resources import files
 
 import jax
 import numpy as np
 import optax
-from sklearn.datasets import load_digits
 
 import replicator
 
 rep = replicator.Replicator()
 optimizer = rep.wrap_optimizer(optax.adam(1e-3))
 
-pixels, labels = load_digits(return_X_y=True)
-digits = {"x": np.float32(pixels / 16), "y": np.int32(labels)}
+with np.load(files("replicator.cli") / "digits.npz") as found:  # 1,797 of 8×8
+    pixels = np.float32(found["image"].reshape(-1, 64)) / 16
+    digits = {"x": pixels, "y": np.int32(found["label"])}
 batches = [{k: v[i : i + 64] for k, v in digits.items()} for i in range(0, 1408, 64)]
 
 

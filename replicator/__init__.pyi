@@ -5,11 +5,13 @@ from . import (
     compat,
     distributed,
     errors,
+    exit_codes,
     hooks,
+    options,
     strategies,
     testing,
+    writers,
 )
-from .base.host import exit_codes
 from .base.host.fake_devices import fake_devices
 from .base.per_replica import PerReplica
 from .collectives.all_gather import all_gather
@@ -37,9 +39,7 @@ from .engine.step.optimizer import wrap_optimizer
 from .engine.step.optimizer_state import OptimizerState, scale_loss
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
-from .monitoring import writers
 from .replicator import Replicator, run
-from .training import options
 from .training.session import Session
 from .version import __version__
 

@@ -26,14 +26,15 @@ FLOORS = [
     "engine nnx",
     "checkpoint",
     "training",
-    "hooks replicator launchpad_bridge testing",
+    "exit_codes hooks options writers replicator launchpad_bridge testing",
     "cli compat",
-    "__init__",
+    "__init__ __main__",
 ]
 FLOOR_OF = {
     room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()
 }
-ROOT_MODULES = {"__init__", "errors", "version", "replicator", "hooks"}
+ROOT_MODULES = {"__init__", "__main__", "errors", "version", "replicator"}
+ROOT_MODULES |= {"exit_codes", "hooks", "options", "writers"}
 LARGEST_FOLDER = 14
 # The two objects that users call: each is one idea, and half of it says what for.
 LARGEST_FILE = {
@@ -286,6 +287,17 @@ def test_each_public_name_has_one_home_and_a_docstring():
             assert inspect.getdoc(value), name
             assert id(value) not in homes, f"{name} is also {homes.get(id(value))}"
             homes[id(value)] = name
+
+
+def test_each_public_module_can_be_imported_from():
+    modules = {
+        name: value
+        for name in replicator.__all__
+        if inspect.ismodule(value := getattr(replicator, name))
+    }
+    assert len(modules) >= 9
+    for name, module in modules.items():
+        assert importlib.import_module(f"replicator.{name}") is module
 
 
 def test_each_public_name_opens_where_no_other_was_used_before():

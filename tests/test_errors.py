@@ -51,7 +51,7 @@ from replicator.errors import (
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.monitoring.writers import Multi
 from replicator.nnx import BatchNorm, params_of, value_and_grad
-from replicator.training.options import Retention, Spikes
+from replicator.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
 from tests.cut_wrongly import BATCH, centred, step_from
 from tests.cut_wrongly import init_fn as init_cut

@@ -1,5 +1,6 @@
 """What README and the pages of `docs` say is so: their code runs, their links lead."""
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -259,3 +260,15 @@ def test_every_limit_and_exit_code_is_in_the_page():
     assert {f"`{field.name}`" for field in dataclasses.fields(Limits)} <= rows
     codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
     assert set(map(str, codes)) <= rows
+
+
+@pytest.mark.parametrize("name", ["train.py", "train_own_loop.py"])
+def test_a_script_of_the_docs_needs_nothing_that_is_not_installed_with_us(name):
+    tree = ast.parse((ROOT / "docs" / name).read_text())
+    wanted = {
+        (each.module if isinstance(each, ast.ImportFrom) else each.names[0].name)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Import | ast.ImportFrom)
+    }
+    packages = {each.split(".")[0] for each in wanted} - sys.stdlib_module_names
+    assert packages == {"jax", "numpy", "optax", "replicator"}

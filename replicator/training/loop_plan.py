@@ -1,8 +1,10 @@
-"""Say how long a loop runs, and how; refuse what does not come out even."""
+"""Say how long a loop runs, how, and what its end is; refuse what is not even."""
 
 import dataclasses
+from collections.abc import Iterator
 
 from replicator.errors import ArgumentError
+from replicator.inputs.placement import Placed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,3 +52,29 @@ class LoopPlan:
             f"`steps` must be a multiple of `steps_per_call`{after}, "
             f"got {self.steps} for {n}. Use {remedy}."
         )
+
+
+class EndOfBatches(StopIteration):
+    """The end of a session's own batches, and of nobody else's."""
+
+
+class Batches(Iterator[Placed]):
+    """Batches whose end is known as theirs, also where a turn's `next` meets it.
+
+    Args:
+      batches: Them.
+    """
+
+    def __init__(self, batches: Iterator[Placed]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Placed:
+        """Return the next one.
+
+        Raises:
+          EndOfBatches: There is none.
+        """
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise EndOfBatches from None

@@ -23,25 +23,11 @@ from replicator.errors import (
     check_kind,
 )
 from replicator.inputs.adapters import check_read_anew
-from replicator.training.best_metric import BestSoFar, Follow
-from replicator.training.evaluate_hook import EvaluateEvery
+from replicator.training.best_metric import Follow
 from replicator.training.hooks.schedule import Every, every
-from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
-from replicator.training.watchdog.limits import Limits
 
 _log = logging.getLogger(__name__)
-
-__all__ = [
-    "BestSoFar",
-    "EvaluateEvery",
-    "Every",
-    "Follow",
-    "Limits",
-    "Retention",
-    "Spikes",
-    "every",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from replicator.training.checkpoint_hook import hook_states, open_store
 from replicator.training.closing import closed_at_the_end
 from replicator.training.guards import end_told, guarded
 from replicator.training.loop import LoopResult
+from replicator.training.loop_plan import Batches, EndOfBatches
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
 from replicator.training.open_run import Opened, open_run
@@ -60,8 +61,7 @@ class Session:
     ...     for batch in session.batches():
     ...         session.after(critic(batch) | generator(batch))
 
-    All of it is for the thread that opened it. Sessions in several threads, at once,
-    need devices of their own.
+    It is for the thread that opened it. Several at once need devices of their own.
 
     Args:
       training: What the run is made of.
@@ -120,7 +120,7 @@ class Session:
         trace: TracebackType | None,
     ) -> bool | None:
         # The `next` of a turn that takes several batches found the end of the run.
-        is_end = isinstance(failure, StopIteration) and self._result is not None
+        is_end = isinstance(failure, EndOfBatches) and self._result is not None
         if failure is not None and not is_end:
             both = ExitStack()
             both.push(self._outer)
@@ -171,7 +171,7 @@ class Session:
         return self._result
 
     def batches(self) -> Iterator[Placed]:
-        """Yield batches on the devices, read ahead, until the run ends.
+        """Return batches on the devices, read ahead, until the run ends.
 
         The last step is saved and evaluated before the loop goes on behind this.
 
@@ -186,6 +186,9 @@ class Session:
                 "`session`, or loop over `session.steps()`."
             )
         self._require_own_thread()
+        return Batches(self._each_batch())
+
+    def _each_batch(self) -> Iterator[Placed]:
         while True:
             batch = self._next_batch()
             if batch is not None:

@@ -1,6 +1,9 @@
 """Checkpoints in folders of any name: what was saved is read again."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,8 @@ from replicator.checkpoint import CheckpointStore, orbax_files
 from replicator.errors import CheckpointError
 from tests.checkpoint.states import bits, small_snapshot, small_state
 from tests.steps import regression_batch
+
+ROOT = Path(__file__).parents[2]
 
 # Sweeps name folders by what they try. The first were lost: patterns of a file name,
 # what tensorstore takes for a slash, what is no text.
@@ -64,6 +69,25 @@ def test_what_orbax_cannot_read_is_a_checkpoint_error(tmp_path):
         orbax_files.read_arrays(tmp_path / "state", [leaf])
 
 
+IN_A_C_LOCALE = """
+import sys
+from replicator.checkpoint import CheckpointStore
+from tests.checkpoint.states import small_snapshot
+assert sys.getfilesystemencoding() == "ascii"
+with CheckpointStore(sys.argv[1]) as store:
+    store.save(small_snapshot(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_path_that_is_not_ascii_saves_in_a_c_locale(tmp_path):
+    environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", IN_A_C_LOCALE, str(tmp_path / "größe")]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **environ})
+    folder = tmp_path / "größe"
+    assert bits(CheckpointStore(folder).restore().arrays) == bits(small_state(1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MISREAD, ids=ascii)
 def test_a_run_goes_on_in_a_folder_of_an_odd_name(name, tmp_path):
@@ -82,4 +106,4 @@ def test_a_run_goes_on_in_a_folder_of_an_odd_name(name, tmp_path):
             directory=tmp_path / name,
             checkpoint_dir=tmp_path / name / "checkpoints",
         )
-    assert result.steps == 3
+    assert result.step == 3

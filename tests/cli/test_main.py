@@ -130,3 +130,10 @@ def test_a_reader_that_goes_away_is_no_error():
             command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.slow
+def test_python_m_replicator_is_the_command():
+    command = [sys.executable, "-m", "replicator", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"replicator {__version__} (jax ")

@@ -7,7 +7,7 @@ import pytest
 
 from replicator.errors import ArgumentError, NonFiniteError
 from replicator.hooks import StateCallback, every
-from replicator.training.options import BestSoFar, EvaluateEvery, Follow
+from replicator.options import BestSoFar, EvaluateEvery, Follow
 from tests.fakes import RecordingWriter
 from tests.steps import regression_batch, replicas, trainer
 

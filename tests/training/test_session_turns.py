@@ -127,6 +127,21 @@ def test_a_signal_where_a_turn_waits_for_its_first_batch_lets_it_end(tmp_path):
     assert saved_in(tmp_path) == (3, 6.0, 3)
 
 
+@pytest.mark.parametrize("of", ["batches", "steps"])
+def test_the_users_own_stop_iteration_behind_the_loop_is_raised(of):
+    def train():
+        with opened(BATCHES[:2], steps=2) as session:
+            step, batches = session.compile(count), session.batches()
+            for _ in getattr(session, of)():
+                session.after(step(BATCHES[0]))
+            assert next(batches, None) is None
+            next(iter(()))
+
+    with pytest.raises(StopIteration) as raised:
+        train()
+    assert type(raised.value) is StopIteration
+
+
 def test_the_state_of_an_event_is_gone_once_the_next_turn_has_made_a_step():
     kept = []
 

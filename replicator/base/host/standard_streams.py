@@ -26,7 +26,7 @@ class _Descriptor(io.RawIOBase):
     """
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self.name = self._number = number
         self.lost = 0
         self.why: OSError | None = None
         self.missing = 0
