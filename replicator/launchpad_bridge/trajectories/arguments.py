@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from replicator.base import accepts as rules
 from replicator.base.types import PyTree
@@ -12,6 +13,7 @@ from replicator.launchpad_bridge.trajectories.table import Cut, TrajectoryError
 MOST_EPISODES = 65_536
 """Returns of episodes in one insert; and that are kept until a batch is taken."""
 _MOST_NODES = 4_096
+_NAME = rules.text()
 _NUMBER = rules.whole(-(1 << 63))
 # Of a cut: of each actor its name, twice, and a snapshot.
 _PLAIN = rules.plain(4 * _MOST_NODES, most_text=1 << 30)
@@ -26,9 +28,9 @@ def _is_rows(value: PyTree) -> bool:
 
     def look(node: PyTree) -> bool:
         nonlocal left
-        left -= len(node) if isinstance(node, list | tuple | Mapping) else 1
-        names = node if isinstance(node, Mapping) and left >= 0 else ()
-        if left < 0 or not all(map(_is_key, names)):
+        is_named = type(node) is not np.ndarray and isinstance(node, Mapping)
+        left -= len(node) if is_named or isinstance(node, (list, tuple)) else 1
+        if left < 0 or (is_named and not all(map(_is_key, node))):
             raise _TooLargeError
         return False
 
@@ -40,7 +42,7 @@ def _is_rows(value: PyTree) -> bool:
 
 
 def _is_key(key: Any) -> bool:
-    return rules.text().is_right(key) or _NUMBER.is_right(key)
+    return _NAME.is_right(key) or _NUMBER.is_right(key)
 
 
 ROWS = rules.Rule(
