@@ -244,6 +244,15 @@ def _snapshots(offered: Offered) -> None:
             hold(found != Kind.REPLY, f"turn {number} is kept")
 
 
+def _forms(offered: Offered) -> None:
+    """Have a policy compiled for as many shapes as there are."""
+    act = dict(CALLS["inference"])["act"]
+    with offered.grows_little(), offered.asking("inference") as ask:
+        for size in range(1, 600):
+            first, place = np.ones(size, bool), np.ones((size, 3), np.float32)
+            ask(("act", act | {"first": first, "observation": {"place": place}}))
+
+
 def _sets_of_names(offered: Offered) -> None:
     """Ask a cacher for more than it may keep, each time with other arguments."""
     with offered.grows_little(), offered.asking("cacher") as ask:
@@ -269,6 +278,7 @@ def _attacks() -> dict[str, Attack]:
     found["waiting_inserts_of_clients"] = _crowd_of_clients
     found["rendezvous_of_others"] = _rendezvous
     found["snapshots_for_turns"] = _snapshots
+    found["many_forms_for_inference"] = _forms
     found["many_calls_of_a_cacher"] = _sets_of_names
     return found
 

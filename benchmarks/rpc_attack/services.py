@@ -81,8 +81,8 @@ class Offered:
         def ask(call: Call, args: Any = None) -> int | None:
             nonlocal member
             method, kwargs = call
-            start_s = time.monotonic()
             member = member or self.member(service)
+            start_s = time.monotonic()
             try:
                 body = [method, args, kwargs, 1.0]
                 member.send(Kind.CALL, next(numbers), body, timeout_s=LONG_S)

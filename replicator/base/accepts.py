@@ -26,6 +26,7 @@ MAX_NAME = 256
 """Characters in the name of a method, an actor, a variable."""
 _MAX_ARRAY_BYTES = 1 << 30
 _MARK = "__accepts__"
+_MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -144,7 +145,7 @@ def is_array(value: Any) -> bool:
     as a number can say.
     """
     jax_array = getattr(sys.modules.get("jax"), "Array", ())
-    if not isinstance(value, np.ndarray | np.generic | jax_array):
+    if not isinstance(value, (np.ndarray, np.generic, jax_array)):
         return False
     size = value.dtype.itemsize
     for length in value.shape:
@@ -187,14 +188,19 @@ def accepts(
                 f"`rules` must be of {', '.join(names)}, got {', '.join(rules)} for "
                 f"`{method.__name__}`. Say what each parameter takes."
             )
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        takes_more = not kinds.isdisjoint(_MORE)
         defaults = {name: signature.parameters[name].default for name in names}
         # Who calls comes first: what names it in an error must be a name.
         ordered = sorted(rules.items(), key=lambda item: item[0] != whose)
 
         @functools.wraps(method)
         def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # What no parameter takes is refused by this, unread.
-            given = signature.bind(self, *args, **kwargs).arguments
+            # What no parameter takes is refused by Python, unread.
+            if takes_more:
+                given = signature.bind(self, *args, **kwargs).arguments
+            else:  # the same, sooner
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
             for name, rule in ordered:
                 value = given.get(name, defaults[name])
                 if value is not defaults[name] and not rule.is_right(value):

@@ -34,6 +34,7 @@ TINY = {
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc_attack": [
         *("--only=replay", "--only=half_open", "--only=page_", "--only=folders"),
+        *("--only=strangers_at", "--only=ranges_for", "--only=waiting_inserts"),
     ],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
     "rpc_soak": [
@@ -79,7 +80,7 @@ EXACT = {
     "batch_norm": {"bytes_ratio": 1.0, "collectives": 3, "devices": 8},
     "house": {"root_modules": 5, "largest_folder": 14, "circles": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
-    "rpc_attack": {"failures": 0, "total": 11},
+    "rpc_attack": {"failures": 0, "total": 27},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
     "launch_time": {},

@@ -42,6 +42,7 @@ from replicator.launchpad_bridge.trajectories.arguments import ROWS, STATISTICS
 from replicator.launchpad_bridge.trajectories.table import Turn
 
 _MOST_ROWS = 65_536  # in a call
+_MOST_FORMS = 256  # of calls: each is compiled, and stays so
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 
 
@@ -96,6 +97,8 @@ class InferenceServer:
         self._is_ready = threading.Event()
         # Written where a batch runs, of which there is one at a time.
         self._batches = self._calls = self._rows = 0
+        # Of calls that were answered; changed by single atomic operations only.
+        self._forms: set[Any] = set()
         self._act = batched_handler(batch_size, timeout=timeout_s)(self._act)
 
     @accepts(
@@ -130,13 +133,22 @@ class InferenceServer:
             be.
           ServerStoppedError: The program stops.
         """
-        for leaf in jax.tree.leaves((observation, core)):
+        leaves, structure = jax.tree.flatten((observation, core))
+        for leaf in leaves:
             if np.shape(leaf)[:1] != first.shape:
                 raise ArgumentError(
                     f"`observation` and `core` must have {len(first)} rows, as `first` "
                     f"has, got a leaf of shape {np.shape(leaf)}. Pass a row for each."
                 )
-        return self._act(observation, first, core, key, place)
+        form = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if form not in self._forms and len(self._forms) >= _MOST_FORMS:
+            raise ArgumentError(
+                f"`observation` must be of at most {_MOST_FORMS} forms, got one more. "
+                "Give all actors environments of the same shapes."
+            )
+        answer = self._act(observation, first, core, key, place)
+        self._forms.add(form)
+        return answer
 
     def _act(
         self,

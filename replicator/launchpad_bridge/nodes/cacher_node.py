@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 
 from replicator.base.accepts import accepts, plain, text
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError, ProgramError
+from replicator.errors import ArgumentError, CallCancelledError, ProgramError
 from replicator.launchpad_bridge.handles import Handle
 from replicator.launchpad_bridge.nodes.courier_node import CourierNode
 from replicator.launchpad_bridge.running.stopping import stop_event
 from replicator.rpc.client.client import Client, list_methods
 from replicator.rpc.server.methods import Method, method_of_function
+from replicator.rpc.server.served_call import cancelled
 
 MAX_CALLS = 16
 """Different calls (a method and its arguments) that one cacher remembers."""
+_LOOK_S = 0.25  # how often a call that waits looks whether anybody waits for it
 # They are kept.
 _ARGUMENTS = plain(4_096, most_text=65_536)._replace(
     remedy="Call the target of the CacherNode."
@@ -154,12 +156,18 @@ class Cacher:
         # A refresh may have answered while somebody still waits for the target.
         if self._is_fresh(entry := known.entry):
             return entry.value
-        with known.lock:  # others who ask the same wait for this answer
+        # Others who ask the same wait for this answer, while somebody waits for them.
+        while not known.lock.acquire(timeout=_LOOK_S):
+            if cancelled():
+                raise CallCancelledError(f"Nobody waits for `{method}` any more.")
+        try:
             if not self._is_fresh(entry := known.entry):
                 asked_s = self._now_s()
                 entry = _Entry(asked_s, self.target.call(method, args, kwargs))
                 known.renew(entry)
             return entry.value
+        finally:
+            known.lock.release()
 
     def refresh(self) -> None:
         """Ask again for all that is known, at the same time; wait for nothing."""

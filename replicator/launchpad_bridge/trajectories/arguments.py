@@ -4,27 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
-from replicator.base.accepts import (
-    MAX_NAME,
-    Rule,
-    accepts,
-    blob,
-    is_array,
-    is_number,
-    items,
-    plain,
-    seconds,
-    text,
-    whole,
-)
+from replicator.base import accepts as rules
 from replicator.base.types import PyTree
 from replicator.launchpad_bridge.trajectories.table import Cut, TrajectoryError
 
 MOST_EPISODES = 65_536
 """Returns of episodes in one insert; and that are kept until a batch is taken."""
 _MOST_NODES = 4_096
-_PLAIN = plain(_MOST_NODES, most_text=1 << 30)
+_NAME = rules.text()
+_NUMBER = rules.whole(-(1 << 63))
+# Of a cut: of each actor its name, twice, and a snapshot.
+_PLAIN = rules.plain(4 * _MOST_NODES, most_text=1 << 30)
 
 
 class _TooLargeError(Exception):
@@ -36,9 +28,9 @@ def _is_rows(value: PyTree) -> bool:
 
     def look(node: PyTree) -> bool:
         nonlocal left
-        left -= len(node) if isinstance(node, list | tuple | Mapping) else 1
-        names = node if isinstance(node, Mapping) and left >= 0 else ()
-        if left < 0 or not all(map(_is_key, names)):
+        is_named = type(node) is not np.ndarray and isinstance(node, Mapping)
+        left -= len(node) if is_named or isinstance(node, (list, tuple)) else 1
+        if left < 0 or (is_named and not all(map(_is_key, node))):
             raise _TooLargeError
         return False
 
@@ -46,16 +38,16 @@ def _is_rows(value: PyTree) -> bool:
         leaves = jax.tree.leaves(value, is_leaf=look)
     except (_TooLargeError, ValueError):  # keys that cannot be sorted
         return False
-    return all(is_array(leaf) or isinstance(leaf, int | float) for leaf in leaves)
+    return all(rules.is_array(leaf) or isinstance(leaf, int | float) for leaf in leaves)
 
 
 def _is_key(key: Any) -> bool:
-    return isinstance(key, int) or (isinstance(key, str) and len(key) <= MAX_NAME)
+    return _NAME.is_right(key) or _NUMBER.is_right(key)
 
 
-ROWS = Rule(
+ROWS = rules.Rule(
     f"a pytree of arrays, of at most {_MOST_NODES} nodes, with names of at most "
-    f"{MAX_NAME} characters",
+    f"{rules.MAX_NAME} characters",
     _is_rows,
 )
 
@@ -63,34 +55,35 @@ ROWS = Rule(
 def _is_cut(value: Any) -> bool:
     return value is None or (
         isinstance(value, Cut)
-        and whole().is_right(value.batch)
+        and rules.whole().is_right(value.batch)
         and isinstance(value.snapshots, dict)
         and isinstance(value.order, dict | None)
         and _PLAIN.is_right([value.snapshots, value.order])
     )
 
 
-_NUMBER = whole(-(1 << 63))
-
-INSERT = accepts(
+INSERT = rules.accepts(
     TrajectoryError,
     "actor",
     trajectories=ROWS._replace(remedy="Change what this actor inserts."),
-    actor=text(),
+    actor=rules.text(),
     # A learner's batches have them as int32.
-    version=whole(0, (1 << 31) - 1)._replace(
+    version=rules.whole(0, (1 << 31) - 1)._replace(
         remedy="Pass that of the variables it acted with."
     ),
     number=_NUMBER,
-    snapshot=blob(1 << 30)._replace(remedy="Pass None for none."),
-    episodes=items("numbers", is_number, MOST_EPISODES),
+    snapshot=rules.blob(1 << 30)._replace(remedy="Pass None for none."),
+    episodes=rules.items("numbers", rules.is_number, MOST_EPISODES),
 )
-TURN = accepts(actor=text())
-TAKE = accepts(
-    count=whole(1, (1 << 31) - 1), oldest=_NUMBER, newest=_NUMBER, timeout_s=seconds()
+TURN = rules.accepts(actor=rules.text())
+TAKE = rules.accepts(
+    count=rules.whole(1, (1 << 31) - 1),
+    oldest=_NUMBER,
+    newest=_NUMBER,
+    timeout_s=rules.seconds(),
 )
-BEGIN = accepts(cut=Rule("None, or a cut as a table gave it", _is_cut))
-STATISTICS = accepts()
+BEGIN = rules.accepts(cut=rules.Rule("None, or a cut as a table gave it", _is_cut))
+STATISTICS = rules.accepts()
 
 
 def check_snapshot(actor: str, snapshot: bytes | None, most: int) -> None:

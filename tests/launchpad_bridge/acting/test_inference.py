@@ -12,7 +12,12 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator import rpc
 from replicator.errors import ArgumentError
-from replicator.launchpad_bridge.acting import Actor, InferenceServer, LocalInference
+from replicator.launchpad_bridge.acting import (
+    Actor,
+    InferenceServer,
+    LocalInference,
+    inference,
+)
 from replicator.launchpad_bridge.acting.inference import RemoteInference
 from replicator.launchpad_bridge.acting.local_inference import run_mapped
 from replicator.launchpad_bridge.acting.waiting import Waiting
@@ -201,6 +206,19 @@ def test_actors_wait_for_an_inference_node_that_starts_again(caplog, tmp_path):
     assert "actor/3 waits for inference: " in caplog.text
 
 
+def test_calls_of_new_forms_are_compiled_to_a_number(monkeypatch):
+    monkeypatch.setattr(inference, "_MOST_FORMS", 2)
+    made, key = server(), np.zeros(2, np.uint32)
+    wrong, first, core = seen(0)
+    with pytest.raises(Exception, match="place"):  # of no policy: it counts for none
+        made.act({"elsewhere": wrong["place"]}, first, core, key)
+    for size in (1, 2):
+        made.act(*seen(0, size), key)
+    with pytest.raises(ArgumentError, match="`observation` must be of at most 2 forms"):
+        made.act(*seen(0, 3), key)
+    made.act(*seen(1, 2), key)
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(ArgumentError, match=f"`{next(iter(wrong))}` must be"):
@@ -210,11 +228,11 @@ def test_numbers_out_of_range_are_refused(wrong):
 class Killed(InferenceServer):
     """Is killed when it has run twenty batches, once."""
 
-    def act(self, *args):
+    def _act(self, *args):
         is_first = lp.context.get_context().attempt == 0
         if is_first and self.statistics()["batches"] == 20:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().act(*args)
+        return super()._act(*args)
 
 
 def acted(launch_type, *, inserts=40, server=InferenceServer):

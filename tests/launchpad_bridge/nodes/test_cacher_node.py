@@ -7,6 +7,7 @@ import pytest
 import replicator.launchpad_bridge as lp
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.nodes.cacher_node import MAX_CALLS, Cacher
+from tests.rpc.courier_cases import client_of, serving, wait_until
 
 
 class Target:
@@ -153,3 +154,21 @@ def test_a_cacher_refreshes_by_itself():
     cacher = program.add_node(lp.CacherNode(versions, 5, 10_000), label="cacher")
     program.add_node(lp.PyNode(watch, cacher), label="watch")
     lp.launch(program).wait(20)
+
+
+def test_who_waits_for_another_s_answer_gives_its_place_back_when_its_caller_goes(
+    cacher,
+):
+    class Asking:
+        def get(self):
+            return cacher.answer("get")
+
+    cacher.answer("get")
+    known = next(iter(cacher._known.values()))
+    known.entry = known.entry._replace(asked_s=-9.0)
+    with known.lock, serving("unix", Asking()) as server:
+        client = client_of(server)
+        client.futures.get()
+        wait_until(lambda: server.statistics().running)
+        client.close()
+        wait_until(lambda: not server._service.pool.num_running)

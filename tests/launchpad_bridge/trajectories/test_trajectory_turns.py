@@ -219,8 +219,8 @@ HOSTILE_CUTS = [
     {"batch": 0},
     Cut(batch=0, snapshots=range(20_000_000)),
     Cut(batch=0, snapshots={}, order=range(20_000_000)),
-    Cut(batch=0, snapshots={f"{number}": None for number in range(5_000)}),
-    Cut(batch=0, snapshots={}, order={"actors": ["a"] * 5_000}),
+    Cut(batch=0, snapshots={f"{number}": None for number in range(20_000)}),
+    Cut(batch=0, snapshots={}, order={"actors": ["a"] * 20_000}),
     Cut(batch=1j, snapshots={}),
 ]
 
