@@ -107,6 +107,7 @@ BARS = (
     _bar("orphans", "left", "==", 0),
     _bar("learner_faults", "failures", "==", 0),
     _bar("learner_faults", "restart_s", "<=", 20),
+    _bar("upstream_launchpad", "passed", ">=", 45),
     _bar("strategy_memory", "worst_error", "<=", 0.02),
     _bar("strategy_memory", "temp_ratio", "<=", 1.1),
     _bar("strategy_memory", "fits", "==", 1),

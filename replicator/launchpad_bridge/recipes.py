@@ -39,7 +39,7 @@ def __getattr__(name):
 
     return find_definition({path!r}, name)
 """
-_LruCache = type(functools.lru_cache(print))
+LRU_CACHE = type(functools.lru_cache(print))
 
 
 def pack(executable: Executable) -> bytes:
@@ -147,9 +147,14 @@ class _Pickler(cloudpickle.Pickler):
             name = obj.__qualname__
             if vars(sys.modules["__main__"]).get(name) is obj:
                 self.defined[name] = obj
-        if isinstance(obj, _LruCache) and getattr(obj, "__wrapped__", None):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, LRU_CACHE) and getattr(obj, "__wrapped__", None):
+            return reduce_cached(obj)
         return super().reducer_override(obj)
+
+
+def reduce_cached(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return what makes a cached function again, without what it remembers."""
+    return _cached, (function.__wrapped__, function.cache_parameters())
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

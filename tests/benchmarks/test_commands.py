@@ -46,6 +46,7 @@ TINY = {
     "orphans": ["--rounds=2"],
     "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
     "learner_faults": ["--rounds=5"],
+    "upstream_launchpad": ["--only=test_nested_groups"],
     "strategy_memory": ["--width=64", "--notpu"],
     "actor_learner": [
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
@@ -89,6 +90,7 @@ EXACT = {
     "orphans": {"left": 0, "rounds": 4},
     "variable_service": {},
     "learner_faults": {"failures": 0, "rounds": 5},
+    "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "actor_learner": {"rllib_speedup": None},
     "ppo_cartpole": {"steps": 2, "scale": "process"},

@@ -4,6 +4,7 @@ They lie in a module, as a user's do: workers of other processes import it.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -145,6 +146,15 @@ def leave(code):
 
 def wait_for_stop():
     return lp.wait_for_stop(SOON_S)
+
+
+def be_preempted(starts):
+    """Stop for a SIGTERM in the first starts; return which the next one is."""
+    attempt = lp.context.get_context().attempt
+    if attempt < starts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert lp.wait_for_stop(SOON_S)
+    return attempt
 
 
 def wait_until(is_so, within_s=SOON_S):

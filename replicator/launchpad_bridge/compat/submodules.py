@@ -4,9 +4,11 @@ Real programs import from deep inside (`launchpad.nodes.python.local_multi_proce
 All of these modules are made here, from one table, when the package is imported.
 """
 
+import copyreg
 import functools
 import itertools
 import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -14,6 +16,7 @@ from typing import Any, NoReturn
 
 import replicator.launchpad_bridge as lp
 from replicator.errors import LaunchError, RpcError
+from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.compat import launch_flags
 from replicator.launchpad_bridge.compat.courier_client import Client
 from replicator.launchpad_bridge.compat.courier_node import CourierNode
@@ -21,18 +24,30 @@ from replicator.launchpad_bridge.compat.courier_server import Server
 from replicator.launchpad_bridge.compat.launch_flags import FLAGS, LAUNCH_TYPE, launch
 from replicator.launchpad_bridge.launch_types import LaunchType
 from replicator.launchpad_bridge.nodes.reverb_node import ReverbHandle
-from replicator.launchpad_bridge.recipes import is_picklable
 from replicator.launchpad_bridge.running.node_context import LaunchContext, get_context
 
 
 def _check_nodes_are_serializable(label: str, nodes: Any) -> None:
     for node in nodes:
-        if not is_picklable(node):
+        if not recipes.is_picklable(node):
             raise LaunchError(
                 f"The nodes associated to {label!r} were not serializable using "
                 f"cloudpickle, got {node!r}. Use `lp.Deferred`, or "
                 "`serialize_py_nodes=False`."
             )
+
+
+def _enable_lru_cache_pickling_once() -> None:
+    """Let other picklers than ours send cached functions, by value."""
+    copyreg.pickle(recipes.LRU_CACHE, recipes.reduce_cached)
+
+
+def _exit_gracefully_on(signum: signal.Signals) -> Callable[[], Any]:
+    def leave(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one does not tear the exit
+        sys.exit(0)
+
+    return functools.partial(signal.signal, signum, leave)
 
 
 def _launch_as(launch_type: LaunchType) -> types.ModuleType:
@@ -84,7 +99,12 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "launchpad.program": _top("Program", "make_program"),
     "launchpad.launch.launch": {"FLAGS": FLAGS, "launch": launch},
     "launchpad.launch.serialization": {
-        "check_nodes_are_serializable": _check_nodes_are_serializable
+        "check_nodes_are_serializable": _check_nodes_are_serializable,
+        "enable_lru_cache_pickling_once": _enable_lru_cache_pickling_once,
+    },
+    "launchpad.launch.signal_handling": {
+        "exit_gracefully_on_sigint": _exit_gracefully_on(signal.SIGINT),
+        "exit_gracefully_on_sigquit": _exit_gracefully_on(signal.SIGQUIT),
     },
     "launchpad.launch.worker_manager": _STOPS,
     f"{_TESTS}_threading": {"launch": _launch_as(LaunchType.TEST_MULTI_THREADING)},

@@ -245,6 +245,8 @@ class Storm:
             return StopAsked(by=self.rng.choice(["signal", "a", "launcher"]))
         if not self.live:
             return TimeUp()
+        if self.rng.random() < 0.1:
+            return StopAsked(by=self.rng.choice(list(self.live)), of="unit")
         name = self.rng.choice(list(self.live))
         attempt, symptom = self.live.pop(name), self.rng.random() < 0.3
         how = self.rng.choice([ended, failed, killed, preempted])

@@ -11,7 +11,6 @@ from tests.launchpad_bridge.compat.wheel import fetched, sources
 # How upstream launches, and shows, and stops: not what a program asks for.
 INSIDES = [
     "launchpad.launch.run_locally",
-    "launchpad.launch.signal_handling",
     "launchpad.launch.xm_docker",
     "launchpad.launch.local_multi_processing.commands",
     "launchpad.lazy_loader",
@@ -21,8 +20,10 @@ INSIDES = [
 ]
 LEFT_OUT = {
     "launchpad.context": {"set_context"},
-    "launchpad.launch.serialization": {
-        *("enable_lru_cache_pickling_once", "serialize_functions"),
+    "launchpad.launch.serialization": {"serialize_functions"},
+    "launchpad.launch.signal_handling": {
+        *("register_exit_handler", "tty_write"),
+        "register_exit_handler_and_exit_gracefully_on_sigint",
     },
     "launchpad.launch.worker_manager": {
         *("ThreadWorker", "WorkerManager", "get_worker_manager"),
@@ -90,6 +91,8 @@ def test_each_name_that_the_package_itself_imports_is_there(request):
 
 
 DEEP = """
+import functools, os, signal
+import cloudpickle
 import launchpad as lp
 import courier
 import launchpad.launch.worker_manager
@@ -118,6 +121,15 @@ for name in "test_multi_threading test_multi_processing".split():
     assert launch.worker_manager.wait_for_stop is lp.wait_for_stop
     launch = getattr(lp.launch, name.replace("test", "local")).launch
     assert launch.worker_manager.wait_for_stop is lp.wait_for_stop
+lp.launch.serialization.enable_lru_cache_pickling_once()
+cached = functools.lru_cache(lambda: [])
+one, other = cloudpickle.loads(cloudpickle.dumps([cached, cached]))
+assert one is other and one() is one()
+lp.launch.signal_handling.exit_gracefully_on_sigquit()
+try:
+    os.kill(os.getpid(), signal.SIGQUIT)
+except SystemExit as end:
+    assert end.code == 0
 try:
     lp.nodes.python.node.Nonsense
 except AttributeError as error:

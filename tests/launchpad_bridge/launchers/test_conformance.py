@@ -270,6 +270,19 @@ def test_restarts_without_progress_end_and_the_first_failure_is_told(
     assert (tmp_path / "n").read_text() == "xxx"
 
 
+def test_a_worker_that_sigterm_stops_is_preempted_and_starts_again_if_it_may(
+    run_program, launcher
+):
+    if launcher.name in SHARED_PROCESS:
+        pytest.skip("a signal is one of the whole process")
+    program = lp.Program("preempted")
+    with program.group("node", restart=lp.Restart(attempts=1, backoff_s=0.01)):
+        program.add_node(lp.PyNode(programs.be_preempted, 1))
+    assert run_program(program).results["node"] == 1
+    program = program_of(lp.PyNode(programs.be_preempted, 1))
+    assert "`node` was preempted: it got SIG" in str(failure_of(run_program, program))
+
+
 def test_a_node_that_never_becomes_ready_fails_its_caller_in_bounded_time(run_program):
     program = lp.Program("unready")
     silent = program.add_node(
