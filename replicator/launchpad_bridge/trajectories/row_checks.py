@@ -55,19 +55,21 @@ class RowChecks:
     """Checks trajectories; all methods may run in several threads at once."""
 
     def __init__(
-        self, like: PyTree, finite: Sequence[str], on_nonfinite: OnNonfinite
+        self, like: PyTree, finite: Sequence[str] | None, on_nonfinite: OnNonfinite
     ) -> None:
         """Say what is refused.
 
         Args:
           like: One trajectory, leaves without the first axis; None: the first is.
           finite: Names of leaves that are to be finite; a name stands for all below.
+            None: `reward`, and `observation` where there is one.
           on_nonfinite: What happens to a trajectory in which one is not.
 
         Raises:
           ArgumentError: `like` has no leaf of a name.
         """
-        self._finite = tuple(finite)
+        self._finite = ("reward",) if finite is None else tuple(finite)
+        self._looked_at = ("observation",) if finite is None else ()  # if it is there
         self._on_nonfinite = on_nonfinite
         # Of all below. Nothing is waited for, and no other lock taken, under it.
         self._lock = threading.Lock()
@@ -151,7 +153,9 @@ class RowChecks:
                     # Two may be the first at once: the later one looks again.
                     if self._expected is not expected:
                         continue
-            self._count_nonfinite(is_finite, actor)
+            self._count_nonfinite(is_finite)
+            if self._on_nonfinite == "raise" and not is_finite.all():
+                raise _nonfinite(expected, leaves, is_finite, actor)
             return expected.form, leaves
 
     def _first(self, trajectories: PyTree, actor: str) -> _Expected:
@@ -168,31 +172,36 @@ class RowChecks:
     def _find_finite(self, form: RowForm) -> tuple[list[int], str | None]:
         """Return the leaves that are looked at, and a name that is of none."""
         places: list[int] = []
-        for wanted in self._finite:
+        for wanted in (*self._finite, *self._looked_at):
             found = [
                 place
                 for place, name in enumerate(form.names)
                 if name == wanted or name.startswith(f"{wanted}/")
             ]
-            if not found:
+            if not found and wanted in self._finite:
                 return places, wanted
-            places += found
+            places += [place for place in found if form.is_inexact(place)]
         return places, None
 
-    def _count_nonfinite(self, is_finite: np.ndarray, actor: str) -> None:
-        """Count rows that are not finite; raise if that is to be done."""
-        if is_finite.all():
-            return
-        number = int((~is_finite).sum())
+    def _count_nonfinite(self, is_finite: np.ndarray) -> None:
         with self._lock:
-            self._nonfinite += number
-        if self._on_nonfinite == "raise":
-            raise TrajectoryError(
-                f"`trajectories` of {actor} must be finite in "
-                f"{', '.join(self._finite)}, got NaN or infinity in {number} of "
-                f"{len(is_finite)}. Look at its environment, or pass "
-                '`on_nonfinite="skip"`.'
-            )
+            self._nonfinite += int((~is_finite).sum())
+
+
+def _nonfinite(
+    expected: _Expected, leaves: Sequence[np.ndarray], is_finite: np.ndarray, actor: str
+) -> TrajectoryError:
+    """Return the error of rows that are not finite; names their leaves."""
+    names = [
+        expected.form.names[place]
+        for place in expected.looked_at
+        if not finite_rows([leaves[place]], len(is_finite)).all()
+    ]
+    return TrajectoryError(
+        f"`trajectories` of {actor} must be finite, got NaN or infinity in "
+        f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. Look "
+        'at its environment, or pass `on_nonfinite="skip"`.'
+    )
 
 
 def _said(

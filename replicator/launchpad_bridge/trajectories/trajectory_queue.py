@@ -60,7 +60,7 @@ class TrajectoryQueue:
         *,
         when_full: WhenFull = "block",
         like: PyTree = None,
-        finite: Sequence[str] = ("reward",),
+        finite: Sequence[str] | None = None,
         on_nonfinite: OnNonfinite = "skip",
     ) -> None:
         """Make an empty queue.
@@ -74,6 +74,7 @@ class TrajectoryQueue:
           like: One trajectory, leaves without the first axis, as arrays or
             `jax.ShapeDtypeStruct`s; by default the first that is inserted.
           finite: Names of leaves that are to be finite; a name stands for all below.
+            By default `reward`, and `observation` where there is one.
           on_nonfinite: `"skip"` drops a trajectory with NaN or infinity in them,
             `"keep"` only counts it, `"raise"` raises at its actor.
 

@@ -65,7 +65,7 @@ class TrajectoryTurns:
         rows_per_turn: int,
         lag: int,
         like: PyTree = None,
-        finite: Sequence[str] = ("reward",),
+        finite: Sequence[str] | None = None,
         on_nonfinite: Literal["keep", "raise"] = "keep",
     ) -> None:
         """Make an empty table, which waits for `begin`.
