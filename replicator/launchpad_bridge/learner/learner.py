@@ -20,7 +20,12 @@ from replicator.base.mesh import replicated
 from replicator.base.padded import unpadded
 from replicator.base.types import Device, PyTree
 from replicator.checkpoint.commit import list_steps
-from replicator.errors import ArgumentError, BatchError, CallTimeoutError
+from replicator.errors import (
+    ArgumentError,
+    BatchError,
+    CallTimeoutError,
+    InputTimeoutError,
+)
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import lifted
@@ -230,6 +235,14 @@ class ReplicatedLearner:
         session = rep.session(self._lifted.step_fn, self._input_fn, **said)
         try:
             self._learn(session, rep)
+        except InputTimeoutError as error:
+            if self._taken is None:
+                raise
+            raise InputTimeoutError(
+                f"Actors must insert {options.batch_size} trajectories for each batch, "
+                f"got too few in time: the table counts {self._taken.table_counts}. "
+                "Look at `run.workers`, or wait longer: `InputOptions(timeout_s=...)`."
+            ) from error
         except BatchError:
             # An input without any batch is an error, but of a program that stops.
             if self._has_batches or not said["node"].stop_event.is_set():

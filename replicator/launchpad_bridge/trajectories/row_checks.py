@@ -199,8 +199,8 @@ def _nonfinite(
     ]
     return TrajectoryError(
         f"`trajectories` of {actor} must be finite, got NaN or infinity in "
-        f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. Look "
-        'at its environment, or pass `on_nonfinite="skip"`.'
+        f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. "
+        'Look at its environment, or pass `on_nonfinite="skip"`.'
     )
 
 

@@ -199,6 +199,7 @@ class TrajectoryQueue:
             ):
                 return None
             rows = [self._waiting.popleft() for _ in range(count)]
+            self._counts["taken"] += count  # with those that wait they add up
             episodes = list(self._episodes)
             self._episodes.clear()
             memory = self._memory
@@ -208,7 +209,6 @@ class TrajectoryQueue:
             trajectories = memory.read(np.array(slots))
         finally:
             with self._has_room:
-                self._counts["taken"] += count
                 self._free += slots
                 self._has_room.notify_all()
         versions = np.array([row.version for row in rows], np.int64)

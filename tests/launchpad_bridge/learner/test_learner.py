@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator import strategies
+from replicator import InputOptions, strategies
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ConnectionLostError, ServerStoppedError
 from replicator.hooks import Callback, every
@@ -340,6 +340,30 @@ def test_metrics_that_are_none_are_refused(name):
     learner.dereference().insert(learning.rows(2), actor="me", version=0)
     with pytest.raises(lp.NodeFailedError, match="must return a dict of metrics"):
         run.wait(TIMEOUT_S)
+
+
+def test_a_state_without_params_needs_variables():
+    node = lp.ReplicatedLearnerNode(
+        lambda state, rows: (state, {}),
+        lambda key: {"weights": jnp.zeros(2)},
+        steps=1,
+        batch_size=2,
+        display=False,
+    )
+    program = lp.Program("unnamed")
+    program.add_node(node, label="learner")
+    message = r"`variables` must be given .* got none for \['weights'\]"
+    with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
+
+
+def test_a_learner_that_starves_speaks_of_actors():
+    node = learner_node(steps=1, inputs=InputOptions(timeout_s=0.3))
+    program = lp.Program("starved")
+    program.add_node(node, label="learner")
+    message = r"Actors must insert 2 trajectories .* counts {.*'waiting': 0"
+    with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
 
 
 def test_schedules_of_two_processes_are_told_alike():
