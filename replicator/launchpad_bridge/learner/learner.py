@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.mesh import replicated
@@ -49,6 +50,7 @@ from replicator.training.hooks.schedule import Every, every
 from replicator.training.session import Session
 
 _LOOK_S = 0.02
+_MEANS = ("episode_return", "episode_length")
 
 
 class ReplicatedLearner:
@@ -91,6 +93,8 @@ class ReplicatedLearner:
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
+        # What a learner evaluates that has no other evaluation; replaced.
+        self._acted = _one_example({})
         self._runs = threading.Lock()  # held for good by the one `run`
         self._started = threading.Event()
 
@@ -230,6 +234,10 @@ class ReplicatedLearner:
             said["eval_fn"] = lambda state, batch: eval_fn(
                 self._lifted.user_state(state), batch
             )
+        elif said.get("eval_every") is not None:
+            # An evaluation is what is followed, and what checkpoints are ranked by.
+            said["eval_fn"] = _means
+            said["eval_dataset"] = lambda context: [self._acted]
         devices = _devices(options.replicas, options.processes)
         rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
         session = rep.session(self._lifted.step_fn, self._input_fn, **said)
@@ -270,8 +278,9 @@ class ReplicatedLearner:
             for batch in session.batches():
                 self._has_batches = True
                 (state,) = session.position.states
-                played = Played.from_json(state["played"])
-                session.step(batch, metrics=played.numbers())
+                numbers = Played.from_json(state["played"]).numbers()
+                self._acted = _one_example(numbers)
+                session.step(batch, metrics=numbers)
                 self._publish(session)
 
     @property
@@ -323,6 +332,20 @@ class ReplicatedLearner:
     def _local(self, state: PyTree) -> PyTree:
         """Return what one device has of arrays that all have whole."""
         return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
+
+
+def _one_example(numbers: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the means of episodes as a batch of one, and which there are yet."""
+    found = [(numbers.get(name, 0.0), name in numbers) for name in _MEANS]
+    means, known = np.array(found, np.float32).T
+    return {"means": means[None], "known": known[None]}
+
+
+def _means(state: PyTree, acted: PyTree) -> PyTree:
+    """Evaluate `_one_example`: no number, the worst, where there is none yet."""
+    del state
+    found = jnp.where(acted["known"] > 0, acted["means"], jnp.nan)
+    return {name: found[:, place] for place, name in enumerate(_MEANS)}
 
 
 def _devices(replicas: int | None, processes: int) -> list[Device] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator import InputOptions, strategies
+from replicator import InputOptions, options, strategies
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ConnectionLostError, ServerStoppedError
 from replicator.hooks import Callback, every
@@ -219,6 +219,25 @@ def test_what_actors_play_is_told_in_hooks_records_and_the_result(tmp_path):
     # Eight trajectories of four steps an update, resets apart.
     assert all(16 < b - a <= 32 for a, b in itertools.pairwise([0, *steps]))
     assert numbers[-1]["dropped/begun"] == 0
+
+
+def test_a_run_follows_the_returns_of_its_actors(tmp_path):
+    follow = options.Follow(metric="episode_return", goal="max")
+    seen = []
+    watch = Callback(lambda event: seen.append(event.metrics), every(n_steps=1))
+    result = learnt(
+        replicas=2,
+        steps=8,
+        eval_every=2,
+        follow=follow,
+        hooks=[watch],
+        directory=tmp_path,
+    )
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line).get("eval/episode_return") for line in lines]
+    told = [each["episode_return"] for each in seen[1::2]]
+    np.testing.assert_allclose([each for each in found if each is not None], told)
+    assert result["metrics"]["episode_return"] == told[-1]
 
 
 def test_what_was_played_goes_on_with_a_learner_that_does(tmp_path):
