@@ -7,7 +7,8 @@ that another one, or the same. After SIGTERM no update is made again. The run mu
 all its updates, each once, and the learner go on from its newest durable checkpoint or
 later. Where actors take turns the final variables are those of a run that nobody
 killed, bit for bit, wherever the table is; such a run is made once for each number of
-processes.
+processes. So is what its actors have played (returns, lengths, steps). The step updates
+twice in a scan, as PPO does.
 
 `restart_s` is the time from the kill of one of the learner's two processes to the next
 update of both, the longest and `restart_median_s` the median; `restart_one_s` that of a
@@ -117,12 +118,13 @@ def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
 
 
 def _same_end(one: Outcome, other: Outcome) -> bool:
-    """Tell whether two runs ended with the same variables, bit for bit."""
-    pairs = zip(
-        jax.tree.leaves(one.result["variables"]),
-        jax.tree.leaves(other.result["variables"]),
-        strict=True,
-    )
+    """Tell whether two runs ended with the same variables and plays, bit for bit."""
+    played = ("episodes", "environment_steps", "episode_return", "episode_length")
+    ends = [
+        (each.result["variables"], [each.result["metrics"][name] for name in played])
+        for each in (one, other)
+    ]
+    pairs = zip(*map(jax.tree.leaves, ends), strict=True)
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import replicator.launchpad_bridge as lp
-from benchmarks.runs.learner_program import STEPS, Shape, build
+from benchmarks.runs.learner_program import BATCH, STEPS, UNROLL, Shape, build
 from replicator.base.types import PyTree
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import NodeFailedError, ReplicatorError, RunTimeoutError
@@ -183,7 +183,9 @@ def run(
                 pid = _wait_pid(kill.victim, launcher, running, until_s)
                 if pid is not None:
                     _kill(pid, kill, folder, table, outcome)
-            running.wait(max(0.1, until_s - time.monotonic()), labels=["learner"])
+            # Who waits for all waits for the learner; then nobody is left to be asked.
+            labels = None if shape.turns else ["learner"]
+            running.wait(max(0.1, until_s - time.monotonic()), labels=labels)
             with contextlib.suppress(ReplicatorError):
                 outcome.table = table.dereference().statistics() if table else {}
         _keep(running, outcome)
@@ -275,6 +277,10 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
                 f"{kept} durable"
             )
         last = steps[-1]
+    # Resets are no steps: at most one in three.
+    most, played = STEPS * BATCH * UNROLL, outcome.result["metrics"]
+    if not most / 2 < played["environment_steps"] <= most or not played["episodes"]:
+        found.append(f"played {played}")
     lags = [line["lag"] for line in outcome.lines if line["what"] == "lag"]
     if min(lags) < 0:
         found.append(f"a policy lag of {min(lags)}")

@@ -26,8 +26,8 @@ from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 
 STEPS, INTERVAL = 120, 10
 """Updates of a run, and from save to save."""
-BATCH = 8
-_ACTORS, _ENVIRONMENTS, _UNROLL, _WIDTH, _LAG = 2, 2, 4, 5, 1
+BATCH, UNROLL = 8, 4
+_ACTORS, _ENVIRONMENTS, _WIDTH, _LAG = 2, 2, 5, 1
 _PACE_S = 0.02  # so that a moment between two updates can be met
 _AGAIN = lp.Restart(attempts=3, backoff_s=0.1)
 _TX = replicator.wrap_optimizer(optax.sgd(0.05, momentum=0.9))
@@ -125,18 +125,30 @@ def init_fn(key: Key) -> PyTree:
 
 def loss_fn(params: PyTree, rows: PyTree) -> jax.Array:
     """Return the policy gradient's loss, against a baseline of a half."""
-    logits = rows["observation"][:, :-1] @ params["w"]
+    logits = rows["seen"] @ params["w"]
     taken = jax.nn.one_hot(rows["action"], 2) * jax.nn.log_softmax(logits)
     return -jnp.mean(taken.sum(-1) * (rows["reward"] - 0.5))
 
 
 def step_fn(state: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
-    """Make an update."""
-    loss, grads = jax.value_and_grad(loss_fn)(state["params"], rows)
-    updates, opt = _TX.update(grads, state["opt"], state["params"])
-    params = optax.apply_updates(state["params"], updates)
+    """Move the parameters by each half of the times, in a scan, as PPO does."""
+
+    def move(train: PyTree, half: PyTree) -> tuple[PyTree, jax.Array]:
+        params, opt = train
+        loss, grads = jax.value_and_grad(loss_fn)(params, half)
+        updates, opt = _TX.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    rows = {
+        "seen": rows["observation"][:, :-1],
+        "action": rows["action"],
+        "reward": rows["reward"],
+    }
+    halves = jax.tree.map(lambda leaf: jnp.stack(jnp.split(leaf, 2, axis=1)), rows)
+    train = state["params"], state["opt"]
+    (params, opt), losses = jax.lax.scan(move, train, halves)
     state = {"params": params, "opt": opt, "updates": state["updates"] + 1}
-    return state, {"loss": loss}
+    return state, {"loss": losses.mean()}
 
 
 def variables_of(state: PyTree) -> dict[str, PyTree]:
@@ -233,7 +245,7 @@ def _add_actors(program: lp.Program, shape: Shape, learner: Any, table: Any) -> 
                 lp.Actor,
                 *(make_counters, policy, initial_core, learner),
                 index=index,
-                unroll_length=_UNROLL,
+                unroll_length=UNROLL,
                 table=table,
                 inference=inference,
                 is_deterministic=shape.turns,

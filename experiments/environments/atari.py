@@ -118,8 +118,11 @@ class AtariGame(gymnasium.Env):
         gained = 0.0
         for frame in range(FRAMES_PER_STEP):
             gained += self._ale.act(self._actions[action])
+            if self._ale.game_truncated():  # its last frame is bootstrapped from
+                self._ale.getScreenGrayscale(self._screens[0])
+                self._screens[1] = self._screens[0]
             if self._ale.game_over():
-                break  # nothing is bootstrapped from what is seen then
+                break
             if frame >= FRAMES_PER_STEP - 2:
                 self._ale.getScreenGrayscale(self._screens[frame % 2])
         self._pictures[:-1] = self._pictures[1:]
@@ -135,12 +138,15 @@ class AtariGame(gymnasium.Env):
     def snapshot(self) -> dict[str, Any]:
         """Return all that what follows depends on, as plain data and arrays."""
         state = self._ale.cloneState(include_rng=True).serialize()
-        return {"emulator": state, "pictures": self._pictures.copy()}
+        seen = {"pictures": self._pictures.copy(), "screens": self._screens.copy()}
+        return {"emulator": state, **seen}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go back to where a snapshot was taken, of this game or of another."""
         self._ale.restoreState(ale_py.ALEState(snapshot["emulator"]))
         self._pictures[:] = snapshot["pictures"]
+        if "screens" in snapshot:  # not in older ones
+            self._screens[:] = snapshot["screens"]
 
 
 def _small(screen: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import numpy as np
 
 from replicator.base.trees import describe, first_difference, named_leaves
 from replicator.base.types import PyTree
-from replicator.errors import check_count
+from replicator.errors import ArgumentError, check_count
 from replicator.launchpad_bridge.acting.environments import (
     EnvironmentFailedError,
     Step,
@@ -171,7 +171,8 @@ def unroll(
       Trajectories, in memory of their own; None if it was stopped.
 
     Raises:
-      ArgumentError: `length` is less than 1.
+      ArgumentError: `length` is less than 1, or what `act` returns is not of each
+        environment.
       EnvironmentFailedError: The environment raised, or returned a step of another form
         than `Step` says, or than the one before; says after how many.
     """
@@ -187,8 +188,10 @@ def unroll(
         seen.write(t, (step.observation, step.first, step.last))
         steps = acting.steps + t
         action, extras, core = act(step.observation, step.first, core, steps)
-        action = jax.tree.map(np.asarray, action)
-        done = done or _Rows(length, (action, extras))
+        action = jax.tree.map(np.array, action)  # some environments clip it in place
+        if done is None:
+            _check_acted({"action": action, "extras": extras}, environment.size)
+            done = _Rows(length, (action, extras))
         done.write(t, (action, extras))
         try:
             step = environment.step(action)
@@ -323,6 +326,16 @@ def _check_step(step: Step, size: int, steps: int) -> None:
         if np.shape(leaf)[:1] != (size,):
             wrong = f"`{name}` must be of {size} environments, got {describe(leaf)}"
             raise _unlike(wrong, steps)
+
+
+def _check_acted(acted: PyTree, size: int) -> None:
+    """Refuse what a policy returns unless it has a row for each environment."""
+    for name, leaf in named_leaves(acted):
+        if np.shape(leaf)[:1] != (size,):
+            raise ArgumentError(
+                f"`policy` must return a row for each of {size} environments, got "
+                f"`{name}` {describe(leaf)}. Repeat it: `jnp.full(first.shape, value)`."
+            )
 
 
 def _check_same(expected: Step, step: Step, steps: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicator import rpc
 from replicator.base.accepts import accepts, seconds, whole
@@ -23,7 +24,12 @@ from replicator.base.mesh import replicated
 from replicator.base.padded import unpadded
 from replicator.base.types import Device, PyTree
 from replicator.checkpoint.commit import list_steps
-from replicator.errors import ArgumentError, BatchError, CallTimeoutError
+from replicator.errors import (
+    ArgumentError,
+    BatchError,
+    CallTimeoutError,
+    InputTimeoutError,
+)
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import lifted
@@ -52,6 +58,7 @@ from replicator.training.hooks.schedule import Every, every
 from replicator.training.session import Session
 
 _LOOK_S = 0.02
+_MEANS = ("episode_return", "episode_length")
 
 
 class ReplicatedLearner:
@@ -96,6 +103,8 @@ class ReplicatedLearner:
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
+        # What a learner evaluates that has no other evaluation; replaced.
+        self._acted = _one_example({})
         self._started = threading.Event()
 
     @arguments.INSERT
@@ -244,11 +253,23 @@ class ReplicatedLearner:
             said["eval_fn"] = lambda state, batch: eval_fn(
                 self._lifted.user_state(state), batch
             )
+        elif said.get("eval_every") is not None:
+            # An evaluation is what is followed, and what checkpoints are ranked by.
+            said["eval_fn"] = _means
+            said["eval_dataset"] = lambda context: [self._acted]
         devices = _devices(options.replicas, options.processes)
         rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
         session = rep.session(self._lifted.step_fn, self._input_fn, **said)
         try:
             self._learn(session, rep)
+        except InputTimeoutError as error:
+            if self._taken is None:
+                raise
+            raise InputTimeoutError(
+                f"Actors must insert {options.batch_size} trajectories for each batch, "
+                f"got too few in time: the table counts {self._taken.table_counts}. "
+                "Look at `run.workers`, or wait longer: `InputOptions(timeout_s=...)`."
+            ) from error
         except BatchError:
             # An input without any batch is an error, but of a program that stops.
             if self._has_batches or not said["node"].stop_event.is_set():
@@ -276,8 +297,9 @@ class ReplicatedLearner:
             for batch in session.batches():
                 self._has_batches = True
                 (state,) = session.position.states
-                played = Played.from_json(state["played"])
-                session.step(batch, metrics=played.numbers())
+                numbers = Played.from_json(state["played"]).numbers()
+                self._acted = _one_example(numbers)
+                session.step(batch, metrics=numbers)
                 self._publish(session)
 
     @property
@@ -333,6 +355,20 @@ def _copy(
 ) -> dict[str, PyTree]:
     # Copies: the next step takes the state over. Nobody waits for them here.
     return jax.tree.map(jnp.copy, variables(user_state(unpadded(state))))
+
+
+def _one_example(numbers: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the means of episodes as a batch of one, and which there are yet."""
+    found = [(numbers.get(name, 0.0), name in numbers) for name in _MEANS]
+    means, known = np.array(found, np.float32).T
+    return {"means": means[None], "known": known[None]}
+
+
+def _means(state: PyTree, acted: PyTree) -> PyTree:
+    """Evaluate `_one_example`: no number, the worst, where there is none yet."""
+    del state
+    found = jnp.where(acted["known"] > 0, acted["means"], jnp.nan)
+    return {name: found[:, place] for place, name in enumerate(_MEANS)}
 
 
 def _devices(replicas: int | None, processes: int) -> list[Device] | None:

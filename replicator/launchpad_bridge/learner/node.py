@@ -76,7 +76,9 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             that do not take turns; they get variables whole.
           **session: As in `Replicator.session`: `directory`, `checkpoint_dir`, `seed`,
             `accumulate`, `hooks`, `step_timeout`, and all others but those that read a
-            batch again or before the run (`auto_microbatch`, going back).
+            batch again or before the run (`auto_microbatch`, going back). `eval_every`
+            without an `eval_fn` evaluates what actors do: `episode_return` and
+            `episode_length`, for `follow` and `retention`.
 
         Raises:
           ArgumentError: One is out of range, two do not go together, or the session

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from replicator.base.types import InitFn, PyTree, StepFn
@@ -184,8 +185,19 @@ class LearnerOptions:
 
 
 def params_of(state: PyTree) -> dict[str, PyTree]:
-    """Return what actors get by default: `state["params"]`, under the name `params`."""
-    return {"params": state["params"]}
+    """Return what actors get by default: `state["params"]`, under the name `params`.
+
+    Raises:
+      ArgumentError: The state has none.
+    """
+    try:
+        return {"params": state["params"]}
+    except (KeyError, TypeError, IndexError):
+        held = list(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ArgumentError(
+            "`variables` must be given for a state without 'params', got none for "
+            f"{held}. Pass `variables=lambda state: {{...}}`: what actors get, by name."
+        ) from None
 
 
 def _left_out(name: str, value: Any, remedy: str) -> ArgumentError:

@@ -58,7 +58,7 @@ class RowChecks:
         self,
         capacity: int,
         like: PyTree,
-        finite: Sequence[str],
+        finite: Sequence[str] | None,
         on_nonfinite: OnNonfinite,
     ) -> None:
         """Say what is refused.
@@ -67,13 +67,15 @@ class RowChecks:
           capacity: Trajectories that the table has memory for.
           like: One trajectory, leaves without the first axis; None: the first is.
           finite: Names of leaves that are to be finite; a name stands for all below.
+            None: `reward`, and `observation` where there is one.
           on_nonfinite: What happens to a trajectory in which one is not.
 
         Raises:
           ArgumentError: `like` has no leaf of a name.
         """
         self._capacity = capacity
-        self._finite = tuple(finite)
+        self._finite = ("reward",) if finite is None else tuple(finite)
+        self._looked_at = ("observation",) if finite is None else ()  # if it is there
         self._on_nonfinite = on_nonfinite
         # Of all below. Nothing is waited for, and no other lock taken, under it.
         self._lock = threading.Lock()
@@ -120,8 +122,9 @@ class RowChecks:
             memory = None if is_refused else self._memory_of(expected)
             if memory is None and not is_refused:
                 continue
-            self._count_nonfinite(is_finite, actor)
-            assert memory is not None, "or it was raised"
+            self._count_nonfinite(is_finite)
+            if memory is None:
+                raise _nonfinite(expected, leaves, is_finite, actor)
             if self._on_nonfinite == "skip" and not is_finite.all():
                 leaves = [leaf[is_finite] for leaf in leaves]
             return Checked(memory, leaves)
@@ -165,31 +168,36 @@ class RowChecks:
     def _find_finite(self, form: RowForm) -> tuple[list[int], str | None]:
         """Return the leaves that are looked at, and a name that is of none."""
         places: list[int] = []
-        for wanted in self._finite:
+        for wanted in (*self._finite, *self._looked_at):
             found = [
                 place
                 for place, name in enumerate(form.names)
                 if name == wanted or name.startswith(f"{wanted}/")
             ]
-            if not found:
+            if not found and wanted in self._finite:
                 return places, wanted
-            places += found
+            places += [place for place in found if form.is_inexact(place)]
         return places, None
 
-    def _count_nonfinite(self, is_finite: np.ndarray, actor: str) -> None:
-        """Count rows that are not finite; raise if that is to be done."""
-        if is_finite.all():
-            return
-        number = int((~is_finite).sum())
+    def _count_nonfinite(self, is_finite: np.ndarray) -> None:
         with self._lock:
-            self._nonfinite += number
-        if self._on_nonfinite == "raise":
-            raise TrajectoryError(
-                f"`trajectories` of {actor} must be finite in "
-                f"{', '.join(self._finite)}, got NaN or infinity in {number} of "
-                f"{len(is_finite)}. Look at its environment, or pass "
-                '`on_nonfinite="skip"`.'
-            )
+            self._nonfinite += int((~is_finite).sum())
+
+
+def _nonfinite(
+    expected: _Expected, leaves: Sequence[np.ndarray], is_finite: np.ndarray, actor: str
+) -> TrajectoryError:
+    """Return the error of rows that are not finite; names their leaves."""
+    names = [
+        expected.form.names[place]
+        for place in expected.looked_at
+        if not finite_rows([leaves[place]], len(is_finite)).all()
+    ]
+    return TrajectoryError(
+        f"`trajectories` of {actor} must be finite, got NaN or infinity in "
+        f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. "
+        'Look at its environment, or pass `on_nonfinite="skip"`.'
+    )
 
 
 def counts_refused(insert: _Insert) -> _Insert:

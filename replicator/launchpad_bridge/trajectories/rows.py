@@ -64,6 +64,10 @@ class RowForm:
             )
         return leaves
 
+    def is_inexact(self, place: int) -> bool:
+        """Tell whether a leaf may hold NaN: integers and booleans do not."""
+        return self._rows[place][1].kind not in "iub"
+
     def make_rows(self, count: int) -> list[np.ndarray]:
         """Return new leaves [count, ...], with nothing in them yet."""
         return [np.empty((count, *shape), dtype) for shape, dtype in self._rows]

@@ -60,7 +60,7 @@ class TrajectoryQueue:
         *,
         when_full: WhenFull = "block",
         like: PyTree = None,
-        finite: Sequence[str] = ("reward",),
+        finite: Sequence[str] | None = None,
         on_nonfinite: OnNonfinite = "skip",
     ) -> None:
         """Make an empty queue.
@@ -74,6 +74,7 @@ class TrajectoryQueue:
           like: One trajectory, leaves without the first axis, as arrays or
             `jax.ShapeDtypeStruct`s; by default the first that is inserted.
           finite: Names of leaves that are to be finite; a name stands for all below.
+            By default `reward`, and `observation` where there is one.
           on_nonfinite: `"skip"` drops a trajectory with NaN or infinity in them,
             `"keep"` only counts it, `"raise"` raises at its actor.
 
@@ -193,6 +194,7 @@ class TrajectoryQueue:
             ):
                 return None
             rows = [self._waiting.popleft() for _ in range(count)]
+            self._counts["taken"] += count  # with those that wait they add up
             episodes = list(self._episodes)
             self._episodes.clear()
         slots = [row.slot for row in rows]
@@ -200,7 +202,6 @@ class TrajectoryQueue:
             trajectories = rows[0].memory.read(np.array(slots))
         finally:
             with self._has_room:
-                self._counts["taken"] += count
                 self._free += slots
                 self._has_room.notify_all()
         versions = np.array([row.version for row in rows], np.int64)

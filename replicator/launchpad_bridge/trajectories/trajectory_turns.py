@@ -69,7 +69,7 @@ class TrajectoryTurns:
         rows_per_turn: int,
         lag: int,
         like: PyTree = None,
-        finite: Sequence[str] = ("reward",),
+        finite: Sequence[str] | None = None,
         on_nonfinite: Literal["keep", "raise"] = "keep",
         snapshot_bytes: int = 1 << 28,
     ) -> None:
@@ -323,17 +323,23 @@ class TrajectoryTurns:
         if actor not in self._order.actors:
             raise ArgumentError(
                 f"`actor` must be one of {', '.join(self._order.actors)}, got "
-                f"{actor!r}. Give the table the names of all actors."
+                f"{actor!r}. Give the table the names of all actors, as workers have "
+                "them: one alone in its group is called as the group, without a number."
             )
 
     def _check_turn(self, count: int, actor: str, version: int, number: int) -> None:
+        if count != self._order.rows_per_turn:
+            raise TrajectoryError(
+                "`rows_per_turn` of the table must be the number of environments of an "
+                f"actor, got {self._order.rows_per_turn}, and {count} trajectories of "
+                f"{actor}. Use {count}."
+            )
         due = self._order.version_of(actor, number)
-        if number >= 0 and count == self._order.rows_per_turn and version == due:
+        if number >= 0 and version == due:
             return
         raise TrajectoryError(
-            f"Turn {number} of {actor} must be {self._order.rows_per_turn} "
-            f"trajectories, acted with version {due} of the variables, got {count} "
-            f"with version {version}. Do what `turn` of the table says."
+            f"Turn {number} of {actor} must be acted with version {due} of the "
+            f"variables, got {version}. Do what `turn` of the table says."
         )
 
     def _check_oldest(self, now: "_Progress", oldest: int | None) -> None:

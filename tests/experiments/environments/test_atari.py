@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from experiments.environments import atari
 from experiments.environments.atari import AtariGame, make_games, num_actions
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import from_gymnasium_envs
@@ -68,3 +69,23 @@ def test_a_game_that_is_not_there_is_refused():
     assert str(error.value) == (
         "`game` must be one that `ale_py` carries, got 'Pong'. Use 'pong'."
     )
+
+
+def test_a_snapshot_holds_the_screens_that_a_game_s_end_is_seen_by():
+    game, other = AtariGame("pong"), AtariGame("pong")
+    game.reset(seed=0)
+    for _ in range(20):
+        game.step(2)
+    other.restore(game.snapshot())
+    np.testing.assert_array_equal(other._screens, game._screens)
+
+
+def test_a_game_that_is_cut_off_shows_its_last_frame(monkeypatch):
+    monkeypatch.setattr(atari, "_MOST_FRAMES", 4 * 10 + 1)
+    game = AtariGame("breakout", sticky=0.0)
+    game.reset(seed=0)
+    while not (step := game.step(1))[3]:
+        pass
+    screen = np.empty_like(game._screens[0])
+    game._ale.getScreenGrayscale(screen)
+    np.testing.assert_array_equal(step[0][-1], atari._small(screen))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import (
     EnvironmentFailedError,
     LocalInference,
@@ -220,7 +221,7 @@ class Changing:
 
 
 def stand_still(observation, first, core, steps):
-    return np.zeros(SIZE, np.int32), (), core
+    return np.zeros(len(first), np.int32), (), core
 
 
 @pytest.mark.parametrize("begins", [0, 3])
@@ -281,3 +282,30 @@ def test_a_policy_is_compiled_once(make_core, caplog):
         unroll(environment, act, acting, LENGTH)
     compiled = [r.message for r in caplog.records if "Compiling jit(_act)" in r.message]
     assert len(compiled) == 1
+
+
+def test_an_action_may_be_clipped_in_place(monkeypatch):
+    environment, act = make(), local()
+    step, acting = environment.step, start(environment, initial_core, seed=5)
+
+    def clips(actions):
+        return step(np.clip(actions, 0, 0, out=actions))
+
+    monkeypatch.setattr(environment, "step", clips)
+    chosen = unroll(environment, act, acting, LENGTH).trajectories["action"]
+    assert set(np.unique(chosen)) == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["action", "extras/size"])
+def test_what_a_policy_returns_of_no_environment_is_refused_by_name(name):
+    def act(observation, first, core, steps):
+        action, size = np.zeros(SIZE, np.int32), np.zeros(SIZE)
+        if name == "action":
+            return action[0], {"size": size}, core
+        return action, {"size": np.float32(1)}, core
+
+    environment = make()
+    acting = start(environment, initial_core, seed=5)
+    message = f"a row for each of {SIZE} environments, got `{name}` .*32"
+    with pytest.raises(ArgumentError, match=message):
+        unroll(environment, act, acting, LENGTH)

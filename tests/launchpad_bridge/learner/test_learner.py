@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator import strategies
+from replicator import InputOptions, options, strategies
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import ConnectionLostError, ServerStoppedError
 from replicator.hooks import Callback, every
@@ -251,6 +251,25 @@ def test_what_actors_play_is_told_in_hooks_records_and_the_result(tmp_path):
     assert numbers[-1]["dropped/begun"] == 0
 
 
+def test_a_run_follows_the_returns_of_its_actors(tmp_path):
+    follow = options.Follow(metric="episode_return", goal="max")
+    seen = []
+    watch = Callback(lambda event: seen.append(event.metrics), every(n_steps=1))
+    result = learnt(
+        replicas=2,
+        steps=8,
+        eval_every=2,
+        follow=follow,
+        hooks=[watch],
+        directory=tmp_path,
+    )
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line).get("eval/episode_return") for line in lines]
+    told = [each["episode_return"] for each in seen[1::2]]
+    np.testing.assert_allclose([each for each in found if each is not None], told)
+    assert result["metrics"]["episode_return"] == told[-1]
+
+
 def test_what_was_played_goes_on_with_a_learner_that_does(tmp_path):
     whole = learnt(replicas=1, steps=7)
     saved = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "replicas": 1}
@@ -370,6 +389,30 @@ def test_metrics_that_are_none_are_refused(name):
     learner.dereference().insert(learning.rows(2), actor="me", version=0)
     with pytest.raises(lp.NodeFailedError, match="must return a dict of metrics"):
         run.wait(TIMEOUT_S)
+
+
+def test_a_state_without_params_needs_variables():
+    node = lp.ReplicatedLearnerNode(
+        lambda state, rows: (state, {}),
+        lambda key: {"weights": jnp.zeros(2)},
+        steps=1,
+        batch_size=2,
+        display=False,
+    )
+    program = lp.Program("unnamed")
+    program.add_node(node, label="learner")
+    message = r"`variables` must be given .* got none for \['weights'\]"
+    with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
+
+
+def test_a_learner_that_starves_speaks_of_actors():
+    node = learner_node(steps=1, inputs=InputOptions(timeout_s=0.3))
+    program = lp.Program("starved")
+    program.add_node(node, label="learner")
+    message = r"Actors must insert 2 trajectories .* counts {.*'waiting': 0"
+    with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
 
 
 def test_schedules_of_two_processes_are_told_alike():

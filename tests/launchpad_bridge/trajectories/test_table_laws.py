@@ -310,7 +310,7 @@ def test_actors_whose_refused_inserts_are_counted_are_bounded(monkeypatch):
 def test_a_name_stands_for_all_leaves_below_it(make):
     driver = make(finite=("extras",), on_nonfinite="raise")
     extras = {"logits": np.array([[0.0], [np.inf]], np.float32)}
-    with pytest.raises(TrajectoryError, match="NaN or infinity in 1 of 2"):
+    with pytest.raises(TrajectoryError, match="infinity in `extras/logits` of 1 of 2"):
         driver.insert("actor/0", trajectories={**rows(0, 1), "extras": extras})
 
 
@@ -326,7 +326,9 @@ def test_kept_trajectories_that_are_not_finite_are_counted(make):
 
 def test_what_is_raised_for_nan_reaches_the_actor_and_is_counted(make):
     driver = make(on_nonfinite="raise")
-    with pytest.raises(TrajectoryError, match="of actor/0 must be finite in reward"):
+    with pytest.raises(
+        TrajectoryError, match=r"of actor/0 must be .* in `reward` of 2"
+    ):
         driver.insert("actor/0", trajectories=rows(0, 1, reward=np.nan))
     assert driver.table.statistics()["refused"] == {"actor/0": 1}
     driver.insert("actor/0")
@@ -427,3 +429,33 @@ def wait_until(is_so):
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.001)
+
+
+def blinded(*ids):
+    """Return trajectories whose first has seen NaN."""
+    found = rows(*ids)
+    found["observation"]["speed"] = np.zeros((len(ids), 3), np.float32)
+    found["observation"]["speed"][0, 1] = np.nan
+    return found
+
+
+def test_an_observation_that_is_no_number_is_counted_by_default():
+    for driver, left in ((FreeDriver(), 1), (TurnsDriver(), 2)):
+        number = {"number": 0, "version": 0} if left == 2 else {}
+        driver.insert(trajectories=blinded(1, 2), **number)
+        counts = driver.table.statistics()
+        assert (counts["inserted"], counts["nonfinite"]) == (left, 1)
+
+
+def test_who_wants_an_error_is_told_the_actor_and_the_leaf(make):
+    driver = make(on_nonfinite="raise")
+    message = "of actor/0 must be finite, got .* in `observation/speed` of 1 of 2"
+    with pytest.raises(TrajectoryError, match=message):
+        driver.insert(trajectories=blinded(1, 2))
+
+
+def test_an_infinite_logit_of_an_action_that_is_not_there_is_kept():
+    masked = rows(1, 2) | {"extras": {"logits": np.full((2, 3, 2), -np.inf)}}
+    driver = FreeDriver()
+    driver.insert(trajectories=masked)
+    assert driver.table.statistics()["inserted"] == 2

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
 from tests.launchpad_bridge.trajectories.tables import SOON_S, ids_of, rows
@@ -260,3 +261,17 @@ def test_a_form_that_came_second_does_not_change_where_nan_is_looked_for():
     bad = {**winner, "reward": np.full((1, 2), np.nan)}
     queue.insert(bad, actor="a", version=0)
     assert queue.statistics()["nonfinite"] == 1
+
+
+def test_counts_add_up_while_a_batch_is_copied(monkeypatch):
+    queue, looks = TrajectoryQueue(8), []
+    queue.insert(rows(1, 2, 3, 4), actor="actor/0", version=0)
+
+    def read(memory, slots):
+        looks.append(queue.statistics())
+        return {}
+
+    monkeypatch.setattr(RowMemory, "read", read)
+    queue.take(2, timeout_s=SOON_S)
+    (counts,) = looks
+    assert counts["inserted"] == counts["taken"] + counts["waiting"] == 4

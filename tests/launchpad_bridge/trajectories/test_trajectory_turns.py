@@ -187,16 +187,16 @@ def test_who_is_waited_for_is_named(table):
 
 
 REFUSED = {
-    "version": ({"version": 9}, "acted with version 0 of the .*, got 2 with version 9"),
-    "rows": ({"trajectories": rows(1)}, "must be 2 trajectories, .* got 1 with"),
-    "form": ({"trajectories": {"reward": np.zeros((1, 9))}}, "must be 2 trajectories"),
+    "version": ({"version": 9}, "Turn 0 of actor/0 .* with version 0 of the .* got 9"),
+    "rows": ({"trajectories": rows(1)}, "got 2, and 1 trajectories of actor/0. Use 1"),
+    "form": ({"trajectories": {"reward": np.zeros((1, 9))}}, "got 2, and 1 traject"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_turn_that_is_not_what_was_asked_for_is_refused(table, name):
     change, text = REFUSED[name]
-    with pytest.raises(TrajectoryError, match=f"Turn 0 of actor/0 .*{text}"):
+    with pytest.raises(TrajectoryError, match=text):
         insert(table, "actor/0", 0, **change)
     assert table.statistics()["refused"] == {"actor/0": 1}
     insert(table, "actor/0", 0)
@@ -267,3 +267,15 @@ def test_taken_trajectories_have_the_version_of_their_batch():
         )
         found += table.take(1, timeout_s=SOON_S).versions.tolist()
     assert found == [0, 0, 0, 1, 2]
+
+
+def test_another_number_of_environments_is_named_with_the_table_s():
+    driver = TurnsDriver()
+    message = "`rows_per_turn` .* got 2, and 3 trajectories of actor/0. Use 3"
+    with pytest.raises(TrajectoryError, match=message):
+        driver.insert(trajectories=rows(0, 1, 2))
+
+
+def test_a_name_without_its_number_is_told_how_workers_are_called():
+    with pytest.raises(ArgumentError, match="called as the group, without a number"):
+        TurnsDriver().table.turn("actor")
