@@ -49,11 +49,11 @@ from experiments.config_flags import (
     Rate,
     Settings,
     Whole,
-    check_shares,
+    check_batch,
 )
 from experiments.gan import Gan, orders, rows_of
 from experiments.images.classifier import train_classifier
-from experiments.images.image_sets import ImageSet, open_image_set
+from experiments.images.image_sets import ImageSet, open_image_set, real_images
 from experiments.images.inception import Inception
 from experiments.images.pictures import save_picture
 from experiments.images.sample_quality import (
@@ -221,12 +221,6 @@ def _classes(gan: Gan) -> list[str]:
     return [str(each) for each in range(min(_ROWS, gan.num_classes))]
 
 
-def real_images(image_set: ImageSet, classes: int, each: int) -> np.ndarray:
-    """Return real images of the first classes, [classes, each, height, width, …]."""
-    images, labels = image_set.arrays("train", limit=_MOST_JUDGED)
-    return np.stack([images[labels == label][:each] for label in range(classes)])
-
-
 def draw_pictures(
     config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
 ) -> None:
@@ -375,8 +369,7 @@ def run(config: Config) -> dict[str, Any]:
     rep = replicator.Replicator(strategy=strategy)
     gan = make_gan(rep, config, image_set)
     jax.eval_shape(gan.init_fn, jax.random.key(config.seed))  # networks that fit
-    parts = rep.num_replicas * config.accumulate
-    check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
+    check_batch(config, rep.num_replicas)
     run_folder.claim(config.directory, config, free=FREE)
     state = train(rep, config, image_set, gan)
     trained_s = time.monotonic() - began

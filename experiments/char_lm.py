@@ -26,7 +26,7 @@ from jaxtyping import Array, Int
 
 import replicator
 from experiments import config_flags, run_folder, stdlib_text
-from experiments.config_flags import Count, Rate, Settings, Whole, check_shares
+from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.transformer import (
     TENSOR_PARALLEL,
@@ -150,8 +150,7 @@ def train(
     learned, held_out = text
     init_fn, step_fn = make_training(rep, config)
     jax.eval_shape(init_fn, jax.random.key(config.seed))  # a network that fits
-    parts = rep.num_replicas * config.accumulate
-    check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
+    check_batch(config, rep.num_replicas)
     if kept := config.checkpoint_dir:
         run_folder.claim(kept, config, free=FREE, flag="checkpoint_dir")
     began = time.monotonic()

@@ -97,6 +97,16 @@ def check_shares(name: str, value: int, parts: int, of: str) -> None:
         )
 
 
+def check_batch(config: Any, replicas: int) -> None:
+    """Refuse a `global_batch` that does not divide over replicas × `accumulate`.
+
+    Raises:
+      ArgumentError: It does not.
+    """
+    parts = replicas * config.accumulate
+    check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
+
+
 Config = TypeVar("Config", bound=Settings)
 
 _DEFINE = {

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import replicator
 from experiments import config_flags, digits, run_folder
-from experiments.config_flags import Count, Rate, Settings, Whole, check_shares
+from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.resnet import TENSOR_PARALLEL, ResNet
 from replicator.hooks import every
@@ -198,8 +198,7 @@ def main(argv: list[str]) -> None:
         pieces=config.width,
     )
     rep = replicator.Replicator(strategy=strategy)
-    parts = rep.num_replicas * config.accumulate
-    check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
+    check_batch(config, rep.num_replicas)
     run_folder.claim(config.directory, config, free=FREE)
     outcome = train(rep, config)
     _draw(outcome.curve, Path(config.directory) / "learning_curve.png")

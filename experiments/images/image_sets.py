@@ -38,6 +38,7 @@ _TFDS_DATA_DIR = "~/tensorflow_datasets"  # as TFDS says
 _GREY_LEVELS = 16  # of the digits, 0 to 16 in the files
 # Without types, as TFDS leaves the shape of a feature open to all.
 _PIXELS: Any = (tfds.features.Image, tfds.features.Tensor)
+_LOOKED_AT = 10_000  # images, for those that are shown
 _BACKGROUND = -1.0  # of the digits, where a shift uncovers it
 # A mirrored digit or letter is none.
 _WRITING = {"digits", "uci_digits", "mnist", "emnist", "kmnist", "svhn_cropped"}
@@ -178,6 +179,20 @@ def open_image_set(
         return _open_digits(resolution, data_dir or default_data_dir(), augment)
     root = Path(data_dir or os.environ.get("TFDS_DATA_DIR", _TFDS_DATA_DIR))
     return _open_tfds(name, resolution, root.expanduser(), augment)
+
+
+def real_images(image_set: ImageSet, classes: int, each: int) -> np.ndarray:
+    """Return images to show of the first classes; white where there are too few.
+
+    Returns:
+      Pixels from -1 to 1, float32 [classes, each, height, width, channels].
+    """
+    images, labels = image_set.arrays("train", limit=_LOOKED_AT)
+    found = np.ones((classes, each, *images.shape[1:]), np.float32)
+    for label in range(classes):
+        some = images[labels == label][:each]
+        found[label, : len(some)] = some
+    return found
 
 
 def _open_digits(

@@ -1,5 +1,6 @@
 """Sets of images: TFDS files that are written for real, and the digits."""
 
+import dataclasses
 import doctest
 import functools
 import subprocess
@@ -12,7 +13,7 @@ from PIL import Image
 
 from experiments.digits import digits_arrays
 from experiments.images import image_sets
-from experiments.images.image_sets import open_image_set
+from experiments.images.image_sets import open_image_set, real_images
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
 from tests.helpers import replicated_layout
@@ -315,3 +316,16 @@ def test_a_batch_that_does_not_divide_is_refused(digits):
     context = InputContext(pipeline_index=0, num_pipelines=2, num_replicas=2)
     with pytest.raises(ArgumentError, match="`global_batch` must divide evenly"):
         digits.train_input_fn(context, global_batch=7, seed=0)
+
+
+def test_images_to_show_are_those_of_their_class_and_white_where_there_are_none():
+    digits = open_image_set("digits", resolution=8)
+    few = {"train": [digits.sources["train"][i] for i in range(30)]}
+    image_set = dataclasses.replace(digits, sources={**digits.sources, **few})
+    images, labels = image_set.arrays("train")
+    shown = real_images(image_set, 10, 9)
+    assert shown.shape == (10, 9, 8, 8, 1)
+    for label in range(10):
+        own = images[labels == label][:9]
+        np.testing.assert_array_equal(shown[label, : len(own)], own)
+        assert np.all(shown[label, len(own) :] == 1)

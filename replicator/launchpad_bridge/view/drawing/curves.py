@@ -17,6 +17,8 @@ _HEAD = 7.0
 _LOOP = 24.0
 _BESIDE = 40.0
 """Ends that are no further apart are of boxes below each other, on the same side."""
+_POINTS = 32
+"""Of each part of a line."""
 _ENDS_USE = 0.7
 """How much of a side arrows use."""
 _BELOW = 16.0
@@ -31,13 +33,15 @@ class Curve:
 
     Attributes:
       path: "M x y C ...".
-      middle: A point on it, about half way.
+      points: Points on it, close together.
+      words: The middle of the baseline of its words; `words.py` finds it.
       right: No point of it is further right.
       bottom: No point of it is further down.
     """
 
     path: str
-    middle: Point
+    points: Sequence[Point]
+    words: Point
     right: float
     bottom: float
 
@@ -111,26 +115,38 @@ def _ends(
 
 
 def _curve(points: Sequence[Point]) -> Curve:
-    (x, y), after = points[0], points[1]
-    middle = (x + after[0]) / 2, (y + after[1]) / 2
+    x = points[0][0]
     # It ends where the head drawn at its end begins to narrow.
     before, (last_x, last_y) = points[-2], points[-1]
     comes_from_left = last_x > before[0] + _BESIDE / 2
     points = [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
     is_beside = len(points) == 2 and abs(points[1][0] - x) <= _BESIDE
     right = max(x for x, _ in points)
-    words = [f"M{_told(points[0])}"]
+    words, on_it = [f"M{_told(points[0])}"], [points[0]]
     for a, b in itertools.pairwise(points):
         bend = (a[0] + b[0]) / 2
         if is_beside:
             bend = right = right + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
         words.append(f"C{_told((bend, a[1]))} {_told((bend, b[1]))} {_told(b)}")
+        on_it += _bezier(a, bend, b)
     return Curve(
         path=" ".join(words),
-        middle=middle,
+        points=on_it,
+        words=on_it[len(on_it) // 2],
         right=right,
         bottom=max(y for _, y in points),
     )
+
+
+def _bezier(a: Point, bend: float, b: Point) -> list[Point]:
+    """Return points from a to b, both of whose handles are level with them."""
+    found = []
+    for step in range(1, _POINTS + 1):
+        t = step / _POINTS
+        near, far = (1 - t) ** 2 * (1 + 2 * t), t**2 * (3 - 2 * t)
+        x = (1 - t) ** 3 * a[0] + 3 * t * (1 - t) * bend + t**3 * b[0]
+        found.append((x, near * a[1] + far * b[1]))
+    return found
 
 
 def _told(point: Point) -> str:

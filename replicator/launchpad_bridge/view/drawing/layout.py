@@ -13,6 +13,7 @@ from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End, arrows_o
 from replicator.launchpad_bridge.view.drawing.boxes import Box, shown, width_of
 from replicator.launchpad_bridge.view.drawing.curves import Curve, curves_of
 from replicator.launchpad_bridge.view.drawing.layers import Point, place
+from replicator.launchpad_bridge.view.drawing.words import with_words
 
 _PADDING = 12.0
 _TITLE = 22.0
@@ -107,9 +108,11 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
             workers.append(dataclasses.replace(worker, box=worker.box.moved(*by)))
             end = End(label=frame.label, name=worker.vertex.name)
             boxes[end] = workers[-1].box
-    curves = curves_of(arrows, boxes)
-    rights = [box.right + _MARGIN for box in boxes.values()]
-    bottoms = [box.bottom for box in boxes.values()]
+    curves, words = curves_of(arrows, boxes), []
+    if note_lines:
+        curves, words = with_words(curves, boxes.values())
+    rights = [box.right + _MARGIN for box in [*boxes.values(), *words]]
+    bottoms = [box.bottom for box in [*boxes.values(), *words]]
     return Layout(
         graph=graph,
         workers=workers,

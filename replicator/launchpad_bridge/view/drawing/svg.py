@@ -67,14 +67,14 @@ def _arrow(number: int, arrow: Arrow, curve: Curve) -> Iterator[str]:
     handles = len(arrow.edges)
     what = arrow.edges[0].argument if handles == 1 else f"{handles} handles"
     told = f"{_end(arrow.source)} → {_end(arrow.target)}: {what}"
-    x, y = curve.middle
+    x, y = curve.words
     yield f'<g class="arrow" data-arrow="{number}"><title>{_text(told)}</title>'
     yield (
         f'<path d="{curve.path}" fill="none" stroke="{_EDGE}" stroke-width="1.4" '
         'marker-end="url(#head)"/>'
     )
     yield (
-        f'<text class="traffic" x="{x:.1f}" y="{y - 5:.1f}" text-anchor="middle" '
+        f'<text class="traffic" x="{x:.1f}" y="{y:.1f}" text-anchor="middle" '
         f'font-size="11" fill="{_FAINT}"></text></g>'
     )
 

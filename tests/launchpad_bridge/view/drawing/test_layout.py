@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from replicator.launchpad_bridge.graph import Edge, Graph, Vertex, graph_of
+from replicator.launchpad_bridge.view.drawing.boxes import Box
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
-from tests.launchpad_bridge.view.drawing.programs_to_draw import SHAPES, rows, training
+from tests.launchpad_bridge.view.drawing.programs_to_draw import (
+    SHAPES,
+    forty,
+    rows,
+    training,
+)
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
@@ -90,6 +96,35 @@ def test_all_arrows_are_within_the_picture_also_one_to_its_own_node(note_lines):
             for x, y in points_of(curve.path):
                 assert 0 <= x < layout.width
                 assert 0 <= y < layout.height
+
+
+def words_of(layout):
+    """Return about the room of the words beside each arrow: "38.5/s · 949 kB/s"."""
+    return [
+        Box(x=x - 48, y=y - 10, width=96, height=12)
+        for x, y in (curve.words for _, curve in layout.arrows)
+    ]
+
+
+# Of forty nodes that call each other at random, some arrows have no free place.
+@pytest.mark.parametrize(
+    "shape", [shape for shape in SHAPES if shape is not forty], ids=lambda s: s.__name__
+)
+def test_no_line_runs_through_words_and_no_words_through_others(shape):
+    layout = lay_out(graph_of(shape()), note_lines=3)
+    words = words_of(layout)
+    lines = [point for _, curve in layout.arrows for point in points_of(curve.path)]
+    for box in words:
+        assert box.x >= 0
+        assert box.right <= layout.width
+        assert box.y >= 0
+        assert box.bottom <= layout.height
+        assert not [
+            (x, y) for x, y in lines if box.x < x < box.right and box.y < y < box.bottom
+        ]
+        assert not any(overlap(box, worker.box) for worker in layout.workers)
+    for one, other in itertools.combinations(words, 2):
+        assert not overlap(one, other)
 
 
 def drawn(pairs):
