@@ -149,6 +149,14 @@ def test_a_worker_that_its_launcher_asked_first_is_not_preempted(tmp_path):
         assert run.asked == []
 
 
+def test_a_child_that_a_node_forks_and_terminates_ends_and_stops_no_node(tmp_path):
+    with opened(tmp_path, a=nodes.terminate_child) as run:
+        run.start("a")
+        assert run.end("a").result == -signal.SIGTERM
+        assert run.end("a").outcome == "returned"
+        assert run.asked == []
+
+
 def test_a_second_sigterm_ends_a_worker_that_does_not_stop(tmp_path):
     with opened(tmp_path, a=nodes.tell_and_sleep(tmp_path / "pid")) as run:
         run.start("a")

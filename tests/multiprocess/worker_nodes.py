@@ -32,6 +32,25 @@ def fail(context):
     raise error
 
 
+def terminate_child(context):
+    """Fork as a pool does, and end that as a pool does; return how it ended."""
+    import multiprocessing
+
+    def run():
+        os.write(ready, b"x")  # a signal before this may be lost to Python's fork
+        time.sleep(1000)
+
+    reading, ready = os.pipe()
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    os.read(reading, 1)
+    child.terminate()
+    child.join(20)
+    child.kill()
+    context.stop_event.wait(0.5)
+    return child.exitcode
+
+
 def fail_in_silence(context):
     raise ValueError("a bug")
 

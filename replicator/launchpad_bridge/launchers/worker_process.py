@@ -255,6 +255,7 @@ class _Listener:
 
     def __init__(self, orders: int) -> None:
         self.stop_event = StopEvent()
+        self._pid = os.getpid()
         self.is_preempted = False  # set before the event is, and not again
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
@@ -286,6 +287,9 @@ class _Listener:
         # Runs in the main thread, once that is back in Python.
         # A second one is obeyed by the kernel.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != self._pid:  # a child that the node forked: its own end
+            os.kill(os.getpid(), number)
+            return
         with contextlib.suppress(OSError):
             self._outbox.send(STOP)
 
