@@ -19,7 +19,8 @@ replicator.distributed.initialize()  # finds the other processes, if there are a
 rep = replicator.Replicator()
 optimizer = rep.wrap_optimizer(optax.adam(1e-3))
 
-with np.load(files("replicator.cli") / "digits.npz") as found:  # 1,797 of 8×8
+with files("replicator.cli").joinpath("digits.npz").open("rb") as file:
+    found = np.load(file)  # 1,797 of 8×8
     pixels = np.float32(found["image"].reshape(-1, 64)) / 16
     digits = {"x": pixels, "y": np.int32(found["label"])}
 batches = [{k: v[i : i + 64] for k, v in digits.items()} for i in range(0, 1408, 64)]
