@@ -38,7 +38,7 @@ class Shown(NamedTuple):
     """Metrics of a form that JSON has no word for."""
 
     loss: jax.Array
-    largest: dict[str, jax.Array]
+    largest: PyTree
 
 
 def with_table(step_fn: StepFn) -> StepFn:
