@@ -3,13 +3,13 @@
 It writes what happens to it as JSON lines on standard output, each with the monotonic
 clock of the machine: `phase` when it begins to restore, to compile or to end,
 `dispatched` when a step was dispatched, `step` when its result was read, `bits` with a
-digest of the final state.
+digest of the final state, and of all metrics that its hook was ever shown.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,8 +34,29 @@ _LOOP = flags.DEFINE_enum("loop", "run", ["run", "session"], "Whose loop it is."
 _OF_EACH_STEP = {"input", "step", "save", "report"}
 
 
+class Shown(NamedTuple):
+    """Metrics of a form that JSON has no word for."""
+
+    loss: jax.Array
+    largest: PyTree
+
+
+def with_table(step_fn: StepFn) -> StepFn:
+    """Return a step that reports a table, too, in a container of its own."""
+
+    def step(state: PyTree, batch: PyTree) -> tuple[PyTree, Shown]:
+        after, metrics = step_fn(state, batch)
+        rows = batch["image"].reshape(len(batch["image"]), -1)
+        largest = replicator.Max(rows.max(0).reshape(2, -1))
+        return after, Shown(metrics["loss"], {"pixels": largest})
+
+    return step
+
+
 class Tell(Hook):
     """Tells of each step twice: dispatched, and done."""
+
+    shown = ""  # a digest of all metrics, each step's once
 
     def on_state(self, event: StateEvent) -> None:
         """Tell that a step was dispatched."""
@@ -43,7 +64,19 @@ class Tell(Hook):
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Tell that a step was done: its metrics are here."""
-        tell("step", step=event.step, loss=float(event.metrics["loss"]))
+        tell("step", step=event.step, loss=float(event.metrics.loss))
+        sha = hashlib.sha256(f"{self.shown} {event.step}".encode())
+        for leaf in (event.metrics.loss, event.metrics.largest["pixels"]):
+            sha.update(leaf.tobytes())
+        self.shown = sha.hexdigest()
+
+    def state_dict(self) -> dict[str, str]:
+        """Return what was shown so far."""
+        return {"shown": self.shown}
+
+    def load_state(self, state: dict[str, str]) -> None:
+        """Go on from what was shown before."""
+        self.shown = state["shown"]
 
 
 def tell(what: str, **fields: object) -> None:
@@ -104,14 +137,15 @@ def main(argv: list[str]) -> None:
     rep = replicator.Replicator()
     task = mlp(32) if _TASK.value == "mlp" else digits_resnet(32, width=4)
     optimizer = rep.wrap_optimizer(optax.adam(1e-3))
+    told = Tell()
     step_fn, options = (
-        replicator_step(task, optimizer),
+        with_table(replicator_step(task, optimizer)),
         {
             "init_fn": replicator_init(task, optimizer),
             "steps": _STEPS.value,
             "checkpoint_dir": _DIRECTORY.value,
             "checkpoint_every": every(n_steps=_INTERVAL.value),
-            "hooks": [Tell()],
+            "hooks": [told],
             "display": False,
         },
     )
@@ -119,7 +153,7 @@ def main(argv: list[str]) -> None:
         result = rep.run(step_fn, batches(task, 7), **options)
     else:
         result = own_loop(rep, step_fn, batches(task, 7), options)
-    tell("bits", digest=digest(result.state))
+    tell("bits", digest=f"{digest(result.state)} {told.shown}")
 
 
 if __name__ == "__main__":
