@@ -149,6 +149,14 @@ def method_of_function(name: str, function: Callable[..., Any]) -> Method:
     return Method(name, function, is_idempotent=getattr(function, _MARK, False))
 
 
+def is_offered(cls: type, name: str) -> bool:
+    """Tell whether a class is not of this library, or says what the method takes."""
+    owner = next((each for each in cls.__mro__ if name in vars(each)), None)
+    if owner is None or not owner.__module__.startswith("replicator."):
+        return True
+    return accepted_by(vars(owner)[name]) is not None
+
+
 def _declared_names(cls: type) -> Iterator[str]:
     seen: set[str] = set()
     for ancestor in cls.__mro__[:-1]:
@@ -157,9 +165,7 @@ def _declared_names(cls: type) -> Iterator[str]:
                 continue
             seen.add(name)  # a class that hides a method hides it here too
             is_public = name == "__call__" or not name.startswith("_")
-            is_ours = ancestor.__module__.startswith("replicator.")
-            is_open = not is_ours or accepted_by(attribute) is not None
-            if is_public and is_open and _is_method(attribute):
+            if is_public and is_offered(cls, name) and _is_method(attribute):
                 yield name
 
 
