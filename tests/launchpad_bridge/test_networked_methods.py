@@ -14,6 +14,7 @@ from benchmarks.rpc_attack.methods import ATTACKS
 from benchmarks.rpc_attack.offered import CALLS
 from replicator.base.accepts import accepted_by
 from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.compat.courier_node import CourierNode
 from replicator.launchpad_bridge.launchers.on_ray.address_books import OfferedRegistry
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.published import PublishedVariables
@@ -100,9 +101,11 @@ def test_what_users_add_to_a_class_of_the_library_is_offered():
     assert set(methods_of(Own(4))) == {*methods_of(lp.TrajectoryQueue(4)), "peek"}
 
 
-def test_what_only_a_node_calls_is_not_offered():
+def test_what_only_a_node_calls_is_not_offered_by_a_node_of_the_drop_in_either():
     inference = lp.InferenceServer(lambda *given: given, None)
     assert set(methods_of(inference)) == {"act", "get_version", "statistics"}
+    offered = CourierNode(lp.InferenceServer).methods(inference)
+    assert {method.name for method in offered} == set(methods_of(inference))
 
 
 @pytest.mark.parametrize("rows", [3, 1])

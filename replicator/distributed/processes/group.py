@@ -16,6 +16,7 @@ from pathlib import Path
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
+from replicator.base.host.held_folder import hold_folder
 from replicator.base.host.standard_streams import lossy_output, take_loss
 from replicator.distributed.clusters import Cluster, as_environment
 from replicator.distributed.processes.exits import count_memory_kills
@@ -98,6 +99,7 @@ def launch(
         signals_as_bytes(heard) as inbox,
         _Group(command, policy, environ, Path(folder), inbox) as group,
     ):
+        hold_folder(folder)  # until this process ends
         code = group.run()
         if loss := take_loss():
             _say(loss[0])

@@ -42,7 +42,7 @@ from replicator.launchpad_bridge.trajectories.arguments import ROWS, STATISTICS
 from replicator.launchpad_bridge.trajectories.table import Turn
 
 _MOST_ROWS = 65_536  # in a call
-_MOST_FORMS = 256  # of calls: each is compiled, and stays so
+_MOST_FORMS = 32  # of calls: each is compiled, and stays so
 _LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
 
 

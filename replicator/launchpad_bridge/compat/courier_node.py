@@ -14,7 +14,7 @@ from replicator.launchpad_bridge.nodes.courier_node import CourierNode as OurCou
 from replicator.launchpad_bridge.nodes.node import Node
 from replicator.launchpad_bridge.nodes.py_node import Worked
 from replicator.launchpad_bridge.program import Program
-from replicator.rpc.server.methods import Method, method_of_function
+from replicator.rpc.server.methods import Method, is_offered, method_of_function
 
 _HAND_OVER = "set_courier_server"
 
@@ -46,7 +46,7 @@ def know_late_arguments(program: Program) -> None:
 def _named_by_dir(instance: Any) -> Iterator[Method]:
     for name in dir(instance):
         is_public = name == "__call__" or not name.startswith("_")
-        if is_public and name != _HAND_OVER:
+        if is_public and name != _HAND_OVER and is_offered(type(instance), name):
             value = getattr(instance, name)
             if callable(value):
                 yield method_of_function(name, value)

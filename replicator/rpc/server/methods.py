@@ -151,6 +151,14 @@ def method_of_function(name: str, function: Callable[..., Any]) -> Method:
     return Method(name, function, is_idempotent=getattr(function, _MARK, False))
 
 
+def is_offered(cls: type, name: str) -> bool:
+    """Tell whether a class is not of this library, or says what the method takes."""
+    owner = next((each for each in cls.__mro__ if name in vars(each)), None)
+    if owner is None or not owner.__module__.startswith("replicator."):
+        return True
+    return accepted_by(vars(owner)[name]) is not None
+
+
 def declared_names(cls: type) -> Iterator[str]:
     """Yield the names of the public methods that a class declares."""
     seen: set[str] = set()
@@ -160,9 +168,7 @@ def declared_names(cls: type) -> Iterator[str]:
                 continue
             seen.add(name)  # a class that hides a method hides it here too
             is_public = name == "__call__" or not name.startswith("_")
-            is_ours = ancestor.__module__.startswith("replicator.")
-            is_open = not is_ours or accepted_by(attribute) is not None
-            if is_public and is_open and _is_method(attribute):
+            if is_public and is_offered(cls, name) and _is_method(attribute):
                 yield name
 
 
