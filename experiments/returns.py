@@ -33,11 +33,10 @@ class Returns:
         self._path = None if folder is None else folder / name
         self._lock = threading.Lock()
         self.episodes: list[tuple[int, float]] = []
-        if self._path is not None and self._path.exists():
+        if self._path is not None:
+            played = _read(self._path) if self._path.exists() else []
             self.episodes = [
-                each
-                for each in _read(self._path)
-                if updates is None or each[0] <= updates
+                each for each in played if updates is None or each[0] <= updates
             ]
             Disk().replace_file(self._path, _lines(self.episodes).encode())
 
