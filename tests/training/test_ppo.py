@@ -22,16 +22,9 @@ def in_session(rep, step_fn, given, **options):
     return session.result.state, metrics
 
 
-@pytest.mark.parametrize(
-    ("train", "n"),
-    [
-        (in_run, 8),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((in_run, 1), (in_session, 1), (in_session, 8))
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [in_run, in_session])
+@pytest.mark.parametrize("n", [1, 8])
 def test_ppo_is_that_of_plain_jax(train, n):
     expected, reported = by_hand(ppo, batches(3))
     rep = replicas(n)

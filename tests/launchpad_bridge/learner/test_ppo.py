@@ -10,7 +10,8 @@ from tests.steps import assert_close
 TIMEOUT_S = 60.0
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 8])
 def test_a_learner_s_ppo_is_that_of_plain_jax(n):
     rows = played(2, init_params(None))
     expected, reported = by_hand(ppo_learner, rows)
