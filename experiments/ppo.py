@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
@@ -86,12 +87,19 @@ class Ppo:
             trace=self.trace,
         )
         rows = {"observation": observation[:, :-1], "first": first[:, :-1]}
-        metrics = {}
-        for part in range(self.epochs * self.minibatches):
-            at = slice(part % self.minibatches, None, self.minibatches)
-            minibatch = jax.tree.map(lambda leaf, at=at: leaf[:, at], (rows, steps))
-            state, metrics = self._update(state, *minibatch)
-        return state, metrics
+        parts = jax.tree.map(self._parts, (rows, steps))
+
+        def update(state: dict[str, PyTree], part: Array) -> tuple[Any, Any]:
+            return self._update(state, *jax.tree.map(lambda leaf: leaf[part], parts))
+
+        order = jnp.tile(jnp.arange(self.minibatches), self.epochs)
+        state, metrics = jax.lax.scan(update, state, order)
+        return state, jax.tree.map(lambda leaf: leaf[-1], metrics)
+
+    def _parts(self, leaf: Array) -> Array:
+        """Return every so many steps, [minibatches, b, t / minibatches, ...]."""
+        b, _, *rest = leaf.shape
+        return jnp.moveaxis(leaf.reshape(b, -1, self.minibatches, *rest), 2, 0)
 
     def _update(
         self, state: dict[str, PyTree], rows: dict[str, Array], steps: Steps
