@@ -319,11 +319,7 @@ def check_word(name: str, value: object, words: tuple[str, ...]) -> None:
 
 
 def check_not_async(name: str, function: Any) -> None:
-    """Refuse a coroutine's function where nobody awaits what it returns.
-
-    Raises:
-      ArgumentError: It is one.
-    """
+    """Refuse a coroutine's function, by an `ArgumentError`: nobody awaits its end."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentError(
             f"`{name}` must be a plain function, got `async def` "

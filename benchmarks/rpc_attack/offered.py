@@ -47,6 +47,7 @@ _ACT: dict[str, Any] = {
     "first": np.ones(2, bool),
     "core": (),
     "key": np.zeros(2, np.uint32),
+    "place": np.zeros(2, np.int32),
 }
 _GET: dict[str, Any] = {"names": ["params"], "newer_than": 0, "timeout_s": 0.0}
 _GET_VERSION: dict[str, Any] = {"version": 0, "timeout_s": 0.0}

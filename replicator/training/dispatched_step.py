@@ -1,13 +1,16 @@
 """One dispatch of a run's step, as the loop keeps it until its metrics are shown."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from replicator.base.to_host import to_host
 from replicator.base.types import PyTree
+from replicator.errors import ArgumentError
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import ProgressNumbers
 from replicator.training.hooks.hook import MetricsEvent
@@ -73,3 +76,48 @@ class DispatchedCall:
             )
             for index in range(self.steps)
         ]
+
+
+def call_of_before(
+    progress: ProgressNumbers, position: Any, phases: Phases
+) -> DispatchedCall:
+    """Return the last call of a run that was cut: its metrics were shown there."""
+    return DispatchedCall(
+        last_step=progress.step,
+        steps=1,
+        stacked=False,
+        examples_before=0,
+        examples=0,
+        progress=progress,
+        metrics=None,
+        position=position,
+        phases=phases,
+        was_read=True,
+        was_admitted=True,
+        was_shown=True,
+    )
+
+
+def joined(
+    metrics: PyTree, beside: Mapping[str, PyTree], *, lead: tuple[int, ...]
+) -> dict[str, PyTree]:
+    """Return the metrics of a step, and others that the host knows.
+
+    Args:
+      metrics: Of the step. Of a name that both have the step's is taken: one of them
+        stands for all where the devices are waited for.
+      beside: The others, of one step.
+      lead: The axis in front of the step's, if there is one.
+
+    Raises:
+      ArgumentError: The step's have no names.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ArgumentError(
+            "`step_fn` must return a dict of metrics for others to stand beside "
+            f"them, got {type(metrics).__name__}. Name each metric."
+        )
+    others = {name: each for name, each in beside.items() if name not in metrics}
+    return {**metrics} | jax.tree.map(
+        lambda leaf: np.broadcast_to(leaf, (*lead, *np.shape(leaf))), others
+    )

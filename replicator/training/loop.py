@@ -27,7 +27,7 @@ from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers
 from replicator.monitoring.writers.writer import check_names
 from replicator.training.best_metric import BestSoFar
-from replicator.training.dispatched_step import DispatchedCall
+from replicator.training.dispatched_step import DispatchedCall, call_of_before, joined
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.finite_check import FiniteCheck
@@ -128,20 +128,8 @@ class Loop:
         if self._agreed_time is not None:
             now_s = self._agreed_time.at(self.step, now_s)
         numbers = {"step": self.step, "steps": self._plan.steps}
-        return DispatchedCall(
-            last_step=self.step,
-            steps=1,
-            stacked=False,
-            examples_before=0,
-            examples=0,
-            progress=ProgressNumbers(**numbers, time_s=now_s),
-            metrics=None,
-            position=position,
-            phases=self._phases,
-            was_read=True,
-            was_admitted=True,
-            was_shown=True,
-        )
+        progress = ProgressNumbers(**numbers, time_s=now_s)
+        return call_of_before(progress, position, self._phases)
 
     @property
     def goes_on(self) -> bool:
@@ -211,7 +199,8 @@ class Loop:
         self.begin_step()
         state, metrics = step(self.state, batch)
         if beside:
-            metrics = self._joined(metrics, beside, batch.steps)
+            lead = (batch.steps,) if self._plan.steps_per_call > 1 else ()
+            metrics = joined(metrics, beside, lead=lead)
         self.after(
             state,
             metrics,
@@ -269,19 +258,6 @@ class Loop:
                 phase = hook.phase
                 self._phases.enter(phase, step=self.step)
             hook.on_state(event)
-
-    def _joined(self, metrics: PyTree, beside: Mapping[str, PyTree], steps: int) -> Any:
-        if not isinstance(metrics, Mapping):
-            raise ArgumentError(
-                "`step_fn` must return a dict of metrics for others to stand beside "
-                f"them, got {type(metrics).__name__}. Name each metric."
-            )
-        lead = (steps,) if self._plan.steps_per_call > 1 else ()
-        # The step's first: one of them stands for all where the devices are waited for.
-        others = {name: each for name, each in beside.items() if name not in metrics}
-        return {**metrics} | jax.tree.map(
-            lambda leaf: np.broadcast_to(leaf, (*lead, *np.shape(leaf))), others
-        )
 
     def require_end_of_plan(self) -> None:
         """Refuse an input that ended while there are steps to do.

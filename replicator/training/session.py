@@ -201,8 +201,7 @@ class Session:
     def steps(self) -> Iterator[int]:
         """Yield the number of each step to be made, until the run ends.
 
-        For batches that come from elsewhere, a queue or actors: where those go on is
-        not saved.
+        For batches from elsewhere, a queue or actors: where those go on is not saved.
 
         Raises:
           Exception: Whatever the end of the run raised.
@@ -221,8 +220,7 @@ class Session:
 
         Args:
           batch: Of `batches()`, once; or your own, as a compiled step takes it.
-          metrics: A dict of numbers that the loop knows, an environment's returns say,
-            equal in all processes: shown beside the step's, whose own count.
+          metrics: Numbers that the loop knows, by name, shown beside the step's.
 
         Returns:
           The metrics, on the devices: to read them is to wait for the step.

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from benchmarks.runs.killed_learner import Outcome, cases, problems
-from benchmarks.runs.learner_program import STEPS
+from benchmarks.runs.learner_program import BATCH, STEPS, UNROLL
+
+PLAYED = {"environment_steps": 0.75 * STEPS * BATCH * UNROLL, "episodes": 9}
+
+
+def result(*, updates=STEPS, played=PLAYED):
+    return {"step": STEPS, "variables": {"updates": updates}, "metrics": played}
 
 
 def lines(attempt, steps, lag=1.0):
@@ -18,7 +24,7 @@ def outcome(**changes):
     """Return a run whose learner was killed after update 57 and went back to 50."""
     good = Outcome(
         lines=lines(0, range(1, 58)) + lines(1, range(51, STEPS + 1)),
-        result={"step": STEPS, "variables": {"updates": STEPS}},
+        result=result(),
         restarts={"learner": 1},
         durable=50,
     )
@@ -27,9 +33,8 @@ def outcome(**changes):
 
 BAD = {
     "other bits|did not end": {"problem": "It did not end."},
-    "and 121 updates at its end": {
-        "result": {"step": STEPS, "variables": {"updates": STEPS + 1}}
-    },
+    "and 121 updates at its end": {"result": result(updates=STEPS + 1)},
+    "played": {"result": result(played=PLAYED | {"environment_steps": 1.0})},
     "was not started again": {"restarts": {}},
     "made the updates": {"lines": lines(0, [1, 2, 2, 3])},
     "57 were done, 50 durable": {

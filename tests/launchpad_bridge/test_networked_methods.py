@@ -111,5 +111,6 @@ def test_what_only_a_node_calls_is_not_offered_by_a_node_of_the_drop_in_either()
 @pytest.mark.parametrize("rows", [3, 1])
 def test_rows_that_do_not_fit_each_other_join_no_batch(rows):
     inference = lp.InferenceServer(lambda *given: given, None)
+    first, key, place = np.ones(2, bool), np.zeros(2, np.uint32), np.zeros(2, np.int32)
     with pytest.raises(ArgumentError, match="must have 2 rows, as `first` has"):
-        inference.act(np.ones((rows, 3)), np.ones(2, bool), (), np.zeros(2, np.uint32))
+        inference.act(np.ones((rows, 3)), first, (), key, place)

@@ -15,7 +15,7 @@ same: a turn is a function of actor, number and version.
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from replicator.launchpad_bridge.trajectories.table import (
     Turn,
 )
 from replicator.launchpad_bridge.trajectories.turn_order import TurnOrder
+from replicator.launchpad_bridge.trajectories.turn_progress import Held, Progress
 
 _BATCHES_BEYOND_LAG = 2  # the one that is taken next, and the one after it
 
@@ -106,7 +107,7 @@ class TrajectoryTurns:
         # moment. Actors wait for each other's turns anyway.
         self._changed = threading.Condition()
         self._memory: RowMemory | None = None
-        self._progress: _Progress | None = None  # None until `begin`
+        self._progress: Progress | None = None  # None until `begin`
         self._counts = {"inserted": 0, "taken": 0, "ignored": 0, "ahead": 0}
         self._begun = 0
 
@@ -164,7 +165,7 @@ class TrajectoryTurns:
                 return self._turn_of(now, actor, with_snapshot=True)
             self._memory = checked.memory
             self._memory.write(self._slots(turn, 1), checked.leaves)
-            now.held[turn] = _Held(snapshot, [float(each) for each in episodes])
+            now.held[turn] = Held(snapshot, [float(each) for each in episodes])
             now.next_of[actor] += 1
             self._counts["inserted"] += self._order.rows_per_turn
             self._changed.notify_all()
@@ -244,7 +245,7 @@ class TrajectoryTurns:
         cut = cut or Cut(batch=0, snapshots=dict.fromkeys(self._order.actors))
         self._order.check_cut(cut)
         with self._changed:
-            self._progress = _Progress(self._order, cut, self._most_turns)
+            self._progress = Progress(self._order, cut, self._most_turns)
             self._begun += 1
             self._changed.notify_all()
 
@@ -271,7 +272,7 @@ class TrajectoryTurns:
                 **checks,
             }
 
-    def _take_next(self, now: "_Progress") -> Taken:
+    def _take_next(self, now: Progress) -> Taken:
         turns = self._order.turns_of_batch(now.batch)
         assert self._memory is not None, "a batch is there, so somebody made it"
         trajectories = self._memory.read(self._slots(turns.start, len(turns)))
@@ -296,7 +297,7 @@ class TrajectoryTurns:
         rows = self._order.rows_per_turn
         return np.arange(start * rows, (start + count) * rows)
 
-    def _turn_of(self, now: "_Progress", actor: str, *, with_snapshot: bool) -> Turn:
+    def _turn_of(self, now: Progress, actor: str, *, with_snapshot: bool) -> Turn:
         number = now.next_of[actor]
         return Turn(
             number=number,
@@ -342,7 +343,7 @@ class TrajectoryTurns:
             f"variables, got {version}. Do what `turn` of the table says."
         )
 
-    def _check_oldest(self, now: "_Progress", oldest: int | None) -> None:
+    def _check_oldest(self, now: Progress, oldest: int | None) -> None:
         version = self._order.version_of_batch(now.batch)
         if oldest is not None and oldest > version:
             raise ArgumentError(
@@ -350,56 +351,3 @@ class TrajectoryTurns:
                 f"{now.batch}, got {oldest}. Bound the policy lag by "
                 f"{self._order.lag} or more."
             )
-
-
-class _Held(NamedTuple):
-    """What is known of a turn beside its rows."""
-
-    snapshot: bytes | None
-    episodes: Sequence[float]
-
-
-class _Progress:
-    """Where batches and actors stand since the last `begin`.
-
-    Attributes:
-      batch: The number of the next one.
-      at_batch: What each actor was after its last turn before that.
-      next_of: The number of the next turn to be inserted, by actor.
-      held: Turns that wait.
-      end_turn: The first one that there is no room for.
-    """
-
-    def __init__(self, order: TurnOrder, cut: Cut, most_turns: int) -> None:
-        self.batch = cut.batch
-        self.at_batch = dict(cut.snapshots)
-        self.next_of = {
-            actor: order.number_at_batch(actor, cut.batch) for actor in order.actors
-        }
-        self.held: dict[int, _Held] = {}
-        self.end_turn = order.turns_of_batch(cut.batch).start + most_turns
-
-    def is_ready(self, order: TurnOrder) -> bool:
-        """Return whether all turns of the next batch are there."""
-        return all(turn in self.held for turn in order.turns_of_batch(self.batch))
-
-    def pass_batch(self, order: TurnOrder) -> list[float]:
-        """Go on to the next batch; return the episodes that ended in this one."""
-        episodes: list[float] = []
-        for turn in order.turns_of_batch(self.batch):
-            held = self.held.pop(turn)
-            self.at_batch[order.actor_of(turn)] = held.snapshot
-            episodes += held.episodes
-        self.batch += 1
-        self.end_turn += order.turns_per_batch
-        return episodes
-
-    def snapshot_of(self, order: TurnOrder, actor: str) -> bytes | None:
-        """Return what an actor was after its last turn."""
-        last = self.held.get(order.turn_of(actor, self.next_of[actor] - 1))
-        return self.at_batch[actor] if last is None else last.snapshot
-
-    def awaited(self, order: TurnOrder) -> str:
-        """Name the first turn that is not there."""
-        actor = min(order.actors, key=lambda one: order.turn_of(one, self.next_of[one]))
-        return f"turn {self.next_of[actor]} of {actor}"

@@ -208,15 +208,15 @@ def test_actors_wait_for_an_inference_node_that_starts_again(caplog, tmp_path):
 
 def test_calls_of_new_forms_are_compiled_to_a_number(monkeypatch):
     monkeypatch.setattr(inference, "_MOST_FORMS", 2)
-    made, key = server(), np.zeros(2, np.uint32)
+    made, ids = server(), (np.zeros(2, np.uint32), np.zeros(2, np.int32))
     wrong, first, core = seen(0)
     with pytest.raises(Exception, match="place"):  # of no policy: it counts for none
-        made.act({"elsewhere": wrong["place"]}, first, core, key)
+        made.act({"elsewhere": wrong["place"]}, first, core, *ids)
     for size in (1, 2):
-        made.act(*seen(0, size), key)
+        made.act(*seen(0, size), *ids)
     with pytest.raises(ArgumentError, match="`observation` must be of at most 2 forms"):
-        made.act(*seen(0, 3), key)
-    made.act(*seen(1, 2), key)
+        made.act(*seen(0, 3), *ids)
+    made.act(*seen(1, 2), *ids)
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
