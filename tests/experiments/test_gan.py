@@ -99,6 +99,7 @@ def assert_law_1(gan, batch, **choices):
     assert report.left_out == ()
 
 
+@pytest.mark.slow
 def test_a_step_is_the_same_on_eight_replicas_in_two_microbatches():
     one, many = (
         stepped(num_replicas=replicas, accumulate=accumulate)[1]

@@ -41,6 +41,7 @@ def test_acting_and_learning_in_turn_finishes_episodes():
     assert {gained for _, gained in found.returns} == {-1.0, 1.0}
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_and_learns_the_same():
     first, second = (run_process(replicator.Replicator(1), SMALL, 3) for _ in range(2))
     assert first.returns == second.returns
@@ -61,7 +62,8 @@ def test_a_seed_goes_on_from_where_it_was_killed(scale, tmp_path):
     assert run_folder.last_saved(tmp_path / "seed-0") == 5
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 8])
 def test_anakin_is_the_same_on_any_number_of_replicas(replicas):
     def ran(replicas):
         rep = replicator.Replicator(replicas)
@@ -100,6 +102,7 @@ def test_what_is_learned_from_trajectories_does_not_depend_on_replicas():
     )
 
 
+@pytest.mark.slow
 def test_a_program_finishes_episodes_and_learns():
     found = run_program(replicator.Replicator(1), SMALL, seed=0)
     assert {gained for _, gained in found.returns} <= {-1.0, 1.0}

@@ -27,7 +27,11 @@ def abstract(*args, **kwargs):
 
 @pytest.mark.parametrize(
     ("depth", "expected"),
-    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032)],
+    [
+        (18, 11_689_512),
+        (34, 21_797_672),
+        pytest.param(50, 25_557_032, marks=pytest.mark.slow),
+    ],
 )
 def test_parameters_are_as_many_as_published(depth, expected):
     shapes = jax.tree.leaves(nnx.state(abstract(depth, 1000), nnx.Param))

@@ -93,6 +93,7 @@ def test_it_makes_its_updates_from_what_actors_insert():
     assert np.isfinite(result["metrics"]["loss"])
 
 
+@pytest.mark.slow
 def test_states_and_variables_are_freed_with_the_program_and_no_collector_comes():
     def init_fn(key):
         return learning.init_fn(key) | {"large": jnp.zeros(5_000)}
