@@ -161,9 +161,13 @@ def _run_asked(
     totals = _learned(step, state, batch, key) if show != "norm" else None
     ways = [_asking(show, state, totals, is_place_made=made) for made in (True, False)]
     ways += [state] * (show == "norm")
+    leaves = jax.tree.leaves((state, batch))
+    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    # Traced by itself, a step that fails leaves no effects behind in this trace.
+    tried = jax.jit(step, inline=True) if is_traced else step
     for asking in ways[:-1]:
         try:
-            return step(asking, batch, key)
+            return tried(asking, batch, key)
         except ReplicatorError:
             raise
         except Exception:  # of JAX's errors; one of the step's own comes again

@@ -585,12 +585,17 @@ def test_a_run_updates_within_what_jax_calls_as_a_compiled_step_does(around, sho
         updates, opt = optimizer.update(state[0] - row, state[1], state[0])
         return state[0] + updates, opt
 
+    calls = []
+
     def step_fn(state, batch):
+        jax.debug.callback(lambda: calls.append(None))
         return around(update, state, batch[0]), {}
 
     expected, _ = rep.compile(step_fn)(rep.init(init_fn), rows[None])
     ran = rep.run(step_fn, [rows[None]], init_fn=init_fn, steps=1, display=False)
     assert_equal_bits(ran.state, expected)
+    jax.effects_barrier()
+    assert len(calls) == 2  # what was tried, and failed, calls nobody
     norm = ran.metrics.get("gradient_norm")
     assert (None if norm is None else np.shape(norm)) == shown
     assert norm is None or np.all(np.asarray(norm) > 0)
