@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -176,7 +177,7 @@ def train(
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
-        checkpoint_dir=config.checkpoint_dir or None,
+        checkpoint_dir=Path(kept) / "checkpoints" if kept else None,
         checkpoint_every=every(seconds=60),
         hooks=[StateCallback(show, every(n_steps=max(1, config.steps // _SAMPLES)))],
     ) as session:

@@ -34,6 +34,9 @@ KEYS = {
 }
 
 
+OWN = ["--bfloat16", "--attention=8", "--discriminator_steps=2", "--accumulate=2"]
+
+
 def command(directory, *flags):
     done = subprocess.run(
         [
@@ -55,7 +58,7 @@ def command(directory, *flags):
 def trained(tmp_path_factory):
     """A run of two steps: its folder, and its last line."""
     directory = tmp_path_factory.mktemp("biggan")
-    return directory, command(directory, "--steps=2", "--bfloat16", "--attention=8")
+    return directory, command(directory, "--steps=2", *OWN)
 
 
 @pytest.mark.slow
@@ -74,8 +77,7 @@ def test_the_command_trains_draws_and_judges(trained):
 @pytest.mark.slow
 def test_it_goes_on_from_its_checkpoint(trained):
     directory, _ = trained
-    flags = ["--steps=4", "--bfloat16", "--attention=8", "--discriminator_steps=2"]
-    command(directory, *flags, "--accumulate=2", "--truncation=0.7")
+    command(directory, "--steps=4", *OWN, "--truncation=0.7")
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     steps = [record["step"] for record in map(json.loads, lines) if "step" in record]
     assert max(steps) == 4

@@ -75,6 +75,7 @@ def test_a_run_that_was_killed_goes_on_and_one_that_ended_begins_anew(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_trains_each_time(tmp_path):
     for _ in range(2):
         done = run_demo(tmp_path, "--width=1", "--steps=3")

@@ -129,7 +129,7 @@ STRATEGIES = {
 @pytest.mark.parametrize(
     ("name", "accumulate"),
     [
-        ("fsdp", (1,)),
+        pytest.param("fsdp", (1,), marks=pytest.mark.nightly),
         pytest.param("data_parallel", (1, 2), marks=pytest.mark.nightly),
         pytest.param("zero1", (1,), marks=pytest.mark.nightly),
         pytest.param("zero1", (2,), marks=pytest.mark.nightly),

@@ -126,7 +126,9 @@ def test_an_episode_is_shown_from_its_first_picture_to_its_last():
         ["--scale=anakin"],
         # Threads share one lock of Python: a minute and a half.
         pytest.param(["--scale=program"], marks=pytest.mark.nightly),
-        ["--scale=program", "--launch_type=processes"],
+        pytest.param(
+            ["--scale=program", "--launch_type=processes"], marks=pytest.mark.nightly
+        ),
         pytest.param(["--scale=program", "--launch_type=ray"], id="ray"),
     ],
 )

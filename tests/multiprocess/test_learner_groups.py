@@ -99,7 +99,14 @@ class TermOnce(Hook):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("processes", "rank"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("processes", "rank"),
+    [
+        (1, 0),
+        pytest.param(2, 0, marks=pytest.mark.nightly),
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_preempted_learner_is_saved_and_goes_on_with_the_same_bits(
     processes, rank, tmp_path
 ):
