@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 from replicator.base.types import Key, PyTree
 from replicator.collectives.all_reduce import all_reduce
@@ -161,18 +162,21 @@ def _run_asked(
     totals = _learned(step, state, batch, key) if show != "norm" else None
     ways = [_asking(show, state, totals, is_place_made=made) for made in (True, False)]
     ways += [state] * (show == "norm")
+    *others, last = ways
     leaves = jax.tree.leaves((state, batch))
-    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-    # Traced by itself, a step that fails leaves no effects behind in this trace.
-    tried = jax.jit(step, inline=True) if is_traced else step
-    for asking in ways[:-1]:
+    is_traced = any(isinstance(leaf, Tracer) for leaf in leaves)
+    for asking in others:
         try:
-            return tried(asking, batch, key)
+            if not is_traced:  # to be debugged: on values, and once
+                return step(asking, batch, key)
+            # By itself: a trace that fails half-way would leave its effects here.
+            jax.eval_shape(step, asking, batch, key)
         except ReplicatorError:
             raise
         except Exception:  # of JAX's errors; one of the step's own comes again
             continue
-    return step(ways[-1], batch, key)
+        return step(asking, batch, key)
+    return step(last, batch, key)
 
 
 def _asking(
