@@ -76,7 +76,7 @@ BARS = (
     _bar("batch_norm", "bytes_ratio", "<=", 1.0),
     _bar("batch_norm", "fast_time_ratio", "<=", 1.3),
     _bar("rpc_fuzz", "failures", "==", 0),
-    _bar("house", "root_modules", "<=", 9),
+    _bar("house", "root_modules", "<=", 6),
     _bar("house", "largest_folder", "<=", 14),
     _bar("house", "circles", "==", 0),
     _bar("rpc_attack", "failures", "==", 0),
