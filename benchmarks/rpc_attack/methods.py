@@ -201,6 +201,7 @@ def _rendezvous(offered: Offered) -> None:
     """Greet process 0 of a group with what no process of it says."""
     port = offered.place("rendezvous")
     good = {"process_id": 1, "num_processes": 2, "host": "x", "patience_s": 1.0}
+    good |= {"clock_s": 1.0, "has_tls": False}
     bad = [1e999, float("nan"), -1, 10**300, "x" * 900, [[]], None, {"a": 1}, True]
     with offered.grows_little():
         for name, value in itertools.product(good, bad):

@@ -21,8 +21,8 @@ import numpy as np
 import replicator.launchpad_bridge as lp
 from replicator.base.host.fake_devices import fake_devices
 from replicator.distributed.clusters import Cluster
+from replicator.distributed.meeting.server import serve as serve_rendezvous
 from replicator.distributed.processes.ports import free_port
-from replicator.distributed.rendezvous_server import serve as serve_rendezvous
 from replicator.errors import DistributedError
 from replicator.launchpad_bridge.acting import InferenceServer
 from replicator.launchpad_bridge.launchers.on_ray import address_books

@@ -21,7 +21,7 @@ from benchmarks.rpc_attack.attack import (
     within,
 )
 from benchmarks.rpc_attack.offered import BATCH, CALLS, ROWS
-from replicator.distributed.roster import Hello
+from replicator.distributed.meeting.roster import Hello
 from replicator.errors import RpcError
 from replicator.rpc.client.client import Client
 from replicator.rpc.protocols import Connection, Kind
@@ -184,7 +184,14 @@ def _use_others(offered: Offered) -> None:
 
 def use_rendezvous(offered: Offered) -> None:
     """Be process 1 of the group, which then has met."""
-    hello = Hello(process_id=1, num_processes=2, host="here", patience_s=LONG_S)
+    hello = Hello(
+        process_id=1,
+        num_processes=2,
+        host="here",
+        patience_s=LONG_S,
+        clock_s=time.time(),
+        has_tls=False,
+    )
     for _ in range(20):  # while it begins anew
         with contextlib.suppress(OSError):
             heard = say(offered.place("rendezvous"), hello.to_line())

@@ -20,7 +20,14 @@ from replicator.distributed.coordination import (
 )
 from replicator.distributed.hosts import note_hosts
 from replicator.distributed.leaving import leave_at_once_after_an_exception
-from replicator.distributed.rendezvous import meet, resolve
+from replicator.distributed.meeting.coordinator_tls import (
+    check_own_certificate,
+    coordinator_tls,
+    makes_certificates,
+    own_certificate,
+)
+from replicator.distributed.meeting.meet import meet, resolve
+from replicator.distributed.meeting.run_secret import find_secret
 from replicator.distributed.tpu_metadata import with_tpu_metadata
 from replicator.errors import ArgumentError, TooLateError, check_count, check_number
 
@@ -38,6 +45,7 @@ def initialize(
     *,
     timeout_s: float = 300.0,
     heartbeat_s: int = 100,
+    insecure: bool = False,
 ) -> Cluster | None:
     """Join the other processes of this run; all of them must call it.
 
@@ -46,9 +54,12 @@ def initialize(
     or SLURM (`docs/clusters.md`); where there is none, or only one process, nothing
     happens. Calling it again with the same group does nothing.
 
-    The coordination service in process 0 listens on the address of `coordinator`, or on
-    that of `REPLICATOR_COORDINATOR_BIND`, never on all interfaces. It trusts whoever
-    reaches it: keep its network private.
+    Where `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other
+    that they know it, here and, from jax 0.12 on, to JAX's coordination service (with
+    `jax-replicator[grpc]`, which makes its certificates). Where there is none, whoever
+    reaches the coordinator can join: a warning says so beyond this host, and
+    `REPLICATOR_REQUIRE_SECRET=1` refuses it. Process 0 listens on the address of
+    `coordinator`, or on that of `REPLICATOR_COORDINATOR_BIND`, never on all interfaces.
 
     Args:
       coordinator: `host:port` that process 0 listens on and all others reach.
@@ -57,6 +68,8 @@ def initialize(
       timeout_s: How long to wait for the others.
       heartbeat_s: After how many seconds of silence a process counts as dead; all
         others then abort.
+      insecure: Whether a group of several hosts may go on where this process cannot
+        make certificates.
 
     Returns:
       The group, and which process this is; None where there is no other process.
@@ -66,6 +79,8 @@ def initialize(
       TooLateError: JAX has started, or this process is in another group already.
       DistributedTimeoutError: Somebody did not come in time; says who.
       DistributedError: The processes do not fit each other, or process 0 cannot listen.
+      AuthenticationError: The secret cannot be read, is another one than process 0's,
+        or is missing where it is required.
 
     >>> initialize("10.0.0.1:8482", 4, process_id=2)          # doctest: +SKIP
     """
@@ -84,7 +99,7 @@ def initialize(
             "`initialize` must be called before JAX starts, got a process that already "
             "uses devices. Call it before the first array or `jax.devices()`."
         )
-    _join(cluster, timeout_s, heartbeat_s)
+    _join(cluster, timeout_s, heartbeat_s, insecure=insecure)
     _joined = cluster
     return cluster
 
@@ -125,30 +140,44 @@ def _check_same(cluster: Cluster | None) -> Cluster | None:
     )
 
 
-def _join(cluster: Cluster, timeout_s: float, heartbeat_s: int) -> None:
+def _join(
+    cluster: Cluster, timeout_s: float, heartbeat_s: int, *, insecure: bool
+) -> None:
     bind_host = os.environ.get(BIND_VARIABLE) or cluster.host
     bind_address = join_address(bind_host, cluster.port)
     check_address(BIND_VARIABLE, bind_address)
+    secret = find_secret(bind_host, insecure=insecure, speaks=cluster.process_id == 0)
+    check_own_certificate()
+    certified_by = secret if makes_certificates(secret) else None
     started_s = time.monotonic()
-    hosts = meet(cluster, bind_host=bind_host, timeout_s=timeout_s)
+    hosts = meet(
+        cluster,
+        bind_host=bind_host,
+        timeout_s=timeout_s,
+        secret=secret,
+        has_tls=certified_by is not None or own_certificate() is not None,
+    )
     _log.info("process %d of %s", cluster.process_id, hosts)
     _configure_cpu()
     if cluster.process_id == 0:
         bind_address = join_address(resolve(bind_host), cluster.port)
-    jax.distributed.initialize(
-        cluster.coordinator,
-        cluster.num_processes,
-        cluster.process_id,
-        cluster.local_devices,
-        # What is to be found has been: JAX would ask Kubernetes and metadata servers.
-        cluster_detection_method="deactivate",
-        # All are here by now; JAX's own wait is only for the last few milliseconds.
-        initialization_timeout=max(
-            10, round(timeout_s - (time.monotonic() - started_s))
-        ),
-        heartbeat_timeout_seconds=heartbeat_s,
-        coordinator_bind_address=bind_address,
-    )
+    with coordinator_tls(certified_by) as certificates:
+        jax.distributed.initialize(
+            cluster.coordinator,
+            cluster.num_processes,
+            cluster.process_id,
+            cluster.local_devices,
+            # What is to be found has been: JAX would ask Kubernetes and metadata
+            # servers.
+            cluster_detection_method="deactivate",
+            # All are here by now; JAX's own wait is only for the last milliseconds.
+            initialization_timeout=max(
+                10, round(timeout_s - (time.monotonic() - started_s))
+            ),
+            heartbeat_timeout_seconds=heartbeat_s,
+            coordinator_bind_address=bind_address,
+            **certificates,
+        )
     note_hosts(hosts)
     leave_at_once_after_an_exception()
 

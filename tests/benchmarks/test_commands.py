@@ -36,6 +36,7 @@ TINY = {
         *("--only=replay", "--only=half_open", "--only=page_", "--only=folders"),
         *("--only=strangers_at", "--only=ranges_for", "--only=waiting_inserts"),
     ],
+    "join_attack": ["--only=replaying", "--only=another_runs", "--pairs=1"],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
     "rpc_soak": [
         *("--clients=8", "--client_processes=2", "--minutes=0.2", "--readings=1"),
@@ -82,6 +83,7 @@ EXACT = {
     "house": {"root_modules": 9, "largest_folder": 14, "circles": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc_attack": {"failures": 0, "total": 27},
+    "join_attack": {"failures": 0},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
     "launch_time": {},

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
+from replicator.rpc import Secret
 from tests.distributed.processes.launched import Launched, kill, script
 from tests.multiprocess.groups import at_most
 from tests.multiprocess.worker_processes import wait_until
@@ -277,6 +278,34 @@ def test_each_process_knows_its_place(tmp_path):
     [(first, *zero), (second, *one)] = places
     assert first == second
     assert (zero, one) == (["2", "0", "3"], ["2", "1", "3"])
+
+
+SECRET = (
+    "path = os.environ['REPLICATOR_RPC_SECRET_FILE']\n"
+    "print('secret', open(path, 'rb').read().hex(), oct(os.stat(path).st_mode))\n"
+)
+
+
+def test_all_processes_of_a_group_have_one_secret_and_no_other_group_has_it(tmp_path):
+    train = script(tmp_path, SECRET)
+    told = []
+    for _ in range(2):
+        with Launched("--processes", 2, train) as group:
+            assert group.wait() == 0
+        words = {line.split(" ", 1)[1] for line in group.text.splitlines()}
+        told.append([word for word in words if word.startswith("secret")])
+    assert [len(words) for words in told] == [1, 1]
+    assert told[0] != told[1]
+    assert told[0][0].endswith("0o100600")
+
+
+def test_the_secret_of_the_environment_is_handed_on(tmp_path):
+    secret = Secret.generate()
+    secret.write(tmp_path / "secret")
+    given = {"REPLICATOR_RPC_SECRET_FILE": str(tmp_path / "secret")}
+    with Launched("--processes", 1, script(tmp_path, SECRET), environ=given) as group:
+        assert group.wait() == 0
+    assert f"secret {secret._key.hex()}" in group.text
 
 
 def test_one_process_keeps_its_place_in_a_larger_group(tmp_path):

@@ -51,6 +51,7 @@ from replicator.distributed.processes.supervisor import (
 )
 from replicator.distributed.report_progress import VARIABLE, read_progress
 from replicator.errors import ArgumentError
+from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEANING_S = 10.0
@@ -97,13 +98,36 @@ def launch(
         lossy_output(),
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
         signals_as_bytes(heard) as inbox,
-        _Group(command, policy, environ, Path(folder), inbox) as group,
+        _Group(
+            command,
+            policy,
+            environ | _share_secret(policy, environ, Path(folder)),
+            Path(folder),
+            inbox,
+        ) as group,
     ):
         hold_folder(folder)  # until this process ends
         code = group.run()
         if loss := take_loss():
             _say(loss[0])
         return code
+
+
+def _share_secret(
+    policy: Policy, environ: Mapping[str, str], folder: Path
+) -> dict[str, str]:
+    """Put the run's secret where its processes read it, and say where that is.
+
+    It is that of the environment, which may be of a larger group; otherwise a new one
+    for several processes. What one process alone needs, it finds or has not.
+    """
+    secret = Secret.from_environment(environ)
+    if secret is None and policy.processes > 1:
+        secret = Secret.generate()
+    if secret is None:
+        return {}
+    secret.write(folder / "secret")
+    return {FILE_VARIABLE: str(folder / "secret")}
 
 
 class _Group:

@@ -16,6 +16,7 @@ from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.addresses.builders import AddressBook
 from replicator.launchpad_bridge.running import node_context
+from replicator.rpc.security.secret import FILE_VARIABLE
 
 _MEET_S = 120.0
 _LOOK_S = 0.01
@@ -53,6 +54,7 @@ def join_group(folder: Path, process: int, processes: int) -> None:
     # For a function that calls `initialize` itself, and for what it starts.
     os.environ.update(as_environment(cluster))
     os.environ["REPLICATOR_ATTEMPT"] = str(context.attempt)
+    os.environ[FILE_VARIABLE] = str(folder / "secret")
     initialize()
 
 

@@ -188,6 +188,16 @@ class _Reason(enum.IntEnum):
 _REMEDY = "Give both ends the same secret (and the same host and port, if any)."
 
 
+def is_hello(said: bytes) -> bool:
+    """Return whether somebody begins a handshake."""
+    return said.startswith(_HELLO)
+
+
+def is_refusal(said: bytes) -> bool:
+    """Return whether a server asked for a proof, and got something else."""
+    return said.startswith(_REFUSAL)
+
+
 def _message(kind: bytes, rest: bytes) -> bytes:
     return _LAYOUT.pack(kind, PROTOCOL_VERSION, rest)
 

@@ -1,16 +1,20 @@
-"""Make the certificates of one program: an authority, one for servers, one for clients.
+"""Make certificates: those of a program in files, or that of a member of a group.
 
-The authority's private key is never written: it signs the two and is gone, so nobody
-can sign a third. A certificate says its role twice, as extended key usage, which TLS
+A program has an authority, one certificate for servers, and one for clients. The
+authority's private key is never written: it signs the two and is gone, so nobody can
+sign a third. A certificate says its role twice, as extended key usage, which TLS
 checks, and as a name (`urn:replicator:role:client`), which our server checks: what was
 made for a client serves nobody, and a server's opens no connection. They live for days,
 not years; make new ones for the next run.
+
+The members of a group have nothing but the run's secret in common: each makes the same
+authority from it, in its memory, and signs a certificate for itself.
 """
 
 import datetime
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -18,13 +22,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, AuthenticationError
 from replicator.rpc.security.private_files import create_private
-from replicator.rpc.security.tls import ROLES, Role, Tls, role_uri
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import ROLES, Tls, role_uri
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+MEMBER_URI = "replicator://group/"
+"""What the name of a member of a group begins with, in its certificate."""
 # Clocks of hosts differ a little.
 _SKEW = datetime.timedelta(minutes=5)
+# Of a member: an hour is what the clocks of a group may differ by; and connections of a
+# run that takes months are still made anew.
+_MEMBER_SKEW = datetime.timedelta(hours=2)
+_MEMBER_LIFETIME = datetime.timedelta(days=730)
+_CURVE = ec.SECP256R1()
+_CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _USAGE = {
     "server": ExtendedKeyUsageOID.SERVER_AUTH,
     "client": ExtendedKeyUsageOID.CLIENT_AUTH,
@@ -54,29 +67,105 @@ def make_certificates(
     if lifetime <= datetime.timedelta():
         raise ArgumentError(f"`lifetime` must be positive, got {lifetime}.")
     Path(folder).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-    signing_key = ec.generate_private_key(ec.SECP256R1())
-    authority = _sign_authority(signing_key, lifetime=lifetime)
+    signing_key = ec.generate_private_key(_CURVE)
+    # Another name for each program: OpenSSL looks authorities up by name.
+    name = f"replicator program {x509.random_serial_number():x}"
+    authority = _sign_authority(signing_key, name=name, lifetime=lifetime)
     _write(Tls.in_folder(folder, "server").ca, _pem(authority))
     for role in ROLES:
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = ec.generate_private_key(_CURVE)
         names = [x509.UniformResourceIdentifier(role_uri(role))]
         if role == "server":
             names += [_host_name(host) for host in hosts]
-        leaf = _leaf(key, role, names, lifetime=lifetime)
-        certificate = leaf.issuer_name(authority.subject).sign(
-            signing_key, hashes.SHA256()
-        )
+        leaf = _leaf(key, role, names, usage=[_USAGE[role]], lifetime=lifetime)
         files = Tls.in_folder(folder, role)
-        _write(files.certificate, _pem(certificate))
+        _write(files.certificate, _pem(_signed(leaf, authority, signing_key)))
         _write(files.key, _private_pem(key))
 
 
+def make_member_certificate(secret: Secret, folder: Path) -> Tls:
+    """Write a certificate of a member of a group, its key, and its authority's.
+
+    It serves at both ends of a connection: members are not told apart.
+
+    Args:
+      secret: What all members know. The authority follows from it: its key, and so what
+        it signs for, is the same in all processes, and never written.
+      folder: Where to; only this user may write to it.
+
+    Returns:
+      The files.
+
+    Raises:
+      AuthenticationError: Others can write to the folder.
+      FileExistsError: It holds such files.
+    """
+    seed = secret.sign(b"authority 0") + secret.sign(b"authority 1")
+    # Twice as many bits as the order has: no key is likelier than another.
+    number = int.from_bytes(seed) % (_CURVE_ORDER - 1) + 1
+    signing_key = ec.derive_private_key(number, _CURVE)
+    authority = _sign_authority(
+        signing_key,
+        name=f"replicator group {secret.sign(b'name').hex()[:32]}",
+        lifetime=_MEMBER_LIFETIME,
+        skew=_MEMBER_SKEW,
+    )
+    key = ec.generate_private_key(_CURVE)
+    leaf = _leaf(
+        key,
+        "member",
+        [x509.UniformResourceIdentifier(f"{MEMBER_URI}member")],
+        usage=_USAGE.values(),
+        lifetime=_MEMBER_LIFETIME,
+        skew=_MEMBER_SKEW,
+    )
+    files = Tls(
+        ca=folder / "ca.pem",
+        certificate=folder / "member.pem",
+        key=folder / "member.key",
+    )
+    _write(files.ca, _pem(authority))
+    _write(files.certificate, _pem(_signed(leaf, authority, signing_key)))
+    _write(files.key, _private_pem(key))
+    return files
+
+
+def check_dates(path: Path) -> None:
+    """Return if a certificate is for now, by this host's clock.
+
+    Args:
+      path: Of a PEM file; its first certificate is looked at.
+
+    Raises:
+      AuthenticationError: It is over, has not begun, or is none.
+      OSError: It cannot be read.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise AuthenticationError(
+            f"The certificate {str(path)!r} must be a PEM file, got {error}. Make "
+            "another with `replicator certificates DIR`."
+        ) from error
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
+    if not first <= now <= last:
+        raise AuthenticationError(
+            f"The certificate {str(path)!r} must be valid now ({now:%F %R} UTC), got "
+            f"one from {first:%F %R} to {last:%F %R}. Make another with `replicator "
+            "certificates DIR`, or set this host's clock."
+        )
+
+
 def _sign_authority(
-    key: ec.EllipticCurvePrivateKey, *, lifetime: datetime.timedelta
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    name: str,
+    lifetime: datetime.timedelta,
+    skew: datetime.timedelta = _SKEW,
 ) -> x509.Certificate:
-    # Another name for each program: OpenSSL looks authorities up by name.
-    name = _name(f"replicator program {x509.random_serial_number():x}")
-    builder = _builder(name, key, lifetime=lifetime).issuer_name(name)
+    builder = _builder(_name(name), key, lifetime=lifetime, skew=skew)
+    builder = builder.issuer_name(_name(name))
     constraints = x509.BasicConstraints(ca=True, path_length=0)
     return (
         builder.add_extension(constraints, critical=True)
@@ -87,20 +176,29 @@ def _sign_authority(
 
 def _leaf(
     key: ec.EllipticCurvePrivateKey,
-    role: Role,
+    role: str,
     names: Sequence[x509.GeneralName],
     *,
+    usage: Iterable[x509.ObjectIdentifier],
     lifetime: datetime.timedelta,
+    skew: datetime.timedelta = _SKEW,
 ) -> x509.CertificateBuilder:
     constraints = x509.BasicConstraints(ca=False, path_length=None)
-    usage = x509.ExtendedKeyUsage([_USAGE[role]])
     return (
-        _builder(_name(f"replicator {role}"), key, lifetime=lifetime)
+        _builder(_name(f"replicator {role}"), key, lifetime=lifetime, skew=skew)
         .add_extension(constraints, critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
     )
+
+
+def _signed(
+    leaf: x509.CertificateBuilder,
+    authority: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    return leaf.issuer_name(authority.subject).sign(key, hashes.SHA256())
 
 
 def _builder(
@@ -108,6 +206,7 @@ def _builder(
     key: ec.EllipticCurvePrivateKey,
     *,
     lifetime: datetime.timedelta,
+    skew: datetime.timedelta,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -115,7 +214,7 @@ def _builder(
         .subject_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
+        .not_valid_before(now - skew)
         .not_valid_after(now + lifetime)
     )
 

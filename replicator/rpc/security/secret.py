@@ -29,6 +29,7 @@ from replicator.rpc.security.private_files import (
 SECRET_BYTES = 32
 FILE_VARIABLE = "REPLICATOR_RPC_SECRET_FILE"
 DESCRIPTOR_VARIABLE = "REPLICATOR_RPC_SECRET_FD"
+_VARIABLES = (FILE_VARIABLE, DESCRIPTOR_VARIABLE)  # the first counts
 
 
 @final
@@ -99,10 +100,23 @@ class Secret:
           environment: That of this process by default.
 
         Raises:
-          AuthenticationError: What it points to is no secret of this user's.
-          OSError: It points to nothing.
+          AuthenticationError: It points to nothing, or to no secret of this user's.
         """
         environment = os.environ if environment is None else environment
+        try:
+            return cls._found(environment)
+        except AuthenticationError:  # one of Python's errors of the system, too
+            raise
+        except OSError as error:
+            name = next(name for name in _VARIABLES if environment.get(name))
+            raise AuthenticationError(
+                f"`{name}` must point to the run's secret, got "
+                f"{environment[name]!r}: {error.strerror}. Put 32 random bytes into a "
+                "file, mode 0600, the same for all processes, and name it."
+            ) from error
+
+    @classmethod
+    def _found(cls, environment: Mapping[str, str]) -> Self | None:
         if path := environment.get(FILE_VARIABLE):
             return cls.read(path)
         number = environment.get(DESCRIPTOR_VARIABLE)

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from replicator.cli import main as cli
 from replicator.errors import ArgumentError, AuthenticationError
-from replicator.rpc.security.certificates import make_certificates
+from replicator.rpc.security.certificates import check_dates, make_certificates
 from replicator.rpc.security.tls import ROLES, Tls, check_client, role_uri
 
 FILES = {"ca.pem", "server.pem", "server.key", "client.pem", "client.key"}
@@ -201,3 +201,24 @@ def test_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.delattr(replicator.rpc.security, "certificates")
     assert cli.main(["certificates", str(tmp_path / "c")]) == 2
     assert "Install `jax-replicator[grpc]`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("days", [-40, 40])
+def test_a_certificate_that_is_not_for_now_is_refused_by_its_dates(
+    folder, monkeypatch, days
+):
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + datetime.timedelta(days=days)
+
+    monkeypatch.setattr(datetime, "datetime", Clock)
+    with pytest.raises(
+        AuthenticationError, match=r"must be valid now .*, got one from"
+    ):
+        check_dates(folder / "server.pem")
+
+
+def test_what_is_no_certificate_is_refused(folder):
+    with pytest.raises(AuthenticationError, match="must be a PEM file"):
+        check_dates(folder / "server.key")

@@ -341,7 +341,7 @@ def test_each_test_that_security_md_names_is_there():
     named = set(re.findall(r"`(test_\w+)`", TOLD))
     there = {
         node.name
-        for room in ("base", "rpc", "launchpad_bridge")
+        for room in ("base", "rpc", "launchpad_bridge", "distributed", "multiprocess")
         for path in (ROOT / "tests" / room).rglob("test_*.py")
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef)

@@ -28,6 +28,7 @@ from replicator.rpc.security.authentication import (
     ClientHandshake,
     ServerHandshake,
 )
+from replicator.rpc.security.certificates import check_dates
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls, check_client
 from replicator.rpc.transports.addresses import GrpcAddress
@@ -329,6 +330,7 @@ def _open_channel(place: GrpcAddress, tls: Tls | None) -> grpc.Channel:
     target = str(place).removeprefix("grpc://")
     if tls is None:
         return grpc.insecure_channel(target, options=CLIENT_OPTIONS)
+    check_dates(tls.certificate)
     credentials = grpc.ssl_channel_credentials(
         tls.ca.read_bytes(), tls.read_key(), tls.certificate.read_bytes()
     )
@@ -342,6 +344,7 @@ def _bind(server: grpc.Server, place: GrpcAddress, tls: Tls | None) -> int:
     try:
         if tls is None:
             return server.add_insecure_port(target)
+        check_dates(tls.certificate)
         pair = (tls.read_key(), tls.certificate.read_bytes())
         credentials = grpc.ssl_server_credentials(
             [pair], root_certificates=tls.ca.read_bytes(), require_client_auth=True

@@ -5,11 +5,16 @@ import json
 
 from replicator.base.accepts import Rule, seconds, text, whole
 
+MAX_SKEW_S = 3600.0
+"""How far clocks of two hosts may differ: their certificates are for times."""
+
 _SAID: dict[str, Rule] = {
     "process_id": whole(),
     "num_processes": whole(1),
     "host": text(255),
     "patience_s": seconds(),
+    "clock_s": seconds(),
+    "has_tls": Rule("true or false", lambda value: isinstance(value, bool)),
 }
 
 
@@ -22,12 +27,16 @@ class Hello:
       num_processes: How many it believes there are.
       host: Where it runs, for messages only.
       patience_s: How long it is going to wait from now on.
+      clock_s: What its clock says, in seconds since 1970.
+      has_tls: Whether it is to start JAX with certificates.
     """
 
     process_id: int
     num_processes: int
     host: str
     patience_s: float
+    clock_s: float
+    has_tls: bool
 
     def to_line(self) -> bytes:
         """Write it as one line."""
@@ -41,11 +50,13 @@ class Roster:
     Attributes:
       num_processes: How many must come.
       deadline_s: When the first of those here loses patience, on the server's clock.
+      has_tls: Whether process 0 starts JAX with certificates.
       hosts: Where each of those here runs.
     """
 
     num_processes: int
     deadline_s: float
+    has_tls: bool
     hosts: dict[int, str]
 
     @property
@@ -58,13 +69,14 @@ class Roster:
         """Who has not come."""
         return [p for p in range(self.num_processes) if p not in self.hosts]
 
-    def arrive(self, hello: Hello, *, now_s: float) -> "Roster | str":
+    def arrive(self, hello: Hello, *, now_s: float, clock_s: float) -> "Roster | str":
         """Enter a process; a string says why it cannot belong to the group."""
+        who = f"process {hello.process_id} (on {hello.host})"
         if hello.num_processes != self.num_processes:
             return (
                 f"`num_processes` must be the same everywhere, got "
-                f"{hello.num_processes} in process {hello.process_id} (on {hello.host})"
-                f" and {self.num_processes} in process 0. Give all the same number."
+                f"{hello.num_processes} in {who} and {self.num_processes} in process "
+                "0. Give all the same number."
             )
         if not 0 <= hello.process_id < self.num_processes:
             return (
@@ -76,6 +88,20 @@ class Roster:
                 f"`process_id` must differ in every process, got {hello.process_id} on "
                 f"{self.hosts[hello.process_id]} and on {hello.host}. Number them "
                 "anew, and see whether an earlier run still lives."
+            )
+        if hello.has_tls != self.has_tls:
+            with_tls, without = ("process 0", who)[:: 1 if self.has_tls else -1]
+            return (
+                "`jax` and `cryptography` must be the same everywhere, got certificates"
+                f" in {with_tls} and none in {without}. Install jax 0.12 or newer and "
+                "`jax-replicator[grpc]` in all."
+            )
+        skew_s = hello.clock_s - clock_s
+        if self.has_tls and abs(skew_s) > MAX_SKEW_S:
+            return (
+                "The clocks of all hosts must agree, got one that is "
+                f"{abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'} in {who}. "
+                "Set it: certificates are for times."
             )
         return dataclasses.replace(
             self,

@@ -2,11 +2,14 @@
 
 JAX's own start has a bound too, but ends in an abort that names nobody (after twice its
 time, in 0.10 and 0.12). So the processes meet first, on the coordinator's port, over
-plain TCP: each says one line of JSON, process 0 answers all of them with one line: go,
-or why not. The first that loses patience ends the wait for all. Then JAX gets the port.
+TCP. Where the run has a secret both ends prove that they know it, as connections of
+`rpc` do. Then each says one line of JSON, process 0 answers all of them with one line:
+go, or why not. The first that loses patience ends the wait for all. Then JAX gets the
+port.
 
-What is said is data of four short fields. Listening is on the one address that the
-coordinator's name stands for, never on all interfaces.
+What is said is data of a few short fields, and no secret: it is not encrypted.
+Listening is on the one address that the coordinator's name stands for, never on all
+interfaces.
 """
 
 import json
@@ -14,22 +17,41 @@ import socket
 import time
 
 from replicator.distributed.clusters import Cluster
-from replicator.distributed.rendezvous_server import VERDICT_S, serve
-from replicator.distributed.roster import Hello
-from replicator.errors import DistributedError, DistributedTimeoutError
+from replicator.distributed.meeting.roster import Hello
+from replicator.distributed.meeting.server import BINDING, VERDICT_S, serve
+from replicator.errors import (
+    AuthenticationError,
+    DistributedError,
+    DistributedTimeoutError,
+)
+from replicator.rpc.security.authentication import (
+    MESSAGE_BYTES,
+    ClientHandshake,
+    is_refusal,
+)
+from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
 _MAX_VERDICT = 1 << 20
 _CONNECT_S = 5.0
 _RETRY_S = 0.05
 
 
-def meet(cluster: Cluster, *, bind_host: str | None, timeout_s: float) -> list[str]:
+def meet(
+    cluster: Cluster,
+    *,
+    bind_host: str | None,
+    timeout_s: float,
+    secret: Secret | None = None,
+    has_tls: bool = False,
+) -> list[str]:
     """Wait until every process of the group has come here.
 
     Args:
       cluster: The group, and which process this is.
       bind_host: Where process 0 listens; by default the coordinator's host.
       timeout_s: How long to wait.
+      secret: What all prove to each other that they know; None to prove nothing.
+      has_tls: Whether this process is to start JAX with certificates.
 
     Returns:
       The host name of each process.
@@ -37,11 +59,17 @@ def meet(cluster: Cluster, *, bind_host: str | None, timeout_s: float) -> list[s
     Raises:
       DistributedTimeoutError: Somebody did not come in time; says who.
       DistributedError: The processes do not fit each other, or process 0 cannot listen.
+      AuthenticationError: Process 0 has another secret, or this process none.
     """
     if cluster.process_id == 0:
-        address = resolve(bind_host or cluster.host)
-        return serve(cluster, address=address, timeout_s=timeout_s)
-    return _Guest(cluster, timeout_s).meet()
+        return serve(
+            cluster,
+            address=resolve(bind_host or cluster.host),
+            timeout_s=timeout_s,
+            secret=secret,
+            has_tls=has_tls,
+        )
+    return _Guest(cluster, timeout_s, secret, has_tls=has_tls).meet()
 
 
 def resolve(host: str) -> str:
@@ -65,8 +93,17 @@ def resolve(host: str) -> str:
 class _Guest:
     """The side of every process but 0."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        timeout_s: float,
+        secret: Secret | None,
+        *,
+        has_tls: bool,
+    ) -> None:
         self._cluster = cluster
+        self._secret = secret
+        self._has_tls = has_tls
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         # What went wrong last: the reason that an error gives.
@@ -97,8 +134,12 @@ class _Guest:
         """Return all hosts; None if process 0 was not there, or went away."""
         try:
             with self._connect() as connection:
+                if self._secret is not None:
+                    self._prove(connection, self._secret)
                 connection.sendall(self._hello().to_line())
                 line = self._hear_line(connection)
+        except AuthenticationError:  # one of Python's errors of the system, too
+            raise
         except OSError as error:
             self._trouble = error.strerror or str(error)
             time.sleep(_RETRY_S)
@@ -123,20 +164,52 @@ class _Guest:
             num_processes=self._cluster.num_processes,
             host=socket.gethostname(),
             patience_s=max(0.0, self._deadline_s - time.monotonic()),
+            clock_s=time.time(),
+            has_tls=self._has_tls,
         )
+
+    def _prove(self, connection: socket.socket, secret: Secret) -> None:
+        peer = f"Process 0 at {self._cluster.coordinator}"
+        handshake = ClientHandshake(secret, binding=BINDING, peer=peer)
+        connection.sendall(handshake.hello())
+        connection.sendall(handshake.answer(self._hear_message(connection)))
+        handshake.finish(self._hear_message(connection))
+
+    def _hear_message(self, connection: socket.socket) -> bytes:
+        heard = b""
+        while len(heard) < MESSAGE_BYTES:
+            heard += self._hear(connection, MESSAGE_BYTES - len(heard))
+        if heard.startswith(b'{"refused"'):
+            raise AuthenticationError(
+                f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
+                f"one in process {self._cluster.process_id}; process 0 has none. Give "
+                "all the same."
+            )
+        if not heard.startswith(b"rpc-"):
+            raise OSError("what answers there does not prove this run's secret")
+        return heard
 
     def _hear_line(self, connection: socket.socket) -> bytes:
         heard = b""
         while not heard.endswith(b"\n") and len(heard) < _MAX_VERDICT:
-            left_s = self._deadline_s + VERDICT_S - time.monotonic()
-            connection.settimeout(max(0.01, left_s))
-            try:
-                more = connection.recv(1 << 16)
-            except TimeoutError as error:
-                raise OSError("it was reached, but says nothing") from error
-            if not more:
-                raise OSError("it was reached, but went away")
-            heard += more
+            heard += self._hear(connection, 1 << 16)
+            if self._secret is None and is_refusal(heard):
+                raise AuthenticationError(
+                    f"`{FILE_VARIABLE}` must name the run's secret in every process, "
+                    f"got none in process {self._cluster.process_id}; process 0 asks "
+                    "for it. Give all the same."
+                )
+        return heard
+
+    def _hear(self, connection: socket.socket, most: int) -> bytes:
+        left_s = self._deadline_s + VERDICT_S - time.monotonic()
+        connection.settimeout(max(0.01, left_s))
+        try:
+            heard = connection.recv(most)
+        except TimeoutError as error:
+            raise OSError("it was reached, but says nothing") from error
+        if not heard:
+            raise OSError("it was reached, but went away")
         return heard
 
     def _obey(self, line: bytes) -> list[str] | None:

@@ -9,17 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from replicator.distributed import rendezvous_server
 from replicator.distributed.clusters import Cluster
-from replicator.distributed.processes.ports import free_port
-from replicator.distributed.rendezvous import meet
-from replicator.distributed.roster import (
+from replicator.distributed.meeting import server as meeting_server
+from replicator.distributed.meeting.meet import meet
+from replicator.distributed.meeting.roster import (
     Hello,
     Roster,
     describe_missing,
     parse_hello,
 )
-from replicator.errors import DistributedError, DistributedTimeoutError
+from replicator.distributed.processes.ports import free_port
+from replicator.errors import (
+    AuthenticationError,
+    DistributedError,
+    DistributedTimeoutError,
+)
+from replicator.rpc import Secret
 
 LONG_S = 60.0
 
@@ -36,14 +41,18 @@ def member(port, process_id, num_processes):
 class Host:
     """One process of a group, in a thread; `outcome` waits for how it ends."""
 
-    def __init__(self, pool, port, process_id, num_processes, timeout_s=LONG_S):
+    def __init__(
+        self, pool, port, process_id, num_processes, timeout_s=LONG_S, **proof
+    ):
         cluster = member(port, process_id, num_processes)
-        self._future = pool.submit(meet, cluster, bind_host=None, timeout_s=timeout_s)
+        self._future = pool.submit(
+            meet, cluster, bind_host=None, timeout_s=timeout_s, **proof
+        )
 
     def outcome(self):
         try:
             return self._future.result(LONG_S)
-        except DistributedError as error:
+        except (DistributedError, AuthenticationError) as error:
             return error
 
 
@@ -53,9 +62,14 @@ def pool():
         yield pool
 
 
+@pytest.fixture(params=[None, Secret.generate()], ids=["open", "proved"])
+def secret(request):
+    return request.param
+
+
 @pytest.fixture
 def jax_service():
-    """Listen, as JAX's service does once the rendezvous has let go of its port."""
+    """Listen, as JAX's service does once the meeting has let go of its port."""
     stop = threading.Event()
     started = []
 
@@ -74,24 +88,27 @@ def jax_service():
         thread.join()
 
 
-def test_three_processes_meet_and_learn_their_hosts(pool, jax_service):
+def test_three_processes_meet_and_learn_their_hosts(pool, jax_service, secret):
     port = free_port()
-    hosts = [Host(pool, port, process, 3) for process in (2, 0, 1)]
+    hosts = [Host(pool, port, process, 3, secret=secret) for process in (2, 0, 1)]
     jax_service(port, hosts[1])
     assert [host.outcome() for host in hosts] == [[socket.gethostname()] * 3] * 3
 
 
-def test_process_0_may_come_last(pool, jax_service):
+def test_process_0_may_come_last(pool, jax_service, secret):
     port = free_port()
-    first = Host(pool, port, 1, 2)
-    zero = Host(pool, port, 0, 2)
+    first = Host(pool, port, 1, 2, secret=secret)
+    zero = Host(pool, port, 0, 2, secret=secret)
     jax_service(port, zero)
     assert first.outcome() == zero.outcome() == [socket.gethostname()] * 2
 
 
-def test_the_first_to_lose_patience_tells_all_who_is_missing(pool):
+def test_the_first_to_lose_patience_tells_all_who_is_missing(pool, secret):
     port = free_port()
-    hosts = [Host(pool, port, 0, 4, LONG_S), Host(pool, port, 2, 4, 1.5)]
+    hosts = [
+        Host(pool, port, 0, 4, LONG_S, secret=secret),
+        Host(pool, port, 2, 4, 1.5, secret=secret),
+    ]
     errors = [host.outcome() for host in hosts]
     assert all(isinstance(error, DistributedTimeoutError) for error in errors)
     assert all("processes 1, 3 of 4 did not" in str(error) for error in errors)
@@ -106,18 +123,21 @@ def test_without_process_0_its_address_is_named(pool):
     assert "Connection refused" in str(error)
 
 
-def test_two_processes_of_one_number_are_refused_everywhere(pool):
+def test_two_processes_of_one_number_are_refused_everywhere(pool, secret):
     port = free_port()
-    hosts = [Host(pool, port, process, 3) for process in (0, 1, 1)]
+    hosts = [Host(pool, port, process, 3, secret=secret) for process in (0, 1, 1)]
     errors = [str(host.outcome()) for host in hosts]
     assert all(
         "`process_id` must differ in every process, got 1" in error for error in errors
     )
 
 
-def test_another_count_of_processes_is_refused_everywhere(pool):
+def test_another_count_of_processes_is_refused_everywhere(pool, secret):
     port = free_port()
-    hosts = [Host(pool, port, 0, 3), Host(pool, port, 1, 2)]
+    hosts = [
+        Host(pool, port, 0, 3, secret=secret),
+        Host(pool, port, 1, 2, secret=secret),
+    ]
     errors = [str(host.outcome()) for host in hosts]
     assert all(
         "`num_processes` must be the same everywhere, got 2 in process 1" in error
@@ -147,12 +167,12 @@ def test_a_host_that_nobody_knows_is_refused():
 STRANGERS = [b"GET / HTTP/1.0\n", b"\x80\x04.\n", b"{" * 5000, b"[]\n", b"", b"\n\n"]
 
 
-def test_strangers_neither_enter_nor_stop_the_rendezvous(pool, jax_service):
+def test_strangers_neither_enter_nor_stop_the_meeting(pool, jax_service, secret):
     port = free_port()
-    zero = Host(pool, port, 0, 2)
+    zero = Host(pool, port, 0, 2, secret=secret)
     for said in STRANGERS:
         call(port, said)
-    one = Host(pool, port, 1, 2)
+    one = Host(pool, port, 1, 2, secret=secret)
     jax_service(port, zero)
     assert zero.outcome() == one.outcome() == [socket.gethostname()] * 2
 
@@ -162,9 +182,9 @@ def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
     address = ("127.0.0.1", cluster.port)
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(address))
-        server = rendezvous_server._Server(listener, cluster, timeout_s=0.3)
+        server = meeting_server._Server(listener, cluster, timeout_s=0.3)
         strangers = []
-        for _ in range(rendezvous_server._MAX_STRANGERS):
+        for _ in range(meeting_server._MAX_STRANGERS):
             strangers.append(opened.enter_context(socket.create_connection(address)))
             server._accept()
         # Both are there when the server looks, the newcomer first.
@@ -196,18 +216,24 @@ def test_a_program_that_is_not_process_0_is_not_believed(pool):
     assert "Process 0 must answer" in str(error)
 
 
-def hello(process_id=1, *, num_processes=2, patience_s=5.0):
-    return Hello(
-        process_id=process_id,
-        num_processes=num_processes,
-        host="b",
-        patience_s=patience_s,
-    )
+def hello(process_id=1, **changed):
+    said = {
+        "num_processes": 2,
+        "host": "b",
+        "patience_s": 5.0,
+        "clock_s": 0.0,
+        "has_tls": False,
+    }
+    return Hello(process_id=process_id, **said | changed)
+
+
+def arrive(hello, *, has_tls=False, clock_s=0.0):
+    roster = Roster(num_processes=2, deadline_s=9.0, has_tls=has_tls, hosts={0: "a"})
+    return roster.arrive(hello, now_s=0.0, clock_s=clock_s)
 
 
 def test_who_leaves_again_is_missing():
-    roster = Roster(num_processes=2, deadline_s=9.0, hosts={0: "a"})
-    entered = roster.arrive(hello(), now_s=0.0)
+    entered = arrive(hello())
     assert isinstance(entered, Roster)
     assert entered.is_complete
     assert entered.leave(1).missing == [1]
@@ -227,6 +253,8 @@ def test_a_greeting_survives_the_wire():
         {"patience_s": float("nan")},
         {"process_id": None},
         {"process_id": "x"},
+        {"clock_s": -1},
+        {"has_tls": 1},
     ],
 )
 def test_a_strange_greeting_is_none(changed):
@@ -234,6 +262,66 @@ def test_a_strange_greeting_is_none(changed):
     assert parse_hello(json.dumps(said).encode()) is None
 
 
+@pytest.mark.parametrize(
+    ("of_process_1", "certified"), [(False, "process 0"), (True, r"process 1 \(on b\)")]
+)
+def test_certificates_in_some_alone_are_refused(of_process_1, certified):
+    said = arrive(hello(has_tls=of_process_1), has_tls=not of_process_1)
+    assert re.search(f"got certificates in {certified} and none in", said)
+
+
+@pytest.mark.parametrize(("clock_s", "side"), [(7200.0, "behind"), (0.0, "ahead")])
+def test_a_clock_that_is_far_off_is_refused(clock_s, side):
+    said = arrive(
+        hello(clock_s=3600.0 * (side == "ahead") * 2, has_tls=True),
+        has_tls=True,
+        clock_s=clock_s,
+    )
+    assert f"7200 s {side} in process 1 (on b)" in said
+
+
+def test_without_certificates_clocks_may_differ():
+    assert isinstance(arrive(hello(clock_s=1e6)), Roster)
+
+
 def test_many_missing_processes_are_counted():
     described = describe_missing(list(range(1, 100)), 100)
     assert re.fullmatch(r"processes 1, 2, .*, 16 and 83 more of 100", described)
+
+
+def test_another_runs_secret_is_refused_at_once(pool):
+    port = free_port()
+    zero = Host(pool, port, 0, 2, 1.0, secret=Secret.generate())
+    error = Host(pool, port, 1, 2, secret=Secret.generate()).outcome()
+    assert isinstance(error, AuthenticationError)
+    assert "its secret is another one" in str(error)
+    assert "without this run's secret: 1, the last from 127.0.0.1" in str(
+        zero.outcome()
+    )
+
+
+def test_a_process_without_the_secret_is_told_what_it_lacks(pool):
+    port = free_port()
+    zero = Host(pool, port, 0, 2, 1.0, secret=Secret.generate())
+    error = Host(pool, port, 1, 2).outcome()
+    assert isinstance(error, AuthenticationError)
+    assert "got none in process 1; process 0 asks for it" in str(error)
+    assert isinstance(zero.outcome(), DistributedTimeoutError)
+
+
+def test_a_process_0_without_the_secret_is_told_what_it_lacks(pool):
+    port = free_port()
+    hosts = [Host(pool, port, 0, 2), Host(pool, port, 1, 2, secret=Secret.generate())]
+    told = [str(host.outcome()) for host in hosts]
+    assert "got none in process 0 and one at 127.0.0.1" in told[0]
+    assert "got one in process 1; process 0 has none" in told[1]
+
+
+def test_a_program_that_proves_nothing_is_not_believed(pool):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        guest = Host(pool, port, 1, 2, 1.0, secret=Secret.generate())
+        connection, _ = other.accept()
+    with connection:
+        connection.sendall(b'{"go": ["anywhere", "and whoever comes there"]}\n')
+    assert isinstance(guest.outcome(), DistributedTimeoutError)

@@ -1,7 +1,8 @@
-"""Process 0's side of the rendezvous: hear who comes, tell all how it ended.
+"""Process 0's side of the meeting: hear who comes, tell all how it ended.
 
 One thread and no blocking call but `select`; a stranger can neither stop it nor make it
-grow: a greeting is at most 1 KiB and 10 s, and 64 silent connections are the most.
+grow: it has 10 s and 1 KiB to prove that it belongs and to say who it is, and there are
+at most 64 such connections. Who proves nothing is told so, and is not heard.
 """
 
 import contextlib
@@ -11,17 +12,29 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from replicator.distributed.clusters import Cluster, join_address
-from replicator.distributed.roster import (
+from replicator.distributed.meeting.roster import (
     Hello,
     Roster,
     describe_missing,
     parse_hello,
 )
-from replicator.errors import DistributedError, DistributedTimeoutError
+from replicator.errors import (
+    AuthenticationError,
+    DistributedError,
+    DistributedTimeoutError,
+)
+from replicator.rpc.security.authentication import (
+    MESSAGE_BYTES,
+    ServerHandshake,
+    is_hello,
+)
+from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
+BINDING = "meeting"
+"""What proofs are valid for: none of them opens a server of the same program."""
 VERDICT_S = 5.0
 """How much longer than its own patience a process waits for what process 0 says."""
 
@@ -30,13 +43,22 @@ _MAX_STRANGERS = 64
 _GREETING_S = 10.0
 
 
-def serve(cluster: Cluster, *, address: str, timeout_s: float) -> list[str]:
+def serve(
+    cluster: Cluster,
+    *,
+    address: str,
+    timeout_s: float,
+    secret: Secret | None = None,
+    has_tls: bool = False,
+) -> list[str]:
     """Wait for all processes of the group, and let all go.
 
     Args:
       cluster: The group; this is its process 0.
       address: The address to listen on, of this host.
       timeout_s: How long to wait.
+      secret: What each of them has to prove that it knows; None to ask for nothing.
+      has_tls: Whether this process is to start JAX with certificates.
 
     Returns:
       The host name of each process.
@@ -46,7 +68,7 @@ def serve(cluster: Cluster, *, address: str, timeout_s: float) -> list[str]:
       DistributedError: The processes do not fit each other, or nothing can listen here.
     """
     with _listen(cluster, address) as listener:
-        return _Server(listener, cluster, timeout_s).serve()
+        return _Server(listener, cluster, timeout_s, secret, has_tls=has_tls).serve()
 
 
 @contextlib.contextmanager
@@ -80,23 +102,40 @@ def _why_not_listening(cluster: Cluster, address: str, error: OSError) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Visitor:
-    """A connection to process 0, and who it is once it has said so."""
+    """A connection to process 0, and who it is once it has said so.
+
+    Attributes:
+      handshake: By which it proves that it belongs; None where nothing has to be.
+      unproved: What of the handshake is still to come.
+    """
 
     connection: socket.socket
     leave_by_s: float
+    handshake: ServerHandshake | None
+    unproved: list[Callable[[bytes], bytes]]
     said: bytes = b""
     process_id: int | None = None
 
 
 class _Server:
     def __init__(
-        self, listener: socket.socket, cluster: Cluster, timeout_s: float
+        self,
+        listener: socket.socket,
+        cluster: Cluster,
+        timeout_s: float,
+        secret: Secret | None = None,
+        *,
+        has_tls: bool = False,
     ) -> None:
         self._listener = listener
+        self._secret = secret
+        self._num_unproved = 0
+        self._last_unproved = ""
         self._address = join_address(listener.getsockname()[0], cluster.port)
         self._roster = Roster(
             num_processes=cluster.num_processes,
             deadline_s=time.monotonic() + timeout_s,
+            has_tls=has_tls,
             hosts={0: socket.gethostname()},
         )
         self._refusal: str | None = None
@@ -145,28 +184,58 @@ class _Server:
             if len(strangers) >= _MAX_STRANGERS:
                 self._drop(strangers[0])
             connection.setblocking(False)
-            visitor = _Visitor(connection, time.monotonic() + _GREETING_S)
+            visitor = _visitor(connection, self._secret)
             self._selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _hear(self, visitor: _Visitor) -> None:
         try:
             heard = visitor.connection.recv(_MAX_LINE)
+            visitor.said += heard
+            if heard:
+                self._ask_for_proof(visitor)
         except BlockingIOError:
+            return
+        except AuthenticationError:
+            self._refuse(visitor)
             return
         except OSError:
             heard = b""
-        visitor.said += heard
-        line, ended, _ = visitor.said.partition(b"\n")
         if not heard or len(visitor.said) > _MAX_LINE:
             self._drop(visitor)
-        elif ended and visitor.process_id is None:
-            self._enter(visitor, parse_hello(line))
+        elif self._secret is None and is_hello(visitor.said):
+            self._refusal = (
+                f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
+                f"none in process 0 and one at {_peer(visitor.connection)}. Give all "
+                "the same."
+            )
+        elif not visitor.unproved and visitor.process_id is None:
+            line, ended, _ = visitor.said.partition(b"\n")
+            if ended:
+                self._enter(visitor, parse_hello(line))
+
+    def _ask_for_proof(self, visitor: _Visitor) -> None:
+        """Go on with the handshake, as far as what was said goes."""
+        while visitor.unproved and len(visitor.said) >= MESSAGE_BYTES:
+            message = visitor.said[:MESSAGE_BYTES]
+            visitor.said = visitor.said[MESSAGE_BYTES:]
+            # The socket takes that much at once, or its owner does not read.
+            visitor.connection.send(visitor.unproved.pop(0)(message))
+
+    def _refuse(self, visitor: _Visitor) -> None:
+        assert visitor.handshake is not None, "only a handshake fails so"
+        self._num_unproved += 1
+        self._last_unproved = _peer(visitor.connection)
+        with contextlib.suppress(OSError):
+            visitor.connection.send(visitor.handshake.refusal)
+        self._drop(visitor)
 
     def _enter(self, visitor: _Visitor, hello: Hello | None) -> None:
         if hello is None:
             self._drop(visitor)
             return
-        entered = self._roster.arrive(hello, now_s=time.monotonic())
+        entered = self._roster.arrive(
+            hello, now_s=time.monotonic(), clock_s=time.time()
+        )
         if isinstance(entered, str):
             self._refusal = entered
         else:
@@ -199,5 +268,30 @@ class _Server:
         return (
             f"All processes must come to {self._address} in time, but "
             f"{describe_missing(roster.missing, roster.num_processes)} did not; here "
-            f"are {came}. See whether they started, and reach that address."
+            f"are {came}.{self._who_proved_nothing()} See whether they started, and "
+            "reach that address."
         )
+
+    def _who_proved_nothing(self) -> str:
+        if not self._num_unproved:
+            return ""
+        return (
+            f" Connections without this run's secret: {self._num_unproved}, the last "
+            f"from {self._last_unproved}."
+        )
+
+
+def _visitor(connection: socket.socket, secret: Secret | None) -> _Visitor:
+    handshake, unproved = None, []
+    if secret is not None:
+        handshake = ServerHandshake(secret, binding=BINDING)
+        unproved = [handshake.challenge, handshake.verify]
+    leave_by_s = time.monotonic() + _GREETING_S
+    return _Visitor(connection, leave_by_s, handshake, unproved)
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # it has gone
+        return "nobody that is still there"
