@@ -146,7 +146,7 @@ def _join(
     bind_host = os.environ.get(BIND_VARIABLE) or cluster.host
     bind_address = join_address(bind_host, cluster.port)
     check_address(BIND_VARIABLE, bind_address)
-    secret = find_secret(bind_host, insecure=insecure, speaks=cluster.process_id == 0)
+    secret = find_secret(bind_host, insecure=insecure, warns=cluster.process_id == 0)
     check_own_certificate()
     certified_by = secret if makes_certificates(secret) else None
     started_s = time.monotonic()

@@ -3,11 +3,11 @@
 JAX's own start has a bound too, but ends in an abort that names nobody (after twice its
 time, in 0.10 and 0.12). So the processes meet first, on the coordinator's port, over
 TCP. Where the run has a secret both ends prove that they know it, as connections of
-`rpc` do. Then each says one line of JSON, process 0 answers all of them with one line:
+`rpc` do. Then each sends one line of JSON, and process 0 answers all of them with one:
 go, or why not. The first that loses patience ends the wait for all. Then JAX gets the
 port.
 
-What is said is data of a few short fields, and no secret: it is not encrypted.
+Lines are data of a few short fields, and no secret: they are not encrypted.
 Listening is on the one address that the coordinator's name stands for, never on all
 interfaces.
 """
@@ -137,14 +137,14 @@ class _Guest:
                 if self._secret is not None:
                     self._prove(connection, self._secret)
                 connection.sendall(self._hello().to_line())
-                line = self._hear_line(connection)
+                line = self._read_line(connection)
         except AuthenticationError:  # one of Python's errors of the system, too
             raise
         except OSError as error:
             self._trouble = error.strerror or str(error)
             time.sleep(_RETRY_S)
             return None
-        return self._obey(line)
+        return self._act_on(line)
 
     def _connect(self) -> socket.socket:
         left_s = self._deadline_s - time.monotonic()
@@ -172,47 +172,47 @@ class _Guest:
         peer = f"Process 0 at {self._cluster.coordinator}"
         handshake = ClientHandshake(secret, binding=BINDING, peer=peer)
         connection.sendall(handshake.hello())
-        connection.sendall(handshake.answer(self._hear_message(connection)))
-        handshake.finish(self._hear_message(connection))
+        connection.sendall(handshake.answer(self._read_message(connection)))
+        handshake.finish(self._read_message(connection))
 
-    def _hear_message(self, connection: socket.socket) -> bytes:
-        heard = b""
-        while len(heard) < MESSAGE_BYTES:
-            heard += self._hear(connection, MESSAGE_BYTES - len(heard))
-        if heard.startswith(b'{"refused"'):
+    def _read_message(self, connection: socket.socket) -> bytes:
+        received = b""
+        while len(received) < MESSAGE_BYTES:
+            received += self._read(connection, MESSAGE_BYTES - len(received))
+        if received.startswith(b'{"refused"'):
             raise AuthenticationError(
                 f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
                 f"one in process {self._cluster.process_id}; process 0 has none. Give "
                 "all the same."
             )
-        if not heard.startswith(b"rpc-"):
+        if not received.startswith(b"rpc-"):
             raise OSError("what answers there does not prove this run's secret")
-        return heard
+        return received
 
-    def _hear_line(self, connection: socket.socket) -> bytes:
-        heard = b""
-        while not heard.endswith(b"\n") and len(heard) < _MAX_VERDICT:
-            heard += self._hear(connection, 1 << 16)
-            if self._secret is None and is_refusal(heard):
+    def _read_line(self, connection: socket.socket) -> bytes:
+        received = b""
+        while not received.endswith(b"\n") and len(received) < _MAX_VERDICT:
+            received += self._read(connection, 1 << 16)
+            if self._secret is None and is_refusal(received):
                 raise AuthenticationError(
                     f"`{FILE_VARIABLE}` must name the run's secret in every process, "
                     f"got none in process {self._cluster.process_id}; process 0 asks "
                     "for it. Give all the same."
                 )
-        return heard
+        return received
 
-    def _hear(self, connection: socket.socket, most: int) -> bytes:
+    def _read(self, connection: socket.socket, most: int) -> bytes:
         left_s = self._deadline_s + VERDICT_S - time.monotonic()
         connection.settimeout(max(0.01, left_s))
         try:
-            heard = connection.recv(most)
+            received = connection.recv(most)
         except TimeoutError as error:
             raise OSError("it was reached, but says nothing") from error
-        if not heard:
+        if not received:
             raise OSError("it was reached, but went away")
-        return heard
+        return received
 
-    def _obey(self, line: bytes) -> list[str] | None:
+    def _act_on(self, line: bytes) -> list[str] | None:
         match _parse(line):
             case {"go": list(hosts)}:
                 return [str(host) for host in hosts]

@@ -24,18 +24,18 @@ def find_secret(
     coordinator_host: str,
     *,
     insecure: bool = False,
-    speaks: bool = True,
+    warns: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Secret | None:
     """Return the secret by which members of the group prove that they belong to it.
 
-    A group that another host can reach, and whose connections are not all proved, is
-    told once; `REPLICATOR_REQUIRE_SECRET=1` refuses it, also on one host.
+    Of a group that another host can reach, and whose connections are not all proved,
+    one warning is logged; `REPLICATOR_REQUIRE_SECRET=1` refuses it, also on one host.
 
     Args:
       coordinator_host: Where the group meets.
       insecure: Whether a group with a secret may go on without certificates.
-      speaks: Whether this process is the one of the group that warns.
+      warns: Whether this process is the one of the group that warns.
       environ: The environment; this process's by default.
 
     Raises:
@@ -56,7 +56,7 @@ def find_secret(
             f"A group of several hosts must prove its connections, got {open_to} Or "
             "pass `insecure=True`."
         )
-    if speaks:
+    if warns:
         _log.warning("whoever reaches %s can join: %s", coordinator_host, open_to)
     return secret
 

@@ -2,7 +2,7 @@
 
 One thread and no blocking call but `select`; a stranger can neither stop it nor make it
 grow: it has 10 s and 1 KiB to prove that it belongs and to say who it is, and there are
-at most 64 such connections. Who proves nothing is told so, and is not heard.
+at most 64 such connections. Who proves nothing is told so, and is not received.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def _why_not_listening(cluster: Cluster, address: str, error: OSError) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Visitor:
-    """A connection to process 0, and who it is once it has said so.
+    """A connection to process 0, and the number of its process once it is known.
 
     Attributes:
       handshake: By which it proves that it belongs; None where nothing has to be.
@@ -113,7 +113,7 @@ class _Visitor:
     leave_by_s: float
     handshake: ServerHandshake | None
     unproved: list[Callable[[bytes], bytes]]
-    said: bytes = b""
+    unread: bytes = b""
     process_id: int | None = None
 
 
@@ -169,7 +169,7 @@ class _Server:
                 return
             ready = [key.data for key, _ in self._selector.select(min(left_s, 1.0))]
             for visitor in filter(None, ready):
-                self._hear(visitor)
+                self._read(visitor)
             if None in ready:  # the listener; after the others: it may drop one of them
                 self._accept()
             for visitor in self._visitors:
@@ -187,11 +187,11 @@ class _Server:
             visitor = _visitor(connection, self._secret)
             self._selector.register(connection, selectors.EVENT_READ, visitor)
 
-    def _hear(self, visitor: _Visitor) -> None:
+    def _read(self, visitor: _Visitor) -> None:
         try:
-            heard = visitor.connection.recv(_MAX_LINE)
-            visitor.said += heard
-            if heard:
+            received = visitor.connection.recv(_MAX_LINE)
+            visitor.unread += received
+            if received:
                 self._ask_for_proof(visitor)
         except BlockingIOError:
             return
@@ -199,25 +199,25 @@ class _Server:
             self._refuse(visitor)
             return
         except OSError:
-            heard = b""
-        if not heard or len(visitor.said) > _MAX_LINE:
+            received = b""
+        if not received or len(visitor.unread) > _MAX_LINE:
             self._drop(visitor)
-        elif self._secret is None and is_hello(visitor.said):
+        elif self._secret is None and is_hello(visitor.unread):
             self._refusal = (
                 f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
                 f"none in process 0 and one at {_peer(visitor.connection)}. Give all "
                 "the same."
             )
         elif not visitor.unproved and visitor.process_id is None:
-            line, ended, _ = visitor.said.partition(b"\n")
+            line, ended, _ = visitor.unread.partition(b"\n")
             if ended:
                 self._enter(visitor, parse_hello(line))
 
     def _ask_for_proof(self, visitor: _Visitor) -> None:
-        """Go on with the handshake, as far as what was said goes."""
-        while visitor.unproved and len(visitor.said) >= MESSAGE_BYTES:
-            message = visitor.said[:MESSAGE_BYTES]
-            visitor.said = visitor.said[MESSAGE_BYTES:]
+        """Go on with the handshake, as far as the messages received go."""
+        while visitor.unproved and len(visitor.unread) >= MESSAGE_BYTES:
+            message = visitor.unread[:MESSAGE_BYTES]
+            visitor.unread = visitor.unread[MESSAGE_BYTES:]
             # The socket takes that much at once, or its owner does not read.
             visitor.connection.send(visitor.unproved.pop(0)(message))
 

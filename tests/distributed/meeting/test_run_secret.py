@@ -45,7 +45,7 @@ def test_beyond_this_host_an_open_group_is_told_once(caplog):
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "whoever reaches 10.0.0.1 can join: no secret" in record.message
-    assert find_secret(THERE, environ={}, speaks=False) is None
+    assert find_secret(THERE, environ={}, warns=False) is None
     assert len(caplog.records) == 1
 
 
