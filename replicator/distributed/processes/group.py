@@ -96,10 +96,11 @@ def launch(
     with (
         lossy_output(),
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
+        contextlib.ExitStack() as held,
         signals_as_bytes(heard) as inbox,
         _Group(command, policy, environ, Path(folder), inbox) as group,
     ):
-        hold_folder(folder)  # until this process ends
+        held.callback(os.close, hold_folder(folder))
         code = group.run()
         if loss := take_loss():
             _say(loss[0])
