@@ -479,7 +479,7 @@ def test_all_processes_stop_at_the_same_step(monkeypatch, ahead, asked_at, fails
 def test_a_process_that_never_answers_holds_nobody_for_ever(monkeypatch, caplog):
     monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
     board = Board(2)
-    agreement = StopAgreement(board.of(0), start_step=5, answer_s=0.2)
+    agreement = StopAgreement(board.of(0), answer_s=0.2)
     agreement.start()
     agreement.want("SIGTERM")
     agreement._thread.join(60)
