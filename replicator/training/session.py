@@ -244,9 +244,11 @@ class Session:
             opened.batches.given(given if is_read else None, step=loop.step)
         self._position, self._taken = given.position, []
         try:
-            loop.dispatch(self._step, given, self._stall_s(), beside=metrics or {})
+            loop.dispatch(self._step, given, self._stall_s(), beside=metrics)
         except GoingBack as signal:
+            reported = loop.metrics  # the loop is closed in there
             self._go_back(signal)
+            return reported
         return loop.metrics
 
     def compile(self, step_fn: StepFn) -> Callable[..., PyTree]:
