@@ -351,7 +351,6 @@ class Session:
                 first_states=self._first_states,
                 closers=closers,
             )
-            self._open.catch_up(of.phases, self._preemption)
             self._inner = inner.pop_all()
         self._position, self._taken = self._open.resumed.position, []
 
@@ -402,8 +401,7 @@ class Session:
         opened = self._opened
         if opened.loop.in_turn:
             raise self._turn_without_after()
-        left = opened.leaving is not None and opened.leaving.has_left
-        result = opened.loop.leave() if left else opened.loop.end(self._stall_s())
+        result = opened.end(self._stall_s())
         self._of.phases.enter("end")
         ran, evaluation = result.metrics is not None, opened.evaluation
         self._result = dataclasses.replace(
