@@ -31,7 +31,6 @@ class DispatchedCall:
       examples_before: Real examples of the calls before.
       examples: Its own.
       was_read: Whether the metrics are on the host.
-      was_admitted: Whether they are looked at for NaN.
       was_shown: Whether hooks were shown them.
     """
 
@@ -45,7 +44,6 @@ class DispatchedCall:
     examples_before: int = 0
     examples: int = 0
     was_read: bool = False
-    was_admitted: bool = False
     was_shown: bool = False
 
     @property

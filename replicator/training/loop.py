@@ -360,7 +360,12 @@ class Loop:
         for event in call.metrics_events():
             for hook in self._hooks:
                 hook.on_metrics(event)
-        self._admit(call)
+        if self._finite is not None:
+            # To look at metrics is to wait for the devices.
+            self._phases.enter("step", hidden=is_under_way(self.metrics))
+            self._finite.admit(
+                call.metrics, first_step=call.first_step, stacked=call.stacked
+            )
         if self._is_time_to_look(call):
             self._check_finite()
 
@@ -372,16 +377,6 @@ class Loop:
         # ended, alone would leave the others in a collective.
         before_s, self._looked_s = self._looked_s, call.progress.time_s
         return call.progress.time_s != before_s
-
-    def _admit(self, call: DispatchedCall) -> None:
-        if self._finite is None or call.was_admitted:
-            return
-        # To look at metrics is to wait for the devices.
-        self._phases.enter("step", hidden=is_under_way(self.metrics))
-        self._finite.admit(
-            call.metrics, first_step=call.first_step, stacked=call.stacked
-        )
-        call.was_admitted = True
 
     def _show_now(self) -> None:
         """Show the newest metrics, and look at all so far: a state is to be kept."""
