@@ -58,6 +58,7 @@ class EvaluateEvery(Hook):
         self._trigger = Trigger(when)
         self._writer = Multi() if writer is None else writer
         self._follow = follow
+        self._followed = follow and [follow.metric, follow.goal]
         self._tell = tell
         self._last_step: int | None = None
         self._owed_step: int | None = None  # whose evaluation was left
@@ -103,6 +104,7 @@ class EvaluateEvery(Hook):
         return {
             "last_step": self._last_step,
             "owed_step": self._owed_step,
+            "followed": self._followed,
             "best_step": best.step,
             # A word: JSON has no infinity.
             "best_value": None if best.value is None else repr(float(best.value)),
@@ -112,15 +114,16 @@ class EvaluateEvery(Hook):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what was found before."""
+        """Go on from what was found before; of another number there is no best yet."""
         value = state["best_value"]
         self._last_step = state["last_step"]
         self._owed_step = state.get("owed_step")
-        self.best = BestSoFar(
-            step=state["best_step"],
-            value=None if value is None else float(value),
-            waited=state["waited"],
-        )
+        if state.get("followed", self._followed) == self._followed:
+            self.best = BestSoFar(
+                step=state["best_step"],
+                value=None if value is None else float(value),
+                waited=state["waited"],
+            )
         self._plain_metrics = state.get("metrics")
         if self._plain_metrics is not None:
             self.metrics = result_from_json(self._plain_metrics)

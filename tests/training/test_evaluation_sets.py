@@ -78,6 +78,11 @@ def test_a_run_that_goes_on_keeps_the_best_of_a_set(tmp_path):
     assert run(tmp_path, steps=6).best.step == 2
 
 
+def test_a_run_that_follows_another_number_has_its_best(tmp_path):
+    run(tmp_path, steps=2)
+    assert run(tmp_path, steps=4, follow=Follow("test/distance")).best.step == 4
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
