@@ -277,11 +277,17 @@ def _settings(of: Training) -> dict[str, Any]:
     return {name: of.arguments.get(name) for name in names}
 
 
+def _of_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    strategy = settings.get("strategy") or {}
+    return {f"strategy.{name}": value for name, value in strategy.items()}
+
+
 def _tell_changed(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    now, saved = ({**each, **_of_strategy(each)} for each in (now, saved))
     changed = [
         f"`{name}` {json.dumps(now[name])} (it was {json.dumps(saved[name])})"
         for name in now
-        if name in saved and saved[name] != now[name]
+        if name != "strategy" and name in saved and saved[name] != now[name]
     ]
     if changed:
         _log.warning("The run goes on with another %s.", ", ".join(changed))
