@@ -271,15 +271,11 @@ def check_whole(name: str, value: object) -> None:
       ArgumentError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _not_whole(name, value)
-
-
-def _not_whole(name: str, value: Any) -> ArgumentError:
-    # What comes from the environment or a command line is a word with a number in it.
-    meant = int(value) if isinstance(value, str) and value.isdecimal() else 1
-    return ArgumentError(
-        f"`{name}` must be a whole number, got {value!r}. Use {meant}."
-    )
+        # The environment and command lines bring words with a number in them.
+        meant = int(value) if isinstance(value, str) and value.isdecimal() else 1
+        raise ArgumentError(
+            f"`{name}` must be a whole number, got {value!r}. Use {meant}."
+        )
 
 
 def check_number(name: str, value: Any) -> None:

@@ -27,6 +27,7 @@ from replicator.checkpoint.snapshot import Draft
 
 _WRITING, _DELETING, _DAMAGED = ".writing-", ".deleting-", ".damaged-"
 _REPLACED = ".replaced-"
+_LEFTOVERS = (_WRITING, _DELETING, _REPLACED)
 _DIGITS = 12
 _NAME = re.compile(rf"\d{{{_DIGITS}}}")
 _log = logging.getLogger(__name__)
@@ -111,21 +112,17 @@ def tidy(directory: Path, *, disk: Disk, but: Collection[Path] = ()) -> list[str
     A checkpoint that was moved aside for one that never came gets its name back. What
     cannot be removed is logged, and left for the next time.
     """
-    others, done = {*directory.iterdir()}.difference(but), []
-    for aside in sorted(path for path in others if path.name.startswith(_REPLACED)):
-        checkpoint = directory / aside.name.removeprefix(_REPLACED)[:_DIGITS]
-        if not checkpoint.exists():
-            disk.rename(aside, checkpoint)
+    done: list[str] = []
+    for path in sorted({*directory.iterdir()}.difference(but)):
+        name = path.name
+        checkpoint = directory / name.removeprefix(_REPLACED)[:_DIGITS]
+        if name.startswith(_REPLACED) and not checkpoint.exists():
+            disk.rename(path, checkpoint)
             disk.sync_directory(directory)
-            done.append(aside.name)
-    ours = (_WRITING, _DELETING, _REPLACED)
-    left = sorted(
-        path
-        for path in others
-        if path.name.startswith(ours) or path.suffix == ".draft"
-        if path.exists()
-    )
-    return done + [path.name for path in left if _remove(path, disk=disk)]
+            done.append(name)
+        elif name.startswith(_LEFTOVERS) or path.suffix == ".draft":
+            done += [name] if _remove(path, disk=disk) else []
+    return done
 
 
 def _write(
@@ -189,6 +186,8 @@ def _move_aside(checkpoint: Path, prefix: str, *, disk: Disk) -> Path | None:
 def _remove(path: Path, *, disk: Disk) -> bool:
     """Remove a folder or a file that is no checkpoint; tell whether it is gone."""
     try:
+        if path.name.startswith(_REPLACED):  # by this name it would come back, in parts
+            path = _move_aside(path, _DELETING, disk=disk) or path
         if path.is_dir():
             disk.remove_tree(path)
         else:

@@ -29,7 +29,7 @@ from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.checks import check_divides
 from replicator.inputs.context import name_of_parts
 from replicator.inputs.feed import open_input
-from replicator.inputs.options import InputOptions
+from replicator.inputs.options import InputOptions, refuse_shapes
 
 
 def find_accumulate(
@@ -145,9 +145,10 @@ def first_batch(dataset: Dataset, layout: Layout, options: InputOptions) -> PyTr
       options: How it is read.
 
     Raises:
-      ArgumentError: The dataset can be read only once.
+      ArgumentError: The dataset can be read only once, or its shapes change.
       BatchError: It is empty, or does not divide over the replicas.
     """
+    refuse_shapes(options, "with `auto_microbatch`, which fits the first batch")
     check_read_anew(
         "dataset", dataset, why="auto_microbatch=True", adapters=options.adapters
     )

@@ -208,16 +208,14 @@ class _Reader:
         for pipeline, part in enumerate(parts):
             if part is None:
                 continue
-            if part.form is not self._form or self._options.shapes:
-                self._check_form(self._form, part.form, self._where(pipeline))
+            first, where = self._form, self._where(pipeline)
+            if shapes := self._options.shapes:
+                first = stated_form(first, part.form, shapes, where=where)
+            if part.form is not first:
+                check_same_form(first, part.form, where=where)
             if not self._options.allow_nan:
-                check_no_nan(part.batch, where=self._where(pipeline))
+                check_no_nan(part.batch, where=where)
         return self._form.examples
-
-    def _check_form(self, first: BatchForm, found: BatchForm, where: str) -> None:
-        if shapes := self._options.shapes:
-            first = stated_form(first, found, shapes, where=where)
-        check_same_form(first, found, where=where)
 
     def _remember_quickly(self, parts: Sequence[_Part]) -> None:
         assert self._form is not None

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -94,8 +94,8 @@ class SaveCheckpoints(Hook):
         self._told = store.counts
         # Written by the store's thread, before it counts the save; taken by the loop's.
         self._failure: Exception | None = None
-        self._shown: MetricsEvent | None = None
-        self._metrics_before = resumed.last_metrics
+        last_metrics = resumed.last_metrics
+        self._read_metrics: Callable[[], PyTree] = lambda: last_metrics
         self._begun: int | None = None
 
     def on_state(self, event: StateEvent) -> None:
@@ -119,7 +119,7 @@ class SaveCheckpoints(Hook):
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Remember the metrics: at the end they are the run's result."""
-        self._shown = event
+        self._read_metrics = event.read_metrics
         self._require_ranked(event.step)
 
     def on_end(self, event: StateEvent) -> None:
@@ -133,7 +133,7 @@ class SaveCheckpoints(Hook):
 
     def close(self) -> None:
         """Wait for a save in flight, and give the directory back."""
-        self._shown = None
+        self._read_metrics = lambda: None
         self._store.close()
 
     def _is_saved(self, event: StateEvent) -> bool:
@@ -145,7 +145,6 @@ class SaveCheckpoints(Hook):
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
         position = event.position or Position()
-        metrics = self._metrics()
         return Snapshot(
             step=event.step,
             arrays=event.state,
@@ -159,15 +158,12 @@ class SaveCheckpoints(Hook):
                 "random_streams": RANDOM_STREAMS,
             },
             own={"input": list(position.states), "checksums": position.checksums},
-            late=partial(self._late, metrics),
+            late=partial(self._late, self._read_metrics()),
             metrics=self._numbers(event.step),
         )
 
-    def _metrics(self) -> PyTree:
-        return self._metrics_before if self._shown is None else self._shown.metrics
-
     def _numbers(self, step: int) -> dict[str, float]:
-        return {**self._found(step), **named_numbers(self._metrics())}
+        return {**self._found(step), **named_numbers(self._read_metrics())}
 
     def _found(self, step: int) -> Mapping[str, float]:
         return {} if self._evaluation is None else self._evaluation.numbers_of(step)
@@ -281,11 +277,17 @@ def _settings(of: Training) -> dict[str, Any]:
     return {name: of.arguments.get(name) for name in names}
 
 
+def _of_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    strategy = settings.get("strategy") or {}
+    return {f"strategy.{name}": value for name, value in strategy.items()}
+
+
 def _tell_changed(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    now, saved = ({**each, **_of_strategy(each)} for each in (now, saved))
     changed = [
         f"`{name}` {json.dumps(now[name])} (it was {json.dumps(saved[name])})"
         for name in now
-        if name in saved and saved[name] != now[name]
+        if name != "strategy" and name in saved and saved[name] != now[name]
     ]
     if changed:
         _log.warning("The run goes on with another %s.", ", ".join(changed))
@@ -352,8 +354,9 @@ def _position(found: Restored) -> Position:
 
     def told(name: str) -> list[Any]:
         each = [word for own in found.own for word in own.get(name, ())]
-        # With one pipeline each process read all of it, and says the same.
-        return each[:1] if position.num_pipelines == 1 else each
+        # Where one pipeline was read, or a place was saved as it was restored, each
+        # process has said all.
+        return each[: position.num_pipelines]
 
     return position_from_json(
         position.as_json() | {"states": told("input"), "checksums": told("checksums")}

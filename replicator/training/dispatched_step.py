@@ -22,30 +22,28 @@ class DispatchedCall:
 
     Attributes:
       last_step: Updates done with it.
+      progress: Rates, taken when it was dispatched.
+      position: Where the input is after it.
+      phases: Where waiting for the devices is noted.
+      metrics: On the devices; on the host once they were read.
       steps: Updates that it makes.
       stacked: Whether each metric has a leading axis of its steps.
       examples_before: Real examples of the calls before.
       examples: Its own.
-      progress: Rates, taken when it was dispatched.
-      metrics: On the devices; on the host once they were read.
-      position: Where the input is after it.
-      phases: Where waiting for the devices is noted.
       was_read: Whether the metrics are on the host.
-      was_admitted: Whether they are looked at for NaN.
       was_shown: Whether hooks were shown them.
     """
 
     last_step: int
-    steps: int
-    stacked: bool
-    examples_before: int
-    examples: int
     progress: ProgressNumbers
-    metrics: PyTree
     position: Any
     phases: Phases
+    metrics: PyTree = None
+    steps: int = 1
+    stacked: bool = False
+    examples_before: int = 0
+    examples: int = 0
     was_read: bool = False
-    was_admitted: bool = False
     was_shown: bool = False
 
     @property
@@ -63,6 +61,13 @@ class DispatchedCall:
             return self.metrics
         return jax.tree.map(lambda leaf: leaf[index], self.metrics)
 
+    def last_metrics(self) -> PyTree:
+        """Return those of the last step: numbers of Python, and arrays of NumPy."""
+        return jax.tree.map(
+            lambda leaf: leaf if np.ndim(leaf) else leaf.item(),
+            self.read(self.steps - 1),
+        )
+
     def metrics_events(self) -> list[MetricsEvent]:
         """Return what hooks learn of the metrics of each step."""
         return [
@@ -76,26 +81,6 @@ class DispatchedCall:
             )
             for index in range(self.steps)
         ]
-
-
-def call_of_before(
-    progress: ProgressNumbers, position: Any, phases: Phases
-) -> DispatchedCall:
-    """Return the last call of a run that was cut: its metrics were shown there."""
-    return DispatchedCall(
-        last_step=progress.step,
-        steps=1,
-        stacked=False,
-        examples_before=0,
-        examples=0,
-        progress=progress,
-        metrics=None,
-        position=position,
-        phases=phases,
-        was_read=True,
-        was_admitted=True,
-        was_shown=True,
-    )
 
 
 def joined(

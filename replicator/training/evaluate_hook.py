@@ -1,5 +1,6 @@
 """Evaluate a run's state every so often, and at its end: a hook of the loop."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from replicator.errors import ArgumentError, check_function, check_kind
 from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.writers.multi import Multi
 from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
-from replicator.training.best_metric import BestSoFar, Evaluated, Follow, Verdict
+from replicator.training.best_metric import BestSoFar, Evaluated, Follow
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.hooks.schedule import Every, Trigger
 
@@ -57,18 +58,18 @@ class EvaluateEvery(Hook):
         self._trigger = Trigger(when)
         self._writer = Multi() if writer is None else writer
         self._follow = follow
+        self._followed = follow and [follow.metric, follow.goal]
         self._tell = tell
         self._last_step: int | None = None
         self._owed_step: int | None = None  # whose evaluation was left
         self.best = best or BestSoFar()
-        self.verdict: Verdict = "go_on"
         self.metrics: Mapping[str, PyTree] | None = None
         self._plain_metrics: list[dict[str, Any]] | None = None
 
     @property
     def should_stop(self) -> bool:
         """Whether patience has ended."""
-        return self.verdict == "stop"
+        return self._follow is not None and self._follow.is_over(self.best)
 
     def numbers_of(self, step: int) -> dict[str, float]:
         """Return what was found after a step, as `eval/<name>`; perhaps nothing."""
@@ -78,12 +79,17 @@ class EvaluateEvery(Hook):
         return {f"eval/{name}": number for name, number in numbers.items()}
 
     def on_state(self, event: StateEvent) -> None:
-        """Evaluate if due."""
+        """Evaluate if due; an evaluation that is left is owed."""
         if self._trigger.pulled(event):
-            self._run(event)
+            with contextlib.suppress(EvaluationLeft):
+                self._run(event)
 
     def on_end(self, event: StateEvent) -> None:
-        """Evaluate the last state, unless that was done."""
+        """Evaluate the last state, unless that was done.
+
+        Raises:
+          EvaluationLeft: This is not the end yet.
+        """
         if event.step != self._last_step:
             self._run(event)
         self._writer.flush()
@@ -98,29 +104,25 @@ class EvaluateEvery(Hook):
         return {
             "last_step": self._last_step,
             "owed_step": self._owed_step,
+            "followed": self._followed,
             "best_step": best.step,
             # A word: JSON has no infinity.
             "best_value": None if best.value is None else repr(float(best.value)),
             "waited": best.waited,
-            "verdict": self.verdict,
             "due": self._trigger.state_dict(),
             "metrics": self._plain_metrics,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what was found before."""
+        """Go on from what was found before; of another number there is no best yet."""
         value = state["best_value"]
         self._last_step = state["last_step"]
         self._owed_step = state.get("owed_step")
-        self.best = BestSoFar(
-            step=state["best_step"],
-            value=None if value is None else float(value),
-            waited=state["waited"],
-        )
-        self.verdict = state["verdict"]
-        if self._follow is None or not self._follow.is_over(self.best):
-            self.verdict = (
-                "go_on"  # there is more patience than in the run that stopped
+        if state.get("followed", self._followed) == self._followed:
+            self.best = BestSoFar(
+                step=state["best_step"],
+                value=None if value is None else float(value),
+                waited=state["waited"],
             )
         self._plain_metrics = state.get("metrics")
         if self._plain_metrics is not None:
@@ -132,21 +134,23 @@ class EvaluateEvery(Hook):
         """Return when all numbers are on the disk."""
         self._writer.flush()
 
-    def catch_up(self, state: PyTree, step: int) -> None:
-        """Evaluate a restored state, if the run before left that to be done."""
-        if step == self._owed_step:
-            self._evaluate_after(step, state)
+    def catch_up(self, event: StateEvent) -> bool:
+        """Evaluate a restored state, if that is owed; tell whether it was.
+
+        Raises:
+          EvaluationLeft: It is owed still.
+        """
+        is_owed = event.step == self._owed_step
+        if is_owed:
+            self._run(event)
+        return is_owed
 
     def _run(self, event: StateEvent) -> None:
-        self._evaluate_after(event.step, event.state)
-
-    def _evaluate_after(self, step: int, state: PyTree) -> None:
-        user = state.user if isinstance(state, RunState) else state
+        step, state = event.step, event.state
         self._owed_step = step
-        try:
-            self.metrics = self._evaluate(user)
-        except EvaluationLeft:
-            return
+        self.metrics = self._evaluate(
+            state.user if isinstance(state, RunState) else state
+        )
         self._owed_step = None
         self._plain_metrics = result_as_json(self.metrics)
         self._last_step = step
@@ -157,7 +161,7 @@ class EvaluateEvery(Hook):
         if self._follow is not None:
             value = followed_number(self.metrics, self._follow.metric)
             happened = Evaluated(step=step, value=value)
-            self.best, self.verdict = self._follow.decide(self.best, happened)
+            self.best, _ = self._follow.decide(self.best, happened)
 
 
 def followed_number(metrics: Mapping[str, PyTree], name: str) -> float:

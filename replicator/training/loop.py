@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-import jax
-import numpy as np
-
 from replicator.base.flat_tree import whole
 from replicator.base.types import PyTree
 from replicator.engine.run_ahead import is_under_way
@@ -27,7 +24,7 @@ from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers
 from replicator.monitoring.writers.writer import check_names
 from replicator.training.best_metric import BestSoFar
-from replicator.training.dispatched_step import DispatchedCall, call_of_before, joined
+from replicator.training.dispatched_step import DispatchedCall, joined
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.finite_check import FiniteCheck
@@ -124,12 +121,21 @@ class Loop:
 
     def _of_before(self, position: Any) -> DispatchedCall:
         """Return the last call of before: should no step follow, hooks hear its end."""
-        now_s = self._phases.clock.now_s()
-        if self._agreed_time is not None:
-            now_s = self._agreed_time.at(self.step, now_s)
+        time_s = self._agreed_s(self._phases.clock.now_s())
         numbers = {"step": self.step, "steps": self._plan.steps}
-        progress = ProgressNumbers(**numbers, time_s=now_s)
-        return call_of_before(progress, position, self._phases)
+        return DispatchedCall(
+            last_step=self.step,
+            progress=ProgressNumbers(**numbers, time_s=time_s),
+            position=position,
+            phases=self._phases,
+            was_shown=True,
+        )
+
+    @property
+    def event_of_before(self) -> StateEvent | None:
+        """The state that a run begins with that was cut behind it, until a step."""
+        call = self._newest
+        return None if call is None else self._state_event(call, ended=False)
 
     @property
     def goes_on(self) -> bool:
@@ -294,16 +300,13 @@ class Loop:
     def leave(self) -> LoopResult:
         """Return what there is now, and show nobody anything; no step follows."""
         self._last_step = self.step
-        metrics = progress = None
-        if (call := self._newest) is not None:
-            metrics = jax.tree.map(_as_python, call.read(call.steps - 1))
-            progress = call.progress
+        call = self._newest
         return LoopResult(
             state=self._show_state(self.state, self.step),
             step=self.step,
             examples=self._examples,
-            metrics=metrics,
-            progress=progress,
+            metrics=call and call.last_metrics(),
+            progress=call and call.progress,
         )
 
     def close(self) -> None:
@@ -342,11 +345,12 @@ class Loop:
         numbers = self._progress.update(
             step=self.step, examples=self._examples, stall_s=stall_s
         )
-        if self._agreed_time is None:
-            return numbers
-        # The time that all processes go by after this step.
-        agreed_s = self._agreed_time.at(self.step, numbers.time_s)
-        return dataclasses.replace(numbers, time_s=agreed_s)
+        return dataclasses.replace(numbers, time_s=self._agreed_s(numbers.time_s))
+
+    def _agreed_s(self, now_s: float) -> float:
+        """Return the time that all processes go by after this step."""
+        agreed = self._agreed_time
+        return now_s if agreed is None else agreed.at(self.step, now_s)
 
     def _show_metrics(self) -> None:
         if (call := self._newest) is None or call.was_shown:
@@ -356,7 +360,12 @@ class Loop:
         for event in call.metrics_events():
             for hook in self._hooks:
                 hook.on_metrics(event)
-        self._admit(call)
+        if self._finite is not None:
+            # To look at metrics is to wait for the devices.
+            self._phases.enter("step", hidden=is_under_way(self.metrics))
+            self._finite.admit(
+                call.metrics, first_step=call.first_step, stacked=call.stacked
+            )
         if self._is_time_to_look(call):
             self._check_finite()
 
@@ -368,16 +377,6 @@ class Loop:
         # ended, alone would leave the others in a collective.
         before_s, self._looked_s = self._looked_s, call.progress.time_s
         return call.progress.time_s != before_s
-
-    def _admit(self, call: DispatchedCall) -> None:
-        if self._finite is None or call.was_admitted:
-            return
-        # To look at metrics is to wait for the devices.
-        self._phases.enter("step", hidden=is_under_way(self.metrics))
-        self._finite.admit(
-            call.metrics, first_step=call.first_step, stacked=call.stacked
-        )
-        call.was_admitted = True
 
     def _show_now(self) -> None:
         """Show the newest metrics, and look at all so far: a state is to be kept."""
@@ -392,7 +391,3 @@ class Loop:
         self._phases.enter("step")
         if self._finite is not None:
             self._finite.check()
-
-
-def _as_python(leaf: np.ndarray) -> PyTree:
-    return leaf if np.ndim(leaf) else leaf.item()

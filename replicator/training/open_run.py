@@ -4,8 +4,9 @@ A run that goes back past a bad number opens everything anew: that is a resume i
 process.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from replicator.training.evaluate_hook import (
 )
 from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.user_hooks import HookOfUser
-from replicator.training.loop import Loop, Step
+from replicator.training.loop import Loop, LoopResult, Step
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.hook import LeaveSaved, Preemption
 from replicator.training.reports.records import Reports, open_reports
@@ -58,18 +59,39 @@ class Opened:
     evaluation: EvaluateEvery | None
     leaving: LeaveSaved | None
 
-    def catch_up(self, phases: Phases, preemption: Preemption | None) -> None:
-        """Make the evaluation that the run before has left, or leave it once more.
+    def catch_up(self, phases: Phases) -> None:
+        """Make the evaluation that the run before has left, and save what it found.
 
         Raises:
-          Preempted: Somebody asked the run to stop.
+          Preempted: Somebody asked the run to stop: it is left once more.
         """
-        resumed = self.resumed
-        if self.evaluation is not None:
-            with phases.during("evaluate"):
-                self.evaluation.catch_up(resumed.state.user, resumed.start_step)
-        if preemption is not None and preemption.stop and self.leaving is not None:
-            self.leaving.leave(preemption.stop)
+        event = self.loop.event_of_before
+        if event is None or self.evaluation is None or self.leaving is None:
+            return
+        with self._left_with_an_evaluation(), phases.during("evaluate"):
+            if self.evaluation.catch_up(event) and event.goes_on():
+                phases.enter("save")
+                self.leaving.saving.on_end(event)
+
+    def end(self, stall_s: float) -> LoopResult:
+        """Make the end of the run, unless it has left, or leaves its last evaluation.
+
+        Raises:
+          Preempted: As `catch_up`.
+          Exception: As `Loop.end`.
+        """
+        if self.leaving is None or not self.leaving.has_left:
+            with self._left_with_an_evaluation():
+                return self.loop.end(stall_s)
+        return self.loop.leave()
+
+    @contextlib.contextmanager
+    def _left_with_an_evaluation(self) -> Iterator[None]:
+        try:
+            yield
+        except EvaluationLeft:
+            assert self.leaving is not None, "else nobody leaves an evaluation"
+            self.leaving.leave_asked()
 
 
 def open_run(
@@ -138,13 +160,15 @@ def open_run(
         show_state=_shown(of, resumed),
     )
     closers.append(loop.close)
-    return Opened(
+    opened = Opened(
         loop=loop,
         batches=batches,
         resumed=resumed,
         evaluation=evaluation,
         leaving=leaving,
     )
+    opened.catch_up(of.phases)
+    return opened
 
 
 def hooks_in_order(
@@ -191,7 +215,10 @@ def _evaluation(
         return None
 
     def leave_if_asked() -> None:
-        if preemption is not None and preemption.leaves_evaluation():
+        # Of a run that is not saved nobody could make again what is left.
+        if preemption is None or of.checkpointing is None:
+            return
+        if preemption.leaves_evaluation():
             raise EvaluationLeft
 
     return EvaluateEvery(

@@ -99,9 +99,10 @@ class Evaluating:
         evaluation = evaluation_of(self.eval_fn)
         if not isinstance(self.dataset, Mapping):
             return evaluation(state, self.dataset, **options)
+        # In one order: processes may have put their dicts together in others.
         return {
-            name: evaluation(state, dataset, **options)
-            for name, dataset in self.dataset.items()
+            name: evaluation(state, self.dataset[name], **options)
+            for name in sorted(self.dataset)
         }
 
 

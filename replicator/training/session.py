@@ -244,9 +244,11 @@ class Session:
             opened.batches.given(given if is_read else None, step=loop.step)
         self._position, self._taken = given.position, []
         try:
-            loop.dispatch(self._step, given, self._stall_s(), beside=metrics or {})
+            loop.dispatch(self._step, given, self._stall_s(), beside=metrics)
         except GoingBack as signal:
+            reported = loop.metrics  # the loop is closed in there
             self._go_back(signal)
+            return reported
         return loop.metrics
 
     def compile(self, step_fn: StepFn) -> Callable[..., PyTree]:
@@ -349,7 +351,6 @@ class Session:
                 first_states=self._first_states,
                 closers=closers,
             )
-            self._open.catch_up(of.phases, self._preemption)
             self._inner = inner.pop_all()
         self._position, self._taken = self._open.resumed.position, []
 
@@ -400,8 +401,7 @@ class Session:
         opened = self._opened
         if opened.loop.in_turn:
             raise self._turn_without_after()
-        left = opened.leaving is not None and opened.leaving.has_left
-        result = opened.loop.leave() if left else opened.loop.end(self._stall_s())
+        result = opened.end(self._stall_s())
         self._of.phases.enter("end")
         ran, evaluation = result.metrics is not None, opened.evaluation
         self._result = dataclasses.replace(

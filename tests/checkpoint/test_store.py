@@ -490,6 +490,20 @@ def test_what_was_moved_aside_for_a_save_that_never_came_is_there_again(tmp_path
         assert store.restore().meta == {"number": 1}
 
 
+@pytest.mark.parametrize("refused", ["remove_file", "remove_directory"])
+def test_a_replaced_copy_that_cannot_be_removed_never_comes_back(tmp_path, refused):
+    def refuse(operation, path):
+        if operation == refused:
+            raise OSError(39, "Directory not empty", str(path))  # `.nfs…` is in it
+
+    with CheckpointStore(tmp_path, disk=Disk(refuse)) as store:
+        for step in (2, 2):
+            store.save(small_snapshot(step))
+        store.discard_after(1)  # the run goes back to its beginning
+    with CheckpointStore(tmp_path) as store:
+        assert store.restore() is None
+
+
 def test_newest_is_what_was_saved_last_even_if_a_run_began_anew(tmp_path):
     for step in (100, 1):
         with CheckpointStore(tmp_path) as store:

@@ -129,6 +129,51 @@ def test_it_trains_in_the_loop():
     assert_close(result.state["params"], run(debug=False).state["params"])
 
 
+@pytest.mark.parametrize("failure", [AssertionError("mine"), TypeError("mine")])
+def test_a_step_that_fails_in_a_run_has_run_once(failure):
+    rep, calls = replicas(1), []
+    init_fn, _ = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+
+    def step_fn(state, batch):
+        calls.append(batch)
+        raise failure
+
+    with pytest.raises(type(failure), match="mine"):
+        rep.run(
+            step_fn,
+            [regression_batch()],
+            init_fn=init_fn,
+            steps=1,
+            debug=True,
+            display=False,
+        )
+    assert len(calls) == 1
+
+
+def test_updates_in_a_scan_tell_their_norm_in_a_run():
+    rep = replicas(1)
+    optimizer = rep.wrap_optimizer(optax.sgd(0.1))
+
+    def step_fn(state, batch):
+        def update(opt, grads):
+            return optimizer.update(grads, opt)[::-1]
+
+        return jax.lax.scan(update, state, batch)[0], {}
+
+    found, expected = (
+        rep.run(
+            step_fn,
+            [np.ones((2, 4), np.float32)],
+            init_fn=lambda key: optimizer.init(jnp.zeros(4)),
+            steps=1,
+            debug=debug,
+            display=False,
+        ).metrics["gradient_norm"]
+        for debug in (True, False)
+    )
+    assert found == expected == 2
+
+
 def test_a_numpy_batch_of_float64_is_seen_as_the_compiled_step_would_see_it():
     dtypes = []
 

@@ -129,6 +129,12 @@ def test_calls_of_several_steps_are_refused():
         InputOptions(shapes=SHAPES, steps_per_call=2)
 
 
+def test_memory_is_not_fitted_to_the_first_of_several_forms(tmp_path):
+    options = {"auto_microbatch": True, "memory_limit_bytes": 1 << 30}
+    with pytest.raises(ArgumentError, match="left out with `auto_microbatch`"):
+        train(tmp_path, **options)
+
+
 def test_forms_where_batches_are_joined_are_refused():
     shapes = InputOptions(shapes=SHAPES)
     with pytest.raises(ArgumentError, match="left out where examples are cut anew"):

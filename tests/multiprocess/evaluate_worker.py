@@ -1,6 +1,6 @@
 """One of several processes of a run that evaluates for long.
 
-python -m tests.multiprocess.evaluate_worker PORT COUNT RANK DIRECTORY BATCHES
+python -m tests.multiprocess.evaluate_worker PORT COUNT RANK DIRECTORY BATCHES EVERY
 """
 
 import sys
@@ -18,7 +18,7 @@ def squares(state, batch):
     return {"loss": (batch["x"] @ state["params"]["w1"].sum(1) - batch["y"]) ** 2}
 
 
-def main(port, count, rank, directory, batches):
+def main(port, count, rank, directory, batches, every):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -42,7 +42,7 @@ def main(port, count, rank, directory, batches):
         checkpoint_every=100,
         eval_fn=squares,
         eval_dataset=evaluation,
-        eval_every=4,
+        eval_every=int(every),
         display=False,
     )
     print("ended", result.step, result.evaluation["examples"], flush=True)

@@ -83,8 +83,8 @@ CHANGED = [
     ({"steps": 4}, "another `steps` 4 (it was 2)."),
     ({"accumulate": 2}, "another `accumulate` 2 (it was 1)."),
     ({"steps_per_call": 2}, "another `steps_per_call` 2 (it was 1)."),
-    ({"n": 2}, 'another `strategy` {"engine": "replicates", "mesh": {"replica": 2}'),
-    ({"reduction": "ordered"}, '"reduction": "ordered"} (it was {"engine"'),
+    ({"n": 2}, 'another `strategy.mesh` {"replica": 2} (it was {"replica": 1}).'),
+    ({"reduction": "ordered"}, 'another `strategy.reduction` "ordered" (it was "fast"'),
     ({"seed": 1}, "`seed` is 1, and was 0 when the run was saved"),
     ({"steps": 4, "accumulate": 2}, "another `accumulate` 2 (it was 1), `steps` 4 (it"),
 ]

@@ -58,9 +58,29 @@ def test_records_name_the_set(tmp_path):
     assert told == [(0.0, 2.0), (2.0, 0.0)]
 
 
+def test_sets_are_evaluated_in_the_same_order_by_all_processes(tmp_path):
+    read = []
+
+    def noted(name):
+        def input_fn(context):
+            read.append(name)
+            yield from SETS[name]
+
+        return input_fn
+
+    for names in (("test", "val"), ("val", "test")):
+        run(tmp_path / names[0], sets={name: noted(name) for name in names})
+    assert read[: len(read) // 2] == read[len(read) // 2 :]
+
+
 def test_a_run_that_goes_on_keeps_the_best_of_a_set(tmp_path):
     run(tmp_path, steps=2)
     assert run(tmp_path, steps=6).best.step == 2
+
+
+def test_a_run_that_follows_another_number_has_its_best(tmp_path):
+    run(tmp_path, steps=2)
+    assert run(tmp_path, steps=4, follow=Follow("test/distance")).best.step == 4
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,8 @@ def test_a_working_folder_that_is_gone_does_not_end_a_run(tmp_path, monkeypatch)
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert run(steps=2, directory=tmp_path / "records").step == 2
+    with pytest.raises(ArgumentError, match="absolute where the working folder is gon"):
+        run(steps=2, directory="records")
 
 
 @pytest.mark.parametrize(

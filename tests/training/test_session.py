@@ -260,6 +260,25 @@ def test_an_own_step_with_nan_ends_the_session_by_name():
         train()
 
 
+def test_a_step_that_the_run_goes_back_from_has_returned_its_metrics(tmp_path):
+    rep, init_fn, step_fn = parts()
+    batches = [regression_batch(seed=seed) for seed in range(4)]
+    batches[2]["x"][0, 0] = np.nan
+    with rep.session(
+        step_fn,
+        batches,
+        init_fn=init_fn,
+        steps=3,
+        inputs=InputOptions(allow_nan=True),
+        on_nonfinite="rollback",
+        checkpoint_dir=tmp_path,
+        checkpoint_every=1,
+        display=False,
+    ) as session:
+        found = [session.step(batch)["loss"] for batch in session.batches()]
+    assert [bool(np.isfinite(loss)) for loss in found].count(False) == 1
+
+
 def test_a_run_that_goes_back_goes_on_in_the_same_loop(tmp_path):
     rep, init_fn, step_fn = parts()
     bad = [*BATCHES[:2], BATCHES[2] | {"y": np.full(16, 1e30, np.float32)}, BATCHES[3]]

@@ -36,7 +36,8 @@ def checked_path(name: str, value: object) -> Path | None:
     """Return the argument `name` as `expanded` does; None stays None.
 
     Raises:
-      ArgumentError: It is neither None nor a path, or it is the URL of a bucket.
+      ArgumentError: It is neither None nor a path, or it is the URL of a bucket, or
+        relative to a folder that is gone.
     """
     if value is None:
         return None
@@ -50,4 +51,10 @@ def checked_path(name: str, value: object) -> Path | None:
             f"`{name}` must be a path of a file system, got {os.fsdecode(value)!r}. "
             "Mount the bucket (on all hosts, with atomic renames), and name its folder."
         )
-    return expanded(os.fsdecode(value))
+    try:
+        return expanded(os.fsdecode(value))
+    except FileNotFoundError:
+        raise ArgumentError(
+            f"`{name}` must be absolute where the working folder is gone, got "
+            f"{value!r}. Change to a folder that is there."
+        ) from None

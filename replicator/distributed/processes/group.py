@@ -97,6 +97,7 @@ def launch(
     with (
         lossy_output(),
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
+        contextlib.ExitStack() as held,
         signals_as_bytes(heard) as inbox,
         _Group(
             command,
@@ -106,7 +107,7 @@ def launch(
             inbox,
         ) as group,
     ):
-        hold_folder(folder)  # until this process ends
+        held.callback(os.close, hold_folder(folder))
         code = group.run()
         if loss := take_loss():
             _say(loss[0])

@@ -58,7 +58,6 @@ from replicator.engine.step.update_dependence import (
     UpdateDependent,
     find_update_dependent,
 )
-from replicator.errors import ReplicatorError
 from replicator.inputs.remainder import MASK
 
 
@@ -160,23 +159,24 @@ def _run_asked(
     if show == "nothing":
         return step(state, batch, key)
     totals = _learned(step, state, batch, key) if show != "norm" else None
-    ways = [_asking(show, state, totals, is_place_made=made) for made in (True, False)]
-    ways += [state] * (show == "norm")
-    *others, last = ways
+    ways = [_asking(show, state, totals, is_place_made=made) for made in (False, True)]
     leaves = jax.tree.leaves((state, batch))
     is_traced = any(isinstance(leaf, Tracer) for leaf in leaves)
-    for asking in others:
+    for asking in ways:
         try:
-            if not is_traced:  # to be debugged: on values, and once
+            if not is_traced:  # to be debugged: on values
                 return step(asking, batch, key)
             # By itself: a trace that fails half-way would leave its effects here.
             jax.eval_shape(step, asking, batch, key)
-        except ReplicatorError:
-            raise
-        except Exception:  # of JAX's errors; one of the step's own comes again
-            continue
-        return step(asking, batch, key)
-    return step(last, batch, key)
+        except Exception as failure:
+            # All but what JAX says of the carry of a loop is the step's own. Traced, it
+            # comes again below; on values the step would run again for that.
+            of_carry = asking is not ways[0] or ".pending.shown" in str(failure)
+            if not (is_traced or of_carry):
+                raise
+        else:
+            return step(asking, batch, key)
+    return step(state if show == "norm" else ways[-1], batch, key)
 
 
 def _asking(

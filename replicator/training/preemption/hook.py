@@ -228,6 +228,7 @@ class LeaveSaved(Hook):
       first_step: Updates that the state has behind it.
 
     Attributes:
+      saving: As it was given.
       has_left: Whether the run is saved, and to go no further.
     """
 
@@ -243,7 +244,7 @@ class LeaveSaved(Hook):
     ) -> None:
         self._of = of
         self._preemption = preemption
-        self._saving = saving
+        self.saving = saving
         self._first_step = first_step
         self._newest: StateEvent | None = None
         self.has_left = False
@@ -263,9 +264,9 @@ class LeaveSaved(Hook):
         """
         self._newest = event
         self._preemption.on_state(event)
-        stop = self._preemption.stop
-        if stop is not None and event.goes_on():  # else it ends, saved, by itself
-            self.leave(stop)
+        # Where no step is to follow the run ends, saved, by itself.
+        if self._preemption.should_stop and event.goes_on():
+            self.leave_asked()
 
     def close(self) -> None:
         """Leave no more."""
@@ -279,8 +280,7 @@ class LeaveSaved(Hook):
         # This is in the signal handler: it saves here, and raises out of the wait.
         # A loop's own step may have taken the state over: then after that step.
         if self._of.phases.current.phase == "input" and self._is_state_there():
-            step = self._first_step if self._newest is None else self._newest.step
-            self.leave(Stop(signal=signal_name, step=step))
+            self._leave(signal_name)
 
     def _is_state_there(self) -> bool:
         try:
@@ -289,17 +289,23 @@ class LeaveSaved(Hook):
             return False
         return not any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
-    def leave(self, stop: Stop) -> None:
-        """Save what has come since the run was opened, and leave.
+    def leave_asked(self) -> None:
+        """Save what has come since the run was opened, and leave, as was asked for.
 
         Raises:
           Preempted: The program is to end.
           KeyboardInterrupt: Likewise, and a person waits at a prompt.
         """
+        assert self._preemption.stop is not None
+        self._leave(self._preemption.stop.signal)
+
+    def _leave(self, signal_name: str) -> None:
+        step = self._first_step  # of what is saved already
         if self._newest is not None:
+            step = self._newest.step
             self._of.phases.enter(self.phase)
-            self._saving.on_end(self._newest)  # returns when that is durable
-        self._of.tell("preempted", step=stop.step, signal=stop.signal)
+            self.saving.on_end(self._newest)  # returns when that is durable
+        self._of.tell("preempted", step=step, signal=signal_name)
         self.has_left = True
-        if stop.signal != STOPPED:
-            stop.raise_saved()
+        if signal_name != STOPPED:
+            Stop(signal=signal_name, step=step).raise_saved()

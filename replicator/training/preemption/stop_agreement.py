@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from replicator.base.host.clock import SystemClock
@@ -61,20 +60,17 @@ class StopAgreement:
 
     Args:
       notices: The board of all processes.
-      start_step: Updates that the state has behind it; the same in all.
       answer_s: How long the others are waited for.
     """
 
-    def __init__(
-        self, notices: Notices, *, start_step: int = 0, answer_s: float = _ANSWER_S
-    ) -> None:
+    def __init__(self, notices: Notices, *, answer_s: float = _ANSWER_S) -> None:
         self._notices = notices
-        self._passed = (start_step, 0)  # the step, and blocks evaluated since
+        self._passed = (0, 0)  # the step, and blocks evaluated since
         self._answer_s = answer_s
         # Held by the thread while it agrees: the loop may not pass a step then.
-        # For up to `answer_s`. Of `_passed` and `_stop`; no signal handler takes it.
+        # For up to `answer_s`. Of `_passed` and `_agreed`; no signal handler takes it.
         self._agreeing = threading.Lock()
-        self._stop: Stop | None = None
+        self._agreed: str | None = None  # the signal
         self._after = self._passed  # all stop at the first place behind this
         self._wanted: str | None = None  # one assignment: signal handlers write it
         self._published = False  # read and written by the thread alone
@@ -106,24 +102,20 @@ class StopAgreement:
 
     def reached(self, step: int) -> Stop | None:
         """Pass the end of `step`; tell whether it is the one where all stop."""
-        return self._reached(lambda passed: (step, 0))
+        return self._pass((step, 0))
 
     def reached_block(self) -> Stop | None:
         """Pass a block of an evaluation, which has as many in all processes."""
-        return self._reached(lambda passed: (passed[0], passed[1] + 1))
+        step, blocks = self._passed
+        return self._pass((step, blocks + 1))
 
-    def _reached(
-        self, next_of: Callable[[tuple[int, int]], tuple[int, int]]
-    ) -> Stop | None:
+    def _pass(self, place: tuple[int, int]) -> Stop | None:
         with self._agreeing:
-            self._passed = next_of(self._passed)
-            step = self._passed[0]
-            if self.alone and self._wanted is not None:
-                return Stop(signal=self._wanted, step=step)
-            if self._stop is None or self._passed <= self._after:
+            self._passed = place
+            signal = self._wanted if self.alone else self._agreed
+            if signal is None or place <= self._after:
                 return None
-            # With several steps per call: the first end of a call at or after it.
-            return dataclasses.replace(self._stop, step=step)
+            return Stop(signal=signal, step=place[0])
 
     def _run(self) -> None:
         while not self._closed.wait(self._look_s):
@@ -144,12 +136,10 @@ class StopAgreement:
         with self._agreeing:
             # Under the lock, so that it stays true while this waits for the others.
             self._notices.publish("passed", [self._passed, self._wanted])
-            answers = self._wait_for_answers()
-            others = (tuple(said[0]) for said in answers if said)
-            self._after = max([self._passed, *others])
-            signals = [said[1] for said in answers if said and said[1]]
-            wanted = self._wanted or "SIGTERM"
-            self._stop = Stop(signal=(signals or [wanted])[0], step=self._after[0] + 1)
+            said = [answer for answer in self._wait_for_answers() if answer]
+            self._after = max([self._passed, *(tuple(passed) for passed, _ in said)])
+            signals = [signal for _, signal in said if signal]
+            self._agreed = (signals or [self._wanted or "SIGTERM"])[0]
 
     def _answers(self) -> list[Any]:
         """Look what the others said; a look that fails saw nothing."""

@@ -119,11 +119,10 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
 
     # A process without standard error has none to show anything on.
     display = make_display() if records.display and sys.stderr else None
-    if start_step:
-        is_over = (of.plan.steps or math.inf) <= start_step
-        say = display.note if display is not None else _log.warning
-        if display is not None or is_over:
-            say(_goes_on(of.arguments, start_step))
+    if start_step and display is not None:
+        display.note(_goes_on(of.arguments, start_step))
+    elif start_step and start_step >= (of.plan.steps or math.inf):
+        _log.warning(_goes_on(of.arguments, start_step))
     # A run that went back has told them before: its step is the same.
     told = len(compilations()) if of.recovery.went_back else 0
     telling = TellCompilations(compilations, display=display, events=events, told=told)

@@ -19,6 +19,7 @@ from replicator.checkpoint.disk import Disk
 from replicator.distributed.notices import OwnNotices
 from replicator.errors import Preempted
 from replicator.hooks import Callback, Hook, every
+from replicator.options import Follow, Retention
 from replicator.testing import faults
 from replicator.training.preemption import hook as preemption
 from replicator.training.preemption import stop_agreement
@@ -340,6 +341,68 @@ def test_a_run_leaves_an_evaluation_and_makes_it_when_it_goes_on(
     assert evaluated(tmp_path / "run") == evaluated(tmp_path / "whole")
 
 
+def test_what_an_evaluation_finds_that_was_left_ranks_its_step(
+    tmp_path, default_signals
+):
+    options = {"eval_fn": squares, "eval_every": 4, "follow": Follow("loss")}
+    options["retention"] = Retention(keep_last=1, keep_best=1, metric="eval/loss")
+    asks = long_evaluation(asks=True)
+    with pytest.raises(Preempted):
+        train(tmp_path, eval_dataset=asks, **options)
+    best = train(tmp_path, eval_dataset=asks, **options).best.step
+    store = CheckpointStore(tmp_path / "saved", retention=options["retention"])
+    assert store.best == best
+
+
+def test_an_evaluation_that_was_left_is_made_once(tmp_path, default_signals):
+    options = {"eval_fn": squares, "eval_every": 4}
+    with pytest.raises(Preempted):
+        train(tmp_path, eval_dataset=long_evaluation(asks=True), **options)
+    whole = options | {"eval_dataset": long_evaluation(asks=False)}
+    with pytest.raises(RuntimeError, match="cut"):
+        train(tmp_path, hooks=[Cuts(at=5)], **whole)
+    train(tmp_path, **whole)
+    assert [step for step, _ in evaluated(tmp_path)] == [4, 8, 10]
+
+
+def test_a_last_evaluation_that_is_left_is_not_the_end(tmp_path, default_signals):
+    options = {"eval_fn": squares, "eval_every": 100}
+    ends = Cuts(at=None)
+    with pytest.raises(Preempted) as ended:
+        train(
+            tmp_path, eval_dataset=long_evaluation(asks=True), hooks=[ends], **options
+        )
+    assert (ended.value.step, ends.ends) == (10, [])
+    for _ in range(2):
+        whole = long_evaluation(asks=False)
+        train(tmp_path, eval_dataset=whole, hooks=[ends], **options)
+    assert (ends.ends, [step for step, _ in evaluated(tmp_path)]) == ([10], [10])
+
+
+def test_a_run_that_leaves_an_evaluation_again_says_after_which_step(
+    tmp_path, default_signals
+):
+    options = {"eval_fn": squares, "eval_every": 4}
+    for _ in range(2):
+        with pytest.raises(Preempted) as ended:
+            train(tmp_path, eval_dataset=long_evaluation(asks=True), **options)
+        assert ended.value.step == 4
+
+
+class Cuts(Hook):
+    """Cuts a run short behind a step; notes its end."""
+
+    def __init__(self, at):
+        self._at, self.ends = at, []
+
+    def on_state(self, event):
+        if event.step == self._at:
+            raise RuntimeError("cut")
+
+    def on_end(self, event):
+        self.ends.append(event.step)
+
+
 def test_all_processes_leave_an_evaluation_at_the_same_block(monkeypatch):
     monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
     board, collective = Board(3), Collective(3, ahead=2)
@@ -479,7 +542,7 @@ def test_all_processes_stop_at_the_same_step(monkeypatch, ahead, asked_at, fails
 def test_a_process_that_never_answers_holds_nobody_for_ever(monkeypatch, caplog):
     monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
     board = Board(2)
-    agreement = StopAgreement(board.of(0), start_step=5, answer_s=0.2)
+    agreement = StopAgreement(board.of(0), answer_s=0.2)
     agreement.start()
     agreement.want("SIGTERM")
     agreement._thread.join(60)
