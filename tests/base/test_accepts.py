@@ -19,6 +19,7 @@ from replicator.base.accepts import (
     items,
     plain,
     seconds,
+    shown,
     text,
     texts,
     whole,
@@ -87,6 +88,21 @@ def test_an_empty_axis_makes_no_array_small():
     assert is_array(jax.random.key(0))
     assert not is_array(np.zeros((1 << 30, 0)))
     assert not is_array(np.zeros((2, 10**12, 0), bool))
+
+
+@pytest.mark.parametrize("kind", ["S0", "U0", "V0"])
+def test_elements_without_bytes_make_no_array_small(kind):
+    # NumPy makes one byte, or four, of each where it copies them.
+    assert not is_array(np.ndarray(1 << 31, np.dtype(kind), buffer=b""))
+
+
+@pytest.mark.parametrize("value", [b"x" * (1 << 22), np.str_("x" * (1 << 22))])
+def test_long_text_is_told_by_its_length_and_not_written_out(value):
+    tracemalloc.start()
+    told = shown(value)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    tracemalloc.stop()
+    assert told == f"{type(value).__name__} of {1 << 22}"
 
 
 class Service:
