@@ -15,8 +15,8 @@ MOST_EPISODES = 65_536
 _MOST_NODES = 4_096
 _NAME = rules.text()
 _NUMBER = rules.whole(-(1 << 63))
-# Of a cut: of each actor its name, twice, and a snapshot.
-_PLAIN = rules.plain(4 * _MOST_NODES, most_text=1 << 30)
+# Of a cut: of each actor its name, twice.
+_PLAIN = rules.plain(4 * _MOST_NODES, most_text=1 << 24)
 
 
 class _TooLargeError(Exception):
@@ -58,7 +58,8 @@ def _is_cut(value: Any) -> bool:
         and rules.whole().is_right(value.batch)
         and isinstance(value.snapshots, dict)
         and isinstance(value.order, dict | None)
-        and _PLAIN.is_right([value.snapshots, value.order])
+        and _PLAIN.is_right([[*value.snapshots], value.order])
+        and all(isinstance(held, bytes | None) for held in value.snapshots.values())
     )
 
 

@@ -241,9 +241,12 @@ class TrajectoryTurns:
 
         Raises:
           ArgumentError: It is of other actors, or of another order of turns.
+          TrajectoryError: A snapshot has more than its share of `snapshot_bytes`.
         """
         cut = cut or Cut(batch=0, snapshots=dict.fromkeys(self._order.actors))
         self._order.check_cut(cut)
+        for actor, snapshot in cut.snapshots.items():
+            arguments.check_snapshot(actor, snapshot, self._most_bytes)
         with self._changed:
             self._progress = Progress(self._order, cut, self._most_turns)
             self._begun += 1
