@@ -253,7 +253,7 @@ class ReplicatedLearner:
             said["eval_fn"] = lambda state, batch: eval_fn(
                 self._lifted.user_state(state), batch
             )
-        elif said.get("eval_every") is not None:
+        elif said.get("eval_every") is not None and "eval_dataset" not in said:
             # An evaluation is what is followed, and what checkpoints are ranked by.
             said["eval_fn"] = _means
             said["eval_dataset"] = lambda context: [self._acted]

@@ -196,7 +196,7 @@ def _nonfinite(
     return TrajectoryError(
         f"`trajectories` of {actor} must be finite, got NaN or infinity in "
         f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. "
-        'Look at its environment, or pass `on_nonfinite="skip"`.'
+        'Look at its environment, or pass `on_nonfinite="keep"`.'
     )
 
 

@@ -416,6 +416,15 @@ def test_a_state_without_params_needs_variables():
         lp.launch(program, "threads").wait(TIMEOUT_S)
 
 
+def test_a_dataset_to_evaluate_without_a_function_is_not_left_out_unsaid():
+    said = {"inputs": InputOptions(timeout_s=0.3), "eval_dataset": [np.zeros(1)]}
+    node = learner_node(steps=1, eval_every=1, **said)
+    program = lp.Program("forgotten")
+    program.add_node(node, label="learner")
+    with pytest.raises(lp.NodeFailedError, match="got no `eval_fn`"):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
+
+
 def test_a_learner_that_starves_speaks_of_actors():
     node = learner_node(steps=1, inputs=InputOptions(timeout_s=0.3))
     program = lp.Program("starved")

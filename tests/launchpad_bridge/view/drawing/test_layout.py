@@ -114,7 +114,9 @@ def test_words_of_very_many_arrows_take_no_time_to_place():
     pairs = itertools.pairwise(names)
     edges = [Edge(source=a, target=b, argument="args[0]") for a, b in pairs]
     started_s = time.perf_counter()
-    layout = lay_out(Graph(program="ring", vertices=vertices, edges=edges), note_lines=2)
+    layout = lay_out(
+        Graph(program="ring", vertices=vertices, edges=edges), note_lines=2
+    )
     assert time.perf_counter() - started_s < 5.0
     assert len(words_of(layout)) == 399
 
