@@ -327,7 +327,7 @@ def test_kept_trajectories_that_are_not_finite_are_counted(make):
 def test_what_is_raised_for_nan_reaches_the_actor_and_is_counted(make):
     driver = make(on_nonfinite="raise")
     with pytest.raises(
-        TrajectoryError, match="of actor/0 must .* in `reward` of 2"
+        TrajectoryError, match=r"of actor/0 must .* in `reward` of 2"
     ) as e:
         driver.insert("actor/0", trajectories=rows(0, 1, reward=np.nan))
     assert '`on_nonfinite="keep"`' in str(e.value)  # which every table takes
