@@ -263,12 +263,11 @@ class ReplicatedLearner:
         try:
             self._learn(session, rep)
         except InputTimeoutError as error:
-            if self._taken is None:
-                raise
+            counts = None if self._process else self._table_counts()
             raise InputTimeoutError(
                 f"Actors must insert {options.batch_size} trajectories for each batch, "
-                f"got too few in time: the table counts {self._taken.table_counts}. "
-                "Look at `run.workers`, or wait longer: `InputOptions(timeout_s=...)`."
+                f"got too few in time{f': the table counts {counts}' if counts else ''}"
+                ". Look at `run.workers`, or use `InputOptions(timeout_s=...)`."
             ) from error
         except BatchError:
             # An input without any batch is an error, but of a program that stops.
