@@ -26,7 +26,6 @@ MAX_NAME = 256
 _MAX_ARRAY_BYTES = 1 << 30
 _SHOWN = 64
 _MARK = "__accepts__"
-_MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -188,19 +187,14 @@ def accepts(
                 f"`rules` must be of {', '.join(names)}, got {', '.join(rules)} for "
                 f"`{method.__name__}`. Say what each parameter takes."
             )
-        kinds = {parameter.kind for parameter in signature.parameters.values()}
-        takes_more = not kinds.isdisjoint(_MORE)
         defaults = {name: signature.parameters[name].default for name in names}
         # Who calls comes first: what names it in an error must be a name.
         ordered = sorted(rules.items(), key=lambda item: item[0] != whose)
 
         @functools.wraps(method)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             # What no parameter takes is refused by Python, unread.
-            if takes_more:
-                given = signature.bind(self, *args, **kwargs).arguments
-            else:  # the same, sooner
-                given = {**dict(zip(names, args, strict=False)), **kwargs}
+            given = signature.bind(self, *args, **kwargs).arguments
             for name, rule in ordered:
                 value = given.get(name, defaults[name])
                 if value is not defaults[name] and not rule.is_right(value):

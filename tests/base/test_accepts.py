@@ -145,7 +145,7 @@ def test_what_a_method_passes_on_is_bounded(more):
 def test_what_no_parameter_takes_is_refused_by_python():
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
         Service().say("a", who="me", other=HUGE)
-    with pytest.raises(TypeError, match="missing 1 required keyword-only"):
+    with pytest.raises(TypeError, match="missing a required"):
         Service().say("a")
 
 
