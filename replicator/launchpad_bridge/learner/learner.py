@@ -169,12 +169,11 @@ class ReplicatedLearner:
           them, None before the first; `table`, the counts of the table: where that is a
           node, as of when it was last asked for a batch.
         """
-        taken = self._taken
+        played = Played().numbers() if self._taken is None else self._taken.numbers
         return {
             "version": self._published.version,
-            **dict.fromkeys(("episodes", "environment_steps"), 0),
-            **dict.fromkeys(("episode_return", "episode_length")),
-            **({} if taken is None else taken.numbers),
+            **dict.fromkeys(_MEANS),
+            **played,
             "table": self._table_counts(),
         }
 
