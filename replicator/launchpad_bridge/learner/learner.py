@@ -163,11 +163,11 @@ class ReplicatedLearner:
         """Return what is known of the run so far.
 
         Returns:
-          `version`, the updates done, None at first; of what was taken
-          `environment_steps`, resets apart, and `episodes`, how many ended in it, with
-          `episode_return` and `episode_length`, the means over the last hundred of
-          them, None before the first; `table`, the counts of the table: where that is a
-          node, as of when it was last asked for a batch.
+          `version`, the updates done, None at first; `environment_steps`, resets apart,
+          of what was taken; `episodes`, how many ended in what was inserted;
+          `episode_return` and `episode_length`, means over the last hundred of either,
+          None before the first; `table`, the counts of the table: where that is a node,
+          as of when it was last asked for a batch.
         """
         played = Played().numbers() if self._taken is None else self._taken.numbers
         return {

@@ -28,9 +28,9 @@ class Played:
 
     Attributes:
       environment_steps: Of all environments together; resets are none.
-      episodes: That have ended.
+      episodes: That have ended in what was inserted.
       returns: Of the last hundred of them.
-      lengths: Likewise, in steps.
+      lengths: Of the last hundred in what was taken, in steps.
       dropped: Trajectories that the table has dropped since it was started, by reason.
     """
 
