@@ -74,8 +74,12 @@ class RowChecks:
           ArgumentError: `like` has no leaf of a name.
         """
         self._capacity = capacity
-        self._finite = ("reward",) if finite is None else tuple(finite)
-        self._looked_at = ("observation",) if finite is None else ()  # if it is there
+        self._finite = {
+            "reward": True,
+            "observation": False,
+        }  # whether it must be there
+        if finite is not None:
+            self._finite = dict.fromkeys(finite, True)
         self._on_nonfinite = on_nonfinite
         # Of all below. Nothing is waited for, and no other lock taken, under it.
         self._lock = threading.Lock()
@@ -122,7 +126,8 @@ class RowChecks:
             memory = None if is_refused else self._memory_of(expected)
             if memory is None and not is_refused:
                 continue
-            self._count_nonfinite(is_finite)
+            with self._lock:
+                self._nonfinite += int((~is_finite).sum())
             if memory is None:
                 raise _nonfinite(expected, leaves, is_finite, actor)
             if self._on_nonfinite == "skip" and not is_finite.all():
@@ -168,20 +173,16 @@ class RowChecks:
     def _find_finite(self, form: RowForm) -> tuple[list[int], str | None]:
         """Return the leaves that are looked at, and a name that is of none."""
         places: list[int] = []
-        for wanted in (*self._finite, *self._looked_at):
+        for wanted, is_required in self._finite.items():
             found = [
                 place
                 for place, name in enumerate(form.names)
                 if name == wanted or name.startswith(f"{wanted}/")
             ]
-            if not found and wanted in self._finite:
+            if not found and is_required:
                 return places, wanted
             places += [place for place in found if form.is_inexact(place)]
         return places, None
-
-    def _count_nonfinite(self, is_finite: np.ndarray) -> None:
-        with self._lock:
-            self._nonfinite += int((~is_finite).sum())
 
 
 def _nonfinite(

@@ -442,7 +442,9 @@ def test_another_process_of_a_learner_that_starves_speaks_of_actors_too():
     of, *_ = learner_node(steps=1, inputs=inputs, replicas=None)._first._args
     of = dataclasses.replace(of, processes=2)
     program = lp.make_program(lp.PyNode(work))
-    with pytest.raises(lp.NodeFailedError, match=r"Actors must insert 2 traj.* in time"):
+    with pytest.raises(
+        lp.NodeFailedError, match=r"Actors must insert 2 traj.* in time"
+    ):
         lp.launch(program, "threads").wait(TIMEOUT_S)
 
 
