@@ -218,11 +218,10 @@ def accepted_by(method: object) -> Mapping[str, Rule] | None:
 
 def shown(value: Any) -> str:
     """Write what arrived in few words: not all that arrives can be shown."""
-    is_text = isinstance(value, str | bytes)
-    if is_text and len(value) <= _SHOWN:
-        return repr(value)
-    is_short = isinstance(value, int) and value.bit_length() <= 64
+    is_short = isinstance(value, str | bytes) and len(value) <= _SHOWN
+    is_short |= isinstance(value, int) and value.bit_length() <= 64
     if value is None or is_short or isinstance(value, float):
         return repr(value)
-    is_sized = is_text or isinstance(value, list | tuple | dict)
-    return f"{type(value).__name__}{f' of {len(value)}' if is_sized else ''}"
+    if isinstance(value, str | bytes | list | tuple | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
