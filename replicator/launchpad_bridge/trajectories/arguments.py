@@ -29,8 +29,9 @@ def _is_rows(value: PyTree) -> bool:
     def look(node: PyTree) -> bool:
         nonlocal left
         is_named = type(node) is not np.ndarray and isinstance(node, Mapping)
-        left -= len(node) if is_named or isinstance(node, (list, tuple)) else 1
-        if left < 0 or (is_named and not all(map(_is_key, node))):
+        inside = len(node) if is_named or isinstance(node, (list, tuple)) else 0
+        left -= 1
+        if left < inside or (is_named and not all(map(_is_key, node))):
             raise _TooLargeError
         return False
 

@@ -11,7 +11,7 @@ import pytest
 
 from replicator import rpc
 from replicator.errors import ArgumentError
-from replicator.launchpad_bridge.trajectories import row_checks
+from replicator.launchpad_bridge.trajectories import arguments, row_checks
 from replicator.launchpad_bridge.trajectories.rows import RowForm
 from replicator.launchpad_bridge.trajectories.table import (
     TableTimeoutError,
@@ -232,6 +232,14 @@ def test_what_a_learner_cannot_go_on_with_is_refused_by_actor(make, name, value)
     for actor in ACTORS:
         driver.insert(actor, episodes=[np.float32(1.5)] if actor == "actor/0" else [])
     assert driver.table.take(6, timeout_s=SOON_S).episodes == [1.5]
+
+
+@pytest.mark.parametrize("count", [4_096, 4_097])
+def test_trajectories_have_at_most_as_many_nodes_as_is_said(count):
+    leaf, tree = np.ones(2), []
+    for _ in range(count - 4_000):
+        tree = [tree]
+    assert arguments.ROWS.is_right([tree, *[leaf] * 3_998]) is (count == 4_096)
 
 
 MANY = range(20_000_000)
