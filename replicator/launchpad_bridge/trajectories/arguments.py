@@ -15,8 +15,8 @@ MOST_EPISODES = 65_536
 _MOST_NODES = 4_096
 _NAME = rules.text()
 _NUMBER = rules.whole(-(1 << 63))
-# Of a cut: of each actor its name, twice.
-_PLAIN = rules.plain(4 * _MOST_NODES, most_text=1 << 24)
+_ACTORS = rules.texts(_MOST_NODES)
+_ORDER = rules.plain(2 * _MOST_NODES, most_text=1 << 24)
 
 
 class _TooLargeError(Exception):
@@ -59,7 +59,8 @@ def _is_cut(value: Any) -> bool:
         and rules.whole().is_right(value.batch)
         and isinstance(value.snapshots, dict)
         and isinstance(value.order, dict | None)
-        and _PLAIN.is_right([[*value.snapshots], value.order])
+        and _ACTORS.is_right([*value.snapshots])
+        and _ORDER.is_right(value.order)
         and all(isinstance(held, bytes | None) for held in value.snapshots.values())
     )
 

@@ -226,6 +226,7 @@ HOSTILE_CUTS = [
     Cut(batch=0, snapshots={}, order={"actors": ["a"] * 20_000}),
     Cut(batch=1j, snapshots={}),
     Cut(batch=0, snapshots={"actor/0": [1], "actor/1": None, "actor/2": None}),
+    Cut(batch=0, snapshots={1: None}),
 ]
 
 
