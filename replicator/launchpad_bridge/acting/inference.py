@@ -12,6 +12,7 @@ nothing of an actor, and one that is started again goes on with the next call.
 Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,9 @@ class InferenceServer:
         self._batches = self._calls = self._rows = 0
         self._forms: set[Any] = set()  # of calls that were answered
         self._act = batched_handler(batch_size, timeout=timeout_s)(self._act)
+        act = functools.partial(self.act)
+        vars(act)["batch_size"] = batch_size  # as a batched handler tells its server
+        self.act = act
 
     @accepts(
         observation=ROWS,

@@ -239,6 +239,11 @@ def test_calls_at_once_are_of_no_more_forms(monkeypatch):
     assert len(found) == 2
 
 
+def test_a_server_with_too_few_threads_for_its_batches_says_so(caplog):
+    with rpc.Server(server(batch_size=16), pool_size=4):
+        assert "`act` merges 16 calls, and `pool_size` is 4" in caplog.text
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(ArgumentError, match=f"`{next(iter(wrong))}` must be"):
