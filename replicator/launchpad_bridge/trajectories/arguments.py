@@ -19,10 +19,6 @@ _ACTORS = rules.texts(_MOST_NODES)
 _ORDER = rules.plain(2 * _MOST_NODES, most_text=1 << 24)
 
 
-class _TooLargeError(Exception):
-    """Nodes of a pytree are too many, or their names too long."""
-
-
 def _is_rows(value: PyTree) -> bool:
     left = _MOST_NODES
 
@@ -32,12 +28,12 @@ def _is_rows(value: PyTree) -> bool:
         inside = len(node) if is_named or isinstance(node, (list, tuple)) else 0
         left -= 1
         if left < inside or (is_named and not all(map(_is_key, node))):
-            raise _TooLargeError
+            raise ValueError
         return False
 
     try:
         leaves = jax.tree.leaves(value, is_leaf=look)
-    except (_TooLargeError, ValueError):  # keys that cannot be sorted
+    except ValueError:  # by JAX: keys that cannot be sorted
         return False
     return all(rules.is_array(leaf) or isinstance(leaf, int | float) for leaf in leaves)
 
