@@ -15,6 +15,8 @@ MOST_EPISODES = 65_536
 _MOST_NODES = 4_096
 _NAME = rules.text()
 _NUMBER = rules.whole(-(1 << 63))
+_RETURNS = rules.items("numbers", rules.is_number, MOST_EPISODES)
+_ARRAY = rules.array("f", MOST_EPISODES)
 _ACTORS = rules.texts(_MOST_NODES)
 _ORDER = rules.plain(2 * _MOST_NODES, most_text=1 << 24)
 
@@ -72,7 +74,10 @@ INSERT = rules.accepts(
     ),
     number=_NUMBER,
     snapshot=rules.blob(1 << 30)._replace(remedy="Pass None for none."),
-    episodes=rules.items("numbers", rules.is_number, MOST_EPISODES),
+    episodes=_RETURNS._replace(
+        # As gymnasium tells them, too.
+        is_right=lambda value: _RETURNS.is_right(value) or _ARRAY.is_right(value)
+    ),
 )
 TURN = rules.accepts(actor=rules.text())
 TAKE = rules.accepts(

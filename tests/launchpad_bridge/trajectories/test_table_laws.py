@@ -86,10 +86,11 @@ def test_dtypes_containers_and_versions_come_out_as_they_went_in(make):
     assert taken.versions.tolist() == [0] * 6
 
 
-def test_returns_of_episodes_come_with_the_next_batch(make):
+@pytest.mark.parametrize("returns", [[1.0, 2.0], np.float32([1, 2])])
+def test_returns_of_episodes_come_with_the_next_batch(make, returns):
     driver = make()
     for actor in ACTORS:
-        driver.insert(actor, episodes=[1.0, 2.0] if actor == "actor/1" else [])
+        driver.insert(actor, episodes=returns if actor == "actor/1" else [])
     assert list(driver.table.take(6, timeout_s=SOON_S).episodes) == [1.0, 2.0]
     for actor in ACTORS:
         driver.insert(actor)
