@@ -26,23 +26,6 @@ _MOST_ACTORS = 1024
 _Insert = TypeVar("_Insert", bound=Callable[..., Any])
 
 
-class Checked(NamedTuple):
-    """Trajectories that may be copied into a table.
-
-    Attributes:
-      memory: Of the table, of which rows are to be theirs.
-      leaves: [n, ...]; n may be 0.
-    """
-
-    memory: RowMemory
-    leaves: Sequence[np.ndarray]
-
-    @property
-    def num_rows(self) -> int:
-        """Return how many they are."""
-        return len(self.leaves[0])
-
-
 class _Expected(NamedTuple):
     """What trajectories must be like; one object, so all is of the same insert."""
 
@@ -99,7 +82,7 @@ class RowChecks:
 
     def check(
         self, trajectories: PyTree, *, actor: str, fits: Callable[[int], None]
-    ) -> Checked:
+    ) -> tuple[RowMemory, list[np.ndarray]]:
         """Return what of these may be inserted, as a learner can use it.
 
         The first ones that nothing refuses are the form of all others. Rows are looked
@@ -109,6 +92,10 @@ class RowChecks:
           trajectories: Leaves [n, ...].
           actor: Whose they are.
           fits: Given how many they are; raises where the table cannot take them.
+
+        Returns:
+          The memory of the table, of which rows are to be theirs, and leaves [n, ...];
+          n may be 0.
 
         Raises:
           TrajectoryError: They have another form than the first, or are not finite.
@@ -132,7 +119,7 @@ class RowChecks:
                 raise _nonfinite(expected, leaves, is_finite, actor)
             if self._on_nonfinite == "skip" and not is_finite.all():
                 leaves = [leaf[is_finite] for leaf in leaves]
-            return Checked(memory, leaves)
+            return memory, leaves
 
     def statistics(self) -> dict[str, Any]:
         """Return how many inserts were refused, by actor, and rows not finite."""
