@@ -315,8 +315,10 @@ def check_word(name: str, value: object, words: tuple[str, ...]) -> None:
 
 
 def check_not_async(name: str, function: Any) -> None:
-    """Refuse a coroutine's function, by an `ArgumentError`: nobody awaits its end."""
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    """Refuse what would have to be awaited, by an `ArgumentError`: nobody does."""
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    called = inspect.getattr_static(type(function), "__call__", None)
+    if any(is_kind(each) for is_kind in kinds for each in (function, called)):
         raise ArgumentError(
             f"`{name}` must be a plain function, got `async def` "
             f"{getattr(function, '__qualname__', function)}. Make it a `def` that runs "

@@ -53,6 +53,9 @@ def _counts() -> list[Any]:
 def _empty_rows() -> list[Any]:
     shapes = [(1_000_000_000, 0), (0, 10**15), (2, 10**12, 0)]
     arrays = [np.zeros(shape, kind) for shape in shapes for kind in (bool, np.float32)]
+    # Of no bytes, too: NumPy's copies have a byte, or four, of each.
+    kinds = [np.dtype(kind) for kind in ("S0", "U0", "V0")]
+    arrays += [np.ndarray((2, 1 << 28), kind, buffer=b"") for kind in kinds]
     return [*arrays, *({"reward": array} for array in arrays)]
 
 
@@ -70,7 +73,7 @@ def _long_names() -> list[Any]:
     leaf = np.zeros((2, 3), np.float32)
     name = "x" * 4_000_000
     return [
-        *(name, name.encode(), {name: leaf}),
+        *(name, name.encode(), bytes(48 << 20), {name: leaf}),
         {name[:200_000]: [leaf] * 2_000},
         [f"{name[:1_000]}{n}" for n in range(4_000)],
     ]

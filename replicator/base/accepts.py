@@ -12,7 +12,6 @@ Of a class of the library, servers offer the methods that say it, and no others.
 import functools
 import inspect
 import numbers
-import reprlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -25,8 +24,8 @@ from replicator.errors import ArgumentError
 MAX_NAME = 256
 """Characters in the name of a method, an actor, a variable."""
 _MAX_ARRAY_BYTES = 1 << 30
+_SHOWN = 64
 _MARK = "__accepts__"
-_MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -141,13 +140,13 @@ def is_number(value: Any) -> bool:
 def is_array(value: Any) -> bool:
     """Tell arrays, of NumPy or JAX, that are no larger than a message may be.
 
-    An axis without elements counts as one of one: beside it the others could be as long
-    as a number can say.
+    An axis without elements counts as one of one, and an element without bytes as one
+    byte: otherwise axes could be as long as a number can say.
     """
     jax_array = getattr(sys.modules.get("jax"), "Array", ())
     if not isinstance(value, (np.ndarray, np.generic, jax_array)):
         return False
-    size = value.dtype.itemsize
+    size = max(value.dtype.itemsize, 1)
     for length in value.shape:
         size *= max(length, 1)
     return size <= _MAX_ARRAY_BYTES
@@ -188,19 +187,14 @@ def accepts(
                 f"`rules` must be of {', '.join(names)}, got {', '.join(rules)} for "
                 f"`{method.__name__}`. Say what each parameter takes."
             )
-        kinds = {parameter.kind for parameter in signature.parameters.values()}
-        takes_more = not kinds.isdisjoint(_MORE)
         defaults = {name: signature.parameters[name].default for name in names}
         # Who calls comes first: what names it in an error must be a name.
         ordered = sorted(rules.items(), key=lambda item: item[0] != whose)
 
         @functools.wraps(method)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             # What no parameter takes is refused by Python, unread.
-            if takes_more:
-                given = signature.bind(self, *args, **kwargs).arguments
-            else:  # the same, sooner
-                given = {**dict(zip(names, args, strict=False)), **kwargs}
+            given = signature.bind(self, *args, **kwargs).arguments
             for name, rule in ordered:
                 value = given.get(name, defaults[name])
                 if value is not defaults[name] and not rule.is_right(value):
@@ -224,8 +218,10 @@ def accepted_by(method: object) -> Mapping[str, Rule] | None:
 
 def shown(value: Any) -> str:
     """Write what arrived in few words: not all that arrives can be shown."""
-    is_short = isinstance(value, int) and value.bit_length() <= 64
-    if value is None or is_short or isinstance(value, float | str | bytes):
-        return reprlib.repr(value)
-    is_sized = isinstance(value, list | tuple | dict)
-    return f"{type(value).__name__}{f' of {len(value)}' if is_sized else ''}"
+    is_short = isinstance(value, str | bytes) and len(value) <= _SHOWN
+    is_short |= isinstance(value, int) and value.bit_length() <= 64
+    if value is None or is_short or isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str | bytes | list | tuple | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

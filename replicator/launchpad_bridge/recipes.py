@@ -13,9 +13,9 @@ that bears its full name, module and all: not its module has registered it, but 
 else (`compat.own_classes`).
 """
 
-import contextlib
 import functools
 import io
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -30,7 +30,6 @@ from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.protocols import Executable
 from replicator.launchpad_bridge.running.nested import children
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
-from replicator.rpc.security.private_files import create_private
 
 _SCRIPTS = ("__main__", "__mp_main__")  # the second in what was spawned
 _IN_PLACE_OF_SCRIPT = """
@@ -40,6 +39,7 @@ def __getattr__(name):
     return find_definition({path!r}, name)
 """
 LRU_CACHE = type(functools.lru_cache(print))
+_NAMED = (type, types.FunctionType, LRU_CACHE)  # what `pickle` looks for by name
 
 
 def pack(executable: Executable) -> bytes:
@@ -93,9 +93,9 @@ def find_definition(recipe: str, name: str) -> Any:
 def _in_place_of_script(recipe: Path) -> Path:
     """Return a file that a spawned process runs as it would run the script."""
     path = recipe.with_name(f"{recipe.name}.py")
-    with contextlib.suppress(FileExistsError), open(create_private(path), "w") as file:
-        file.write(_IN_PLACE_OF_SCRIPT.format(path=str(recipe)))
-    return path
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(_IN_PLACE_OF_SCRIPT.format(path=str(recipe)))
+    return draft.replace(path)  # whole, whoever dies or reads it meanwhile
 
 
 def dumps(value: Any) -> bytes:
@@ -143,7 +143,7 @@ class _Pickler(cloudpickle.Pickler):
             cloudpickle.register_pickle_by_value(script)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type | types.FunctionType) and obj.__module__ in _SCRIPTS:
+        if isinstance(obj, _NAMED) and obj.__module__ in _SCRIPTS:
             name = obj.__qualname__
             if vars(sys.modules["__main__"]).get(name) is obj:
                 self.defined[name] = obj

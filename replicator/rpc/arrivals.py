@@ -21,7 +21,6 @@ _is_name = text().is_right
 _is_time = seconds().is_right
 _are_classes = texts(256).is_right
 _are_methods = texts(65_536).is_right
-_are_arguments = texts(4_096).is_right
 
 
 def checked(kind: int | str, value: Any) -> Any:
@@ -77,7 +76,7 @@ def _is_right(kind: int | str, value: Any) -> bool:
 
 def _is_named(value: Any, private: str | None = None) -> bool:
     """Tell whether values have names, of which none begins with `private`."""
-    if not isinstance(value, dict) or not _are_arguments([*value]):
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         return False
     return private is None or not any(name.startswith(private) for name in value)
 

@@ -1,5 +1,6 @@
 import functools
 import pickle
+import sys
 import threading
 
 import pytest
@@ -56,6 +57,25 @@ def test_a_cached_function_travels_without_what_it_remembers():
     twin = recipes.loads(recipes.dumps(square))
     assert twin(4) == 16
     assert twin.cache_info()[2:] == (7, 1)
+
+
+def test_a_cached_function_of_a_script_is_found_there_by_its_name(monkeypatch):
+    def area(side):
+        return side * side
+
+    area.__module__, area.__qualname__ = "__main__", "area"
+    cached = functools.lru_cache(area)
+    monkeypatch.setattr(sys.modules["__main__"], "area", cached, raising=False)
+    run = lp.PyNode(cached, 3)
+    packed = recipes.pack(Executable(label="a", index=0, name="a", run=run))
+    _, _, defined = recipes.loads(packed)
+    assert defined["area"](3) == 9
+
+
+def test_what_stands_for_a_script_is_whole_though_a_worker_died_writing_it(tmp_path):
+    (tmp_path / "recipe.py").touch()
+    path = recipes._in_place_of_script(tmp_path / "recipe")
+    assert "find_definition" in path.read_text()
 
 
 def test_a_node_travels_without_its_program_and_its_object():

@@ -4,6 +4,7 @@ Its node pickles what the script defines, by itself and for pools of a method. C
 the method of a process that launches the program instead of the script; "" for none.
 """
 
+import functools
 import multiprocessing
 import pickle
 import sys
@@ -21,11 +22,17 @@ def double(point):
     return Point(2 * point.x)
 
 
+@functools.lru_cache
+def square(number):
+    return number * number
+
+
 def work(method):
     assert pickle.loads(pickle.dumps(Point(1))) == Point(1)
     context = multiprocessing.get_context(method)
     with context.Pool(1) as pool:
         [two] = pool.map(double, [Point(1)])
+        assert pool.map(square, [3]) == [9]
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         four = pool.submit(double, two).result()
     return isinstance(four, Point), four.x

@@ -20,7 +20,14 @@ from replicator.rpc.own_methods import HELLO, PROTOCOL
 from replicator.rpc.protocols import Kind
 from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import connect, listen
-from tests.rpc.courier_cases import LONG_S, Probe, courier, serving, wait_until
+from tests.rpc.courier_cases import (
+    LONG_S,
+    Probe,
+    client_of,
+    courier,
+    serving,
+    wait_until,
+)
 from tests.rpc.transports.ends import SECRET
 
 MANY = range(20_000_000)  # 27 bytes on the way; a list of it takes a gigabyte
@@ -196,6 +203,16 @@ def test_who_gives_no_welcome_is_not_called(welcome):
         with pytest.raises(TimeoutError, match="no server was ready"):
             client.call("method", timeout_s=0.2)
         assert {name for name, *_ in calls} == {HELLO}
+
+
+@pytest.mark.parametrize("names", [[f"loss/{n}" for n in range(5_000)], ["x" * 300]])
+def test_a_call_may_have_as_many_named_arguments_as_its_user_likes(names):
+    class Writer:
+        def write(self, **metrics):
+            return len(metrics)
+
+    with serving("unix", Writer()) as server, client_of(server) as client:
+        assert client.write(**dict.fromkeys(names, 1.0)) == len(names)
 
 
 def test_names_of_methods_are_names():

@@ -98,9 +98,9 @@ class Actor:
         Args:
           make_environment: Makes a `VectorEnvironment`; takes the actor's index.
           policy: `policy(variables, observation, first, core, key)`, pure, over n
-            environments; `variables` is what the learner publishes, by name. With
-            parameters `index` or `steps` it gets the actor's index, or the steps that
-            its environments have taken, int32 scalars.
+            environments; `variables` is what the learner publishes, by name. Where it
+            requires parameters `index` or `steps` it gets the actor's index, or the
+            steps that its environments have taken, int32 scalars.
           initial_core: Recurrent state of so many environments; `()` without.
           learner: Client of who publishes variables: `get_variables`.
           index: The actor's own: its random keys and its environments follow from it.

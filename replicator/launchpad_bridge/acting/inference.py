@@ -12,6 +12,7 @@ nothing of an actor, and one that is started again goes on with the next call.
 Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -97,9 +98,11 @@ class InferenceServer:
         self._is_ready = threading.Event()
         # Written where a batch runs, of which there is one at a time.
         self._batches = self._calls = self._rows = 0
-        # Of calls that were answered; changed by single atomic operations only.
-        self._forms: set[Any] = set()
+        self._forms: set[Any] = set()  # of calls that were answered
         self._act = batched_handler(batch_size, timeout=timeout_s)(self._act)
+        act = functools.partial(self.act)
+        vars(act)["batch_size"] = batch_size  # as a batched handler tells its server
+        self.act = act
 
     @accepts(
         observation=ROWS,
@@ -133,22 +136,13 @@ class InferenceServer:
             be.
           ServerStoppedError: The program stops.
         """
-        leaves, structure = jax.tree.flatten((observation, core))
-        for leaf in leaves:
+        for leaf in jax.tree.leaves((observation, core)):
             if np.shape(leaf)[:1] != first.shape:
                 raise ArgumentError(
                     f"`observation` and `core` must have {len(first)} rows, as `first` "
                     f"has, got a leaf of shape {np.shape(leaf)}. Pass a row for each."
                 )
-        form = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if form not in self._forms and len(self._forms) >= _MOST_FORMS:
-            raise ArgumentError(
-                f"`observation` must be of at most {_MOST_FORMS} forms, got one more. "
-                "Give all actors environments of the same shapes."
-            )
-        answer = self._act(observation, first, core, key, place)
-        self._forms.add(form)
-        return answer
+        return self._act(observation, first, core, key, place)
 
     def _act(
         self,
@@ -160,11 +154,19 @@ class InferenceServer:
     ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
         held = self._wait_held()
         calls = len(key)
+        leaves, structure = jax.tree.flatten((observation, first, core, key, place))
+        form = structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        if form not in self._forms and len(self._forms) >= _MOST_FORMS:
+            raise ArgumentError(
+                f"`observation` must be of at most {_MOST_FORMS} forms, got one more. "
+                "Give all actors environments of the same shapes."
+            )
         asked = asked_by(self._policy, index=place[:, 0], steps=place[:, 1])
         arguments = jax.tree.map(
             lambda leaf: _padded(leaf, calls), (observation, first, core, key, asked)
         )
         answer = run_mapped(self._policy, held.values, *arguments)
+        self._forms.add(form)
         action, extras, core = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:calls], answer
         )

@@ -1,5 +1,6 @@
 """A `VectorEnv` of gymnasium as actors see it."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -112,26 +113,26 @@ class GymnasiumVector:
         self, seen: PyTree, told: Any, *, first: np.ndarray, last: np.ndarray
     ) -> PyTree:
         """Return what is seen where episodes start again a step after their end."""
+        seen = jax.tree.map(np.array, seen)
         if first.any():
             # What they have done meanwhile was an action that answered nothing.
             again, of_reset = self._env.reset(options={"reset_mask": first.copy()})
-            seen = _put(seen, first, self._rows(again, of_reset, first))
+            self._put(seen, first, again, of_reset)
         if last.any():
-            info = told.get("final_info", {})
-            seen = _put(seen, last, self._rows(told["final_obs"], info, last))
+            self._put(seen, last, told["final_obs"], told.get("final_info", {}))
         return seen
 
-    def _rows(self, observation: PyTree, told: Any, which: np.ndarray) -> list[PyTree]:
-        """Return what each of these environments shows."""
+    def _put(
+        self, seen: PyTree, which: np.ndarray, observation: PyTree, told: Any
+    ) -> None:
+        """Write what these environments show into what is seen of all."""
         keys = [key for name in self._infos for key in (name, f"_{name}")]
-        return [
-            with_infos(
-                jax.tree.map(lambda leaf, i=i: leaf[i], observation),
-                {key: told[key][i] for key in keys if key in told},
-                self._infos,
-            )
-            for i in np.flatnonzero(which)
-        ]
+        for i in np.flatnonzero(which):
+            own = jax.tree.map(operator.itemgetter(i), observation)
+            info = {key: told[key][i] for key in keys if key in told}
+            own = jax.tree.leaves(with_infos(own, info, self._infos))
+            for leaf, row in zip(jax.tree.leaves(seen), own, strict=True):
+                leaf[i] = row
 
     def snapshot(self) -> bytes:
         """Return the environments' state and the latest step."""
@@ -148,14 +149,3 @@ class GymnasiumVector:
     def close(self) -> None:
         """End what the environments have started."""
         self._env.close()
-
-
-def _put(tree: PyTree, which: np.ndarray, rows: Sequence[PyTree]) -> PyTree:
-    """Return a tree of arrays with these rows in place of those that `which` marks."""
-
-    def put(leaf: np.ndarray, *ones: np.ndarray) -> np.ndarray:
-        leaf = np.array(leaf)
-        leaf[which] = ones
-        return leaf
-
-    return jax.tree.map(put, tree, *rows)

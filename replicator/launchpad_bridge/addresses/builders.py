@@ -203,13 +203,14 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         """Close a client of the launching process when the run is over."""
         self._clients.append(client)
         if self._has_ended:
-            _wait_no_longer(client)
+            self.note_ended()
 
     def note_ended(self) -> None:
         """Let clients of the launching process not wait for a server that is done."""
         self._has_ended = True
         for client in [*self._clients]:
-            _wait_no_longer(client)
+            if isinstance(client, Client):  # not what a launcher has in its place
+                wait_no_longer(client)
 
     def retire(self) -> None:
         """Close the clients of the launching process, and refuse new ones."""
@@ -224,11 +225,6 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
     def __getstate__(self) -> dict[str, Any]:
         of_launcher = {"_book_here": None, "exchange": None, "_clients": []}
         return {**vars(self), **of_launcher}
-
-
-def _wait_no_longer(client: Any) -> None:
-    if isinstance(client, Client):  # not what a launcher has in its place
-        wait_no_longer(client)
 
 
 def _free_port() -> int:

@@ -163,18 +163,17 @@ class ReplicatedLearner:
         """Return what is known of the run so far.
 
         Returns:
-          `version`, the updates done, None at first; of what was taken
-          `environment_steps`, resets apart, and `episodes`, how many ended in it, with
-          `episode_return` and `episode_length`, the means over the last hundred of
-          them, None before the first; `table`, the counts of the table: where that is a
-          node, as of when it was last asked for a batch.
+          `version`, the updates done, None at first; `environment_steps`, resets apart,
+          of what was taken; `episodes`, how many ended in what was inserted;
+          `episode_return` and `episode_length`, means over the last hundred of either,
+          None before the first; `table`, the counts of the table: where that is a node,
+          as of when it was last asked for a batch.
         """
-        taken = self._taken
+        played = Played().numbers() if self._taken is None else self._taken.numbers
         return {
             "version": self._published.version,
-            **dict.fromkeys(("episodes", "environment_steps"), 0),
-            **dict.fromkeys(("episode_return", "episode_length")),
-            **({} if taken is None else taken.numbers),
+            **dict.fromkeys(_MEANS),
+            **played,
             "table": self._table_counts(),
         }
 
@@ -253,7 +252,7 @@ class ReplicatedLearner:
             said["eval_fn"] = lambda state, batch: eval_fn(
                 self._lifted.user_state(state), batch
             )
-        elif said.get("eval_every") is not None:
+        elif said.get("eval_every") is not None and "eval_dataset" not in said:
             # An evaluation is what is followed, and what checkpoints are ranked by.
             said["eval_fn"] = _means
             said["eval_dataset"] = lambda context: [self._acted]
@@ -263,12 +262,11 @@ class ReplicatedLearner:
         try:
             self._learn(session, rep)
         except InputTimeoutError as error:
-            if self._taken is None:
-                raise
+            counts = None if self._process else self._table_counts()
             raise InputTimeoutError(
                 f"Actors must insert {options.batch_size} trajectories for each batch, "
-                f"got too few in time: the table counts {self._taken.table_counts}. "
-                "Look at `run.workers`, or wait longer: `InputOptions(timeout_s=...)`."
+                f"got too few in time{f': the table counts {counts}' if counts else ''}"
+                ". Look at `run.workers`, or use `InputOptions(timeout_s=...)`."
             ) from error
         except BatchError:
             # An input without any batch is an error, but of a program that stops.

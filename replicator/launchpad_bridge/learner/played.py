@@ -28,9 +28,9 @@ class Played:
 
     Attributes:
       environment_steps: Of all environments together; resets are none.
-      episodes: That have ended.
+      episodes: That have ended in what was inserted.
       returns: Of the last hundred of them.
-      lengths: Likewise, in steps.
+      lengths: Of the last hundred in what was taken, in steps.
       dropped: Trajectories that the table has dropped since it was started, by reason.
     """
 
@@ -61,13 +61,10 @@ class Played:
     def numbers(self) -> dict[str, Any]:
         """Return metrics; means are left out before there is an episode."""
         means = {"episode_return": self.returns, "episode_length": self.lengths}
-        counts = {
-            "episodes": self.episodes,
-            "environment_steps": self.environment_steps,
-        }
         return {
             **{name: float(np.mean(each)) for name, each in means.items() if each},
-            **counts,
+            "episodes": self.episodes,
+            "environment_steps": self.environment_steps,
             **({"dropped": dict(self.dropped)} if self.dropped else {}),
         }
 

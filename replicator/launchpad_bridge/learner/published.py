@@ -233,8 +233,9 @@ def _reply(
     values = {name: found.values[name] for name in key}
     variables = Variables(version=found.version, values=values)
     reply = rpc.EncodedOnce(variables, after=after)
-    # Of many variables there are more sets of names than memory for each.
-    if len(found.replies) < _MOST_SETS:
+    # Of many variables there are more sets of names than memory for each; all of them
+    # is what actors ask for, whoever asked for others before.
+    if names is None or len(found.replies) < _MOST_SETS:
         found.replies[key] = reply
     return reply
 

@@ -145,7 +145,7 @@ class Cacher:
             self.refresh()
 
     @accepts(method=text(), args=_ARGUMENTS, kwargs=_ARGUMENTS)
-    def answer(self, method: str, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def answer(self, method: str, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return what the target answered not long ago; ask it if that is not known.
 
         Raises:

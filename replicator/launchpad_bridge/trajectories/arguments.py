@@ -15,12 +15,10 @@ MOST_EPISODES = 65_536
 _MOST_NODES = 4_096
 _NAME = rules.text()
 _NUMBER = rules.whole(-(1 << 63))
-# Of a cut: of each actor its name, twice, and a snapshot.
-_PLAIN = rules.plain(4 * _MOST_NODES, most_text=1 << 30)
-
-
-class _TooLargeError(Exception):
-    """Nodes of a pytree are too many, or their names too long."""
+_RETURNS = rules.items("numbers", rules.is_number, MOST_EPISODES)
+_ARRAY = rules.array("f", MOST_EPISODES)
+_ACTORS = rules.texts(_MOST_NODES)
+_ORDER = rules.plain(2 * _MOST_NODES, most_text=1 << 24)
 
 
 def _is_rows(value: PyTree) -> bool:
@@ -29,14 +27,15 @@ def _is_rows(value: PyTree) -> bool:
     def look(node: PyTree) -> bool:
         nonlocal left
         is_named = type(node) is not np.ndarray and isinstance(node, Mapping)
-        left -= len(node) if is_named or isinstance(node, (list, tuple)) else 1
-        if left < 0 or (is_named and not all(map(_is_key, node))):
-            raise _TooLargeError
+        inside = len(node) if is_named or isinstance(node, (list, tuple)) else 0
+        left -= 1
+        if left < inside or (is_named and not all(map(_is_key, node))):
+            raise ValueError
         return False
 
     try:
         leaves = jax.tree.leaves(value, is_leaf=look)
-    except (_TooLargeError, ValueError):  # keys that cannot be sorted
+    except ValueError:  # by JAX: keys that cannot be sorted
         return False
     return all(rules.is_array(leaf) or isinstance(leaf, int | float) for leaf in leaves)
 
@@ -58,7 +57,9 @@ def _is_cut(value: Any) -> bool:
         and rules.whole().is_right(value.batch)
         and isinstance(value.snapshots, dict)
         and isinstance(value.order, dict | None)
-        and _PLAIN.is_right([value.snapshots, value.order])
+        and _ACTORS.is_right([*value.snapshots])
+        and _ORDER.is_right(value.order)
+        and all(isinstance(held, bytes | None) for held in value.snapshots.values())
     )
 
 
@@ -73,7 +74,10 @@ INSERT = rules.accepts(
     ),
     number=_NUMBER,
     snapshot=rules.blob(1 << 30)._replace(remedy="Pass None for none."),
-    episodes=rules.items("numbers", rules.is_number, MOST_EPISODES),
+    episodes=_RETURNS._replace(
+        # As gymnasium tells them, too.
+        is_right=lambda value: _RETURNS.is_right(value) or _ARRAY.is_right(value)
+    ),
 )
 TURN = rules.accepts(actor=rules.text())
 TAKE = rules.accepts(

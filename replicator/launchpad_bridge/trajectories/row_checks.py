@@ -26,23 +26,6 @@ _MOST_ACTORS = 1024
 _Insert = TypeVar("_Insert", bound=Callable[..., Any])
 
 
-class Checked(NamedTuple):
-    """Trajectories that may be copied into a table.
-
-    Attributes:
-      memory: Of the table, of which rows are to be theirs.
-      leaves: [n, ...]; n may be 0.
-    """
-
-    memory: RowMemory
-    leaves: Sequence[np.ndarray]
-
-    @property
-    def num_rows(self) -> int:
-        """Return how many they are."""
-        return len(self.leaves[0])
-
-
 class _Expected(NamedTuple):
     """What trajectories must be like; one object, so all is of the same insert."""
 
@@ -74,8 +57,12 @@ class RowChecks:
           ArgumentError: `like` has no leaf of a name.
         """
         self._capacity = capacity
-        self._finite = ("reward",) if finite is None else tuple(finite)
-        self._looked_at = ("observation",) if finite is None else ()  # if it is there
+        self._finite = {
+            "reward": True,
+            "observation": False,
+        }  # whether it must be there
+        if finite is not None:
+            self._finite = dict.fromkeys(finite, True)
         self._on_nonfinite = on_nonfinite
         # Of all below. Nothing is waited for, and no other lock taken, under it.
         self._lock = threading.Lock()
@@ -95,7 +82,7 @@ class RowChecks:
 
     def check(
         self, trajectories: PyTree, *, actor: str, fits: Callable[[int], None]
-    ) -> Checked:
+    ) -> tuple[RowMemory, list[np.ndarray]]:
         """Return what of these may be inserted, as a learner can use it.
 
         The first ones that nothing refuses are the form of all others. Rows are looked
@@ -105,6 +92,10 @@ class RowChecks:
           trajectories: Leaves [n, ...].
           actor: Whose they are.
           fits: Given how many they are; raises where the table cannot take them.
+
+        Returns:
+          The memory of the table, of which rows are to be theirs, and leaves [n, ...];
+          n may be 0.
 
         Raises:
           TrajectoryError: They have another form than the first, or are not finite.
@@ -122,12 +113,13 @@ class RowChecks:
             memory = None if is_refused else self._memory_of(expected)
             if memory is None and not is_refused:
                 continue
-            self._count_nonfinite(is_finite)
+            with self._lock:
+                self._nonfinite += int((~is_finite).sum())
             if memory is None:
                 raise _nonfinite(expected, leaves, is_finite, actor)
             if self._on_nonfinite == "skip" and not is_finite.all():
                 leaves = [leaf[is_finite] for leaf in leaves]
-            return Checked(memory, leaves)
+            return memory, leaves
 
     def statistics(self) -> dict[str, Any]:
         """Return how many inserts were refused, by actor, and rows not finite."""
@@ -168,20 +160,16 @@ class RowChecks:
     def _find_finite(self, form: RowForm) -> tuple[list[int], str | None]:
         """Return the leaves that are looked at, and a name that is of none."""
         places: list[int] = []
-        for wanted in (*self._finite, *self._looked_at):
+        for wanted, is_required in self._finite.items():
             found = [
                 place
                 for place, name in enumerate(form.names)
                 if name == wanted or name.startswith(f"{wanted}/")
             ]
-            if not found and wanted in self._finite:
+            if not found and is_required:
                 return places, wanted
             places += [place for place in found if form.is_inexact(place)]
         return places, None
-
-    def _count_nonfinite(self, is_finite: np.ndarray) -> None:
-        with self._lock:
-            self._nonfinite += int((~is_finite).sum())
 
 
 def _nonfinite(
@@ -196,7 +184,7 @@ def _nonfinite(
     return TrajectoryError(
         f"`trajectories` of {actor} must be finite, got NaN or infinity in "
         f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. "
-        'Look at its environment, or pass `on_nonfinite="skip"`.'
+        'Look at its environment, or pass `on_nonfinite="keep"`.'
     )
 
 

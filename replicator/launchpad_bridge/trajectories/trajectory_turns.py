@@ -147,7 +147,7 @@ class TrajectoryTurns:
         check_whole("number", number)
         number = int(number or 0)  # None was refused
         arguments.check_snapshot(actor, snapshot, self._most_bytes)
-        checked = self._checks.check(
+        memory, leaves = self._checks.check(
             trajectories,
             actor=actor,
             fits=lambda count: self._check_turn(count, actor, version, number),
@@ -163,8 +163,8 @@ class TrajectoryTurns:
             if number != now.next_of[actor]:
                 self._counts["ignored" if number < now.next_of[actor] else "ahead"] += 1
                 return self._turn_of(now, actor, with_snapshot=True)
-            self._memory = checked.memory
-            self._memory.write(self._slots(turn, 1), checked.leaves)
+            self._memory = memory
+            memory.write(self._slots(turn, 1), leaves)
             now.held[turn] = Held(snapshot, [float(each) for each in episodes])
             now.next_of[actor] += 1
             self._counts["inserted"] += self._order.rows_per_turn
@@ -241,9 +241,12 @@ class TrajectoryTurns:
 
         Raises:
           ArgumentError: It is of other actors, or of another order of turns.
+          TrajectoryError: A snapshot has more than its share of `snapshot_bytes`.
         """
         cut = cut or Cut(batch=0, snapshots=dict.fromkeys(self._order.actors))
         self._order.check_cut(cut)
+        for actor, snapshot in cut.snapshots.items():
+            arguments.check_snapshot(actor, snapshot, self._most_bytes)
         with self._changed:
             self._progress = Progress(self._order, cut, self._most_turns)
             self._begun += 1

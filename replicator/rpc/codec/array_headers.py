@@ -36,7 +36,7 @@ _EXTENDED = {
 }
 _FIRST_USER_DEFINED = 256  # `dtype.num` of what is not NumPy's own
 _MAX_NUM_BYTES = 2**63 - 1
-_MAX_EMPTY = 2**31  # elements that take no bytes
+_MAX_EMPTY = 2**16  # elements that take no bytes; copies of NumPy's may take some
 _MAX_CODE_POINT = 0x10FFFF
 # Of the description of one dtype: fields may lie within fields.
 _DESCRIPTION = MessageLimits(depth=16, leaves=65_536)

@@ -219,6 +219,31 @@ def test_calls_of_new_forms_are_compiled_to_a_number(monkeypatch):
     made.act(*seen(1, 2), *ids)
 
 
+def test_calls_at_once_are_of_no_more_forms(monkeypatch):
+    monkeypatch.setattr(inference, "_MOST_FORMS", 2)
+    made, found = InferenceServer(policy, Versions(), timeout_s=0.0), []
+    ids = np.zeros(2, np.uint32), np.zeros(2, np.int32)
+
+    def call(size):
+        try:
+            found.append(made.act(*seen(0, size), *ids))
+        except ArgumentError:
+            return
+
+    threads = [threading.Thread(target=call, args=(size,)) for size in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    made.refresh()  # the variables that all of them may wait for
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+
+
+def test_a_server_with_too_few_threads_for_its_batches_says_so(caplog):
+    with rpc.Server(server(batch_size=16), pool_size=4):
+        assert "`act` merges 16 calls, and `pool_size` is 4" in caplog.text
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"refresh_s": 0}])
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(ArgumentError, match=f"`{next(iter(wrong))}` must be"):

@@ -1,10 +1,12 @@
 """A learner learns from what actors insert, and they act with what it publishes."""
 
+import dataclasses
 import functools
 import gc
 import itertools
 import json
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from replicator.errors import (
     ServerStoppedError,
 )
 from replicator.hooks import Callback, every
+from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.shares import Saves
 from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
@@ -413,6 +416,35 @@ def test_a_state_without_params_needs_variables():
     program.add_node(node, label="learner")
     message = r"`variables` must be given .* got none for \['weights'\]"
     with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
+
+
+def test_a_dataset_to_evaluate_without_a_function_is_not_left_out_unsaid():
+    said = {"inputs": InputOptions(timeout_s=0.3), "eval_dataset": [np.zeros(1)]}
+    node = learner_node(steps=1, eval_every=1, **said)
+    program = lp.Program("forgotten")
+    program.add_node(node, label="learner")
+    with pytest.raises(lp.NodeFailedError, match="got no `eval_fn`"):
+        lp.launch(program, "threads").wait(TIMEOUT_S)
+
+
+class NoShares:
+    def share(self, process, number, timeout_s):
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_another_process_of_a_learner_that_starves_speaks_of_actors_too():
+    def work():
+        return ReplicatedLearner(of, first=NoShares(), process=1).run()
+
+    inputs = InputOptions(timeout_s=0.3)
+    of, *_ = learner_node(steps=1, inputs=inputs, replicas=None)._first._args
+    of = dataclasses.replace(of, processes=2)
+    program = lp.make_program(lp.PyNode(work))
+    with pytest.raises(
+        lp.NodeFailedError, match=r"Actors must insert 2 traj.* in time"
+    ):
         lp.launch(program, "threads").wait(TIMEOUT_S)
 
 

@@ -128,6 +128,8 @@ def test_of_many_sets_of_names_a_few_are_kept():
             assert [*client.get([f"{name}"]).values] == [f"{name}"]
         (version,) = published._kept.values()
         assert len(version.replies) == 16
+        client.get()  # of all, as actors ask by default: that is made once
+        assert len(version.replies) == 17
 
 
 @pytest.mark.parametrize(

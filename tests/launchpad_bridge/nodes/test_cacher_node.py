@@ -49,6 +49,10 @@ def test_the_same_call_is_made_once_while_it_is_fresh(cacher, target, clock):
     assert cacher.answer("get", 1) == "get1"
 
 
+def test_a_target_may_name_its_arguments_as_it_likes(cacher):
+    assert cacher.answer("fit", method="lbfgs", self=1) == "fit1"
+
+
 def test_a_refresh_answers_while_another_caller_still_waits(cacher, target, clock):
     cacher.answer("get")
     clock[0] = 3.01

@@ -11,7 +11,7 @@ import pytest
 
 from replicator import rpc
 from replicator.errors import ArgumentError
-from replicator.launchpad_bridge.trajectories import row_checks
+from replicator.launchpad_bridge.trajectories import arguments, row_checks
 from replicator.launchpad_bridge.trajectories.rows import RowForm
 from replicator.launchpad_bridge.trajectories.table import (
     TableTimeoutError,
@@ -86,10 +86,11 @@ def test_dtypes_containers_and_versions_come_out_as_they_went_in(make):
     assert taken.versions.tolist() == [0] * 6
 
 
-def test_returns_of_episodes_come_with_the_next_batch(make):
+@pytest.mark.parametrize("returns", [[1.0, 2.0], np.float32([1, 2])])
+def test_returns_of_episodes_come_with_the_next_batch(make, returns):
     driver = make()
     for actor in ACTORS:
-        driver.insert(actor, episodes=[1.0, 2.0] if actor == "actor/1" else [])
+        driver.insert(actor, episodes=returns if actor == "actor/1" else [])
     assert list(driver.table.take(6, timeout_s=SOON_S).episodes) == [1.0, 2.0]
     for actor in ACTORS:
         driver.insert(actor)
@@ -234,6 +235,14 @@ def test_what_a_learner_cannot_go_on_with_is_refused_by_actor(make, name, value)
     assert driver.table.take(6, timeout_s=SOON_S).episodes == [1.5]
 
 
+@pytest.mark.parametrize("count", [4_096, 4_097])
+def test_trajectories_have_at_most_as_many_nodes_as_is_said(count):
+    leaf, tree = np.ones(2), []
+    for _ in range(count - 4_000):
+        tree = [tree]
+    assert arguments.ROWS.is_right([tree, *[leaf] * 3_998]) is (count == 4_096)
+
+
 MANY = range(20_000_000)
 HOSTILE = {
     "returns in a range": {"episodes": MANY},
@@ -327,9 +336,10 @@ def test_kept_trajectories_that_are_not_finite_are_counted(make):
 def test_what_is_raised_for_nan_reaches_the_actor_and_is_counted(make):
     driver = make(on_nonfinite="raise")
     with pytest.raises(
-        TrajectoryError, match=r"of actor/0 must be .* in `reward` of 2"
-    ):
+        TrajectoryError, match=r"of actor/0 must .* in `reward` of 2"
+    ) as e:
         driver.insert("actor/0", trajectories=rows(0, 1, reward=np.nan))
+    assert '`on_nonfinite="keep"`' in str(e.value)  # which every table takes
     assert driver.table.statistics()["refused"] == {"actor/0": 1}
     driver.insert("actor/0")
 

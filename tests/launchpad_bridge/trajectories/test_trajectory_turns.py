@@ -212,6 +212,9 @@ def test_snapshots_have_a_share_of_what_all_may_have():
     with pytest.raises(TrajectoryError, match=r"of actor/0 must have at most 175 byt"):
         driver.insert("actor/0", snapshot=bytes(176))
     driver.insert("actor/0", snapshot=bytes(175))
+    of_all = {"actor/0": bytes(176), "actor/1": None, "actor/2": None}
+    with pytest.raises(TrajectoryError, match=r"of actor/0 must have at most 175 byt"):
+        driver.table.begin(Cut(batch=0, snapshots=of_all))
 
 
 HOSTILE_CUTS = [
@@ -222,6 +225,8 @@ HOSTILE_CUTS = [
     Cut(batch=0, snapshots={f"{number}": None for number in range(20_000)}),
     Cut(batch=0, snapshots={}, order={"actors": ["a"] * 20_000}),
     Cut(batch=1j, snapshots={}),
+    Cut(batch=0, snapshots={"actor/0": [1], "actor/1": None, "actor/2": None}),
+    Cut(batch=0, snapshots={1: None}),
 ]
 
 

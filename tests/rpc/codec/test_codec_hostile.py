@@ -118,6 +118,8 @@ BOMBS = {
     "array of 2^64": array("|i1", 2**32, 2**32, code=wire_format.ARRAY),
     "empty array of 2^62": array("<f4", 0, 2**31, 2**31, 2**31),
     "array of nothing": array("|V0", 2**31, 2**31),
+    # NumPy makes a byte, or four, of each element where it copies them.
+    "array of 2^20 empty words": array("<U0", 2**20),
     "text of 2^31 in an array": array("<U536870911", 1, code=wire_format.ARRAY),
     "array of 1,000 dimensions": array("<f4", *[1] * 1000, code=wire_format.ARRAY),
     "long bytes": packb(ExtType(wire_format.BYTES, b"\xff" * 8)),

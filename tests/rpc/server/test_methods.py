@@ -153,6 +153,8 @@ class Async:
     async def answer(self):
         return 1
 
+    __call__ = answer
+
 
 async def generate():
     yield 1
@@ -165,6 +167,7 @@ async def generate():
         lambda: method_of_function("answer", Async().answer),
         lambda: method_of_function("answer", functools.partial(Async().answer)),
         lambda: method_of_function("answer", generate),
+        lambda: method_of_function("answer", Async()),
         lambda: batched_handler(2)(Async().answer),
     ],
 )

@@ -1,7 +1,8 @@
 """Where the words beside arrows stand: where no line runs through them.
 
 The words of one arrow after the other get the best place that is left, of some along
-their own line, above and below it, or to its right.
+their own line, above and below it, or to its right. Among very many lines, which no
+words could be read between, they stay on their own.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ _WIDTH, _HEIGHT = 100.0, 13.0
 _DESCENT = 3.0
 """How far letters reach below their baseline."""
 _AWAY = 3.0
+_MOST_LINES = 64
 _ALONG = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
@@ -26,6 +28,8 @@ def with_words(
       curves: All of a picture.
       boxes: What words are not written over.
     """
+    if len(curves) > _MOST_LINES:
+        return [*curves], []
     lines = [point for curve in curves for point in curve.points]
     others, room, found = [*boxes], [], []
     for curve in curves:

@@ -1,5 +1,6 @@
 import itertools
 import re
+import time
 
 import numpy as np
 import pytest
@@ -107,6 +108,19 @@ def words_of(layout):
 
 
 # Of forty nodes that call each other at random, some arrows have no free place.
+def test_words_of_very_many_arrows_take_no_time_to_place():
+    names = [f"peer/{number}" for number in range(400)]
+    vertices = [Vertex(name=name, label="peer", kind="", text="") for name in names]
+    pairs = itertools.pairwise(names)
+    edges = [Edge(source=a, target=b, argument="args[0]") for a, b in pairs]
+    started_s = time.perf_counter()
+    layout = lay_out(
+        Graph(program="ring", vertices=vertices, edges=edges), note_lines=2
+    )
+    assert time.perf_counter() - started_s < 5.0
+    assert len(words_of(layout)) == 399
+
+
 @pytest.mark.parametrize(
     "shape", [shape for shape in SHAPES if shape is not forty], ids=lambda s: s.__name__
 )
