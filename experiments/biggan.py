@@ -38,7 +38,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator
 from experiments import config_flags, run_folder
@@ -389,12 +388,9 @@ def run(config: Config) -> dict[str, Any]:
     return judged | {"trained_s": trained_s, "seconds": seconds}
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    print(json.dumps(run(config_flags.read(Config))))
+def main(config: Config) -> None:
+    print(json.dumps(run(config)))
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

@@ -15,7 +15,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import optax
-from absl import app, logging
 from flax import nnx
 from rich.console import Console
 from rich.table import Table
@@ -187,10 +186,7 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
     return table
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
     strategy = named_strategy(
         config.strategy,
         jax.device_count(),
@@ -207,5 +203,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

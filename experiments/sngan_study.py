@@ -39,7 +39,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from absl import app, logging
 from rich.console import Console
 from rich.table import Table
 
@@ -366,10 +365,7 @@ def _divides(global_batch: int) -> bool:
     return global_batch > 0 and global_batch % REPLICAS == 0
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
     cases_of(config)  # what is wrong shall not wait for the classifier
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(REPLICAS)
@@ -395,5 +391,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

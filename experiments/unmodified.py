@@ -18,7 +18,6 @@ import typing
 import jax
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator
 from experiments import config_flags, digits
@@ -134,10 +133,7 @@ def share(state: dict) -> float:
     return held / sum(leaf.nbytes for leaf in leaves)
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(config.fake_devices)
     strategies = {
@@ -169,5 +165,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)
