@@ -2,7 +2,7 @@
 
 Each field is a flag of its type, with its default, and with its words in the docstring,
 under `Attributes`, as help. The type also says which values there are: `steps: Count`.
-A script ends with `config_flags.run(main, Config)`.
+A script ends with a call of `run`.
 """
 
 import dataclasses

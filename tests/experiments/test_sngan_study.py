@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
@@ -20,8 +17,8 @@ from experiments.sngan_study import (
     table_of,
 )
 from replicator.errors import ArgumentError
+from tests.experiments.command import command
 
-ROOT = Path(__file__).parents[2]
 TWO = Config(shared="1,8", small_batch=0, global_batches="64", seeds=2)
 
 
@@ -120,19 +117,12 @@ def test_numbers_that_do_not_fit_the_replicas_are_refused(flags, message):
 
 
 def run_study(directory):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "experiments.sngan_study"),
-            *("--shared=1,8", "--global_batch=16", "--small_batch=0"),
-            "--global_batches=16",
-            *("--steps=3", "--channels=4", "--latent=3", "--standing=16"),
-            f"--directory={directory}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+    done = command(
+        "sngan_study",
+        *("--shared=1,8", "--global_batch=16", "--small_batch=0"),
+        "--global_batches=16",
+        *("--steps=3", "--channels=4", "--latent=3", "--standing=16"),
+        f"--directory={directory}",
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,3 @@
-import jax
 import pytest
 
 from experiments.unmodified import (
@@ -15,11 +14,7 @@ from experiments.unmodified import (
 )
 from replicator import Replicator
 
-
-@pytest.fixture(autouse=True)
-def _promotion():
-    with jax.numpy_dtype_promotion("standard"):  # of optax's Adam
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.mark.slow
