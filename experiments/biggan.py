@@ -63,6 +63,7 @@ from experiments.images.sample_quality import (
 )
 from experiments.strategy_flag import StrategyName, named_strategy
 from models import biggan
+from replicator.errors import ArgumentError
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
@@ -189,8 +190,7 @@ def train(
         seed=config.seed,
         accumulate=config.accumulate,
         directory=directory,
-        checkpoint_dir=run_folder.checkpoints_of(directory),
-        checkpoint_every=every(seconds=120),
+        **run_folder.saved_in(directory, seconds=120),
         hooks=[_progress(config, gan)],
     ) as session:
         both = session.compile(gan.step_fn)
@@ -361,6 +361,11 @@ def run(config: Config) -> dict[str, Any]:
     image_set = open_image_set(
         config.dataset, resolution=config.resolution, data_dir=config.data_dir or None
     )
+    if config.inception and config.dataset == "digits":
+        raise ArgumentError(
+            f"`--inception` must be left out for digits, which a classifier of their "
+            f"own judges, got {config.inception}. Leave it out."
+        )
     reader = Inception(config.inception) if config.inception else None
     strategy = named_strategy(
         config.strategy, jax.device_count(), tensor_parallel={}, pieces=1

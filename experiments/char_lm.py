@@ -176,9 +176,8 @@ def train(
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
-        checkpoint_dir=Path(kept) / "checkpoints" if kept else None,
-        checkpoint_every=every(seconds=60),
         hooks=[StateCallback(show, every(n_steps=max(1, config.steps // _SAMPLES)))],
+        **run_folder.saved_in(Path(kept) if kept else None, seconds=60),
     ) as session:
         for batch in session.batches():
             session.step(batch)

@@ -24,7 +24,6 @@ from experiments import config_flags, digits, run_folder
 from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.resnet import TENSOR_PARALLEL, ResNet
-from replicator.hooks import every
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 
@@ -119,14 +118,13 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
-        checkpoint_dir=run_folder.checkpoints_of(config.directory),
-        checkpoint_every=every(seconds=10),
         eval_fn=_test,
         eval_dataset=functools.partial(
             digits.eval_input_fn, global_batch=config.global_batch
         ),
         eval_every=max(1, config.steps // 12),
         profile=_traced(config),
+        **run_folder.saved_in(Path(config.directory), seconds=10),
     )
     assert result.evaluation is not None  # the last state's
     done = result.progress  # None if all steps were made in an earlier sitting

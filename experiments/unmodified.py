@@ -84,8 +84,17 @@ def train_step(state: dict, batch: dict) -> tuple[dict, dict]:
 
 
 def batches(config: Config) -> list[dict[str, np.ndarray]]:
-    """Return as many batches as there are steps."""
+    """Return as many batches as there are steps, each of different digits.
+
+    Raises:
+      ArgumentError: There are not so many digits.
+    """
     images, labels = digits.digits_arrays("train")
+    if config.global_batch > len(labels):
+        raise ArgumentError(
+            f"`--global_batch` must be at most {len(labels)}, all digits, got "
+            f"{config.global_batch}. Use {len(labels)}."
+        )
     order = np.random.default_rng(0)
     chosen = [
         order.choice(len(labels), config.global_batch, replace=False)
@@ -136,6 +145,11 @@ def share(state: dict) -> float:
 def main(config: Config) -> None:
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(config.fake_devices)
+    if jax.device_count() == 1:
+        raise ArgumentError(
+            "`--fake_devices` must be at least 2, over which states are cut, got 1. "
+            "Use 8."
+        )
     strategies = {
         name: named_strategy(
             name, jax.device_count(), tensor_parallel=TENSOR_PARALLEL, pieces=8

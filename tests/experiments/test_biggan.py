@@ -83,7 +83,7 @@ def config(tmp_path):
         ({"truncation": -1.0}, "`--truncation` must be at least 0 and finite"),
         ({"strategy": "nope"}, "`--strategy` must be one of data_parallel, zero1"),
         ({"accumulate": 3}, "`--global_batch` must divide evenly over 24 microb"),
-        ({"inception": "no.pth"}, "no.pth"),
+        ({"inception": "no.pth"}, "`--inception` must be left out for digits"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(

@@ -122,6 +122,7 @@ def test_help_lists_the_flags_of_an_experiment(name):
         "impala_catch --scale=program --actors=3",
         "sngan_study --shared=3",
         "unmodified --steps=0",
+        "unmodified --fake_devices=1",
     ],
 )
 def test_bad_input_is_refused_by_name_before_there_is_a_folder(flag, tmp_path):
@@ -135,3 +136,10 @@ def test_bad_input_is_refused_by_name_before_there_is_a_folder(flag, tmp_path):
     assert done.returncode != 0
     assert re.search(f"`(--)?{wrong.get(about, about)}` must", done.stderr), done.stderr
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_what_is_no_flag_is_refused():
+    done = command("unmodified", "steps=3", devices=2)
+    assert done.returncode != 0
+    assert "Flags begin with `--`, got steps=3." in done.stderr
