@@ -297,35 +297,25 @@ def _rows_of(rows: list[dict[str, Any]], global_batch: int) -> list[dict[str, An
     return [row for row in rows if row["global_batch"] == global_batch]
 
 
-def draw_study(
-    rows: list[dict[str, Any]], path: Path, *, config: Config, fid_halves: float
-) -> None:
-    """Draw both parts of the table beside each other, a dot per run.
-
-    Args:
-      rows: As of `table_of`.
-      path: The PNG file; its folder is made.
-      config: Of the study.
-      fid_halves: Distance between two halves of the real images.
-    """
+def panels_of(
+    rows: list[dict[str, Any]], config: Config
+) -> dict[str, dict[str, dict[int, list[float]]]]:
+    """Return both parts of the table, as `draw_scores` takes them."""
+    sizes = dict.fromkeys(filter(None, [config.global_batch, config.small_batch]))
+    of_all = "" if len(sizes) > 1 else f", of {config.global_batch}"  # no legend then
     by_norm = {
         f"{size} examples, {size // REPLICAS} on a replica": {
             row["stats_batch"]: row["fids"] for row in _rows_of(rows, size)
         }
-        for size in filter(None, [config.global_batch, config.small_batch])
+        for size in sizes
     }
     by_batch = {
         row["global_batch"]: row["fids"] for row in rows if row["norm"] == "global"
     }
-    draw_scores(
-        {
-            "examples that share statistics": by_norm,
-            f"global batch, statistics over all {REPLICAS} replicas": {"": by_batch},
-        },
-        path,
-        ylabel="Fréchet distance; dotted: two halves of the digits",
-        baseline=fid_halves,
-    )
+    return {
+        f"examples that share statistics{of_all}": by_norm,
+        f"global batch, statistics over all {REPLICAS} replicas": {"": by_batch},
+    }
 
 
 def _write(results: list[dict[str, Any]], path: Path) -> None:
@@ -377,7 +367,12 @@ def main(config: Config) -> None:
     features = classifier.features(image_set.arrays("train")[0])
     fid_halves = frechet_distance(features[::2], features[1::2])
     rows = study(rep, config, image_set, classifier)
-    draw_study(rows, directory / "study.png", config=config, fid_halves=fid_halves)
+    draw_scores(
+        panels_of(rows, config),
+        directory / "study.png",
+        ylabel="Fréchet distance; dotted: two halves of the digits",
+        baseline=fid_halves,
+    )
     Console().print(_report(rows, config))
     found = {
         "global_over_local": global_over_local(rows, config.global_batch),

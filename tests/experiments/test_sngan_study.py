@@ -4,15 +4,14 @@ import dataclasses
 import json
 
 import pytest
-from matplotlib.image import imread
 
 from experiments.sngan_study import (
     Case,
     Config,
     cases_of,
-    draw_study,
     find,
     global_over_local,
+    panels_of,
     settings_of,
     table_of,
 )
@@ -79,11 +78,17 @@ def test_the_distance_with_all_statistics_is_divided_by_that_with_own():
     assert global_over_local(rows[1:], 64) is None
 
 
-def test_both_halves_are_drawn(tmp_path):
-    config, path = Config(seeds=2), tmp_path / "new" / "study.png"
-    rows = table_of(results_of(config), config)
-    draw_study(rows, path, config=config, fid_halves=0.1)
-    assert imread(path).shape == (480, 1080, 4)
+def test_a_panel_says_of_how_many_examples_its_lines_are():
+    (norms, lines), (_, batches) = panels(Config(seeds=2))
+    assert norms == "examples that share statistics"
+    assert [*lines] == ["64 examples, 8 on a replica", "16 examples, 2 on a replica"]
+    assert [*batches[""]] == [64, 16, 8, 32, 128, 256, 512]
+    (alone, _), _ = panels(TWO)  # a line alone has no legend
+    assert alone == "examples that share statistics, of 64"
+
+
+def panels(config):
+    return panels_of(table_of(results_of(config), config), config).items()
 
 
 @pytest.mark.parametrize(
