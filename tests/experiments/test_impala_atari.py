@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from experiments.impala_atari import Config, play, random_player, train_process
-from experiments.in_turn import cut
 from tests.experiments.command import found_by
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -22,21 +21,6 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
     kernels = [each.params["policy"]["kernel"] for each in (first, second)]
     assert not np.array_equal(*kernels)
     assert np.abs(kernels[1] - kernels[0]).max() < 0.05  # not a new beginning
-
-
-def test_an_unroll_is_cut_into_batches_in_order():
-    rows = {"action": np.arange(12).reshape(6, 2), "extras": {"a": np.arange(6)}}
-    batches = cut(rows, 2)
-    assert [each["action"][:, 0].tolist() for each in batches] == [
-        [0, 2],
-        [4, 6],
-        [8, 10],
-    ]
-    assert [each["extras"]["a"].tolist() for each in batches] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-    ]
 
 
 @pytest.mark.slow
