@@ -51,6 +51,7 @@ from experiments.images.classifier import Classifier, train_classifier
 from experiments.images.image_sets import ImageSet, open_image_set
 from experiments.images.sample_quality import frechet_distance
 from models import sngan
+from replicator.checkpoint.disk import Disk
 from replicator.errors import ArgumentError
 from replicator.nnx import BatchNorm
 
@@ -238,7 +239,9 @@ def study(
         found = judge(gan, generator, classifier, image_set, seed=seed)
         found["seconds"] = time.monotonic() - began
         results.append(settings | found)
-        _write(results, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: the study may be stopped at any time.
+        Disk().replace_file(path, json.dumps(results, indent=1).encode())
         print(
             f"{case.norm}, batch {case.global_batch}, seed {seed}: {found}", flush=True
         )
@@ -316,14 +319,6 @@ def panels_of(
         f"examples that share statistics{of_all}": by_norm,
         f"global batch, statistics over all {REPLICAS} replicas": {"": by_batch},
     }
-
-
-def _write(results: list[dict[str, Any]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: the study may be stopped at any time.
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(results, indent=1))
-    draft.replace(path)
 
 
 def _report(rows: list[dict[str, Any]], config: Config) -> Table:
