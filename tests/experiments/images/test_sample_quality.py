@@ -109,8 +109,8 @@ REFUSED = {
     ),
     "NaN": (
         lambda: frechet_distance(np.zeros((3, 2)), np.array([[0, 1], [np.nan, 0]])),
-        r"`features_b` must be finite, got NaN or infinity in 1 of 2 rows\. Look at the "
-        r"images: their network may have diverged\.",
+        r"`features_b` must be finite, got NaN or infinity in 1 of 2 rows\. Look at "
+        r"the images: their network may have diverged\.",
     ),
     "probabilities": (
         lambda: inception_score(np.ones((3, 2))),
