@@ -43,6 +43,9 @@ TEXTS = {
     for path in (Path(__file__).parents[2] / "experiments").glob("*.py")
     if "config_flags.run(main, Config)" in path.read_text()
 }
+SAVES = re.compile(
+    r"saved_in\(|in_turn\.learn\(|agent_program\.learn\(|checkpoint_dir="
+)
 CLAIMS = re.compile(r"run_folder\.claim\(|seeds\.run_all\(")
 KEEPS = sorted(name for name, text in TEXTS.items() if CLAIMS.search(text))
 
@@ -113,7 +116,7 @@ def other(field):
 
 
 def test_every_experiment_that_is_saved_claims_its_folder():
-    saved = {name for name, text in TEXTS.items() if re.search("checkpoint|save", text)}
+    saved = {name for name, text in TEXTS.items() if SAVES.search(text)}
     assert saved
     assert saved <= {*KEEPS}
 
