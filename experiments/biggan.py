@@ -363,8 +363,7 @@ def run(config: Config) -> dict[str, Any]:
     )
     if config.inception and config.dataset == "digits":
         raise ArgumentError(
-            f"`--inception` must be left out for digits, which a classifier of their "
-            f"own judges, got {config.inception}. Leave it out."
+            f"`--inception` must be empty for digits, got {config.inception}. Drop it."
         )
     reader = Inception(config.inception) if config.inception else None
     strategy = named_strategy(

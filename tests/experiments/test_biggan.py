@@ -83,7 +83,7 @@ def config(tmp_path):
         ({"truncation": -1.0}, "`--truncation` must be at least 0 and finite"),
         ({"strategy": "nope"}, "`--strategy` must be one of data_parallel, zero1"),
         ({"accumulate": 3}, "`--global_batch` must divide evenly over 24 microb"),
-        ({"inception": "no.pth"}, "`--inception` must be left out for digits"),
+        ({"inception": "no.pth"}, "`--inception` must be empty for digits, got no.pth"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(
@@ -101,6 +101,7 @@ def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(
 )
 def test_a_run_with_other_settings_is_not_gone_on_from(config, change):
     run_folder.claim(config.directory, config, free=FREE)
+    (run_folder.checkpoints_of(config.directory) / "000000000007").mkdir(parents=True)
     [(name, value)] = change.items()
     with pytest.raises(ArgumentError, match=f"`--{name}` must be .* got {value}"):
         run(dataclasses.replace(config, **change))
