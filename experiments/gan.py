@@ -92,8 +92,10 @@ class Gan:
         # Once per update, as the optimizer moves.
         past = warmed_decay(self.decay, state["averaged"])
         share = jnp.where(replicator.is_last_microbatch(), 1.0 - past, 0.0)
-        average = optax.incremental_update(
-            params_of(generator), state["average"], share
+        average = jax.tree.map(
+            lambda new, old: old + (new - old) * share.astype(old.dtype),
+            params_of(generator),
+            state["average"],
         )
         moved |= {"generator": generator, "generator_opt": opt, "average": average}
         moved["averaged"] = state["averaged"] + 1
