@@ -149,14 +149,19 @@ _DEFINE = {
 def run(main: Callable[[Config], None], config: type[Config]) -> None:
     """Call `main` with the configuration that the command line asks for, and exit."""
     define(config)
+    start(lambda: main(read(config)))
 
-    def start(argv: list[str]) -> None:
+
+def start(main: Callable[[], None]) -> None:
+    """Read the command line, refuse what is no flag, call `main`, and exit."""
+
+    def call(argv: list[str]) -> None:
         if argv[1:]:
             raise app.UsageError(f"Flags begin with `--`, got {' '.join(argv[1:])}.")
         logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
-        main(read(config))
+        main()
 
-    app.run(start)
+    app.run(call)
 
 
 def define(config: type[Settings]) -> None:

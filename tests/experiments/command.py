@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+EXPERIMENTS = {  # the text of each
+    path.stem: path.read_text()
+    for path in sorted((ROOT / "experiments").glob("*.py"))
+    if "config_flags.run(main, Config)" in path.read_text()
+}
 
 
 def command(name, *flags, devices=None, **environment):

@@ -12,13 +12,8 @@ from absl import flags
 from experiments import config_flags
 from experiments.config_flags import Amount, Count, Settings, check_shares
 from replicator.errors import ArgumentError
-from tests.experiments.command import ROOT, command
+from tests.experiments.command import EXPERIMENTS, command
 
-EXPERIMENTS = [
-    path.stem
-    for path in sorted((ROOT / "experiments").glob("*.py"))
-    if "config_flags.run(main, Config)" in path.read_text()
-]
 # An integer below the least of each rule, and floats that keep none.
 BELOW = {"at least 1": 0, "at least 0": -1}
 NO_NUMBERS = [float("nan"), float("inf"), -1e-3]
@@ -139,7 +134,8 @@ def test_bad_input_is_refused_by_name_before_there_is_a_folder(flag, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_no_flag_is_refused():
-    done = command("unmodified", "steps=3", devices=2)
+@pytest.mark.parametrize("name", ["unmodified", "programs.word_count"])
+def test_what_is_no_flag_is_refused(name):
+    done = command(name, "launch_type=ray", devices=2)
     assert done.returncode != 0
-    assert "Flags begin with `--`, got steps=3." in done.stderr
+    assert "Flags begin with `--`, got launch_type=ray." in done.stderr

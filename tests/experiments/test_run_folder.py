@@ -4,13 +4,13 @@ import dataclasses
 import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from experiments import run_folder
 from experiments.config_flags import Count, Rate, Settings
 from replicator.errors import ArgumentError
+from tests.experiments.command import EXPERIMENTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,11 @@ def save(directory):
     (run_folder.checkpoints_of(directory) / "000000000007").mkdir(parents=True)
 
 
-TEXTS = {
-    path.stem: path.read_text()
-    for path in (Path(__file__).parents[2] / "experiments").glob("*.py")
-    if "config_flags.run(main, Config)" in path.read_text()
-}
 SAVES = re.compile(
     r"saved_in\(|in_turn\.learn\(|agent_program\.learn\(|checkpoint_dir="
 )
 CLAIMS = re.compile(r"run_folder\.claim\(|seeds\.run_all\(")
-KEEPS = sorted(name for name, text in TEXTS.items() if CLAIMS.search(text))
+KEEPS = sorted(name for name, text in EXPERIMENTS.items() if CLAIMS.search(text))
 
 
 def test_a_run_with_another_setting_is_refused_by_its_flag(saved):
@@ -116,7 +111,7 @@ def other(field):
 
 
 def test_every_experiment_that_is_saved_claims_its_folder():
-    saved = {name for name, text in TEXTS.items() if SAVES.search(text)}
+    saved = {name for name, text in EXPERIMENTS.items() if SAVES.search(text)}
     assert saved
     assert saved <= {*KEEPS}
 
