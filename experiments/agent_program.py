@@ -20,6 +20,7 @@ import replicator.launchpad_bridge as lp
 from experiments import run_folder
 from experiments.agent import Agent
 from experiments.returns import Learned, Returns
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import Turn
 
@@ -73,6 +74,9 @@ def learn(
       minutes: After which the program is stopped, its learner saved; None for never.
       folder: Where returns and checkpoints are kept, and from where the run goes on.
       **options: As of `make_program`.
+
+    Raises:
+      ArgumentError: The learner has not begun in that time.
     """
     began, begun = time.perf_counter(), 0
     if folder is not None:
@@ -88,6 +92,10 @@ def learn(
         returns = queue.dereference().returns()  # also the script may call nodes
         run.stop_and_wait()
         (found,) = run.results_of("learner")
+    if found["variables"] is None:
+        raise ArgumentError(
+            f"`--minutes` must be enough for a learner to begin, got {minutes}. Use 1."
+        )
     return Learned(
         params=found["variables"]["params"],
         updates=found["step"],
