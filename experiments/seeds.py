@@ -16,8 +16,8 @@ from experiments.returns import Learned, average_of
 
 _LAST = 100  # episodes, over which returns are averaged
 
-# What may differ from sitting to sitting: the state learns the same (the rate falls to 0
-# where `steps` ends).
+# What may differ from sitting to sitting: the state learns the same, but for the rate,
+# which falls to 0 where `steps` ends.
 FREE = {"launch_type", "actors", "seeds", "first_seed", "steps", "directory"}
 
 
