@@ -66,12 +66,14 @@ class Outcome:
 
     Attributes:
       accuracy: Share of test digits read right at the end.
+      steps: Updates that were made, those of earlier sittings included.
       curve: (step, test accuracy) along the way, earlier sittings included.
       examples_per_s: Training throughput, compilation left out.
       seconds: From this sitting's first batch to the last update, compilation included.
     """
 
     accuracy: float
+    steps: int
     curve: list[tuple[int, float]]
     examples_per_s: float
     seconds: float
@@ -130,6 +132,7 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
     done = result.progress  # None if all steps were made in an earlier sitting
     return Outcome(
         accuracy=float(result.evaluation["accuracy"]),
+        steps=result.step,
         curve=_curve(Path(config.directory) / "metrics.jsonl"),
         examples_per_s=(done and done.examples_per_s) or 0.0,
         seconds=done.elapsed_s if done else 0.0,
@@ -178,7 +181,7 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
     table.add_row("throughput", f"{outcome.examples_per_s:,.0f} examples/s")
     table.add_row("replicas", f"{rep.num_replicas} ({jax.devices()[0].platform})")
     table.add_row("strategy", f"{config.strategy}, {jax.device_count()} devices")
-    table.add_row("training", f"{config.steps} steps in {outcome.seconds:.0f} s")
+    table.add_row("training", f"{outcome.steps} steps in {outcome.seconds:.0f} s")
     table.add_row("learning curve", str(directory / "learning_curve.png"))
     table.add_row("metrics", str(directory / "metrics.jsonl"))
     return table
