@@ -38,7 +38,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator
 from experiments import config_flags, run_folder
@@ -64,6 +63,7 @@ from experiments.images.sample_quality import (
 )
 from experiments.strategy_flag import StrategyName, named_strategy
 from models import biggan
+from replicator.errors import ArgumentError
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
@@ -190,8 +190,7 @@ def train(
         seed=config.seed,
         accumulate=config.accumulate,
         directory=directory,
-        checkpoint_dir=run_folder.checkpoints_of(directory),
-        checkpoint_every=every(seconds=120),
+        **run_folder.saved_in(directory, seconds=120),
         hooks=[_progress(config, gan)],
     ) as session:
         both = session.compile(gan.step_fn)
@@ -362,6 +361,10 @@ def run(config: Config) -> dict[str, Any]:
     image_set = open_image_set(
         config.dataset, resolution=config.resolution, data_dir=config.data_dir or None
     )
+    if config.inception and config.dataset == "digits":
+        raise ArgumentError(
+            f"`--inception` must be empty for digits, got {config.inception}. Drop it."
+        )
     reader = Inception(config.inception) if config.inception else None
     strategy = named_strategy(
         config.strategy, jax.device_count(), tensor_parallel={}, pieces=1
@@ -389,12 +392,9 @@ def run(config: Config) -> dict[str, Any]:
     return judged | {"trained_s": trained_s, "seconds": seconds}
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    print(json.dumps(run(config_flags.read(Config))))
+def main(config: Config) -> None:
+    print(json.dumps(run(config)))
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

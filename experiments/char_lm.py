@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, logging
 from flax import nnx
 from jaxtyping import Array, Int
 
@@ -177,9 +176,8 @@ def train(
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
-        checkpoint_dir=Path(kept) / "checkpoints" if kept else None,
-        checkpoint_every=every(seconds=60),
         hooks=[StateCallback(show, every(n_steps=max(1, config.steps // _SAMPLES)))],
+        **run_folder.saved_in(Path(kept) if kept else None, seconds=60),
     ) as session:
         for batch in session.batches():
             session.step(batch)
@@ -246,10 +244,8 @@ def _counted_nats(state: dict, batch: dict) -> dict:
     return {"nats": nats.sum(axis=1)}
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config, began = config_flags.read(Config), time.monotonic()
+def main(config: Config) -> None:
+    began = time.monotonic()
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(config.fake_devices)
     text = stdlib_text.read_text(config.sources)
@@ -273,5 +269,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

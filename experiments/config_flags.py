@@ -2,6 +2,7 @@
 
 Each field is a flag of its type, with its default, and with its words in the docstring,
 under `Attributes`, as help. The type also says which values there are: `steps: Count`.
+A script ends with a call of `run`.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from absl import flags
+from absl import app, flags, logging
 
 from replicator.errors import ArgumentError, check_number, check_whole
 
@@ -107,6 +108,34 @@ def check_batch(config: Any, replicas: int) -> None:
     check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
 
 
+def check_environments(config: Any, replicas: int, *, batch: str) -> None:
+    """Refuse flags of what acts that do not fit each other, or are those of a program.
+
+    Args:
+      config: With `environments`, `scale`, `launch_type` and `actors`.
+      replicas: That learn.
+      batch: The flag that says how many trajectories an update learns from.
+
+    Raises:
+      ArgumentError: They do not.
+    """
+    size = getattr(config, batch)
+    if config.scale == "program":
+        check_shares("environments", config.environments, config.actors, "actors")
+    else:
+        # What is made at once is cut into batches.
+        each = f"trajectories of `--{batch}`"
+        check_shares("environments", config.environments, size, each)
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if field.name in ("launch_type", "actors") and value != field.default:
+                raise ArgumentError(
+                    f"`--{field.name}` must come with `--scale=program`, got {value} "
+                    f"with {config.scale}. Leave it out."
+                )
+    check_shares(batch, size, replicas, "replicas")
+
+
 Config = TypeVar("Config", bound=Settings)
 
 _DEFINE = {
@@ -115,6 +144,24 @@ _DEFINE = {
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
 }
+
+
+def run(main: Callable[[Config], None], config: type[Config]) -> None:
+    """Call `main` with the configuration that the command line asks for, and exit."""
+    define(config)
+    start(lambda: main(read(config)))
+
+
+def start(main: Callable[[], None]) -> None:
+    """Read the command line, refuse what is no flag, call `main`, and exit."""
+
+    def call(argv: list[str]) -> None:
+        if argv[1:]:
+            raise app.UsageError(f"Flags begin with `--`, got {' '.join(argv[1:])}.")
+        logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
+        main()
+
+    app.run(call)
 
 
 def define(config: type[Settings]) -> None:

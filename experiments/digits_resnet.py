@@ -15,7 +15,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import optax
-from absl import app, logging
 from flax import nnx
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +24,6 @@ from experiments import config_flags, digits, run_folder
 from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.resnet import TENSOR_PARALLEL, ResNet
-from replicator.hooks import every
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 
@@ -68,12 +66,14 @@ class Outcome:
 
     Attributes:
       accuracy: Share of test digits read right at the end.
+      steps: Updates that were made, those of earlier sittings included.
       curve: (step, test accuracy) along the way, earlier sittings included.
       examples_per_s: Training throughput, compilation left out.
       seconds: From this sitting's first batch to the last update, compilation included.
     """
 
     accuracy: float
+    steps: int
     curve: list[tuple[int, float]]
     examples_per_s: float
     seconds: float
@@ -120,19 +120,19 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         seed=config.seed,
         accumulate=config.accumulate,
         directory=config.directory,
-        checkpoint_dir=run_folder.checkpoints_of(config.directory),
-        checkpoint_every=every(seconds=10),
         eval_fn=_test,
         eval_dataset=functools.partial(
             digits.eval_input_fn, global_batch=config.global_batch
         ),
         eval_every=max(1, config.steps // 12),
         profile=_traced(config),
+        **run_folder.saved_in(Path(config.directory), seconds=10),
     )
     assert result.evaluation is not None  # the last state's
     done = result.progress  # None if all steps were made in an earlier sitting
     return Outcome(
         accuracy=float(result.evaluation["accuracy"]),
+        steps=result.step,
         curve=_curve(Path(config.directory) / "metrics.jsonl"),
         examples_per_s=(done and done.examples_per_s) or 0.0,
         seconds=done.elapsed_s if done else 0.0,
@@ -181,16 +181,13 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
     table.add_row("throughput", f"{outcome.examples_per_s:,.0f} examples/s")
     table.add_row("replicas", f"{rep.num_replicas} ({jax.devices()[0].platform})")
     table.add_row("strategy", f"{config.strategy}, {jax.device_count()} devices")
-    table.add_row("training", f"{config.steps} steps in {outcome.seconds:.0f} s")
+    table.add_row("training", f"{outcome.steps} steps in {outcome.seconds:.0f} s")
     table.add_row("learning curve", str(directory / "learning_curve.png"))
     table.add_row("metrics", str(directory / "metrics.jsonl"))
     return table
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
     strategy = named_strategy(
         config.strategy,
         jax.device_count(),
@@ -207,5 +204,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

@@ -24,7 +24,6 @@ from models.gan_training import (
     check_truncation,
     draw,
     hinge_losses,
-    moving_average,
     orthogonal_penalty,
     warmed_decay,
 )
@@ -74,7 +73,7 @@ class Gan:
         return {
             "generator": generator,
             "generator_opt": self.generator_tx.init(params),
-            "average": jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),
+            "average": jax.tree.map(jnp.copy, params),
             "averaged": jnp.zeros((), jnp.int32),
             "discriminator": discriminator,
             "discriminator_opt": self.discriminator_tx.init(params_of(discriminator)),
@@ -90,10 +89,13 @@ class Gan:
         generator, opt = _updated(
             self.generator_tx, generator, state["generator_opt"], grads
         )
-        average = moving_average(
+        # Once per update, as the optimizer moves.
+        past = warmed_decay(self.decay, state["averaged"])
+        share = jnp.where(replicator.is_last_microbatch(), 1.0 - past, 0.0)
+        average = jax.tree.map(
+            lambda new, old: old + (new - old) * share.astype(old.dtype),
             params_of(generator),
             state["average"],
-            decay=warmed_decay(self.decay, state["averaged"]),
         )
         moved |= {"generator": generator, "generator_opt": opt, "average": average}
         moved["averaged"] = state["averaged"] + 1

@@ -9,7 +9,8 @@ began. Then 30 episodes of the policy are compared with 30 of a player that pres
 buttons at random. The last line is one JSON object:
 
 - `p_value`: of a rank test (Mann and Whitney 1947) that the policy is not better;
-- `steps_per_s`: of the environments while training, this sitting, and `steps` in all;
+- `steps_per_s`: of the environments in this sitting, compilation included, and `steps`
+  in all;
 - `average_return` and `random_return`.
 
 Network, loss and frames are those of Espeholt et al. 2018; the rest is chosen for 2
@@ -19,7 +20,6 @@ cores and the first million steps.
 import dataclasses
 import functools
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -27,30 +27,20 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import optax
-from absl import app, logging
 from scipy import stats
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import config_flags, impala_program, run_folder
-from experiments.config_flags import (
-    Amount,
-    Count,
-    Discount,
-    Rate,
-    Settings,
-    Whole,
-    check_shares,
-)
+from experiments import agent_program, config_flags, in_turn, run_folder
+from experiments.config_flags import Amount, Count, Discount, Rate, Settings, Whole
 from experiments.drawing import draw_curves, draw_frames
 from experiments.environments import atari
 from experiments.impala import Impala
-from experiments.returns import Returns
+from experiments.returns import Learned, Returns
 from models.impala import ActorCritic
 from replicator.launchpad_bridge import acting
 
 _SMOOTH = 30  # episodes, of the learning curve
-_COMPILED = 8  # updates, after which nothing is left to compile
 _SAVED_EVERY_S = 300
 _EVALUATIONS = "evaluations.jsonl"
 
@@ -102,32 +92,12 @@ class Config(Settings):
     seed: Whole = 0
     directory: str = "runs/impala_atari"
 
-    @property
-    def steps_per_update(self) -> int:
-        """Steps of environments that an update learns from."""
-        return self.batch_size * self.unroll_length
-
 
 # What may differ from sitting to sitting: the state learns the same.
 FREE = {
     *("launch_type", "actors", "minutes", "steps", "threads", "chunk", "episodes"),
     "directory",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What a sitting led to.
-
-    Attributes:
-      params: At its end.
-      updates: Of all sittings.
-      steps_per_s: Of the environments, in this sitting, without compilation.
-    """
-
-    params: Any
-    updates: int
-    steps_per_s: float
 
 
 def make_agent(config: Config) -> Impala:
@@ -153,88 +123,39 @@ def make_agent(config: Config) -> Impala:
     )
 
 
-def train_process(config: Config) -> Trained:
+def options_of(config: Config) -> dict[str, Any]:
+    """Return what a run is told wherever it runs."""
+    return {
+        "batch_size": config.batch_size,
+        "unroll_length": config.unroll_length,
+        "steps": config.steps,
+        "minutes": config.minutes,
+        "seed": config.seed,
+        "folder": Path(config.directory),
+        "saved_every_s": _SAVED_EVERY_S,
+        "directory": config.directory,
+    }
+
+
+def train_process(config: Config) -> Learned:
     """Act, then learn from it, and so on, from the last checkpoint on."""
-    agent, directory = make_agent(config), Path(config.directory)
-    rep = replicator.Replicator()
     games = atari.make_games(config.game, config.environments, threads=config.threads)
-    act = acting.LocalInference(agent.policy, seed=config.seed, index=0)
-    with rep.session(
-        init_fn=agent.init_fn,
-        steps=config.steps,
-        seed=config.seed,
-        directory=directory,
-        display=False,
-        **run_folder.saved_in(directory, seconds=_SAVED_EVERY_S),
-    ) as session:
-        step = session.compile(agent.step_fn)
-        returns = Returns(directory, updates=session.steps_done)
-        # Another beginning at each sitting: games are not in the checkpoint.
-        begun = session.steps_done
-        state = acting.start(
-            games,
-            agent.initial_core,
-            seed=acting.environment_seed(config.seed, begun),
-            steps=begun * config.unroll_length,
-        )
-        clock = began = time.monotonic()
-        batches: list[Any] = []
-        for update in session.steps():
-            if not batches:
-                act.use({"params": session.state["params"]})
-                unrolled = acting.unroll(games, act, state, config.unroll_length)
-                assert unrolled is not None  # nothing stops it
-                state = unrolled.acting
-                returns.add(update, unrolled.episodes)
-                batches = cut(unrolled.trajectories, config.batch_size)
-            metrics = step(batches.pop(0))
-            if (average := returns.average(_SMOOTH)) is not None:
-                metrics |= {"average_return": average}
-            session.after(metrics, examples=config.steps_per_update)
-            if update == begun + _COMPILED:
-                clock = time.monotonic()  # all is compiled
-            if time.monotonic() - began > 60 * config.minutes:
-                break
-        seconds, updates = time.monotonic() - clock, session.steps_done
-        params = jax.device_get(session.state["params"])
-    measured = max(updates - begun - _COMPILED, 0) * config.steps_per_update
-    return Trained(params=params, updates=updates, steps_per_s=measured / seconds)
+    rep = replicator.Replicator()
+    return in_turn.learn(rep, make_agent(config), games, **options_of(config))
 
 
-def cut(trajectories: Any, size: int) -> list[Any]:
-    """Return batches of so many trajectories each."""
-    rows = len(trajectories["action"])
-    return [
-        jax.tree.map(lambda leaf, i=i: leaf[i : i + size], trajectories)
-        for i in range(0, rows, size)
-    ]
-
-
-def train_program(config: Config) -> Trained:
+def train_program(config: Config) -> Learned:
     """Act in some nodes, learn in another; all at once."""
     directory = Path(config.directory)
-    before = run_folder.last_saved(directory)
-    Returns(directory, updates=before, name=_EVALUATIONS)
-    found = impala_program.learn(
+    Returns(directory, updates=run_folder.last_saved(directory), name=_EVALUATIONS)
+    return agent_program.learn(
         make_agent(config),
         functools.partial(actor_games, config),
         config.launch_type,
         actors=config.actors,
-        batch_size=config.batch_size,
-        unroll_length=config.unroll_length,
-        steps=config.steps,
-        minutes=config.minutes,
-        seed=config.seed,
         name="impala_atari",
         evaluator=functools.partial(Evaluator, config),
-        folder=directory,
-        directory=str(directory),
-    )
-    measured = (found.updates - before) * config.steps_per_update
-    return Trained(
-        params=found.params,
-        updates=found.updates,
-        steps_per_s=measured / found.seconds,
+        **options_of(config),
     )
 
 
@@ -332,29 +253,11 @@ def watch(config: Config, params: Any) -> tuple[list[np.ndarray], float]:
     return screens, total
 
 
-def check(config: Config, replicas: int) -> None:
-    """Refuse flags that do not fit each other.
-
-    Raises:
-      ArgumentError: They do not, or there is no such game.
-    """
-    atari.num_actions(config.game)
-    if config.scale == "program":
-        check_shares("environments", config.environments, config.actors, "actors")
-    else:
-        # What an unroll makes is cut into batches.
-        games, batch = config.environments, config.batch_size
-        check_shares("environments", games, batch, "trajectories of `--batch_size`")
-    check_shares("batch_size", config.batch_size, replicas, "replicas")
-
-
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
+    atari.num_actions(config.game)  # there is such a game
+    config_flags.check_environments(config, jax.device_count(), batch="batch_size")
     directory = Path(config.directory)
-    check(config, jax.device_count())
-    run_folder.claim(directory, config, free=FREE)
+    run_folder.claim(config.directory, config, free=FREE)
     trained = SCALES[config.scale](config)
     size = config.episodes
     chance = play(config, random_player(config, size=size), size, seed=1_000_000)
@@ -362,8 +265,8 @@ def main(argv: list[str]) -> None:
     gained = play(config, policy, size, seed=2_000_000)
     screens, total = watch(config, trained.params)
     draw_frames(screens, directory / "episode.png", title=f"return {total:.0f}")
-    per_update = config.steps_per_update
-    curve = [(per_update * at, gained) for at, gained in Returns(directory).episodes]
+    per_update = config.batch_size * config.unroll_length
+    curve = [(per_update * at, gained) for at, gained in trained.returns]
     draw_curves(
         {config.game: curve},
         directory / "learning_curve.png",
@@ -372,6 +275,7 @@ def main(argv: list[str]) -> None:
         xlabel="environment steps",
         chance=float(np.mean(chance)),
     )
+    made = trained.updates - trained.begun
     test = stats.mannwhitneyu(gained, chance, alternative="greater")
     print(
         json.dumps(
@@ -379,8 +283,8 @@ def main(argv: list[str]) -> None:
                 "p_value": float(test.pvalue),
                 "average_return": float(np.mean(gained)),
                 "random_return": float(np.mean(chance)),
-                "steps_per_s": trained.steps_per_s,
-                "steps": trained.updates * config.steps_per_update,
+                "steps_per_s": per_update * made / trained.seconds,
+                "steps": per_update * trained.updates,
                 "game": config.game,
             }
         )
@@ -388,5 +292,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

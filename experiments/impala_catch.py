@@ -30,27 +30,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator
-from experiments import config_flags, impala_program, seeds
-from experiments.config_flags import (
-    Amount,
-    Count,
-    Discount,
-    Rate,
-    Settings,
-    Whole,
-    check_shares,
-)
-from experiments.drawing import draw_curves, draw_frames
+from experiments import agent_program, config_flags, in_turn, run_folder, seeds
+from experiments.config_flags import Amount, Count, Discount, Rate, Settings, Whole
+from experiments.drawing import draw_frames
 from experiments.environments import catch
 from experiments.impala import Impala
-from experiments.returns import Returns
-from experiments.seeds import Outcome
+from experiments.returns import Learned, Returns
 from models.impala import ActorCritic
-from replicator.errors import ArgumentError
 from replicator.launchpad_bridge import acting
+
+FREE = seeds.FREE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,10 +81,6 @@ class Config(Settings):
     directory: str = "runs/impala_catch"
 
 
-# What may differ from sitting to sitting: the state learns the same.
-FREE = {"launch_type", "actors", "seeds", "first_seed", "steps", "directory"}
-
-
 def make_agent(config: Config) -> Impala:
     """Return the agent, which is the same at each scale."""
     schedule = optax.linear_schedule(config.learning_rate, 0.0, config.steps)
@@ -111,20 +98,13 @@ def make_agent(config: Config) -> Impala:
     )
 
 
-def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
+def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Learned:
     """Act, then learn from it, and so on."""
-    return seeds.run_in_turn(
-        rep,
-        make_agent(config),
-        make_boards(config.environments),
-        steps=config.steps,
-        unroll_length=config.unroll_length,
-        seed=seed,
-        folder=seeds.folder_of(config, seed),
-    )
+    agent, boards = make_agent(config), make_boards(config.environments)
+    return in_turn.learn(rep, agent, boards, **seeds.options_of(config, seed))
 
 
-def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
+def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Learned:
     """Act and learn in one compiled step, on each replica with its own boards."""
     began = time.perf_counter()
     init_fn, step_fn = anakin(make_agent(config), config, rep.num_replicas)
@@ -137,9 +117,10 @@ def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Outcome
         steps=config.steps,
         seed=seed,
         display=False,
-        **seeds.saved_in(folder),
+        **run_folder.saved_in(folder),
     ) as session:
-        returns = Returns(folder, updates=session.steps_done)
+        begun = session.steps_done
+        returns = Returns(folder, updates=begun)
 
         def note(update: int, metrics: Any) -> None:
             ended = np.asarray(metrics["ended"]).ravel()
@@ -151,10 +132,12 @@ def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Outcome
                 note(*waiting.popleft())
         for each in waiting:
             note(*each)
-    return Outcome(
+    return Learned(
+        params=jax.device_get(session.result.state["params"]),
+        updates=session.result.step,
+        begun=begun,
         returns=returns.episodes,
         seconds=time.perf_counter() - began,
-        params=jax.device_get(session.result.state["params"]),
     )
 
 
@@ -228,22 +211,17 @@ def _play(
     return rows | {"core": core}, (after, next_core)
 
 
-def run_program(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
+def run_program(rep: replicator.Replicator, config: Config, seed: int) -> Learned:
     """Act in some nodes, learn in another; all at once."""
     del rep  # the learner's node has its own
-    found = impala_program.learn(
+    return agent_program.learn(
         make_agent(config),
         functools.partial(make_boards, config.environments // config.actors),
         config.launch_type,
         actors=config.actors,
-        batch_size=config.environments,
-        unroll_length=config.unroll_length,
-        steps=config.steps,
-        seed=seed,
         name="impala_catch",
-        folder=seeds.folder_of(config, seed),
+        **seeds.options_of(config, seed),
     )
-    return Outcome(returns=found.returns, seconds=found.seconds, params=found.params)
 
 
 def make_boards(size: int, index: int = 0) -> acting.VectorEnvironment:
@@ -271,50 +249,24 @@ def watch(config: Config, params: Any, seed: int) -> Iterator[tuple[np.ndarray, 
         gained += step.reward or 0.0
 
 
-def check(config: Config, replicas: int) -> None:
-    """Refuse flags that do not fit each other.
-
-    Raises:
-      ArgumentError: They do not.
-    """
-    games = "environments", config.environments
-    if config.scale == "program":
-        check_shares(*games, config.actors, "actors")
-    check_shares(*games, replicas, "replicas")
-    if config.steps * config.unroll_length < catch.STEPS:
-        raise ArgumentError(
-            f"`--steps` must be enough for an episode of {catch.STEPS} steps, got "
-            f"{config.steps} of {config.unroll_length}. Use {catch.STEPS}."
-        )
-
-
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config, rep = config_flags.read(Config), replicator.Replicator()
-    check(config, rep.num_replicas)
-    outcomes = seeds.run_all(
-        config, functools.partial(SCALES[config.scale], rep, config), free=FREE
-    )
+def main(config: Config) -> None:
+    rep = replicator.Replicator()
+    config_flags.check_environments(config, rep.num_replicas, batch="environments")
+    run = functools.partial(SCALES[config.scale], rep, config)
+    outcomes = seeds.run_all(config, run)
     if config.directory:
-        _draw(config, outcomes)
-    seeds.tell(config, outcomes, replicas=rep.num_replicas)
-
-
-def _draw(config: Config, outcomes: dict[int, Outcome]) -> None:
-    directory = Path(config.directory)
-    draw_curves(
-        {f"seed {seed}": found.returns for seed, found in outcomes.items()},
-        directory / "learning_curve.png",
-        title=f"Catch, IMPALA ({config.scale})",
-        window=seeds.LAST,
+        seed, found = next(iter(outcomes.items()))
+        frames, gained = zip(*watch(config, found.params, seed), strict=True)
+        path = Path(config.directory) / "episode.png"
+        draw_frames(frames, path, title=f"return {gained[-1]:.0f}")
+    seeds.tell(
+        config,
+        outcomes,
+        title="Catch, IMPALA",
+        replicas=rep.num_replicas,
         chance=catch.CHANCE,
     )
-    seed, found = next(iter(outcomes.items()))
-    frames, gained = zip(*watch(config, found.params, seed), strict=True)
-    draw_frames(frames, directory / "episode.png", title=f"return {gained[-1]:.0f}")
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

@@ -14,30 +14,20 @@ seed, and `seconds`, of the slowest in this sitting.
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Literal
 
 import gymnasium
 import optax
-from absl import app, logging
 
 import replicator
-from experiments import config_flags, impala_program, seeds
-from experiments.config_flags import (
-    Amount,
-    Count,
-    Discount,
-    Rate,
-    Settings,
-    Whole,
-    check_shares,
-)
-from experiments.drawing import draw_curves
+from experiments import agent_program, config_flags, in_turn, seeds
+from experiments.config_flags import Amount, Count, Discount, Rate, Settings, Whole
 from experiments.ppo import Ppo
-from experiments.seeds import Outcome
+from experiments.returns import Learned
 from models.impala import ActorCritic
 from replicator.launchpad_bridge import acting
 
+FREE = seeds.FREE
 _NUM_ACTIONS = 2  # to the left, to the right
 _OBSERVATION = (4,)  # place, speed, angle, its speed
 
@@ -85,10 +75,6 @@ class Config(Settings):
     directory: str = "runs/ppo_cartpole"
 
 
-# What may differ from sitting to sitting: the state learns the same.
-FREE = {"launch_type", "actors", "seeds", "first_seed", "steps", "directory"}
-
-
 def make_agent(config: Config) -> Ppo:
     """Return the agent, which is the same at each scale."""
     updates = config.steps * config.epochs * config.minibatches
@@ -118,36 +104,24 @@ def make_poles(size: int, index: int = 0) -> acting.VectorEnvironment:
     )
 
 
-def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
+def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Learned:
     """Act, then learn from it, and so on."""
-    return seeds.run_in_turn(
-        rep,
-        make_agent(config),
-        make_poles(config.environments),
-        steps=config.steps,
-        unroll_length=config.unroll_length,
-        seed=seed,
-        folder=seeds.folder_of(config, seed),
-    )
+    agent, poles = make_agent(config), make_poles(config.environments)
+    return in_turn.learn(rep, agent, poles, **seeds.options_of(config, seed))
 
 
-def run_program(rep: replicator.Replicator, config: Config, seed: int) -> Outcome:
+def run_program(rep: replicator.Replicator, config: Config, seed: int) -> Learned:
     """Act in some nodes, learn in another; all at once."""
     del rep  # the learner's node has its own
-    found = impala_program.learn(
+    return agent_program.learn(
         make_agent(config),
         functools.partial(make_poles, config.environments // config.actors),
         config.launch_type,
         actors=config.actors,
-        batch_size=config.environments,
-        unroll_length=config.unroll_length,
-        steps=config.steps,
-        seed=seed,
         max_policy_lag=2,
         name="ppo_cartpole",
-        folder=seeds.folder_of(config, seed),
+        **seeds.options_of(config, seed),
     )
-    return Outcome(returns=found.returns, seconds=found.seconds, params=found.params)
 
 
 SCALES = {"process": run_process, "program": run_program}
@@ -159,31 +133,18 @@ def check(config: Config, replicas: int) -> None:
     Raises:
       ArgumentError: They do not.
     """
-    if config.scale == "program":
-        check_shares("environments", config.environments, config.actors, "actors")
-    check_shares("environments", config.environments, replicas, "replicas")
-    parts = config.minibatches
-    check_shares("unroll_length", config.unroll_length, parts, "minibatches")
+    config_flags.check_environments(config, replicas, batch="environments")
+    length, parts = config.unroll_length, config.minibatches
+    config_flags.check_shares("unroll_length", length, parts, "minibatches")
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config, rep = config_flags.read(Config), replicator.Replicator()
+def main(config: Config) -> None:
+    rep = replicator.Replicator()
     check(config, rep.num_replicas)
-    outcomes = seeds.run_all(
-        config, functools.partial(SCALES[config.scale], rep, config), free=FREE
-    )
-    if config.directory:
-        draw_curves(
-            {f"seed {seed}": found.returns for seed, found in outcomes.items()},
-            Path(config.directory) / "learning_curve.png",
-            title=f"CartPole, PPO ({config.scale})",
-            window=seeds.LAST,
-        )
-    seeds.tell(config, outcomes, replicas=rep.num_replicas)
+    run = functools.partial(SCALES[config.scale], rep, config)
+    outcomes = seeds.run_all(config, run)
+    seeds.tell(config, outcomes, title="CartPole, PPO", replicas=rep.num_replicas)
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

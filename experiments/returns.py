@@ -1,15 +1,39 @@
-"""Returns of the episodes of a run, in a file that later sittings add to."""
+"""What a run of an agent led to; and the returns of its episodes, kept in a file."""
 
+import dataclasses
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from replicator.checkpoint.disk import Disk
 
 NAME = "returns.jsonl"
+_SHOWN = 30  # episodes that the metric while a run learns is the mean of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a sitting of a run led to.
+
+    Attributes:
+      params: At its end.
+      updates: Behind them, those of earlier sittings included.
+      begun: Updates of earlier sittings.
+      returns: (updates so far, return) of each episode, in order; those of earlier
+        sittings first.
+      seconds: From the beginning of this sitting to its last update, compilation
+        included.
+    """
+
+    params: Any
+    updates: int
+    begun: int
+    returns: list[tuple[int, float]]
+    seconds: float
 
 
 class Returns:
@@ -49,10 +73,16 @@ class Returns:
                 with self._path.open("a") as file:
                     file.write(_lines(new))
 
-    def average(self, last: int) -> float | None:
-        """Return the mean of the last episodes; None before there is one."""
-        gained = [each for _, each in self.episodes[-last:]]
-        return float(np.mean(gained)) if gained else None
+    def metrics(self) -> dict[str, float]:
+        """Return `average_return`, of the last episodes; nothing without any."""
+        average = average_of(self.episodes, _SHOWN)
+        return {} if average is None else {"average_return": average}
+
+
+def average_of(episodes: Sequence[tuple[int, float]], last: int) -> float | None:
+    """Return the mean return of the last episodes; None if there are none."""
+    gained = [each for _, each in episodes[-last:]]
+    return float(np.mean(gained)) if gained else None
 
 
 def _read(path: Path) -> list[tuple[int, float]]:

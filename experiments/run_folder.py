@@ -18,6 +18,7 @@ from replicator.checkpoint.disk import Disk
 from replicator.errors import ArgumentError
 from replicator.hooks import every
 
+SAVED_EVERY_S = 5.0
 _NAME = "settings.json"
 _CHECKPOINTS = "checkpoints"
 
@@ -29,7 +30,7 @@ def claim(
     free: Collection[str],
     flag: str = "directory",
 ) -> None:
-    """Write a run's settings into its folder; refuse a run with others there.
+    """Write a run's settings into its folder; refuse those of another that is saved.
 
     Args:
       directory: The folder; it is made.
@@ -38,16 +39,24 @@ def claim(
       flag: That names the folder.
 
     Raises:
-      ArgumentError: A run with another setting keeps what it learned there.
+      ArgumentError: It names no folder; or a run with another setting, or with settings
+        that nobody wrote down, keeps what it learned there.
       OSError: The settings cannot be read or written.
     """
+    if not os.fspath(directory):
+        raise ArgumentError(f"`--{flag}` must be a folder, got ''. Name one.")
     path = Path(directory) / _NAME
     fields = [each for each in dataclasses.fields(config) if each.name not in free]
-    if not path.exists():
+    if not _saved(directory):
         path.parent.mkdir(parents=True, exist_ok=True)
         own = {each.name: getattr(config, each.name) for each in fields}
         Disk().replace_file(path, json.dumps(own, indent=1).encode())
         return
+    if not path.exists():
+        raise ArgumentError(
+            f"`--{flag}` must be the folder of a run with these settings, got "
+            f"{directory}, whose checkpoints have none. Use another."
+        )
     kept = json.loads(path.read_text())
     for each in fields:
         # One that came to the experiment later was what it is by default.
@@ -64,7 +73,9 @@ def checkpoints_of(directory: str | os.PathLike[str]) -> Path:
     return Path(directory) / _CHECKPOINTS
 
 
-def saved_in(directory: Path | None, *, seconds: float) -> dict[str, Any]:
+def saved_in(
+    directory: Path | None, *, seconds: float = SAVED_EVERY_S
+) -> dict[str, Any]:
     """Return what a session is told to be saved in a folder; None saves nothing.
 
     Args:
@@ -79,11 +90,15 @@ def saved_in(directory: Path | None, *, seconds: float) -> dict[str, Any]:
 
 def last_saved(directory: str | os.PathLike[str]) -> int:
     """Return how many updates the newest checkpoint of a run has behind it."""
-    saved = checkpoints_of(directory)
-    return max(list_steps(saved), default=0) if saved.is_dir() else 0
+    return max(_saved(directory), default=0)
 
 
 def release(directory: str | os.PathLike[str]) -> None:
     """Let the next run in a folder begin anew: this one ended, and was reported."""
     shutil.rmtree(checkpoints_of(directory), ignore_errors=True)
     (Path(directory) / _NAME).unlink(missing_ok=True)
+
+
+def _saved(directory: str | os.PathLike[str]) -> list[int]:
+    saved = checkpoints_of(directory)
+    return list_steps(saved) if saved.is_dir() else []

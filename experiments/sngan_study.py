@@ -39,7 +39,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from absl import app, logging
 from rich.console import Console
 from rich.table import Table
 
@@ -52,6 +51,7 @@ from experiments.images.classifier import Classifier, train_classifier
 from experiments.images.image_sets import ImageSet, open_image_set
 from experiments.images.sample_quality import frechet_distance
 from models import sngan
+from replicator.checkpoint.disk import Disk
 from replicator.errors import ArgumentError
 from replicator.nnx import BatchNorm
 
@@ -239,7 +239,9 @@ def study(
         found = judge(gan, generator, classifier, image_set, seed=seed)
         found["seconds"] = time.monotonic() - began
         results.append(settings | found)
-        _write(results, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: the study may be stopped at any time.
+        Disk().replace_file(path, json.dumps(results, indent=1).encode())
         print(
             f"{case.norm}, batch {case.global_batch}, seed {seed}: {found}", flush=True
         )
@@ -298,43 +300,25 @@ def _rows_of(rows: list[dict[str, Any]], global_batch: int) -> list[dict[str, An
     return [row for row in rows if row["global_batch"] == global_batch]
 
 
-def draw_study(
-    rows: list[dict[str, Any]], path: Path, *, config: Config, fid_halves: float
-) -> None:
-    """Draw both parts of the table beside each other, a dot per run.
-
-    Args:
-      rows: As of `table_of`.
-      path: The PNG file; its folder is made.
-      config: Of the study.
-      fid_halves: Distance between two halves of the real images.
-    """
+def panels_of(
+    rows: list[dict[str, Any]], config: Config
+) -> dict[str, dict[str, dict[int, list[float]]]]:
+    """Return both parts of the table, as `draw_scores` takes them."""
+    sizes = dict.fromkeys(filter(None, [config.global_batch, config.small_batch]))
+    of_all = "" if len(sizes) > 1 else f", of {config.global_batch}"  # no legend then
     by_norm = {
         f"{size} examples, {size // REPLICAS} on a replica": {
             row["stats_batch"]: row["fids"] for row in _rows_of(rows, size)
         }
-        for size in filter(None, [config.global_batch, config.small_batch])
+        for size in sizes
     }
     by_batch = {
         row["global_batch"]: row["fids"] for row in rows if row["norm"] == "global"
     }
-    draw_scores(
-        {
-            "examples that share statistics": by_norm,
-            f"global batch, statistics over all {REPLICAS} replicas": {"": by_batch},
-        },
-        path,
-        ylabel="Fréchet distance; dotted: two halves of the digits",
-        baseline=fid_halves,
-    )
-
-
-def _write(results: list[dict[str, Any]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: the study may be stopped at any time.
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(results, indent=1))
-    draft.replace(path)
+    return {
+        f"examples that share statistics{of_all}": by_norm,
+        f"global batch, statistics over all {REPLICAS} replicas": {"": by_batch},
+    }
 
 
 def _report(rows: list[dict[str, Any]], config: Config) -> Table:
@@ -366,10 +350,7 @@ def _divides(global_batch: int) -> bool:
     return global_batch > 0 and global_batch % REPLICAS == 0
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
     cases_of(config)  # what is wrong shall not wait for the classifier
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(REPLICAS)
@@ -381,7 +362,12 @@ def main(argv: list[str]) -> None:
     features = classifier.features(image_set.arrays("train")[0])
     fid_halves = frechet_distance(features[::2], features[1::2])
     rows = study(rep, config, image_set, classifier)
-    draw_study(rows, directory / "study.png", config=config, fid_halves=fid_halves)
+    draw_scores(
+        panels_of(rows, config),
+        directory / "study.png",
+        ylabel="Fréchet distance; dotted: two halves of the digits",
+        baseline=fid_halves,
+    )
     Console().print(_report(rows, config))
     found = {
         "global_over_local": global_over_local(rows, config.global_batch),
@@ -395,5 +381,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

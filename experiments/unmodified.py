@@ -18,7 +18,6 @@ import typing
 import jax
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator
 from experiments import config_flags, digits
@@ -85,8 +84,17 @@ def train_step(state: dict, batch: dict) -> tuple[dict, dict]:
 
 
 def batches(config: Config) -> list[dict[str, np.ndarray]]:
-    """Return as many batches as there are steps."""
+    """Return as many batches as there are steps, each of different digits.
+
+    Raises:
+      ArgumentError: There are not so many digits.
+    """
     images, labels = digits.digits_arrays("train")
+    if config.global_batch > len(labels):
+        raise ArgumentError(
+            f"`--global_batch` must be at most {len(labels)}, all digits, got "
+            f"{config.global_batch}. Use {len(labels)}."
+        )
     order = np.random.default_rng(0)
     chosen = [
         order.choice(len(labels), config.global_batch, replace=False)
@@ -134,12 +142,14 @@ def share(state: dict) -> float:
     return held / sum(leaf.nbytes for leaf in leaves)
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)
-    config = config_flags.read(Config)
+def main(config: Config) -> None:
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(config.fake_devices)
+    if jax.device_count() == 1:
+        raise ArgumentError(
+            "`--fake_devices` must be at least 2, over which states are cut, got 1. "
+            "Use 8."
+        )
     strategies = {
         name: named_strategy(
             name, jax.device_count(), tensor_parallel=TENSOR_PARALLEL, pieces=8
@@ -169,5 +179,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.define(Config)
-    app.run(main)
+    config_flags.run(main, Config)

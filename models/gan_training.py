@@ -1,12 +1,12 @@
-"""What generators are trained and sampled with: noise, losses, an average."""
+"""What generators are trained and sampled with: noise, losses, a decay."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from models.gan_layers import Labels
-from replicator import example_keys, is_last_microbatch
+from replicator import example_keys
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key
 from replicator.errors import ArgumentError, check_number
@@ -111,20 +111,3 @@ def warmed_decay(decay: float, updates: Int[Array, ""]) -> Float[Array, ""]:
     """
     seen = updates.astype(jnp.float32)
     return jnp.minimum(decay, (1 + seen) / (10 + seen))
-
-
-def moving_average(params: PyTree, average: PyTree, *, decay: Array) -> PyTree:
-    """Move an average by one update: decay·average + (1 - decay)·params.
-
-    Args:
-      params: After the update.
-      average: Of the parameters before.
-      decay: Weight of the past.
-
-    Returns:
-      The average; `average` itself in all microbatches but the last.
-    """
-    share = jnp.where(is_last_microbatch(), 1.0 - decay, 0.0)
-    return jax.tree.map(
-        lambda new, old: old + (new - old) * share.astype(old.dtype), params, average
-    )

@@ -1,7 +1,8 @@
 """The loss of IMPALA: an actor and a critic that learn from what older policies did.
 
 Espeholt et al. 2018, §4.1 and §4.2: V-trace corrects for the policy being newer than
-the one that acted, by importance weights that are cut at 1. `rlax` does that.
+the one that acted, by importance weights that are cut at 1. `rlax` does that. What the
+losses of other actors and critics have in common with it is here, too.
 
 Trajectories are those of the actors: T + 1 observations of each, T transitions, and an
 environment that begins anew in the step after the last of an episode. That step is not
@@ -84,11 +85,10 @@ def vtrace_loss(
     >>> float(loss.count), round(float(metrics["entropy"].value), 4)
     (2.0, 1.3863)
     """
-    mask = 1.0 - done.last[:, :-1].astype(jnp.float32)
-    log_policy = jax.nn.log_softmax(logits[:, :-1])
-    log_behaviour = jax.nn.log_softmax(done.behaviour_logits)
-    log_taken = _at(log_policy, done.action)
-    ratio = jnp.exp(jax.lax.stop_gradient(log_taken) - _at(log_behaviour, done.action))
+    mask = is_transition(done)
+    log_taken = log_probability(logits[:, :-1], done.action)
+    log_acted = log_probability(done.behaviour_logits, done.action)
+    ratio = jnp.exp(jax.lax.stop_gradient(log_taken) - log_acted)
 
     with jax.numpy_dtype_promotion("standard"):  # rlax multiplies floats by flags
         vtrace = jax.vmap(rlax.vtrace_td_error_and_advantage)(
@@ -100,26 +100,61 @@ def vtrace_loss(
             # episode goes through. A truncated episode ends with its last value, so.
             ratio * mask,
         )
-    advantage = jax.lax.stop_gradient(vtrace.pg_advantage)
-    entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
-    policy_loss = -log_taken * advantage
-    baseline_loss = 0.5 * jnp.square(vtrace.errors)
-    each = policy_loss + baseline_cost * baseline_loss - entropy_cost * entropy
-
-    count = mask.sum()
     metrics = {
-        "policy_loss": policy_loss,
-        "baseline_loss": baseline_loss,
-        "entropy": entropy,
+        "policy_loss": -log_taken * jax.lax.stop_gradient(vtrace.pg_advantage),
+        "baseline_loss": 0.5 * jnp.square(vtrace.errors),
+        "entropy": entropy(logits[:, :-1]),
         "importance": ratio,
     }
+    costs = {"entropy_cost": entropy_cost, "baseline_cost": baseline_cost}
+    return actor_critic_loss(metrics, mask, **costs)
+
+
+def actor_critic_loss(
+    metrics: dict[str, Float[Array, "b t"]],
+    mask: Float[Array, "b t"],
+    *,
+    entropy_cost: float,
+    baseline_cost: float,
+) -> tuple[LocalSum, dict[str, Mean]]:
+    """Sum over transitions what a policy, its values and its entropy cost.
+
+    Args:
+      metrics: Of each step: `policy_loss`, `baseline_loss` and `entropy`, which are the
+        loss, and others that are only shown.
+      mask: As of `is_transition`.
+      entropy_cost: Weight of the entropy.
+      baseline_cost: Weight of the values' loss.
+
+    Returns:
+      As of `vtrace_loss`.
+    """
+    each = (
+        metrics["policy_loss"]
+        + baseline_cost * metrics["baseline_loss"]
+        - entropy_cost * metrics["entropy"]
+    )
+    count = mask.sum()
     return LocalSum((mask * each).sum(), count), {
         name: Mean((mask * per_step).sum() / jnp.maximum(count, 1.0), weight=count)
         for name, per_step in metrics.items()
     }
 
 
-def _at(
-    values: Float[Array, "b t actions"], action: Int[Array, "b t"]
+def entropy(logits: Float[Array, "b t actions"]) -> Float[Array, "b t"]:
+    """Return that of each step's policy."""
+    log_policy = jax.nn.log_softmax(logits)
+    return -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
+
+
+def is_transition(done: Transitions) -> Float[Array, "b t"]:
+    """Return 1 for each step that is a transition, 0 between two episodes."""
+    return 1.0 - done.last[:, :-1].astype(jnp.float32)
+
+
+def log_probability(
+    logits: Float[Array, "b t actions"], action: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    return jnp.take_along_axis(values, action[..., None], axis=-1)[..., 0]
+    """Return that of each action that was taken, of unnormalised logits."""
+    log_policy = jax.nn.log_softmax(logits)
+    return jnp.take_along_axis(log_policy, action[..., None], axis=-1)[..., 0]

@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from models.losses import Transitions
+from models.losses import (
+    Transitions,
+    actor_critic_loss,
+    entropy,
+    is_transition,
+    log_probability,
+)
 from replicator import LocalSum, Mean, all_reduce
 
 
@@ -25,7 +31,7 @@ class Steps(NamedTuple):
       log_taken: Its log-probability, of the policy that acted.
       advantage: How much better than expected it was, of mean 0 and variance 1.
       target: Of the value.
-      mask: Whether it is a transition: 0 between two episodes.
+      mask: As of `is_transition`.
     """
 
     action: Int[Array, "b t"]
@@ -58,7 +64,7 @@ def steps_of(
     >>> steps_of(jnp.zeros((1, 3)), done, discount=1.0, trace=1.0).target.tolist()
     [[2.0, 1.0]]
     """
-    mask = 1.0 - done.last[:, :-1].astype(jnp.float32)
+    mask = is_transition(done)
     after = discount * done.discount
     # 0 between two episodes: none of the next goes through. An episode that was cut
     # ends with its last value.
@@ -74,7 +80,7 @@ def steps_of(
     advantage = advantage.T
     return Steps(
         action=done.action,
-        log_taken=_log_taken(done.behaviour_logits, done.action),
+        log_taken=log_probability(done.behaviour_logits, done.action),
         advantage=_whitened(advantage, mask),
         target=advantage + value[:, :-1],
         mask=mask,
@@ -101,30 +107,20 @@ def ppo_loss(
       baseline_cost: Weight of half the squared error of the values.
 
     Returns:
-      The sum over transitions and their number, for `replicator.value_and_grad`; and
-      metrics, each a mean over transitions: `policy_loss`, `baseline_loss`, `entropy`,
-      `clipped` (the share whose gradient has ended).
+      As of `vtrace_loss`, with `clipped` (the share whose gradient has ended) instead
+      of `importance`.
     """
-    log_policy = jax.nn.log_softmax(logits)
-    ratio = jnp.exp(_log_taken(logits, steps.action) - steps.log_taken)
+    ratio = jnp.exp(log_probability(logits, steps.action) - steps.log_taken)
     near = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
     gain = jnp.minimum(ratio * steps.advantage, near * steps.advantage)
     metrics = {
         "policy_loss": -gain,
         "baseline_loss": 0.5 * jnp.square(value - steps.target),
-        "entropy": -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1),
+        "entropy": entropy(logits),
         "clipped": (gain < ratio * steps.advantage).astype(jnp.float32),
     }
-    each = (
-        metrics["policy_loss"]
-        + baseline_cost * metrics["baseline_loss"]
-        - entropy_cost * metrics["entropy"]
-    )
-    count = steps.mask.sum()
-    return LocalSum((steps.mask * each).sum(), count), {
-        name: Mean((steps.mask * per_step).sum() / jnp.maximum(count, 1.0), count)
-        for name, per_step in metrics.items()
-    }
+    costs = {"entropy_cost": entropy_cost, "baseline_cost": baseline_cost}
+    return actor_critic_loss(metrics, steps.mask, **costs)
 
 
 def _whitened(
@@ -136,10 +132,3 @@ def _whitened(
 
     centred = values - mean(values)
     return mask * centred / jnp.sqrt(mean(jnp.square(centred)) + 1e-8)
-
-
-def _log_taken(
-    logits: Float[Array, "b t actions"], action: Int[Array, "b t"]
-) -> Float[Array, "b t"]:
-    log_policy = jax.nn.log_softmax(logits)
-    return jnp.take_along_axis(log_policy, action[..., None], axis=-1)[..., 0]

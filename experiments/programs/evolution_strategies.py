@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import app
 
 import replicator.launchpad_bridge as lp
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 
 HIDDEN = 8
 WEIGHTS = 4 * HIDDEN + HIDDEN  # from four numbers of the state, to one force
@@ -164,9 +163,8 @@ def evolve(
         return run.results["evolver"]
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    found = evolve(LAUNCH_TYPE.value)
+def main(launch_type: str) -> None:
+    found = evolve(launch_type)
     policies = np.stack([first_weights(Evolution().seed), found["weights"]])
     before, after = balance(policies, draw_starts(seed=999_999, count=100))
     print(
@@ -177,4 +175,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator.launchpad_bridge as lp
 from experiments.digits import NUM_CLASSES, digits_arrays
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 from replicator.base.types import PyTree
 
 Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -209,13 +208,11 @@ def train_alone(shard: Examples, federation: Federation) -> PyTree:
     return params
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it reads
+def main(launch_type: str) -> None:
     train, test = digits_arrays("train"), digits_arrays("test")
     federation = Federation()
     shards = cut_unlike(train, federation)
-    found = federate(LAUNCH_TYPE.value, train, test, federation)
+    found = federate(launch_type, train, test, federation)
     alone = max(accuracy(train_alone(shard, federation), test) for shard in shards)
     kinds = [len(np.unique(labels)) for _, labels in shards]
     print(
@@ -227,4 +224,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

@@ -19,10 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from absl import app
 
 import replicator.launchpad_bridge as lp
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 from replicator import rpc
 
 Part: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -220,9 +219,8 @@ def descend(
         return run.results["server"]
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    found = descend(LAUNCH_TYPE.value)
+def main(launch_type: str) -> None:
+    found = descend(launch_type)
     medians_ms = {name: 1e3 * np.median(s) for name, s in found["seconds"].items()}
     apart = np.abs(found["weights"]["coded"] - found["weights"]["plain"]).max()
     print(
@@ -232,4 +230,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, logging
 
 import replicator.launchpad_bridge as lp
 from experiments.digits import NUM_CLASSES, digits_arrays
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 from replicator.base.types import PyTree
 
 BATCH = 32
@@ -120,12 +119,10 @@ def serve(
     return {"logits": np.concatenate(answers), "batches": batches}
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it reads
+def main(launch_type: str) -> None:
     params = train(*digits_arrays("train"))
     images, labels = digits_arrays("test")
-    found = serve(LAUNCH_TYPE.value, params, images)
+    found = serve(launch_type, params, images)
     alone = np.stack([logits_of(params, image[None])[0] for image in images])
     right = np.mean(found["logits"].argmax(axis=1) == labels)
     apart = np.abs(found["logits"] - alone).max()
@@ -136,4 +133,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

@@ -20,10 +20,9 @@ import threading
 from typing import Any
 
 import numpy as np
-from absl import app
 
 import replicator.launchpad_bridge as lp
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 
 BATCH = 32
 
@@ -153,9 +152,8 @@ def learn(
         return {**report, "pulled": pulled, "distance": float(distance)}
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    found = learn(LAUNCH_TYPE.value)
+def main(launch_type: str) -> None:
+    found = learn(launch_type)
     print(
         f"{sum(found['staleness'].values())} updates, the oldest of age "
         f"{max(found['staleness'])}; {found['refused']} gradients refused; the server "
@@ -165,4 +163,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import app
 
 import replicator.launchpad_bridge as lp
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 
 
 class Producer:
@@ -88,12 +87,11 @@ def find_primes(
         return run.results["consumer"]
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    found = find_primes(LAUNCH_TYPE.value)
+def main(launch_type: str) -> None:
+    found = find_primes(launch_type)
     shares = ", ".join(map(str, found["done_by"]))
     print(f"{len(found['primes'])} primes below 1000000; ranges per producer: {shares}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

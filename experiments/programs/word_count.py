@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from absl import app
-
 import replicator.launchpad_bridge as lp
-from experiments.programs.launch_flag import LAUNCH_TYPE
+from experiments.programs import launch_flag
 
 MapFn: TypeAlias = Callable[[str], Iterable[tuple[str, int]]]
 ReduceFn: TypeAlias = Callable[[Sequence[int]], int]
@@ -169,12 +167,11 @@ def count_words(
     return counts
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    counts = count_words(LAUNCH_TYPE.value)
+def main(launch_type: str) -> None:
+    counts = count_words(launch_type)
     often = ", ".join(f"{word} {count}" for word, count in counts.most_common(5))
     print(f"{counts.total()} words, {len(counts)} different: {often}, …")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    launch_flag.run(main)

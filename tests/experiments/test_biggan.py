@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +13,8 @@ from experiments.biggan import FREE, Config, run
 from experiments.images.image_sets import open_image_set
 from replicator.errors import ArgumentError
 from replicator.inputs import InputContext
+from tests.experiments.command import found_by
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--channels=1", "--standing=1", "--global_batch=16", "--progress_every=2"]
 PICTURES = ["progress", "samples", "interpolations", "truncation"]
 KEYS = {
@@ -38,20 +35,7 @@ OWN = ["--bfloat16", "--attention=8", "--discriminator_steps=2", "--accumulate=2
 
 
 def command(directory, *flags):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "experiments.biggan"),
-            *(f"--directory={directory}", *TINY, *flags),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "REPLICATOR_FAKE_DEVICES": "2"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return found_by("biggan", f"--directory={directory}", *TINY, *flags, devices=2)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +83,7 @@ def config(tmp_path):
         ({"truncation": -1.0}, "`--truncation` must be at least 0 and finite"),
         ({"strategy": "nope"}, "`--strategy` must be one of data_parallel, zero1"),
         ({"accumulate": 3}, "`--global_batch` must divide evenly over 24 microb"),
-        ({"inception": "no.pth"}, "no.pth"),
+        ({"inception": "no.pth"}, "`--inception` must be empty for digits, got no.pth"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(
@@ -117,6 +101,7 @@ def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(
 )
 def test_a_run_with_other_settings_is_not_gone_on_from(config, change):
     run_folder.claim(config.directory, config, free=FREE)
+    (run_folder.checkpoints_of(config.directory) / "000000000007").mkdir(parents=True)
     [(name, value)] = change.items()
     with pytest.raises(ArgumentError, match=f"`--{name}` must be .* got {value}"):
         run(dataclasses.replace(config, **change))

@@ -1,8 +1,5 @@
+import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +9,11 @@ from flax import nnx
 
 from experiments.char_lm import Config, bits_per_char, sample
 from models.transformer import Transformer
+from tests.experiments.command import command
 from tests.steps import replicas
 
-ROOT = Path(__file__).parents[2]
+run = functools.partial(command, "char_lm", devices=2)
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--context=16", "--steps=4"]
-
-
-def run(*flags, devices=2):
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.char_lm", *flags],
-        cwd=ROOT,
-        env={**os.environ, "REPLICATOR_FAKE_DEVICES": str(devices)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 def test_a_sample_goes_on_after_what_came_before(key):

@@ -2,12 +2,8 @@
 
 import dataclasses
 import importlib
-import os
 import re
-import subprocess
-import sys
 import typing
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -16,13 +12,8 @@ from absl import flags
 from experiments import config_flags
 from experiments.config_flags import Amount, Count, Settings, check_shares
 from replicator.errors import ArgumentError
+from tests.experiments.command import EXPERIMENTS, command
 
-ROOT = Path(__file__).parents[2]
-EXPERIMENTS = [
-    path.stem
-    for path in sorted((ROOT / "experiments").glob("*.py"))
-    if "config_flags.define(Config)" in path.read_text()
-]
 # An integer below the least of each rule, and floats that keep none.
 BELOW = {"at least 1": 0, "at least 0": -1}
 NO_NUMBERS = [float("nan"), float("inf"), -1e-3]
@@ -104,22 +95,10 @@ def test_flags_are_those_of_the_module_that_defines_them():
             delattr(flags.FLAGS, field.name)
 
 
-def command(name, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", f"experiments.{name}", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "REPLICATOR_FAKE_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_help_lists_the_flags_of_an_experiment(name):
-    shown = command(name, "--help").stdout
+    shown = command(name, "--help", devices=1).stdout
     listed = set(re.findall(r"--(?:\[no\])?(\w+):", shown))
     assert {field.name for field in dataclasses.fields(config_of(name))} <= listed
 
@@ -138,6 +117,7 @@ def test_help_lists_the_flags_of_an_experiment(name):
         "impala_catch --scale=program --actors=3",
         "sngan_study --shared=3",
         "unmodified --steps=0",
+        "unmodified --fake_devices=1",
     ],
 )
 def test_bad_input_is_refused_by_name_before_there_is_a_folder(flag, tmp_path):
@@ -145,9 +125,17 @@ def test_bad_input_is_refused_by_name_before_there_is_a_folder(flag, tmp_path):
     folder = tmp_path / "run"
     if name != "unmodified":
         arguments.append(f"--directory={folder}")
-    done = command(name, *arguments)
+    done = command(name, *arguments, devices=1)
     wrong = {"accumulate": "global_batch", "actors": r"(actors|environments)"}
     about = re.search(r"--(\w+)=", flag.split("--scale=program")[-1])[1]
     assert done.returncode != 0
     assert re.search(f"`(--)?{wrong.get(about, about)}` must", done.stderr), done.stderr
     assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unmodified", "programs.word_count"])
+def test_what_is_no_flag_is_refused(name):
+    done = command(name, "launch_type=ray", devices=2)
+    assert done.returncode != 0
+    assert "Flags begin with `--`, got launch_type=ray." in done.stderr

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from experiments.returns import Returns
+from experiments.returns import Returns, average_of
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def test_a_line_that_was_cut_short_is_dropped_and_written_after(played):
 
 
 def test_the_average_is_that_of_the_last_episodes(played):
-    assert Returns(played).average(2) == 1.0
-    assert Returns(None).average(2) is None
+    assert average_of(Returns(played).episodes, 2) == 1.0
+    assert average_of([], 2) is None
 
 
 def test_threads_add_whole_lines(tmp_path):

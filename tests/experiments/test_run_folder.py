@@ -4,13 +4,13 @@ import dataclasses
 import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from experiments import run_folder
 from experiments.config_flags import Count, Rate, Settings
 from replicator.errors import ArgumentError
+from tests.experiments.command import EXPERIMENTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,36 +24,66 @@ class Config(Settings):
 
 
 FREE = {"steps", "directory"}
-TEXTS = {
-    path.stem: path.read_text()
-    for path in (Path(__file__).parents[2] / "experiments").glob("*.py")
-    if "config_flags.define(Config)" in path.read_text()
-}
-CLAIMS = re.compile(r"run_folder\.claim\(|seeds\.run_all\(")
-KEEPS = sorted(name for name, text in TEXTS.items() if CLAIMS.search(text))
 
 
-def test_a_run_with_another_setting_is_refused_by_its_flag(tmp_path):
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a run that has a checkpoint."""
     run_folder.claim(tmp_path, Config(), free=FREE)
+    save(tmp_path)
+    return tmp_path
+
+
+def save(directory):
+    (run_folder.checkpoints_of(directory) / "000000000007").mkdir(parents=True)
+
+
+SAVES = re.compile(
+    r"saved_in\(|in_turn\.learn\(|agent_program\.learn\(|checkpoint_dir="
+)
+CLAIMS = re.compile(r"run_folder\.claim\(|seeds\.run_all\(")
+KEEPS = sorted(name for name, text in EXPERIMENTS.items() if CLAIMS.search(text))
+
+
+def test_a_run_with_another_setting_is_refused_by_its_flag(saved):
     with pytest.raises(ArgumentError) as error:
-        run_folder.claim(tmp_path, Config(rate=1e-3), free=FREE, flag="checkpoint_dir")
+        run_folder.claim(saved, Config(rate=1e-3), free=FREE, flag="checkpoint_dir")
     assert str(error.value) == (
-        f"`--rate` must be 0.0002, that of the run in {tmp_path}, got 0.001. Use "
+        f"`--rate` must be 0.0002, that of the run in {saved}, got 0.001. Use "
         "another --checkpoint_dir."
     )
 
 
-def test_the_run_itself_goes_on_as_long_and_wherever_it_is_told(tmp_path):
-    run_folder.claim(tmp_path / "new", Config(), free=FREE)
-    more = Config(steps=20, directory="elsewhere")
-    run_folder.claim(tmp_path / "new", more, free=FREE)
+def test_the_run_itself_goes_on_as_long_and_wherever_it_is_told(saved):
+    run_folder.claim(saved, Config(steps=20, directory="elsewhere"), free=FREE)
 
 
-def test_a_flag_that_came_later_was_what_it_is_by_default(tmp_path):
-    (tmp_path / "settings.json").write_text(json.dumps({"rate": 2e-4}))
-    run_folder.claim(tmp_path, Config(), free=FREE)
+def test_a_run_of_which_nothing_is_saved_keeps_no_folder(tmp_path):
+    for width in (8, 16):
+        run_folder.claim(tmp_path / "new", Config(width=width), free=FREE)
+    save(tmp_path / "new")
+    with pytest.raises(ArgumentError, match="`--width` must be 16"):
+        run_folder.claim(tmp_path / "new", Config(), free=FREE)
+
+
+def test_checkpoints_whose_settings_nobody_knows_are_not_gone_on_from(tmp_path):
+    save(tmp_path)
+    with pytest.raises(ArgumentError, match="`--directory` must be the folder of a"):
+        run_folder.claim(tmp_path, Config(), free=FREE)
+
+
+def test_a_run_that_must_be_kept_needs_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match="`--directory` must be a folder"):
+        run_folder.claim("", Config(), free=FREE)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_flag_that_came_later_was_what_it_is_by_default(saved):
+    (saved / "settings.json").write_text(json.dumps({"rate": 2e-4}))
+    run_folder.claim(saved, Config(), free=FREE)
     with pytest.raises(ArgumentError, match="`--width` must be 8, that of the run"):
-        run_folder.claim(tmp_path, Config(width=16), free=FREE)
+        run_folder.claim(saved, Config(width=16), free=FREE)
 
 
 def test_settings_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -66,13 +96,11 @@ def test_settings_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert not (tmp_path / "settings.json").exists()
 
 
-def test_a_folder_that_is_released_is_anybodys(tmp_path):
-    run_folder.claim(tmp_path, Config(), free=FREE)
-    (run_folder.checkpoints_of(tmp_path) / "000000000007").mkdir(parents=True)
-    assert run_folder.last_saved(tmp_path) == 7
-    run_folder.release(tmp_path)
-    assert run_folder.last_saved(tmp_path) == 0
-    run_folder.claim(tmp_path, Config(width=16), free=FREE)
+def test_a_folder_that_is_released_is_anybodys(saved):
+    assert run_folder.last_saved(saved) == 7
+    run_folder.release(saved)
+    assert run_folder.last_saved(saved) == 0
+    run_folder.claim(saved, Config(width=16), free=FREE)
 
 
 def other(field):
@@ -83,7 +111,7 @@ def other(field):
 
 
 def test_every_experiment_that_is_saved_claims_its_folder():
-    saved = {name for name, text in TEXTS.items() if re.search("checkpoint|save", text)}
+    saved = {name for name, text in EXPERIMENTS.items() if SAVES.search(text)}
     assert saved
     assert saved <= {*KEEPS}
 
@@ -92,6 +120,7 @@ def test_every_experiment_that_is_saved_claims_its_folder():
 def test_every_flag_of_an_experiment_but_the_free_ones_is_the_folders(name, tmp_path):
     module = importlib.import_module(f"experiments.{name}")
     run_folder.claim(tmp_path, module.Config(), free=module.FREE)
+    save(tmp_path)
     kept = json.loads((tmp_path / "settings.json").read_text())
     for field in dataclasses.fields(module.Config):
         another = json.dumps(kept | {field.name: other(field)})

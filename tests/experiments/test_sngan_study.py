@@ -2,26 +2,22 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from experiments.sngan_study import (
     Case,
     Config,
     cases_of,
-    draw_study,
     find,
     global_over_local,
+    panels_of,
     settings_of,
     table_of,
 )
 from replicator.errors import ArgumentError
+from tests.experiments.command import command
 
-ROOT = Path(__file__).parents[2]
 TWO = Config(shared="1,8", small_batch=0, global_batches="64", seeds=2)
 
 
@@ -82,11 +78,17 @@ def test_the_distance_with_all_statistics_is_divided_by_that_with_own():
     assert global_over_local(rows[1:], 64) is None
 
 
-def test_both_halves_are_drawn(tmp_path):
-    config, path = Config(seeds=2), tmp_path / "new" / "study.png"
-    rows = table_of(results_of(config), config)
-    draw_study(rows, path, config=config, fid_halves=0.1)
-    assert imread(path).shape == (480, 1080, 4)
+def test_a_panel_says_of_how_many_examples_its_lines_are():
+    (norms, lines), (_, batches) = panels(Config(seeds=2))
+    assert norms == "examples that share statistics"
+    assert [*lines] == ["64 examples, 8 on a replica", "16 examples, 2 on a replica"]
+    assert [*batches[""]] == [64, 16, 8, 32, 128, 256, 512]
+    (alone, _), _ = panels(TWO)  # a line alone has no legend
+    assert alone == "examples that share statistics, of 64"
+
+
+def panels(config):
+    return panels_of(table_of(results_of(config), config), config).items()
 
 
 @pytest.mark.parametrize(
@@ -120,19 +122,12 @@ def test_numbers_that_do_not_fit_the_replicas_are_refused(flags, message):
 
 
 def run_study(directory):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "experiments.sngan_study"),
-            *("--shared=1,8", "--global_batch=16", "--small_batch=0"),
-            "--global_batches=16",
-            *("--steps=3", "--channels=4", "--latent=3", "--standing=16"),
-            f"--directory={directory}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+    done = command(
+        "sngan_study",
+        *("--shared=1,8", "--global_batch=16", "--small_batch=0"),
+        "--global_batches=16",
+        *("--steps=3", "--channels=4", "--latent=3", "--standing=16"),
+        f"--directory={directory}",
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,3 @@
-import jax
 import pytest
 
 from experiments.unmodified import (
@@ -14,12 +13,9 @@ from experiments.unmodified import (
     share,
 )
 from replicator import Replicator
+from replicator.errors import ArgumentError
 
-
-@pytest.fixture(autouse=True)
-def _promotion():
-    with jax.numpy_dtype_promotion("standard"):  # of optax's Adam
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.mark.slow
@@ -33,3 +29,8 @@ def test_an_unmodified_step_runs_as_it_is_and_asks_to_be_wrapped_where_it_must(n
     assert difference(state["params"], run_alone(dataset)["params"]) <= 1e-5
     assert share(state) < 1
     assert asks_to_wrap(rep, dataset[0])
+
+
+def test_more_digits_than_there_are_are_refused_by_name():
+    with pytest.raises(ArgumentError, match="`--global_batch` must be at most 1437"):
+        batches(Config(global_batch=1438))

@@ -7,6 +7,7 @@ import pytest
 import replicator
 from models.losses import Transitions, vtrace_loss
 from replicator.testing import assert_replica_invariant
+from tests.steps import apply, trainer
 
 ACTIONS = 3
 
@@ -124,18 +125,14 @@ def test_gradients_agree_on_any_number_of_replicas():
             y[..., :ACTIONS], y[..., ACTIONS], Transitions(**batch["done"])
         )
 
-    def init_fn(key):
-        params = jax.random.normal(key, (5, ACTIONS + 1))
-        return {"params": params, "opt": optimizer.init(params)}
-
     def step_fn(state, batch):
         (loss, metrics), grads = replicator.value_and_grad(loss_fn, has_aux=True)(
             state["params"], batch
         )
-        updates, opt = optimizer.update(
-            grads, state["opt"], state["params"], count=loss.weight
-        )
-        params = optax.apply_updates(state["params"], updates)
-        return {"params": params, "opt": opt}, {"loss": loss, **metrics}
+        after = apply(optimizer, state, grads, count=loss.weight)
+        return after, {"loss": loss, **metrics}
 
+    init_fn, _ = trainer(
+        optimizer, init_params=lambda key: jax.random.normal(key, (5, ACTIONS + 1))
+    )
     assert_replica_invariant(step_fn, init_fn, batch, accumulate=(1,), at_steps=(0, 2))

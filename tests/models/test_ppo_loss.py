@@ -5,24 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.losses import Transitions
 from models.ppo_loss import Steps, ppo_loss, steps_of
-
-
-def played(seed=0, b=3, t=12):
-    """Return transitions of episodes that end, are cut, and begin anew, and values."""
-    rng = np.random.default_rng(seed)
-    last = rng.random((b, t + 1)) < 0.3
-    last[:, 1:] &= ~last[:, :-1]  # an episode has at least one transition
-    done = Transitions(
-        action=rng.integers(4, size=(b, t)).astype(np.int32),
-        reward=rng.normal(size=(b, t)).astype(np.float32),
-        discount=(~last[:, 1:] | (rng.random((b, t)) < 0.5)).astype(np.float32),
-        last=last,
-        behaviour_logits=rng.normal(size=(b, t, 4)).astype(np.float32),
-    )
-    value = rng.normal(size=(b, t + 1)).astype(np.float32)
-    return jax.tree.map(jnp.asarray, (done, value))
+from tests.models.test_losses import made_up
 
 
 def advantages(done, value, discount, trace):
@@ -42,7 +26,7 @@ def advantages(done, value, discount, trace):
 
 
 def test_targets_are_values_and_what_was_better_than_expected():
-    done, value = played()
+    _, value, done = made_up(t=12)
     steps = steps_of(value, done, discount=0.9, trace=0.8)
     expected = advantages(done, value, 0.9, 0.8)
     np.testing.assert_array_equal(steps.mask, ~done.last[:, :-1])
@@ -52,7 +36,7 @@ def test_targets_are_values_and_what_was_better_than_expected():
 
 
 def test_advantages_have_mean_0_and_variance_1_over_transitions():
-    done, value = played()
+    _, value, done = made_up(t=12)
     steps = steps_of(value, done)
     taken = steps.advantage[steps.mask > 0]
     assert float(taken.mean()) == pytest.approx(0.0, abs=1e-5)

@@ -107,6 +107,11 @@ REFUSED = {
         r"`features_a` and `features_b` must be \[n, d\] and \[m, d\] with n and m at "
         r"least 2, got \(1, 2\) and \(5, 2\)\. Pass features of more images\.",
     ),
+    "NaN": (
+        lambda: frechet_distance(np.zeros((3, 2)), np.array([[0, 1], [np.nan, 0]])),
+        r"`features_b` must be finite, got NaN or infinity in 1 of 2 rows\. Look at "
+        r"the images: their network may have diverged\.",
+    ),
     "probabilities": (
         lambda: inception_score(np.ones((3, 2))),
         r"`probabilities` must be \[n, classes\] whose rows sum to 1, got \(3, 2\)\. "

@@ -1,21 +1,23 @@
 """Where the words beside arrows stand: where no line runs through them.
 
 The words of one arrow after the other get the best place that is left, of some along
-their own line, above and below it, or to its right. Among very many lines, which no
-words could be read between, they stay on their own.
+their own line, above and below it, or to its right.
 """
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import final
 
 from replicator.launchpad_bridge.view.drawing.boxes import Box
 from replicator.launchpad_bridge.view.drawing.curves import Curve
+from replicator.launchpad_bridge.view.drawing.layers import Point
 
 _WIDTH, _HEIGHT = 100.0, 13.0
 _DESCENT = 3.0
 """How far letters reach below their baseline."""
 _AWAY = 3.0
-_MOST_LINES = 64
 _ALONG = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
@@ -28,13 +30,11 @@ def with_words(
       curves: All of a picture.
       boxes: What words are not written over.
     """
-    if len(curves) > _MOST_LINES:
-        return [*curves], []
-    lines = [point for curve in curves for point in curve.points]
-    others, room, found = [*boxes], [], []
+    picture = _Picture((point for curve in curves for point in curve.points), boxes)
+    room, found = [], []
     for curve in curves:
-        taken = [*others, *room]
-        best = min(_places(curve), key=lambda place: _crossed(place, lines, taken))
+        best = min(_places(curve), key=picture.crossed)
+        picture.add(best)
         room.append(best)
         words = best.x + _WIDTH / 2, best.bottom - _DESCENT
         found.append(dataclasses.replace(curve, words=words))
@@ -54,19 +54,45 @@ def _places(curve: Curve) -> Iterator[Box]:
         yield Box(x=x, y=y - _HEIGHT / 2, width=_WIDTH, height=_HEIGHT)
 
 
-def _crossed(
-    place: Box, lines: Iterable[tuple[float, float]], taken: Iterable[Box]
-) -> tuple[int, int]:
-    """Return how much is in the way: boxes and other words count before lines."""
-    covered = sum(
-        place.x < box.right
-        and box.x < place.right
-        and place.y < box.bottom
-        and box.y < place.bottom
-        for box in taken
-    )
-    is_outside = place.x < 0 or place.y < 0
-    through = sum(
-        place.x < x < place.right and place.y < y < place.bottom for x, y in lines
-    )
-    return covered + is_outside, through
+@final
+class _Picture:
+    """What stands where, by cells: of a thousand arrows few are near any words."""
+
+    def __init__(self, lines: Iterable[Point], boxes: Iterable[Box]) -> None:
+        self._lines = collections.defaultdict(list)
+        self._taken = collections.defaultdict(list)
+        for x, y in lines:
+            self._lines[x // _WIDTH, y // _HEIGHT].append((x, y))
+        for box in boxes:
+            self.add(box)
+
+    def add(self, box: Box) -> None:
+        """Let nothing else stand there."""
+        for cell in _cells(box):
+            self._taken[cell].append(box)
+
+    def crossed(self, place: Box) -> tuple[int, int]:
+        """Return how much is in the way: boxes and other words count before lines."""
+        cells = [*_cells(place)]
+        covered = {
+            box
+            for cell in cells
+            for box in self._taken[cell]
+            if place.x < box.right
+            and box.x < place.right
+            and place.y < box.bottom
+            and box.y < place.bottom
+        }
+        is_outside = place.x < 0 or place.y < 0
+        through = sum(
+            place.x < x < place.right and place.y < y < place.bottom
+            for cell in cells
+            for x, y in self._lines[cell]
+        )
+        return len(covered) + is_outside, through
+
+
+def _cells(box: Box) -> Iterator[tuple[float, float]]:
+    columns = range(int(box.x // _WIDTH), int(box.right // _WIDTH) + 1)
+    rows = range(int(box.y // _HEIGHT), int(box.bottom // _HEIGHT) + 1)
+    return itertools.product(columns, rows)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import replicator.launchpad_bridge as lp
-from experiments import impala_catch, impala_program
+from experiments import agent_program, impala_catch
 from experiments.programs.parameter_server import (
     ParameterServer,
     Worker,
@@ -58,7 +58,7 @@ def parameter_server():
 def impala():
     """Return that of the learner's."""
     config = dataclasses.replace(impala_catch.Config(), actors=3, environments=24)
-    program, _ = impala_program.make_program(
+    program, _ = agent_program.make_program(
         impala_catch.make_agent(config),
         functools.partial(impala_catch.make_boards, 8),
         actors=3,

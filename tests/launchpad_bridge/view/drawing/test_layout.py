@@ -1,6 +1,7 @@
 import itertools
+import random
 import re
-import time
+from time import process_time
 
 import numpy as np
 import pytest
@@ -108,19 +109,6 @@ def words_of(layout):
 
 
 # Of forty nodes that call each other at random, some arrows have no free place.
-def test_words_of_very_many_arrows_take_no_time_to_place():
-    names = [f"peer/{number}" for number in range(400)]
-    vertices = [Vertex(name=name, label="peer", kind="", text="") for name in names]
-    pairs = itertools.pairwise(names)
-    edges = [Edge(source=a, target=b, argument="args[0]") for a, b in pairs]
-    started_s = time.perf_counter()
-    layout = lay_out(
-        Graph(program="ring", vertices=vertices, edges=edges), note_lines=2
-    )
-    assert time.perf_counter() - started_s < 5.0
-    assert len(words_of(layout)) == 399
-
-
 @pytest.mark.parametrize(
     "shape", [shape for shape in SHAPES if shape is not forty], ids=lambda s: s.__name__
 )
@@ -139,6 +127,18 @@ def test_no_line_runs_through_words_and_no_words_through_others(shape):
         assert not any(overlap(box, worker.box) for worker in layout.workers)
     for one, other in itertools.combinations(words, 2):
         assert not overlap(one, other)
+
+
+def test_words_of_hundreds_of_arrows_are_placed_at_once():
+    rng = random.Random(0)
+    pairs = [rng.sample(range(60), 2) for _ in range(180)]
+    names = [f"n{number}" for number in range(60)]
+    vertices = [Vertex(name=n, label=n, kind="PyNode", text="f") for n in names]
+    edges = [Edge(source=names[a], target=names[b], argument="x") for a, b in pairs]
+    graph, began = Graph(program="p", vertices=vertices, edges=edges), process_time()
+    lay_out(graph, note_lines=3)
+    # Every place against every point of every line took 5 s.
+    assert process_time() - began < 2
 
 
 def drawn(pairs):

@@ -1,4 +1,4 @@
-"""IMPALA as a program: actors, a queue, a replicated learner.
+"""An agent as a program: actors, a queue, a replicated learner.
 
     actors ── trajectories ──▶ queue ── batches ──▶ learner
        ▲                                               │
@@ -12,35 +12,17 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import replicator.launchpad_bridge as lp
 from experiments import run_folder
 from experiments.agent import Agent
-from experiments.returns import Returns
+from experiments.returns import Learned, Returns
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import Turn
-
-
-class Learned(NamedTuple):
-    """What a run of the program led to.
-
-    Attributes:
-      params: At its end.
-      updates: Behind them.
-      returns: (version that acted, return) of each episode, as they came in; those of
-        earlier sittings first.
-      seconds: From launching to the last update.
-      queue: What the queue counted.
-    """
-
-    params: Any
-    updates: int
-    returns: list[tuple[int, float]]
-    seconds: float
-    queue: dict[str, Any]
 
 
 class EpisodeQueue(lp.TrajectoryQueue):
@@ -57,20 +39,13 @@ class EpisodeQueue(lp.TrajectoryQueue):
         self,
         trajectories: Any,
         *,
-        actor: str,
         version: int,
-        number: int | None = None,
-        snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
+        **of_actor: Any,
     ) -> Turn:
         """Take in trajectories; see `TrajectoryQueue`."""
         turn = super().insert(
-            trajectories,
-            actor=actor,
-            version=version,
-            number=number,
-            snapshot=snapshot,
-            episodes=episodes,
+            trajectories, version=version, episodes=episodes, **of_actor
         )
         # Behind it: an insert that is refused, or tried again, was none.
         self._returns.add(version, episodes)
@@ -86,17 +61,9 @@ def learn(
     make_environment: Callable[[int], VectorEnvironment],
     launch_type: str | lp.Launcher,
     *,
-    actors: int,
-    batch_size: int,
-    unroll_length: int,
-    steps: int,
     minutes: float | None = None,
-    seed: int = 0,
-    max_policy_lag: int | None = 20,
-    name: str = "impala",
-    evaluator: Callable[[Any], Any] | None = None,
     folder: Path | None = None,
-    **session: Any,
+    **options: Any,
 ) -> Learned:
     """Run the program until the learner has made its updates.
 
@@ -104,52 +71,37 @@ def learn(
       agent: What acts and learns.
       make_environment: Makes the environments of an actor, of its index.
       launch_type: Where nodes run.
-      actors: How many; each that fails starts again, ten times.
-      batch_size: Trajectories that an update learns from.
-      unroll_length: Steps of a trajectory.
-      steps: Updates in all.
       minutes: After which the program is stopped, its learner saved; None for never.
-      seed: Of the run.
-      max_policy_lag: Updates that a trajectory may have missed.
-      name: Of the program.
-      evaluator: Makes, of a client of the learner, an object whose `run` watches the
-        policy until the program stops; None for none.
       folder: Where returns and checkpoints are kept, and from where the run goes on.
-      **session: Of the learner's session: `directory`, and others.
+      **options: As of `make_program`.
+
+    Raises:
+      ArgumentError: The learner has not begun in that time.
     """
-    began = time.perf_counter()
+    began, begun = time.perf_counter(), 0
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        Returns(folder, updates=run_folder.last_saved(folder))
-    program, queue = make_program(
-        agent,
-        make_environment,
-        actors=actors,
-        batch_size=batch_size,
-        unroll_length=unroll_length,
-        steps=steps,
-        seed=seed,
-        max_policy_lag=max_policy_lag,
-        name=name,
-        evaluator=evaluator,
-        folder=folder,
-        **session,
-    )
+        begun = run_folder.last_saved(folder)
+        Returns(folder, updates=begun)
+    program, queue = make_program(agent, make_environment, folder=folder, **options)
     with lp.launch(program, launch_type) as run:
         with contextlib.suppress(lp.RunTimeoutError):
             timeout_s = None if minutes is None else 60 * minutes
             run.wait(timeout_s, labels=["learner"])
         seconds = time.perf_counter() - began
-        client = queue.dereference()  # also the script may call nodes
-        returns, counted = client.returns(), client.statistics()
+        returns = queue.dereference().returns()  # also the script may call nodes
         run.stop_and_wait()
         (found,) = run.results_of("learner")
+    if found["variables"] is None:
+        raise ArgumentError(
+            f"`--minutes` must be enough for a learner to begin, got {minutes}. Use 1."
+        )
     return Learned(
         params=found["variables"]["params"],
         updates=found["step"],
+        begun=begun,
         returns=[(int(version), gained) for version, gained in returns.tolist()],
         seconds=seconds,
-        queue=counted,
     )
 
 
@@ -163,12 +115,30 @@ def make_program(
     steps: int | None,
     seed: int = 0,
     max_policy_lag: int | None = 20,
-    name: str = "impala",
+    name: str = "agent",
     evaluator: Callable[[Any], Any] | None = None,
     folder: Path | None = None,
+    saved_every_s: float = run_folder.SAVED_EVERY_S,
     **session: Any,
 ) -> tuple[lp.Program, lp.CourierHandle]:
-    """Return the program, and the handle of its queue; arguments as of `learn`."""
+    """Return the program, and the handle of its queue.
+
+    Args:
+      agent: What acts and learns.
+      make_environment: Makes the environments of an actor, of its index.
+      actors: How many; each that fails starts again, ten times.
+      batch_size: Trajectories that an update learns from.
+      unroll_length: Steps of a trajectory.
+      steps: Updates in all; None for no end.
+      seed: Of the run.
+      max_policy_lag: Updates that a trajectory may have missed.
+      name: Of the program.
+      evaluator: Makes, of a client of the learner, an object whose `run` watches the
+        policy until the program stops; None for none.
+      folder: Where returns and checkpoints are kept.
+      saved_every_s: From one checkpoint to the next.
+      **session: Of the learner's session: `directory`, and others.
+    """
     program = lp.Program(name)
     queue = program.add_node(
         lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder),
@@ -184,7 +154,7 @@ def make_program(
             max_policy_lag=max_policy_lag,
             seed=seed,
             display=False,
-            **run_folder.saved_in(folder, seconds=60),
+            **run_folder.saved_in(folder, seconds=saved_every_s),
             **session,
         ),
         label="learner",
