@@ -33,16 +33,11 @@ def result_as_json(metrics: PyTree) -> list[dict[str, Any]]:
 
 def result_from_json(leaves: Sequence[Mapping[str, Any]]) -> PyTree:
     """Return what `result_as_json` wrote: nested dicts of numbers and arrays."""
-    return jax.tree.map(
-        lambda leaf: leaf if leaf.ndim else leaf.item(), _nested(leaves)
-    )
-
-
-def _nested(leaves: Sequence[Mapping[str, Any]]) -> PyTree:
-    metrics = nested(
+    found = nested(
         (leaf["path"] or [""], _array(leaf["value"], leaf["dtype"])) for leaf in leaves
     )
-    return metrics[""] if list(metrics) == [""] else metrics
+    metrics = found[""] if list(found) == [""] else found
+    return jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf.item(), metrics)
 
 
 def _plain(array: np.ndarray) -> Any:

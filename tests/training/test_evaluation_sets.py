@@ -58,6 +58,7 @@ def test_records_name_the_set(tmp_path):
     assert told == [(0.0, 2.0), (2.0, 0.0)]
 
 
+@pytest.mark.slow
 def test_sets_are_evaluated_in_the_same_order_by_all_processes(tmp_path):
     read = []
 

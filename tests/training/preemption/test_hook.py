@@ -341,6 +341,7 @@ def test_a_run_leaves_an_evaluation_and_makes_it_when_it_goes_on(
     assert evaluated(tmp_path / "run") == evaluated(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_what_an_evaluation_finds_that_was_left_ranks_its_step(
     tmp_path, default_signals
 ):
@@ -379,6 +380,7 @@ def test_a_last_evaluation_that_is_left_is_not_the_end(tmp_path, default_signals
     assert (ends.ends, [step for step, _ in evaluated(tmp_path)]) == ([10], [10])
 
 
+@pytest.mark.slow
 def test_a_run_that_leaves_an_evaluation_again_says_after_which_step(
     tmp_path, default_signals
 ):
