@@ -220,24 +220,25 @@ def check_coordinator(facts: CoordinatorFacts) -> Finding:
     """Judge what the environment says of other processes."""
     name = "coordinator"
     if facts.malformed:
-        remedy = "Set the variables as in `replicator.distributed.initialize`'s help."
-        return Finding(name, "fail", facts.malformed, remedy)
+        remedy = "See `docs/clusters.md` for the variables of each launcher."
+        return Finding(name, "fail", _lines(facts.malformed, facts), remedy)
     cluster = facts.cluster
     if cluster is None:
-        return Finding(name, "ok", "none: the environment names one process")
+        told = "none: the environment names one process"
+        return Finding(name, "ok", _lines(told, facts))
     detail = (
         f"{cluster.coordinator} ({cluster.kind}: this is process {cluster.process_id} "
         f"of {cluster.num_processes})"
     )
     if not facts.problem:
-        return Finding(name, "ok", detail)
+        return Finding(name, "ok", _lines(detail, facts))
     remedy = (
         "That is right while a run has that port. Else look who does."
         if cluster.process_id == 0
         else "That is right before process 0 has started. Else look at the address and "
         "at firewalls."
     )
-    return Finding(name, "warn", f"{detail}: {facts.problem}", remedy)
+    return Finding(name, "warn", _lines(f"{detail}: {facts.problem}", facts), remedy)
 
 
 def check_shared_memory(size_bytes: int | None) -> Finding:
@@ -281,3 +282,8 @@ def check_clock(now_s: float, *, installed_s: float, disk: DiskFacts) -> Finding
 
 def _satisfies(version: str, limits: SpecifierSet) -> bool:
     return limits.contains(version, prereleases=True)
+
+
+def _lines(detail: str, facts: CoordinatorFacts) -> str:
+    """Set what was found of each launcher below what that comes to."""
+    return "\n".join([detail, *facts.launchers])

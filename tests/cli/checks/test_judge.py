@@ -178,6 +178,7 @@ THIRD = dataclasses.replace(FIRST, process_id=2)
         (CoordinatorFacts(cluster=THIRD, problem="refused"), "warn", "refused"),
         (CoordinatorFacts(cluster=FIRST, problem="in use"), "warn", "in use"),
         (CoordinatorFacts(malformed="`RANK` must be"), "fail", "`RANK` must be"),
+        (CoordinatorFacts(launchers=("not set: slurm",)), "ok", "\nnot set: slurm"),
     ],
 )
 def test_coordinator(facts, status, told):

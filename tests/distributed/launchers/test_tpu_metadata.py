@@ -5,13 +5,14 @@ import threading
 
 import pytest
 
-from replicator.distributed.clusters import detect
-from replicator.distributed.tpu_metadata import variables, with_tpu_metadata
+from replicator.distributed.launchers.detection import detect
+from replicator.distributed.launchers.tpu_metadata import variables, with_tpu_metadata
 
 ATTRIBUTES = {
     "agent-worker-number": "1",
     "worker-network-endpoints": "unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3",
-    "tpu-env": "ZONE: 'a'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'\n",
+    "tpu-env": "ZONE: 'a'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'\n"
+    "MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.2:8080'\n",
 }
 
 
@@ -43,6 +44,7 @@ def test_the_worker_its_peers_and_its_slice_are_read(metadata_server):
         "TPU_WORKER_HOSTNAMES": "10.0.0.2,10.0.0.3",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "0",
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.2:8080",
     }
 
 
