@@ -1,14 +1,15 @@
 """The settings that JAX needs in a group, and the groups that JAX itself made.
 
 Two processes of several CPU devices each hang over gloo with more than one step in
-flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended. On
-other platforms neither setting matters.
+flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended and the
+pool has threads for all. On other platforms none of this matters.
 """
 
 import os
 
 import jax
 
+from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.coordination import (
     backend_has_started,
@@ -30,6 +31,7 @@ def configure_cpu() -> None:
       TooLateError: JAX uses CPU devices already, with settings under which they hang.
     """
     if not backend_has_started():
+        size_cpu_pool()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         return

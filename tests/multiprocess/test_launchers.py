@@ -45,6 +45,39 @@ def test_two_workers_of_ray_train_train_as_one(name, expected):
     assert of(said) == [(name.split()[0], 2, expected)] * 2
 
 
+UNBOUNDED = """
+import jax
+from replicator import distributed
+if jax_first:
+    jax.distributed.initialize(os.environ["REPLICATOR_COORDINATOR"], 2, rank)
+jax.config.update("jax_num_cpu_devices", 2)
+print("found", distributed.initialize().kind)
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("replica",))
+mean = jax.jit(jax.shard_map(
+    lambda x: x + 0 * jax.lax.pmean(x, "replica"),
+    mesh=mesh, in_specs=P("replica"), out_specs=P("replica"), check_vma=False,
+))
+x = jax.make_array_from_process_local_data(
+    NamedSharding(mesh, P("replica")), jnp.ones((2, 1000))
+)
+for _ in range(200): x = mean(x)
+print("sum", float(x.addressable_shards[0].data.sum()))
+"""
+
+
+@pytest.mark.parametrize(("jax_first", "kind"), [(False, "replicator"), (True, "jax")])
+def test_a_loop_that_never_waits_does_not_hang_on_several_cpu_devices(
+    tmp_path, jax_first, kind
+):
+    code = f"jax_first = {jax_first}\n{UNBOUNDED}"
+    with Launched("--processes", 2, script(tmp_path, code)) as group:
+        group.wait_for("sum 1000.0", count=2)
+        assert group.wait() == 0
+    assert len(group.wait_for(f"found {kind}")) == 2
+
+
 TOO_LATE = """
 import jax, replicator
 from replicator import distributed

@@ -233,7 +233,7 @@ DETECTORS: dict[str, Detector] = {
     # Answers of Ray Train, which sets no variables: `ray_train.py`.
     "ray": Detector(
         levels=(("ray.train:world_rank", "ray.train:world_size"),),
-        address=lambda environ: environ.get("ray.train:coordinator"),
+        address=lambda environ: environ.get("ray.train:coordinator") or None,
         is_inmost=lambda _: True,
     ),
     # A job step: what `srun` sets for each task, and `sbatch` does not.

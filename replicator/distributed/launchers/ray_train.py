@@ -6,6 +6,7 @@ the first worker tells the others an address, through Ray. Answers are put besid
 variables, under names that none can have by accident.
 """
 
+import importlib
 import sys
 import threading
 from collections.abc import Mapping
@@ -36,10 +37,12 @@ def with_ray_train(
     if place is None or place[1] == 1:
         return environ
     rank, size = place
-    found = {"ray.train:world_rank": str(rank), "ray.train:world_size": str(size)}
-    if collective := sys.modules.get("ray.train.collective"):
-        found["ray.train:coordinator"] = _share(collective, rank, timeout_s)
-    return {**environ, **found}
+    return {
+        **environ,
+        "ray.train:world_rank": str(rank),
+        "ray.train:world_size": str(size),
+        "ray.train:coordinator": _share(rank, timeout_s) or "",
+    }
 
 
 def _place(train: Any) -> tuple[int, int] | None:
@@ -52,18 +55,23 @@ def _place(train: Any) -> tuple[int, int] | None:
     return None if rank is None or size is None else (rank, size)
 
 
-def _share(collective: Any, rank: int, timeout_s: float) -> str:
-    """Return where process 0 will listen; it chooses a port of its host."""
+def _share(rank: int, timeout_s: float) -> str | None:
+    """Return where process 0 will listen, a port that it chooses; None: no way to."""
     own = None
     if rank == 0:
         host = sys.modules["ray"].util.get_node_ip_address()
         own = join_address(host, free_port(host))
-    heard: list[str] = []
-    # Ray's own wait has no bound, unless a variable sets one before it starts.
-    waiting = threading.Thread(
-        target=lambda: heard.append(collective.broadcast_from_rank_zero(own)),
-        daemon=True,
-    )
+    heard: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            collective = importlib.import_module("ray.train.collective")
+            heard.append(collective.broadcast_from_rank_zero(own))
+        except (ImportError, RuntimeError):  # an older Ray Train, which has none
+            heard.append(None)
+
+    # In a thread, as Ray's own wait has no bound.
+    waiting = threading.Thread(target=ask, daemon=True)
     waiting.start()
     waiting.join(timeout_s)
     if not heard:
