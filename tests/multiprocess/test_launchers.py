@@ -40,7 +40,7 @@ def test_two_processes_of_a_real_mpi_train_as_one(kind, command, expected):
 
 @pytest.mark.parametrize("name", ["ray", "jax by JaxTrainer"])
 def test_two_workers_of_ray_train_train_as_one(name, expected):
-    pytest.importorskip("ray.train", reason="Ray is not installed")
+    pytest.importorskip("ray.train", reason="ray[train]", exc_type=ImportError)
     said = starting.trained(starting.real_launchers(None)[name])
     assert of(said) == [(name.split()[0], 2, expected)] * 2
 

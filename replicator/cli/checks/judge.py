@@ -221,24 +221,29 @@ def check_coordinator(facts: CoordinatorFacts) -> Finding:
     name = "coordinator"
     if facts.malformed:
         remedy = "See `docs/clusters.md` for the variables of each launcher."
-        return Finding(name, "fail", _lines(facts.malformed, facts), remedy)
+        return Finding(name, "fail", facts.malformed, remedy)
     cluster = facts.cluster
     if cluster is None:
-        told = "none: the environment names one process"
-        return Finding(name, "ok", _lines(told, facts))
+        return Finding(name, "ok", "none: the environment names one process")
     detail = (
         f"{cluster.coordinator} ({cluster.kind}: this is process {cluster.process_id} "
         f"of {cluster.num_processes})"
     )
     if not facts.problem:
-        return Finding(name, "ok", _lines(detail, facts))
+        return Finding(name, "ok", detail)
     remedy = (
         "That is right while a run has that port. Else look who does."
         if cluster.process_id == 0
         else "That is right before process 0 has started. Else look at the address and "
         "at firewalls."
     )
-    return Finding(name, "warn", _lines(f"{detail}: {facts.problem}", facts), remedy)
+    return Finding(name, "warn", f"{detail}: {facts.problem}", remedy)
+
+
+def check_launchers(facts: CoordinatorFacts) -> Finding:
+    """Say what was found of each launcher, and what was looked for of the others."""
+    told = "\n".join(facts.launchers)
+    return Finding("launchers", "ok", told or "see the coordinator")
 
 
 def check_shared_memory(size_bytes: int | None) -> Finding:
@@ -282,8 +287,3 @@ def check_clock(now_s: float, *, installed_s: float, disk: DiskFacts) -> Finding
 
 def _satisfies(version: str, limits: SpecifierSet) -> bool:
     return limits.contains(version, prereleases=True)
-
-
-def _lines(detail: str, facts: CoordinatorFacts) -> str:
-    """Set what was found of each launcher below what that comes to."""
-    return "\n".join([detail, *facts.launchers])

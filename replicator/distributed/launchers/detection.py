@@ -76,7 +76,11 @@ def explain(environ: Mapping[str, str]) -> list[str]:
       ArgumentError: A number is malformed, or beyond the number of processes.
     """
     claims = read_claims(environ)
-    lines = [f"{claim.kind}: {_told(claim)}" for claim in claims]
+    try:
+        chosen = _choose(claims)
+    except ArgumentError:
+        chosen = None
+    lines = [f"{claim.kind}: {_told(claim, chosen)}" for claim in claims]
     lines += [
         line
         for name, line in _ALONE.items()
@@ -150,10 +154,14 @@ def _place(claim: Claim) -> str:
     return f"{number} of {'no size' if claim.size is None else claim.size}"
 
 
-def _told(claim: Claim) -> str:
+def _told(claim: Claim, chosen: Claim | None) -> str:
     by = ", ".join(claim.given)
     if claim.size == 1:
         return f"one process ({by})"
     if None in (claim.number, claim.size):
-        return f"half set: {by}, and no {', '.join(claim.missing).replace('|', ' or ')}"
-    return f"{_place(claim)} at {claim.address or 'no known address'} ({by})"
+        missing = ", ".join(claim.missing).replace("|", " or ")
+        return f"half set: {by}, and no {missing}"
+    told = f"{_place(claim)} at {claim.address or 'no known address'} ({by})"
+    if chosen is None or claim.agrees_with(chosen):
+        return told
+    return f"{told}, left out for {chosen.kind}"

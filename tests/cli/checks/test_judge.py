@@ -178,7 +178,6 @@ THIRD = dataclasses.replace(FIRST, process_id=2)
         (CoordinatorFacts(cluster=THIRD, problem="refused"), "warn", "refused"),
         (CoordinatorFacts(cluster=FIRST, problem="in use"), "warn", "in use"),
         (CoordinatorFacts(malformed="`RANK` must be"), "fail", "`RANK` must be"),
-        (CoordinatorFacts(launchers=("not set: slurm",)), "ok", "\nnot set: slurm"),
     ],
 )
 def test_coordinator(facts, status, told):
@@ -186,6 +185,11 @@ def test_coordinator(facts, status, told):
     assert finding.status == status
     assert told in finding.detail
     assert bool(finding.remedy) == (status != "ok")
+
+
+def test_launchers_are_a_line_each():
+    facts = CoordinatorFacts(launchers=("slurm: one process", "not set: tpu"))
+    assert judge.check_launchers(facts).detail == "slurm: one process\nnot set: tpu"
 
 
 @pytest.mark.parametrize(

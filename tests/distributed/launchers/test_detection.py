@@ -265,6 +265,7 @@ def test_what_was_found_and_what_was_not_is_explained():
     [slurm, torchrun, rest] = explain(environ | {"WORLD_SIZE": "8"})
     assert torchrun.startswith("torchrun: process 5 of 8 at node1:")
     assert slurm.startswith("slurm: process 1 of 2 at node007:")
+    assert slurm.endswith(", left out for torchrun")
     assert rest.startswith("not set: replicator (REPLICATOR_NUM_PROCESSES), ")
     assert "openmpi (OMPI_COMM_WORLD_SIZE)" in rest
 
