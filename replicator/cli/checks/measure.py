@@ -227,9 +227,9 @@ def loopback_problem() -> str:
 
 def coordinator_facts() -> CoordinatorFacts:
     """Find the coordinator in the environment; listen as it, or knock at it."""
-    environ = with_tpu_metadata(os.environ)
     launchers: tuple[str, ...] = ()
     try:
+        environ = with_tpu_metadata(os.environ)
         launchers = tuple(explain(environ))
         cluster = detect(environ)
     except ReplicatorError as failure:

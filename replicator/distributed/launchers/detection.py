@@ -102,24 +102,24 @@ def _choose(claims: Sequence[Claim]) -> Claim | None:
       ArgumentError: Which one counts is not to be told.
     """
     ours = [claim for claim in claims if claim.kind == "replicator"]
+    others = [claim for claim in claims if claim.kind != "replicator"]
     # Ours are meant for this library alone: they count, whatever else is set. An
     # address alone is for the group that the others name.
     placed = {"REPLICATOR_NUM_PROCESSES", "REPLICATOR_PROCESS_ID"}
-    if ours and placed & {*ours[0].given}:
-        claims = ours
-    whole = [claim for claim in claims if None not in (claim.number, claim.size)]
+    if ours and (not others or placed & {*ours[0].given}):
+        others = ours
+    unsettled = [claim for claim in others if claim.size != 1]
+    whole = [claim for claim in others if None not in (claim.number, claim.size)]
     several = [claim for claim in whole if claim.size != 1] or whole
     if not several:
-        unsaid = [claim for claim in claims if claim.size != 1]
-        if unsaid:
-            raise _half_set(unsaid[0])
+        if unsettled:
+            raise _half_set(unsettled[0])
         return None
-    if inmost := [claim for claim in several if claim.is_inmost]:
-        return inmost[0]
-    for claim in claims:
-        if claim.size != 1 and not claim.agrees_with(several[0]):
-            raise _contradiction(several[0], claim)
-    return several[0]
+    apart = [claim for claim in unsettled if not claim.agrees_with(several[0])]
+    inmost = [claim for claim in several if claim.is_inmost]
+    if apart and not inmost:
+        raise _contradiction(several[0], apart[0])
+    return inmost[0] if apart else several[0]
 
 
 def _half_set(claim: Claim) -> ArgumentError:

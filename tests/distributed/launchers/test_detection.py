@@ -182,6 +182,18 @@ def test_our_variables_take_the_number_of_an_indexed_job():
     assert place(environ) == (2, 4)
 
 
+def test_an_address_of_ours_leaves_the_numbers_to_the_launcher():
+    environ = environments.jobset(3, 4) | {"REPLICATOR_COORDINATOR": "10.0.0.1:5000"}
+    assert place(environ) == (3, 4)
+    assert detect(environ).coordinator == "10.0.0.1:5000"
+
+
+def test_a_step_on_some_hosts_of_a_job_meets_on_its_own_first_one():
+    step = environments.sbatch(4, "node[001-010]") | environments.slurm(1, 2)
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert detect(step | pmi).host == "node007"
+
+
 ADDRESSES = {
     "an argument": ({}, {"coordinator": "a:1"}, "a:1"),
     "ours": ({"REPLICATOR_COORDINATOR": "b:2"}, {}, "b:2"),
