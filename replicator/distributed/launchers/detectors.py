@@ -102,7 +102,7 @@ class Detector:
         counts = [count for _, count in places if count is not None]
         numbers = [number for number, _ in places if number is not None]
         counted = len(counts) == len(levels)
-        numbered = counted and len(numbers) == len(levels)
+        numbered = len(numbers) == len(levels) and (counted or len(levels) == 1)
         address = self.address(environ)
         needed = [name for level in levels for name in level]
         if address is None and (numbered or len(self.levels) == 1):
@@ -328,7 +328,7 @@ def _place(environ: Environ, number: str, size: str) -> tuple[int | None, int | 
 
 def _count_on(numbers: Sequence[int], counts: Sequence[int]) -> int:
     """Return a process's number over all levels, outermost first."""
-    spans = (math.prod(counts[level + 1 :]) for level in range(len(counts)))
+    spans = (math.prod(counts[level + 1 :]) for level in range(len(numbers)))
     return sum(n * span for n, span in zip(numbers, spans, strict=True))
 
 

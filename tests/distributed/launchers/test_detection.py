@@ -142,6 +142,12 @@ REFUSED = {
         "must name one place in one group, got process 3 of 4 and a process of 2. "
         "Unset those of the one that did not start this process.",
     ),
+    "a number alone that disagrees": (
+        {"RANK": "2"} | environments.slurm(3, 4),
+        "`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` (slurm) and `RANK` (torchrun) must "
+        "name one place in one group, got process 3 of 4 and process 2 of no size. "
+        "Unset those of the one that did not start this process.",
+    ),
     "several hosts, and none told": (
         {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
         "`coordinator` must be given where the launcher (pmi) tells no host, got "
