@@ -19,7 +19,7 @@ from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
-from replicator.distributed.report_progress import require_joined
+from replicator.distributed.jax_group import require_joined
 from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
@@ -73,14 +73,14 @@ class Replicator:
         2 × 4 give the same bits; another product of the two adds otherwise. One replica
         is compiled to another program: 1 × 8 has the bits of 8 × 1 for layers and
         convolutions, and for attention those of a rounding elsewhere.
-      max_in_flight: Calls dispatched and not yet finished, at most; never above 16 on
-        CPU.
+      max_in_flight: Most calls dispatched and not finished; never above 16 on CPU.
       compilation_cache: Keep compiled programs in a private directory of this user.
 
     Raises:
       ArgumentError: An argument is out of range.
       DistributedError: `replicator launch` started this process as one of several, and
         it has not joined them.
+      TooLateError: JAX's own `initialize` made a group whose CPU devices would hang.
     """
 
     def __init__(

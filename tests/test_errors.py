@@ -1933,8 +1933,43 @@ ROWS = [
         lambda: replicator.distributed.initialize("10.0.0.1:8482"),
         ArgumentError,
         "`coordinator`, `num_processes` and `process_id` must be given together, got "
-        "('10.0.0.1:8482', None, None). Give all three, or none to find them in the "
-        "environment.",
+        "('10.0.0.1:8482', None, None). Give all three, or those that the environment "
+        "does not name.",
+    ),
+    Row(
+        "A number of processes alone in the environment",
+        lambda: replicator.distributed.detect({"WORLD_SIZE": "4"}),
+        ArgumentError,
+        "`RANK`, `MASTER_ADDR` must be set beside `WORLD_SIZE` (torchrun), got "
+        "nothing. Set all of them in each process, or none.",
+    ),
+    Row(
+        "Two launchers that disagree",
+        lambda: replicator.distributed.detect(
+            {
+                **{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
+                **{"PMI_RANK": "3", "PMI_SIZE": "4"},
+            }
+        ),
+        ArgumentError,
+        "`RANK`, `WORLD_SIZE` (torchrun) and `PMI_RANK`, `PMI_SIZE` (pmi) must name "
+        "one place in one group, got process 1 of 2 and process 3 of 4. Unset those of "
+        "the one that did not start this process.",
+    ),
+    Row(
+        "A launcher that tells no address",
+        lambda: replicator.distributed.detect({"PMI_RANK": "3", "PMI_SIZE": "4"}),
+        ArgumentError,
+        "`coordinator` must be given where the launcher (pmi) tells no host, got "
+        "process 3 of 4 by `PMI_RANK`, `PMI_SIZE`. Call "
+        '`initialize(coordinator="HOST:8482")` with the host of process 0.',
+    ),
+    Row(
+        "A number in the environment beyond that of processes",
+        lambda: replicator.distributed.detect({"PMI_RANK": "4", "PMI_SIZE": "4"}),
+        ArgumentError,
+        "`PMI_RANK` and `PMI_SIZE` must be a number and how many there are, got 4 of "
+        "4. Number processes from 0.",
     ),
     Row(
         "A process beyond the group",

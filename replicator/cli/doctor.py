@@ -114,6 +114,7 @@ def machine_findings(
         judge.check_disk(disk),
         judge.check_loopback(measure.loopback_problem()),
         judge.check_coordinator(coordinator),
+        judge.check_launchers(coordinator),
         judge.check_shared_memory(measure.shared_memory_bytes()),
         judge.check_open_files(*measure.open_files()),
         judge.check_clock(time.time(), installed_s=installed_s, disk=disk),

@@ -1,8 +1,9 @@
 """Many processes as one run: find each other, agree, say when one is missing."""
 
 from replicator.distributed.agreement import any_process, barrier, exchange
-from replicator.distributed.clusters import Cluster, detect
+from replicator.distributed.clusters import Cluster
 from replicator.distributed.initialize import initialize
+from replicator.distributed.launchers.detection import detect
 from replicator.distributed.report_progress import report_progress
 
 __all__ = [

@@ -50,6 +50,11 @@ def process_count() -> int:
     return jax_distributed.global_state.num_processes
 
 
+def coordinator_address() -> str:
+    """Return `host:port` of the service that this process has joined."""
+    return str(jax_distributed.global_state.coordinator_address)
+
+
 def backend_has_started() -> bool:
     """Return whether JAX uses devices already: then it is too late to join others."""
     return xla_bridge.backends_are_initialized()

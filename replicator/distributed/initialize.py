@@ -9,7 +9,6 @@ import jax
 from replicator.distributed.clusters import (
     Cluster,
     check_address,
-    detect,
     join_address,
 )
 from replicator.distributed.coordination import (
@@ -19,6 +18,10 @@ from replicator.distributed.coordination import (
     process_index,
 )
 from replicator.distributed.hosts import note_hosts
+from replicator.distributed.jax_group import accept_jax_group, configure_cpu
+from replicator.distributed.launchers.detection import detect
+from replicator.distributed.launchers.ray_train import with_ray_train
+from replicator.distributed.launchers.tpu_metadata import with_tpu_metadata
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.meeting.coordinator_tls import (
     check_own_certificate,
@@ -28,7 +31,6 @@ from replicator.distributed.meeting.coordinator_tls import (
 )
 from replicator.distributed.meeting.meet import meet, resolve
 from replicator.distributed.meeting.run_secret import find_secret
-from replicator.distributed.tpu_metadata import with_tpu_metadata
 from replicator.errors import ArgumentError, TooLateError, check_count, check_number
 
 BIND_VARIABLE = "REPLICATOR_COORDINATOR_BIND"
@@ -50,9 +52,10 @@ def initialize(
     """Join the other processes of this run; all of them must call it.
 
     Call it first, before JAX starts. Without arguments the group is found in the
-    environment: `replicator launch`, torchrun's variables, TPU hosts, Kubernetes JobSet
-    or SLURM (`docs/clusters.md`); where there is none, or only one process, nothing
-    happens. Calling it again with the same group does nothing.
+    environment, as one of the launchers of `docs/clusters.md` describes it; where none
+    does, or there is only one process, nothing happens. What names several processes
+    and not which of them this is, is refused. A group that JAX's own `initialize` made
+    is accepted, and so is a second call for the same group.
 
     Where `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other
     that they know it, here and, from jax 0.12 on, to JAX's coordination service (with
@@ -62,9 +65,10 @@ def initialize(
     `coordinator`, or on that of `REPLICATOR_COORDINATOR_BIND`, never on all interfaces.
 
     Args:
-      coordinator: `host:port` that process 0 listens on and all others reach.
+      coordinator: `host:port` that process 0 listens on and all others reach. Given
+        alone it goes with the numbers that the environment holds.
       num_processes: How many processes the group has.
-      process_id: Which one this is, from 0. All three are given, or none.
+      process_id: Which one this is, from 0. Given together, with `coordinator`.
       timeout_s: How long to wait for the others.
       heartbeat_s: After how many seconds of silence a process counts as dead; all
         others then abort.
@@ -89,9 +93,11 @@ def initialize(
     check_number("timeout_s", timeout_s)
     if not timeout_s > 0:
         raise ArgumentError(f"`timeout_s` must be above 0, got {timeout_s}. Use 300.")
-    cluster = _find(coordinator, num_processes, process_id)
+    given = (coordinator, num_processes, process_id)
     if coordination_client() is not None:
-        return _check_same(cluster)
+        group = _joined or accept_jax_group()
+        return group if given == (None, None, None) else _check_same(_find(*given))
+    cluster = _find(*given, timeout_s=timeout_s)
     if cluster is None or cluster.num_processes == 1:
         return None
     if backend_has_started():
@@ -105,15 +111,22 @@ def initialize(
 
 
 def _find(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    *,
+    timeout_s: float = 300.0,
 ) -> Cluster | None:
-    given = (coordinator, num_processes, process_id)
+    if num_processes is None and process_id is None:
+        environ = with_ray_train(with_tpu_metadata(os.environ), timeout_s=timeout_s)
+        cluster = detect(environ, coordinator=coordinator)
+        if cluster is not None or coordinator is None:
+            return cluster
     if coordinator is None or num_processes is None or process_id is None:
-        if given == (None, None, None):
-            return detect(with_tpu_metadata(os.environ))
+        given = (coordinator, num_processes, process_id)
         raise ArgumentError(
             "`coordinator`, `num_processes` and `process_id` must be given together, "
-            f"got {given}. Give all three, or none to find them in the environment."
+            f"got {given}. Give all three, or those that the environment does not name."
         )
     return Cluster(
         kind="arguments",
@@ -158,7 +171,10 @@ def _join(
         has_tls=certified_by is not None or own_certificate() is not None,
     )
     _log.info("process %d of %s", cluster.process_id, hosts)
-    _configure_cpu()
+    configure_cpu()
+    # JAX's own handler swallows SIGTERM: a program that does not ask JAX about it could
+    # only be killed. `run` has a handler of its own.
+    jax.config.update("jax_enable_preemption_service", False)
     if cluster.process_id == 0:
         bind_address = join_address(resolve(bind_host), cluster.port)
     with coordinator_tls(certified_by) as certificates:
@@ -180,17 +196,3 @@ def _join(
         )
     note_hosts(hosts)
     leave_at_once_after_an_exception()
-
-
-def _configure_cpu() -> None:
-    """Let CPU devices of several processes talk, without the hang that they can have.
-
-    Two processes of several devices each hang over gloo with more than one step in
-    flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended. On
-    other platforms neither setting matters.
-    """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    # JAX's own handler swallows SIGTERM: a program that does not ask JAX about it could
-    # only be killed. `run` has a handler of its own.
-    jax.config.update("jax_enable_preemption_service", False)

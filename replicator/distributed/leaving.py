@@ -16,10 +16,15 @@ from types import TracebackType
 from replicator.base.host.standard_streams import flush_output
 
 _exit_code: int | None = None
+_watches = False
 
 
 def leave_at_once_after_an_exception() -> None:
     """Watch for an uncaught exception; after one, exit without JAX's barrier."""
+    global _watches
+    if _watches:
+        return
+    _watches = True
     shown = sys.excepthook
 
     def note(

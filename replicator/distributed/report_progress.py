@@ -1,27 +1,11 @@
-"""What a process and its launcher know of each other: a group, and how far it came."""
+"""What a process tells its launcher: how far it came."""
 
 import os
 from pathlib import Path
 
-from replicator.distributed.coordination import process_count
-from replicator.errors import DistributedError, check_whole
+from replicator.errors import check_whole
 
 VARIABLE = "REPLICATOR_PROGRESS_FILE"
-
-
-def require_joined() -> None:
-    """Return unless a launcher made this process one of several, and it is alone.
-
-    Raises:
-      DistributedError: It is: each of them would do the whole work.
-    """
-    told = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
-    if os.environ.get(VARIABLE) and told != "1" and process_count() == 1:
-        raise DistributedError(
-            "The group must be joined by each process that `replicator launch` starts, "
-            f"got one of {told} that is alone. Call "
-            "`replicator.distributed.initialize()` at the top of the script."
-        )
 
 
 def report_progress(step: int) -> None:

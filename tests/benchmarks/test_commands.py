@@ -41,6 +41,7 @@ TINY = {
     "rpc_soak": [
         *("--clients=8", "--client_processes=2", "--minutes=0.2", "--readings=1"),
     ],
+    "launchers": [],
     "launch_time": ["--rounds=1"],
     "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
     "gradient_coding": ["--rounds=2", "--steps=3"],
@@ -86,6 +87,7 @@ EXACT = {
     "join_attack": {"failures": 0},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
+    "launchers": {"alone": 0, "wrong": 0, "started_missing": 0},
     "launch_time": {},
     "program_overhead": {},
     "gradient_coding": {"parts_per_worker": 3},
@@ -98,8 +100,8 @@ EXACT = {
     "ppo_cartpole": {"steps": 2, "scale": "process"},
 }
 NIGHTLY = {
-    *("actor_learner", "checkpoint_stall", "goodput", "launch_time", "learner_faults"),
-    *("orphans", "program_overhead", "rpc_soak"),
+    *("actor_learner", "checkpoint_stall", "goodput", "launch_time", "launchers"),
+    *("learner_faults", "orphans", "program_overhead", "rpc_soak"),
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
 

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from replicator.base.host.exit_codes import HUNG, PREEMPTED
-from replicator.distributed.clusters import detect
+from replicator.distributed.launchers.detection import detect
+from replicator.distributed.launchers.detectors import DETECTORS
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 MANIFESTS = DOCS / "manifests"
@@ -122,16 +123,10 @@ def test_the_page_names_every_manifest():
         assert f"manifests/{manifest.name}" in page
 
 
-def test_the_page_names_every_kind_of_cluster():
+def test_the_page_names_every_launcher_and_its_variables():
     page = (DOCS / "clusters.md").read_text()
-    for variable in (
-        "REPLICATOR_COORDINATOR",
-        "REPLICATOR_COORDINATOR_BIND",
-        "REPLICATOR_NUM_PROCESSES",
-        "REPLICATOR_PROCESS_ID",
-        "MASTER_ADDR",
-        "TPU_WORKER_HOSTNAMES",
-        "JOBSET_COORDINATOR",
-        "SLURM_STEP_NODELIST",
-    ):
-        assert f"`{variable}`" in page
+    assert "`REPLICATOR_COORDINATOR_BIND`" in page
+    for kind, row in DETECTORS.items():
+        assert f"(`{kind}`)" in page
+        for name in "|".join(row.names).split("|"):
+            assert f"`{name}`" in page or name.startswith("ray.train:")

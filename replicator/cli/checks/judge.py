@@ -220,7 +220,7 @@ def check_coordinator(facts: CoordinatorFacts) -> Finding:
     """Judge what the environment says of other processes."""
     name = "coordinator"
     if facts.malformed:
-        remedy = "Set the variables as in `replicator.distributed.initialize`'s help."
+        remedy = "See `docs/clusters.md` for the variables of each launcher."
         return Finding(name, "fail", facts.malformed, remedy)
     cluster = facts.cluster
     if cluster is None:
@@ -238,6 +238,12 @@ def check_coordinator(facts: CoordinatorFacts) -> Finding:
         "at firewalls."
     )
     return Finding(name, "warn", f"{detail}: {facts.problem}", remedy)
+
+
+def check_launchers(facts: CoordinatorFacts) -> Finding:
+    """Say what was found of each launcher, and what was looked for of the others."""
+    told = "\n".join(facts.launchers)
+    return Finding("launchers", "ok", told or "see the coordinator")
 
 
 def check_shared_memory(size_bytes: int | None) -> Finding:

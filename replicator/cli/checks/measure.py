@@ -31,7 +31,9 @@ from replicator.base.host.fake_devices import (
 )
 from replicator.base.host.paths import sync
 from replicator.base.mesh import replica_mesh
-from replicator.distributed.clusters import Cluster, detect
+from replicator.distributed.clusters import Cluster
+from replicator.distributed.launchers.detection import detect, explain
+from replicator.distributed.launchers.tpu_metadata import with_tpu_metadata
 from replicator.engine.layout import EQUAL, examples
 from replicator.engine.replicated import ReplicatedLayout
 from replicator.errors import ReplicatorError
@@ -95,11 +97,13 @@ class CoordinatorFacts:
       malformed: What is wrong with the variables; empty if nothing is.
       problem: Why this process cannot play its part: to listen as process 0, to reach
         process 0 as another one. Empty if it can.
+      launchers: A line on each launcher: what was found of it, or what was looked for.
     """
 
     cluster: Cluster | None = None
     malformed: str = ""
     problem: str = ""
+    launchers: tuple[str, ...] = ()
 
     @property
     def several_processes(self) -> bool:
@@ -223,15 +227,18 @@ def loopback_problem() -> str:
 
 def coordinator_facts() -> CoordinatorFacts:
     """Find the coordinator in the environment; listen as it, or knock at it."""
+    launchers: tuple[str, ...] = ()
     try:
-        cluster = detect(os.environ)
+        environ = with_tpu_metadata(os.environ)
+        launchers = tuple(explain(environ))
+        cluster = detect(environ)
     except ReplicatorError as failure:
-        return CoordinatorFacts(malformed=str(failure))
+        return CoordinatorFacts(malformed=str(failure), launchers=launchers)
     if cluster is None:
-        return CoordinatorFacts()
+        return CoordinatorFacts(launchers=launchers)
     part = _listen_problem if cluster.process_id == 0 else _connect_problem
     problem = part(cluster.host, cluster.port)
-    return CoordinatorFacts(cluster=cluster, problem=problem)
+    return CoordinatorFacts(cluster=cluster, problem=problem, launchers=launchers)
 
 
 def shared_memory_bytes() -> int | None:

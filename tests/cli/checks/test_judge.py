@@ -187,6 +187,11 @@ def test_coordinator(facts, status, told):
     assert bool(finding.remedy) == (status != "ok")
 
 
+def test_launchers_are_a_line_each():
+    facts = CoordinatorFacts(launchers=("slurm: one process", "not set: tpu"))
+    assert judge.check_launchers(facts).detail == "slurm: one process\nnot set: tpu"
+
+
 @pytest.mark.parametrize(
     ("size", "status"), [(None, "warn"), (64 * 2**20, "warn"), (8 * GIB, "ok")]
 )

@@ -65,7 +65,13 @@ def test_a_port_that_another_has_is_told_to_both_sides(group):
 
 def test_variables_that_make_no_sense_are_told(group):
     assert "must" in group(1, "nowhere").malformed
-    assert "process_id" in group(7, "127.0.0.1:1").malformed
+    assert "`REPLICATOR_PROCESS_ID`" in group(7, "127.0.0.1:1").malformed
+
+
+def test_each_launcher_is_told_of(group):
+    found, others = group(0, "nowhere").launchers
+    assert found.startswith("replicator: process 0 of 2 at nowhere ")
+    assert "slurm (SLURM_STEP_NUM_TASKS or SLURM_NTASKS)" in others
 
 
 def test_accelerators_are_not_missed_by_who_chose_the_cpu(monkeypatch):

@@ -5,13 +5,16 @@ import threading
 
 import pytest
 
-from replicator.distributed.clusters import detect
-from replicator.distributed.tpu_metadata import variables, with_tpu_metadata
+from replicator.distributed.launchers import tpu_metadata
+from replicator.distributed.launchers.detection import detect
+from replicator.distributed.launchers.tpu_metadata import variables, with_tpu_metadata
+from replicator.errors import DistributedError
 
 ATTRIBUTES = {
     "agent-worker-number": "1",
     "worker-network-endpoints": "unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3",
-    "tpu-env": "ZONE: 'a'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'\n",
+    "tpu-env": "ZONE: 'a'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'\n"
+    "MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.2:8080'\n",
 }
 
 
@@ -43,6 +46,7 @@ def test_the_worker_its_peers_and_its_slice_are_read(metadata_server):
         "TPU_WORKER_HOSTNAMES": "10.0.0.2,10.0.0.3",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "0",
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.2:8080",
     }
 
 
@@ -67,3 +71,16 @@ def test_variables_that_are_set_are_not_asked_for():
 
 def test_a_server_that_is_not_there_says_nothing():
     assert variables("127.0.0.1:1") == {}
+
+
+def test_a_tpu_vm_whose_server_is_not_there_is_not_alone(monkeypatch):
+    monkeypatch.setattr(tpu_metadata, "_is_tpu_vm", lambda: True)
+    with pytest.raises(DistributedError, match="got no answer of 127"):
+        with_tpu_metadata({"GCE_METADATA_IP": "127.0.0.1:1"})
+
+
+def test_a_tpu_vm_whose_server_names_no_others_is_one(monkeypatch, metadata_server):
+    monkeypatch.setattr(tpu_metadata, "_is_tpu_vm", lambda: True)
+    monkeypatch.setitem(ATTRIBUTES, "agent-worker-number", "")
+    environ = {"GCE_METADATA_IP": metadata_server}
+    assert with_tpu_metadata(environ) == environ

@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from replicator.errors import DistributedError
+
 _TIMEOUT_S = 5.0
 
 
@@ -21,13 +23,24 @@ def with_tpu_metadata(environ: Mapping[str, str]) -> Mapping[str, str]:
 
     Args:
       environ: Environment variables.
+
+    Raises:
+      DistributedError: A TPU VM's server does not answer, which may name other hosts.
     """
     if "TPU_WORKER_ID" in environ or "TPU_SKIP_MDS_QUERY" in environ:
         return environ
     server = environ.get("GCE_METADATA_IP")
     if not server and not _is_tpu_vm():
         return environ
-    return {**variables(server or "metadata.google.internal"), **environ}
+    server = server or "metadata.google.internal"
+    found = variables(server)
+    if not found and _is_tpu_vm() and not _answers(server):
+        raise DistributedError(
+            f"A TPU VM's metadata server must say which host this is, got no answer of "
+            f"{server}. Set TPU_SKIP_MDS_QUERY=1 if there is one host, or give "
+            "`initialize` its arguments."
+        )
+    return {**found, **environ}
 
 
 def variables(server: str) -> dict[str, str]:
@@ -58,17 +71,29 @@ def _host(endpoint: str) -> str:
 
 
 def _attribute(server: str, name: str) -> str | None:
+    try:
+        return _ask(server, f"attributes/{name}")
+    except OSError:  # also one that has no such attribute
+        return None
+
+
+def _answers(server: str) -> bool:
+    try:
+        _ask(server, "")
+    except OSError as failure:
+        return isinstance(failure, urllib.error.HTTPError)
+    return True
+
+
+def _ask(server: str, name: str) -> str:
     request = urllib.request.Request(
-        f"http://{server}/computeMetadata/v1/instance/attributes/{name}",
+        f"http://{server}/computeMetadata/v1/instance/{name}",
         headers={"Metadata-Flavor": "Google"},
     )
-    try:
-        # No proxy: the server is link-local, and a proxy would see the question.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_TIMEOUT_S) as response:
-            return response.read(1 << 20).decode()
-    except (urllib.error.URLError, TimeoutError, OSError):
-        return None
+    # No proxy: the server is link-local, and a proxy would see the question.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=_TIMEOUT_S) as response:
+        return response.read(1 << 20).decode()
 
 
 def _is_tpu_vm() -> bool:

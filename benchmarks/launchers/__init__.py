@@ -1,0 +1,1 @@
+"""Real launchers, their documented environments, and who trains alone under them."""

@@ -1,0 +1,95 @@
+"""The settings that JAX needs in a group, and the groups that JAX itself made.
+
+Two processes of several CPU devices each hang over gloo with more than one step in
+flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended and the
+pool has threads for all. On other platforms none of this matters.
+"""
+
+import os
+
+import jax
+
+from replicator.base.host.fake_devices import size_cpu_pool
+from replicator.distributed.clusters import Cluster
+from replicator.distributed.coordination import (
+    backend_has_started,
+    coordination_client,
+    coordinator_address,
+    process_count,
+    process_index,
+)
+from replicator.distributed.launchers.detection import detect
+from replicator.distributed.leaving import leave_at_once_after_an_exception
+from replicator.distributed.report_progress import VARIABLE
+from replicator.errors import DistributedError, TooLateError
+
+
+def configure_cpu() -> None:
+    """Let CPU devices of several processes talk, without the hang that they can have.
+
+    Raises:
+      TooLateError: JAX uses CPU devices already, with settings under which they hang.
+    """
+    if not backend_has_started():
+        size_cpu_pool()
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        return
+    # This setting, unlike others, is no attribute of `jax.config` (0.10 to 0.12).
+    at_once = jax.config.read("jax_cpu_enable_async_dispatch")  # pyright: ignore
+    if jax.default_backend() == "cpu" and jax.local_device_count() > 1 and at_once:
+        raise TooLateError(
+            "A group on CPUs must run one step at a time, got JAX that already uses "
+            f"{jax.local_device_count()} devices here with steps at once. Call "
+            "`replicator.distributed.initialize()` right after JAX's own."
+        )
+
+
+def require_joined() -> None:
+    """Check that this process is in the group, if any, that it was started for.
+
+    Raises:
+      DistributedError: `replicator launch` started it as one of several, and it has not
+        joined them: each of them would do the whole work.
+      TooLateError: As in `accept_jax_group`.
+    """
+    told = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
+    if os.environ.get(VARIABLE) and told != "1" and process_count() == 1:
+        raise DistributedError(
+            "The group must be joined by each process that `replicator launch` starts, "
+            f"got one of {told} that is alone. Call "
+            "`replicator.distributed.initialize()` at the top of the script."
+        )
+    accept_jax_group()
+
+
+def accept_jax_group() -> Cluster | None:
+    """Return the group that this process is in by JAX's own `initialize`, if it is.
+
+    Raises:
+      TooLateError: JAX uses CPU devices already, with settings under which they hang;
+        or its group is of one process, where the environment names more.
+    """
+    if coordination_client() is None:
+        return None
+    if process_count() == 1:
+        _refuse_others()
+        return None
+    configure_cpu()
+    leave_at_once_after_an_exception()
+    return Cluster(
+        kind="jax",
+        coordinator=coordinator_address(),
+        num_processes=process_count(),
+        process_id=process_index(),
+    )
+
+
+def _refuse_others() -> None:
+    named = detect(os.environ)
+    if named is not None and named.num_processes > 1:
+        raise TooLateError(
+            "JAX's own `initialize` must make the group that is in the environment, "
+            f"got 1 process where {named.kind} names {named.num_processes}. Call "
+            "`replicator.distributed.initialize()` in its place."
+        )
