@@ -73,7 +73,7 @@ def _long_names() -> list[Any]:
     leaf = np.zeros((2, 3), np.float32)
     name = "x" * 4_000_000
     return [
-        *(name, name.encode(), bytes(48 << 20), {name: leaf}),
+        *(name, name.encode(), bytes(16 << 20), {name: leaf}),
         {name[:200_000]: [leaf] * 2_000},
         [f"{name[:1_000]}{n}" for n in range(4_000)],
     ]

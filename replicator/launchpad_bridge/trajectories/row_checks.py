@@ -85,8 +85,8 @@ class RowChecks:
     ) -> tuple[RowMemory, list[np.ndarray]]:
         """Return what of these may be inserted, as a learner can use it.
 
-        The first ones that nothing refuses are the form of all others. Rows are looked
-        at in memory that their sender cannot write to any more.
+        The first ones that nothing refuses are the form of all others. Nothing is
+        copied: rows may wait for room.
 
         Args:
           trajectories: Leaves [n, ...].
@@ -105,8 +105,6 @@ class RowChecks:
             expected = self._expected or self._first(trajectories, actor)
             leaves = expected.form.check(trajectories, actor)
             fits(len(leaves[0]))
-            for place in expected.looked_at:
-                leaves[place] = np.array(leaves[place])
             looked_at = [leaves[place] for place in expected.looked_at]
             is_finite = finite_rows(looked_at, len(leaves[0]))
             is_refused = self._on_nonfinite == "raise" and not is_finite.all()
@@ -142,7 +140,8 @@ class RowChecks:
             if held.form is not expected.form:
                 return None
             # The form holds from here on, and not where there is no memory for it.
-            memory = held.memory or RowMemory(held.form, self._capacity)
+            finite = () if self._on_nonfinite == "keep" else held.looked_at
+            memory = held.memory or RowMemory(held.form, self._capacity, finite)
             self._expected = held._replace(memory=memory)
             return memory
 

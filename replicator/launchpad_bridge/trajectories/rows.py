@@ -106,16 +106,24 @@ class RowMemory:
     """Memory for so many trajectories, from its beginning to its end.
 
     It knows nothing of who uses which rows: no two threads may use the same ones.
+
+    Args:
+      form: Of all trajectories.
+      capacity: How many.
+      finite: Leaves that were looked at, and found finite, before they are written.
     """
 
-    def __init__(self, form: RowForm, capacity: int) -> None:
+    def __init__(self, form: RowForm, capacity: int, finite: Sequence[int]) -> None:
         self._form = form
+        self._finite = finite
         self._leaves = form.make_rows(capacity)
 
     def write(self, slots: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
         """Copy leaves [n, ...] into n rows, int64 [n]."""
-        for mine, leaf in zip(self._leaves, leaves, strict=True):
-            mine[slots] = leaf
+        for place, mine in enumerate(self._leaves):
+            mine[slots] = leaves[place]
+            if place in self._finite:  # its sender may have changed it since
+                mine[slots] = np.where(np.isfinite(mine[slots]), mine[slots], 0)
 
     def read(self, slots: np.ndarray) -> PyTree:
         """Return n rows, int64 [n], as new trajectories, leaves [n, ...]."""

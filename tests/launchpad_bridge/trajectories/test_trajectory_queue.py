@@ -1,5 +1,6 @@
 import concurrent.futures
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -145,6 +146,21 @@ def test_an_insert_of_nothing_but_nan_waits_for_nobody_in_line():
         queue.insert(rows(2, reward=np.nan), actor="c", version=0)
         queue.take(1, timeout_s=SOON_S)
         blocked.result(SOON_S)
+
+
+def test_an_insert_that_waits_for_room_holds_no_copy():
+    queue, wide = TrajectoryQueue(1), {"reward": np.ones((1, 1 << 20), np.float32)}
+    queue.insert(wide, actor="a", version=0)
+    tracemalloc.start()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        blocked = pool.submit(queue.insert, wide, actor="b", version=0)
+        while queue.statistics()["blocked"] == 0:
+            pass
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        queue.take(1, timeout_s=SOON_S)
+        blocked.result(SOON_S)
+    assert held < 1 << 20
 
 
 def test_who_waits_for_room_is_served_in_order():
