@@ -148,6 +148,7 @@ class Driver:
                     event,
                     is_member=is_member,
                     is_stopping=state.phase != "running",
+                    is_needed=not self.goals_have_ended,
                     stop_grace_s=self._patience.stop_grace_s,
                 )
             state, actions = decide(state, event, time.monotonic())

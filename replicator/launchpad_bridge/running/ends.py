@@ -36,6 +36,7 @@ def ended(
     *,
     is_member: bool = False,
     is_stopping: bool = False,
+    is_needed: bool = True,
     stop_grace_s: float = 0.0,
 ) -> Ended:
     """Return what a worker's end is to the supervisor.
@@ -45,13 +46,17 @@ def ended(
       is_member: Whether it was one of a group that JAX has joined: there a peer's death
         shows in the words of collectives.
       is_stopping: Whether the run stops: then a preempted worker did as all are to.
+      is_needed: Whether a worker whom the others serve still runs: where none does, all
+        results are there, and a worker that is killed takes none along.
       stop_grace_s: How long the others of a group may take to end where one was
         preempted: they save together.
     """
     is_preempted = exited.outcome == "preempted"
+    looks_killed = exited.outcome == "died" and exited.code in _KILLED
     is_failed = exited.outcome in ("raised", "died") or (
         is_preempted and not is_stopping
     )
+    is_failed = is_failed and (is_needed or not looks_killed)
     grace_s = stop_grace_s if is_preempted else 0.0
     if exited.code == HUNG:
         grace_s = _HUNG_GRACE_S
@@ -60,7 +65,7 @@ def ended(
         attempt=exited.attempt,
         outcome="failed" if is_failed else "done",
         text=_describe(exited),
-        looks_killed=exited.outcome == "died" and exited.code in _KILLED,
+        looks_killed=looks_killed,
         is_symptom=is_symptom(exited.error)
         or (is_member and says_peer_is_gone(_words(exited))),
         comes_again=is_member and _is_from(exited.error, _COMES_AGAIN),

@@ -46,6 +46,11 @@ def test_what_died_without_a_word_has_failed_or_was_killed():
     assert (end.outcome, end.looks_killed) == ("failed", True)
 
 
+def test_what_is_killed_when_all_results_are_there_has_not_failed():
+    assert ended(exited("died"), is_needed=False).outcome == "done"
+    assert ended(exited("raised"), is_needed=False).outcome == "failed"
+
+
 @pytest.mark.parametrize("error", GONE, ids=["own", "remote", "wrapped"])
 def test_that_a_peer_is_gone_is_a_symptom(error):
     assert ended(exited("raised", error)).is_symptom
