@@ -28,7 +28,7 @@ FOR_PEOPLE = {
 # A file has no other age. A jump at worst leaves what a dead launcher left, or removes
 # a folder in its first millisecond, whose launcher then says so.
 AGES_OF_FILES = {"replicator/launchpad_bridge/run_folder.py"}
-# Certificates are for times: clocks of hosts are compared once, and nothing waits by it.
+# Certificates are for times: the clocks of hosts are compared, and nothing waits by it.
 CLOCKS_OF_HOSTS = {
     "replicator/distributed/meeting/meet.py",
     "replicator/distributed/meeting/server.py",
