@@ -4,10 +4,12 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -236,6 +238,31 @@ def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeyp
             display=False,
         )
     assert_equal_bits(names["state"], run.state)
+
+
+# What `docs/equinox.md` is about.
+NOT_OURS = {"equinox"}
+
+
+def test_the_extra_all_brings_what_the_pages_import():
+    imported = set()
+    for tree in map(ast.parse, (b for p in PAGES for b in blocks_of(p.read_text()))):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    [named] = re.findall(r"\[(.*)\]", extras["all"][0])
+    required = [
+        *project["dependencies"],
+        *(r for e in named.split(",") for r in extras[e]),
+    ]
+    brought = {re.split(r"[>\[]", each)[0].lower() for each in required}
+    found = imported - sys.stdlib_module_names - NOT_OURS - {"replicator"}
+    dists = importlib.metadata.packages_distributions()
+    assert {n for n in found if not brought & {*map(str.lower, dists[n])}} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from replicator.checkpoint import CheckpointStore
+from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.cli import certificates, demo, doctor, report
 from replicator.hooks import StateCallback, every
 from replicator.inputs.options import InputOptions
@@ -98,7 +98,32 @@ def moved_tls():
     assert tls.ca.parent.name == "here"
 
 
-@pytest.mark.parametrize("made", [moved_run, moved_tls])
+def moved_store():
+    store = CheckpointStore("checkpoints")
+    os.chdir("../elsewhere")
+    with store:
+        store.save(Snapshot(step=1, arrays={"state": np.arange(3)}))
+    assert store.steps() == (1,)
+
+
+def moved_journal():
+    log = EventLog("journal")
+    os.chdir("../elsewhere")
+    log.write("started")
+
+
+def moved_writers():
+    writers = [JSONL("metrics.jsonl"), TensorBoard("events")]
+    os.chdir("../elsewhere")
+    for writer in writers:
+        writer.write(1, {"loss": 0.5})
+        writer.close()
+
+
+MOVED = [moved_run, moved_tls, moved_store, moved_journal, moved_writers]
+
+
+@pytest.mark.parametrize("made", MOVED)
 def test_a_relative_path_is_meant_from_where_it_was_given(tmp_path, monkeypatch, made):
     for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
