@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import optax
 from jax.sharding import Mesh
@@ -50,7 +50,8 @@ from replicator.training.loop import LoopResult
 from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
-from replicator.training.run import RunOptions, plan_run
+from replicator.training.options import RunOptions
+from replicator.training.run_spec import make_run_spec
 from replicator.training.session import Session
 from replicator.training.watchdog.limits import Limits
 
@@ -418,15 +419,44 @@ class Replicator:
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
-        # First of all: each argument by its name, and nothing else.
-        arguments = {name: value for name, value in locals().items() if name != "self"}
+        options = RunOptions(
+            init_fn=init_fn,
+            init_state=init_state,
+            steps=steps,
+            seed=seed,
+            accumulate=accumulate,
+            auto_microbatch=auto_microbatch,
+            memory_limit_bytes=memory_limit_bytes,
+            steps_per_call=steps_per_call,
+            directory=directory,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            retention=retention,
+            eval_fn=eval_fn,
+            eval_dataset=eval_dataset,
+            eval_every=eval_every,
+            follow=follow,
+            hooks=hooks,
+            step_timeout=step_timeout,
+            inputs=inputs,
+            write_every=write_every,
+            gradient_norm=gradient_norm,
+            display=display,
+            profile=profile,
+            on_nonfinite=on_nonfinite,
+            spikes=spikes,
+            checks=checks,
+            check_first_updates=check_first_updates,
+            debug=debug,
+            node=node,
+        )
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
         if dataset is None:
             raise ArgumentError(
                 "`dataset` must be an iterable of batches or a callable, got NoneType. "
                 "Pass the batches; for those of a queue there is `rep.session`."
             )
-        with self.session(**arguments) as session:
+        with self._session(step_fn, dataset, options) as session:
             for batch in session.batches():
                 session.step(batch)
         return session.result
@@ -435,17 +465,43 @@ class Replicator:
         self,
         step_fn: StepFn | None = None,
         dataset: Dataset | None = None,
-        **options: Unpack[RunOptions],
+        *,
+        init_fn: InitFn | None = None,
+        init_state: PyTree = None,
+        steps: int | None,
+        seed: int = 0,
+        accumulate: int = 1,
+        auto_microbatch: bool = False,
+        memory_limit_bytes: int | None = None,
+        steps_per_call: int = 1,
+        directory: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | Every = 100,
+        retention: Retention | None = None,
+        eval_fn: EvalFn | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        eval_every: int | Every | None = None,
+        follow: Follow | None = None,
+        hooks: Sequence[Hook] = (),
+        step_timeout: float | Limits | None = None,
+        inputs: InputOptions | None = None,
+        write_every: int = 10,
+        gradient_norm: bool = True,
+        display: bool = True,
+        profile: range | None = None,
+        on_nonfinite: OnNonfinite | None = None,
+        spikes: Spikes | None = None,
+        checks: frozenset | None = None,
+        check_first_updates: bool | None = None,
+        debug: bool = False,
+        node: Node | None = None,
     ) -> Session:
         """Return what `run` has around its loop, for a loop of your own.
 
-        `run` is a session and a `for`; see `Session` for what the loop calls.
-
-        Args:
-          step_fn: As in `run`; None for a loop with steps of its own.
-          dataset: As in `run`; None for a loop whose batches come from elsewhere: where
-            those go on is not saved.
-          **options: All others of `run`.
+        `run` is a session and a `for`; see `Session` for what the loop calls. Arguments
+        are those of `run`. `step_fn` may be left out of a loop with steps of its own,
+        and `dataset` of one whose batches come from elsewhere: their position is not
+        saved.
 
         Returns:
           A session: open it by `with`.
@@ -454,16 +510,46 @@ class Replicator:
           ArgumentError: As `run`; or what is asked for needs the `step_fn`, or the
             dataset, that is not there.
         """
-        # Not `self.run`: a subclass may have one with other arguments.
-        bound = inspect.signature(Replicator.run).bind(
-            self, step_fn, dataset, **options
+        options = RunOptions(
+            init_fn=init_fn,
+            init_state=init_state,
+            steps=steps,
+            seed=seed,
+            accumulate=accumulate,
+            auto_microbatch=auto_microbatch,
+            memory_limit_bytes=memory_limit_bytes,
+            steps_per_call=steps_per_call,
+            directory=directory,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            retention=retention,
+            eval_fn=eval_fn,
+            eval_dataset=eval_dataset,
+            eval_every=eval_every,
+            follow=follow,
+            hooks=hooks,
+            step_timeout=step_timeout,
+            inputs=inputs,
+            write_every=write_every,
+            gradient_norm=gradient_norm,
+            display=display,
+            profile=profile,
+            on_nonfinite=on_nonfinite,
+            spikes=spikes,
+            checks=checks,
+            check_first_updates=check_first_updates,
+            debug=debug,
+            node=node,
         )
-        bound.apply_defaults()
-        arguments = {
-            name: value for name, value in bound.arguments.items() if name != "self"
-        }
-        training = plan_run(arguments, self._layout, self._defaults, self._evaluation)
-        return Session(training)
+        return self._session(step_fn, dataset, options)
+
+    def _session(
+        self, step_fn: StepFn | None, dataset: Dataset | None, options: RunOptions
+    ) -> Session:
+        spec = make_run_spec(
+            step_fn, dataset, options, self._layout, self._defaults, self._evaluation
+        )
+        return Session(spec)
 
     def compile_evaluation(
         self, eval_fn: EvalFn, *, block: int = DEFAULT_BLOCK

@@ -36,9 +36,10 @@ FLOOR_OF = {
 ROOT_MODULES = {"__init__", "__main__", "errors", "version", "replicator"}
 ROOT_MODULES |= {"exit_codes", "hooks", "options", "writers"}
 LARGEST_FOLDER = 14
-# The two objects that users call: each is one idea, and half of it says what for.
+# The two objects that users call: each is one idea, and half of it says what for. `run`
+# and `session` write out the options of a run, so that editors and checkers see them.
 LARGEST_FILE = {
-    "replicator/replicator.py": 583,
+    "replicator/replicator.py": 669,
     "replicator/training/session.py": 450,
 }
 # Within a floor: these may not know each other's business.

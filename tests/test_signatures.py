@@ -1,4 +1,4 @@
-"""What editors show of `run` and `session` is what `Replicator.run` takes."""
+"""`run`, `session` and `RunOptions` have the same options, types and defaults."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ import pytest
 
 import replicator
 from replicator import Replicator
-from replicator.training.run import RunOptions
+from replicator.training.options import RunOptions
 
 ROOT = Path(__file__).parents[1]
 OF_METHOD = inspect.signature(Replicator.run)
@@ -25,13 +25,17 @@ def test_the_function_run_has_the_signature_of_the_method():
     assert replicator.run.__doc__ == Replicator.run.__doc__
 
 
-def test_a_session_takes_the_keywords_of_run_and_their_types():
-    of_run = {
-        name: parameter.annotation
-        for name, parameter in OF_METHOD.parameters.items()
+def keywords(function):
+    return {
+        name: (parameter.annotation, parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    assert typing.get_type_hints(RunOptions) == of_run
+
+
+@pytest.mark.parametrize("function", [Replicator.session, RunOptions])
+def test_all_take_the_keywords_of_run_with_their_types_and_defaults(function):
+    assert keywords(function) == keywords(Replicator.run)
 
 
 def test_an_unknown_keyword_and_missing_steps_are_refused_as_by_run():

@@ -23,8 +23,8 @@ from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.monitoring.writers.writer import named_numbers
 from replicator.training.evaluate_hook import EvaluateEvery
 from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
-from replicator.training.hooks.user_hooks import HookOfUser
-from replicator.training.training import Training
+from replicator.training.hooks.hook_states import hook_states
+from replicator.training.run_spec import RunSpec
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class SaveCheckpoints(Hook):
     """Save the whole run at due steps, and at its end; the last of a run's hooks.
 
     Args:
-      of: The run. Where it is known where it ends, the end saves that step.
+      spec: The run. Where it is known where it ends, the end saves that step.
       store: Open; closed with the run.
       resumed: Where it goes on.
       reports: The run's own hooks, in this process.
@@ -73,7 +73,7 @@ class SaveCheckpoints(Hook):
 
     def __init__(
         self,
-        of: Training,
+        spec: RunSpec,
         store: CheckpointStore,
         *,
         resumed: Resumed,
@@ -81,16 +81,16 @@ class SaveCheckpoints(Hook):
         hooks: Sequence[Hook],
         evaluation: EvaluateEvery | None,
     ) -> None:
-        assert of.checkpointing is not None
+        assert spec.checkpointing is not None
         self._store = store
-        self._trigger = of.checkpointing.when.trigger()
+        self._trigger = spec.checkpointing.when.trigger()
         self._reports = reports
         self._hooks = hooks
-        self._ranks_by = of.checkpointing.retention.metric
+        self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # whether there is such a number
         self._evaluation = evaluation
-        self._about = {"began": resumed.began, **_settings(of)}
-        self._tell = of.tell_alike
+        self._about = {"began": resumed.began, **_settings(spec)}
+        self._tell = spec.tell_alike
         self._told = store.counts
         # Written by the store's thread, before it counts the save; taken by the loop's.
         self._failure: Exception | None = None
@@ -209,39 +209,39 @@ class SaveCheckpoints(Hook):
             raise failure
 
 
-def open_store(of: Training) -> CheckpointStore:
+def open_store(spec: RunSpec) -> CheckpointStore:
     """Open the directory of a run's checkpoints."""
-    checkpoints = of.checkpointing
+    checkpoints = spec.checkpointing
     assert checkpoints is not None, "asked for where a run is saved"
     # One hook may bring a disk, to break what is saved on purpose.
-    disks = [getattr(hook, "disk", None) for hook in of.hooks]
+    disks = [getattr(hook, "disk", None) for hook in spec.hooks]
     store = CheckpointStore(
         checkpoints.directory,
         retention=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
-        together=of.together,
+        together=spec.together,
     )
     return store.open()
 
 
-def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
+def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
     """Return where a run goes on: after what was saved last, or at its beginning.
 
     Args:
-      of: The run; where seed or dataset are not those that it began with, that is said.
+      spec: The run; a seed or dataset other than it began with is logged.
       store: Open; None for one that is not saved.
 
     Raises:
       CheckpointError: There is no checkpoint that is whole.
       CheckpointMismatchError: It is that of another model.
     """
-    dataset = None if of.dataset is None else describe_dataset(of.dataset)
-    began = {"seed": of.seed, "dataset": dataset}
-    found, first = None, of.first.shapes
+    dataset = None if spec.dataset is None else describe_dataset(spec.dataset)
+    began = {"seed": spec.seed, "dataset": dataset}
+    found, first = None, spec.first.shapes
     if store is not None:
-        found = store.restore(first, shardings=of.layout.state_shardings(first))
+        found = store.restore(first, shardings=spec.layout.state_shardings(first))
     if found is None:
-        return Resumed(state=of.first.born(), position=Position(), began=began)
+        return Resumed(state=spec.first.born(), position=Position(), began=began)
     if found.meta.get("random_streams") != RANDOM_STREAMS:
         _log.warning(
             "The checkpoint of step %d is from another version of replicator: from "
@@ -258,7 +258,7 @@ def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
             *(name, began[name], saved[name]),
         )
     last = found.meta.get("last_metrics")
-    _tell_changed(_settings(of), found.meta)
+    _tell_changed(_settings(spec), found.meta)
     return Resumed(
         state=found.arrays,
         position=_position(found),
@@ -271,10 +271,10 @@ def find_start(of: Training, store: CheckpointStore | None) -> Resumed:
     )
 
 
-def _settings(of: Training) -> dict[str, Any]:
+def _settings(spec: RunSpec) -> dict[str, Any]:
     """Return how a run is made, which may be another way when it goes on."""
     names = ("strategy", "accumulate", "steps_per_call", "steps")
-    return {name: of.arguments.get(name) for name in names}
+    return {name: spec.arguments.get(name) for name in names}
 
 
 def _of_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,62 +291,6 @@ def _tell_changed(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     ]
     if changed:
         _log.warning("The run goes on with another %s.", ", ".join(changed))
-
-
-def hook_states(hooks: Sequence[Hook]) -> list[list[Any]]:
-    """Return the name and the state of each hook, and whether the user made it.
-
-    Raises:
-      ArgumentError: A state is no plain JSON; the hook is named.
-    """
-    return [[_name(hook), _state(hook), _is_users(hook)] for hook in hooks]
-
-
-def _state(hook: Hook) -> Any:
-    state = hook.state_dict()
-    try:
-        return json.loads(json.dumps(state, allow_nan=False))
-    except (TypeError, ValueError) as failure:
-        raise ArgumentError(
-            f"`{_name(hook)}.state_dict` must return plain JSON, got what is not: "
-            f"{failure}. Return finite numbers, words, lists and dicts of them."
-        ) from failure
-
-
-def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:
-    """Give each hook the state that the same one of its type had; name the others.
-
-    Args:
-      hooks: Those of the run that goes on.
-      saved: From `hook_states`, of the run that was saved; nothing for a new one.
-    """
-    left = [(name, state, users) for name, state, *users in saved]
-    for hook in hooks:
-        # A hook of the user's is none of the run's own; before 0.3 nobody said which.
-        same = ([], [_is_users(hook)])
-        of_kind = [each for each in left if each[0] == _name(hook) and each[2] in same]
-        if of_kind:
-            left.remove(of_kind[0])
-            if of_kind[0][1] is not None:
-                hook.load_state(of_kind[0][1])
-        elif saved and hook.state_dict() is not None:
-            _log.warning(
-                "The run was saved without this `%s`: it starts anew.", _name(hook)
-            )
-    for name, state, _ in left:
-        if state is not None:
-            _log.warning(
-                "The run was saved with a `%s` that it has no more: its state is lost.",
-                name,
-            )
-
-
-def _name(hook: Hook) -> str:
-    return type(getattr(hook, "inner", hook)).__name__
-
-
-def _is_users(hook: Hook) -> bool:
-    return isinstance(hook, HookOfUser)
 
 
 def _position(found: Restored) -> Position:

@@ -1,20 +1,72 @@
-"""Guard a run: against hanging, being killed unsaved, and ending without a word."""
+"""Guard a run: refuse one that cannot be saved; watch for hangs and for signals."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from replicator.checkpoint.snapshot import describe_leaves
 from replicator.distributed.leaving import leave_at_once
 from replicator.distributed.notices import OwnNotices, open_notices
-from replicator.errors import Preempted
+from replicator.distributed.same_everywhere import require_same_arguments
+from replicator.errors import ArgumentError, Preempted
+from replicator.inputs.adapters import check_read_anew
 from replicator.training.preemption.hook import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 from replicator.training.watchdog import Watchdog
 
 
+def require_possible(spec: RunSpec) -> None:
+    """Refuse a run that could not be saved, or go back; nothing of it is open yet.
+
+    Raises:
+      ArgumentError: It could not.
+      DistributedError: It is not the same in all processes.
+    """
+    _require_way_back(spec)
+    if spec.checkpointing is not None:
+        describe_leaves(spec.first.shapes)
+    _require_same(spec)
+
+
+def _require_way_back(spec: RunSpec) -> None:
+    if not spec.recovery.policy.goes_back:
+        return
+    by_nonfinite = spec.recovery.policy.on_nonfinite == "rollback"
+    if spec.checkpointing is None:
+        other = 'on_nonfinite="skip"' if by_nonfinite else 'Spikes(action="log")'
+        raise ArgumentError(
+            "`checkpoint_dir` must be given to go back to a checkpoint, got None. "
+            f"Pass it, or choose `{other}`."
+        )
+    if spec.dataset is None or spec.step is None:
+        other = "on_nonfinite" if by_nonfinite else "spikes"
+        raise ArgumentError(
+            "`step_fn` and `dataset` must be given to go back to a checkpoint, got "
+            f"None. Pass both, or leave `{other}` out."
+        )
+    check_read_anew(
+        "dataset",
+        spec.dataset,
+        why="on_nonfinite='rollback'",
+        adapters=spec.reading.adapters,
+    )
+
+
+def _require_same(spec: RunSpec) -> None:
+    """Refuse a run that is not the same in all processes."""
+    plain = (bool, int, float, str, type(None))
+    words = {
+        name: word for name, word in spec.arguments.items() if isinstance(word, plain)
+    }
+    saved = spec.checkpointing and str(spec.checkpointing.when)
+    require_same_arguments(
+        spec.mesh, {"seed": spec.seed, "checkpoint_every": saved} | words
+    )
+
+
 @contextmanager
-def guarded(of: Training, *, hears: bool = True) -> Iterator[Preemption | None]:
+def guarded(spec: RunSpec, *, hears: bool = True) -> Iterator[Preemption | None]:
     """Watch the calling thread's run, and hear signals for it.
 
     A run that is not saved has nothing to save when it is asked to stop: then signals
@@ -22,23 +74,23 @@ def guarded(of: Training, *, hears: bool = True) -> Iterator[Preemption | None]:
     of signals, and is what fails if the run hangs, in place of the process.
 
     Args:
-      of: The run. Where all processes make it, they call this in the same order.
+      spec: The run. Where all processes make it, they call this in the same order.
       hears: Whether it can be asked to stop at all, by signals or by its node.
 
     Yields:
       What hears who asks the run to stop; None if it is left alone.
     """
-    notices = open_notices() if of.together else OwnNotices()
-    node = of.node if hears else None
+    notices = open_notices() if spec.together else OwnNotices()
+    node = spec.node if hears else None
     with Watchdog(
-        of.phases,
-        limits=of.limits,
-        directory=of.recording.directory,
+        spec.phases,
+        limits=spec.limits,
+        directory=spec.recording.directory,
         notices=notices,
-        tell=of.tell,
+        tell=spec.tell,
         fail=None if node is None else node.fail,
     ):
-        if not hears or (of.checkpointing is None and node is None):
+        if not hears or (spec.checkpointing is None and node is None):
             yield None
             return
         with Preemption(StopAgreement(notices), node=node) as preemption:
@@ -46,24 +98,24 @@ def guarded(of: Training, *, hears: bool = True) -> Iterator[Preemption | None]:
 
 
 @contextmanager
-def end_told(of: Training) -> Iterator[None]:
+def end_told(spec: RunSpec) -> Iterator[None]:
     """Tell the journal of a run's end, and of what ended it."""
     try:
         yield
     except Preempted:
         raise  # the journal says so already
     except SystemExit as leaving:
-        step = of.phases.current.step
-        of.tell("ended", step=step, error=f"sys.exit({leaving.code!r})")
+        step = spec.phases.current.step
+        spec.tell("ended", step=step, error=f"sys.exit({leaving.code!r})")
         is_main = threading.current_thread() is threading.main_thread()
         if leaving.code not in (None, 0) and is_main:
             # The others wait in a step: whoever watches them must see that one left.
             leave_at_once(leaving.code if isinstance(leaving.code, int) else 1)
         raise
     except BaseException as failure:
-        of.tell("ended", step=of.phases.current.step, error=_one_line(failure))
+        spec.tell("ended", step=spec.phases.current.step, error=_one_line(failure))
         raise
-    of.tell("ended", step=of.phases.current.step)
+    spec.tell("ended", step=spec.phases.current.step)
 
 
 def _one_line(failure: BaseException) -> str:

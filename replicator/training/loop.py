@@ -26,9 +26,9 @@ from replicator.monitoring.writers.writer import check_names
 from replicator.training.best_metric import BestSoFar
 from replicator.training.dispatched_step import DispatchedCall, joined
 from replicator.training.hooks.hook import Hook, StateEvent
-from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.finite_check import FiniteCheck
 from replicator.training.nonfinite.policy import BadNumber
+from replicator.training.options import LoopPlan
 from replicator.training.preemption.agreed_time import AgreedTime
 
 Step: TypeAlias = Callable[[PyTree, Placed], tuple[PyTree, PyTree]]

@@ -13,18 +13,20 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import PyTree
-from replicator.distributed.same_everywhere import require_same_state
+from replicator.distributed.same_everywhere import (
+    require_same_state,
+)
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.step.state import RunState
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
+from replicator.inputs.placement import Placed
 from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.monitoring.phases import Phases
 from replicator.training.checkpoint_hook import (
     Resumed,
     SaveCheckpoints,
     find_start,
-    load_hooks,
     open_store,
 )
 from replicator.training.evaluate_hook import (
@@ -33,12 +35,13 @@ from replicator.training.evaluate_hook import (
     followed_number,
 )
 from replicator.training.hooks.hook import Hook
+from replicator.training.hooks.hook_states import load_hooks
 from replicator.training.hooks.user_hooks import HookOfUser
 from replicator.training.loop import Loop, LoopResult, Step
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.hook import LeaveSaved, Preemption
 from replicator.training.reports.records import Reports, open_reports
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,7 @@ class Opened:
 
 
 def open_run(
-    of: Training,
+    spec: RunSpec,
     *,
     preemption: Preemption | None,
     first_states: Sequence[Any],
@@ -104,38 +107,38 @@ def open_run(
     """Open a run where it was saved last, or at its beginning.
 
     Args:
-      of: What it is made of.
+      spec: What it is made of.
       preemption: Hears who asks it to stop; None if nobody is to be heard.
       first_states: Of the user's hooks, should it go back to its very beginning.
       closers: Takes what closes all that is open, also if this fails half-way.
     """
-    went_back = of.recovery.went_back
-    store = None
-    if of.checkpointing is not None:
-        store = open_store(of)
+    went_back, store = spec.recovery.went_back, None
+    if spec.checkpointing is not None:
+        store = open_store(spec)
         closers.append(store.close)
-    with of.phases.during("restore"):
-        resumed = find_start(of, store)
-    require_same_state(of.mesh, resumed.state)
-    if not went_back and (of.plan.steps is None or resumed.start_step < of.plan.steps):
-        _try_evaluation(of, resumed.state.user)
-    reports = open_reports(of, resumed)
+    with spec.phases.during("restore"):
+        resumed = find_start(spec, store)
+    require_same_state(spec.mesh, resumed.state)
+    start_step = resumed.start_step
+    if not went_back and (spec.plan.steps is None or start_step < spec.plan.steps):
+        _try_evaluation(spec, resumed.state.user)
+    reports = open_reports(spec, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
-    evaluation = _evaluation(of, reports, preemption)
+    evaluation = _evaluation(spec, reports, preemption)
     saved_hooks = [
-        of.recovery,
+        spec.recovery,
         *([evaluation] if evaluation is not None else ()),
-        *(HookOfUser(hook) for hook in of.hooks),
+        *(HookOfUser(hook) for hook in spec.hooks),
     ]
     load_hooks(reports.hooks, resumed.reports)
     load_hooks(saved_hooks, resumed.hooks)
     if went_back and not resumed.hooks:
-        load_hooks(of.hooks, first_states)  # back to the very beginning
-    of.recovery.come_back(resumed.start_step)
+        load_hooks(spec.hooks, first_states)  # back to the very beginning
+    spec.recovery.come_back(start_step)
     saving, leaving = None, None
     if store is not None:
         saving = SaveCheckpoints(
-            of,
+            spec,
             store,
             resumed=resumed,
             reports=reports.hooks,
@@ -143,21 +146,21 @@ def open_run(
             evaluation=evaluation,
         )
         if preemption is not None:
-            leaving = LeaveSaved(of, preemption, saving, first_step=resumed.start_step)
+            leaving = LeaveSaved(spec, preemption, saving, first_step=start_step)
     hooks = hooks_in_order(reports, saved_hooks, saving, leaving or preemption)
-    batches = _input(of, resumed, preemption, in_turn=lambda: loop.in_turn)
+    batches = _input(spec, resumed, preemption, in_turn=lambda: loop.in_turn)
     # From here on in this order: what is saved last waits for what is told before.
     closers[:] = [hook.close for hook in hooks]
     closers += [] if batches is None else [batches.close]
     loop = Loop(
-        _handed_on(of.step, resumed.state),
-        plan=dataclasses.replace(of.plan, start_step=resumed.start_step),
+        _handed_on(spec.step, resumed.state),
+        plan=dataclasses.replace(spec.plan, start_step=start_step),
         hooks=hooks,
-        tell=None if of.recovery.ignores else of.recovery.tell,
-        phases=of.phases,
+        tell=None if spec.recovery.ignores else spec.recovery.tell,
+        phases=spec.phases,
         cut_at=resumed.position if resumed.was_cut else None,
-        agreed_time=AgreedTime() if of.together else None,
-        show_state=_shown(of, resumed),
+        agreed_time=AgreedTime() if spec.together else None,
+        show_state=_shown(spec, resumed),
     )
     closers.append(loop.close)
     opened = Opened(
@@ -167,7 +170,7 @@ def open_run(
         evaluation=evaluation,
         leaving=leaving,
     )
-    opened.catch_up(of.phases)
+    opened.catch_up(spec.phases)
     return opened
 
 
@@ -197,53 +200,55 @@ def hooks_in_order(
     return [*reports.hooks, *saved_hooks, *ends, *reports.after]
 
 
-def _try_evaluation(of: Training, user: PyTree) -> None:
+def _try_evaluation(spec: RunSpec, user: PyTree) -> None:
     """Evaluate the first batch alone: what is wrong shows before hours of steps."""
-    if (wanted := of.evaluating) is None:
+    if (wanted := spec.evaluating) is None:
         return
-    with of.phases.during("evaluate"):
+    with spec.phases.during("evaluate"):
         one = InputOptions(steps=1)
-        metrics = wanted.found_by(of.evaluation_of, user, inputs=one)
+        metrics = wanted.found_by(spec.evaluation_of, user, inputs=one)
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
 
 
 def _evaluation(
-    of: Training, reports: Reports, preemption: Preemption | None
+    spec: RunSpec, reports: Reports, preemption: Preemption | None
 ) -> EvaluateEvery | None:
-    if (wanted := of.evaluating) is None:
+    if (wanted := spec.evaluating) is None:
         return None
 
     def leave_if_asked() -> None:
         # Of a run that is not saved nobody could make again what is left.
-        if preemption is None or of.checkpointing is None:
+        if preemption is None or spec.checkpointing is None:
             return
         if preemption.leaves_evaluation():
             raise EvaluationLeft
 
     return EvaluateEvery(
-        lambda state: wanted.found_by(of.evaluation_of, state, between=leave_if_asked),
+        lambda state: wanted.found_by(
+            spec.evaluation_of, state, between=leave_if_asked
+        ),
         wanted.when,
         writer=reports.writer,
         follow=wanted.follow,
-        tell=of.tell_alike,
+        tell=spec.tell_alike,
     )
 
 
 def _input(
-    of: Training,
+    spec: RunSpec,
     resumed: Resumed,
     preemption: Preemption | None,
     *,
     in_turn: Callable[[], bool],
 ) -> SkippedBatches | None:
-    if of.dataset is None:
+    if spec.dataset is None:
         return None
     unasked = None
-    if of.plan.steps is not None and of.step is not None:
+    if spec.plan.steps is not None and spec.step is not None:
         # As many calls as are left; a loop that skips batches asks for more. At least
         # one: what is wrong with an input shows also where it is never asked.
-        calls_left = (of.plan.steps - resumed.start_step) // of.plan.steps_per_call
+        calls_left = (spec.plan.steps - resumed.start_step) // spec.plan.steps_per_call
         unasked = max(calls_left, 1)
 
     def is_over() -> bool:
@@ -252,14 +257,14 @@ def _input(
         return ends and not in_turn()
 
     batches = open_input(
-        of.dataset,
-        of.layout,
-        options=of.reading,
+        spec.dataset,
+        spec.layout,
+        options=spec.reading,
         start=resumed.position,
         is_over=is_over,
         unasked=unasked,
     )
-    return of.recovery.watch(batches)
+    return spec.recovery.watch(batches)
 
 
 def _handed_on(step: Step | None, state: RunState) -> PyTree:
@@ -270,9 +275,9 @@ def _handed_on(step: Step | None, state: RunState) -> PyTree:
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
 
 
-def _shown(of: Training, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:
+def _shown(spec: RunSpec, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:
     """Return what makes the state of a run out of what its loop keeps."""
-    if of.step is not None:
+    if spec.step is not None:
         return lambda state, step: whole(state)
     began = resumed.state
     return lambda user, step: dataclasses.replace(
@@ -281,3 +286,29 @@ def _shown(of: Training, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:
         step=np.asarray(step, np.int32),
         user=whole(user),
     )
+
+
+class EndOfBatches(StopIteration):
+    """The end of a session's own batches, and of nobody else's."""
+
+
+class Batches(Iterator[Placed]):
+    """Batches whose end is known as theirs, also where a turn's `next` meets it.
+
+    Args:
+      batches: Them.
+    """
+
+    def __init__(self, batches: Iterator[Placed]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Placed:
+        """Return the next one.
+
+        Raises:
+          EndOfBatches: There is none.
+        """
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise EndOfBatches from None

@@ -1,18 +1,22 @@
-"""What can be said of a run beside its step and its data; the types for it.
+"""Options of a run, and the groups of them that travel together.
 
-`run` and `session` take all of it by keyword, and hand most of it on in four parts:
-checkpoints, evaluation and records, which are here, and the policy on bad numbers
-(`nonfinite/policy.py`). What does not go together is refused as each is made.
+`Replicator.run` and `session` take each option by keyword and make one `RunOptions`.
+Three groups are cut out of it: checkpoints, evaluation and records; the fourth, bad
+numbers, is `nonfinite/policy.py`. Options that contradict each other are refused as
+each group is made.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from replicator.base.host.paths import checked_path
-from replicator.base.types import Dataset, PyTree
+from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (
@@ -23,11 +27,162 @@ from replicator.errors import (
     check_kind,
 )
 from replicator.inputs.adapters import check_read_anew
+from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
+from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.schedule import Every, every
+from replicator.training.node import Node
+from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
+from replicator.training.watchdog.limits import Limits
 
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RunOptions:
+    """Options of a run: the keywords of `Replicator.run` and `session`.
+
+    NumPy integers become Python's, which JSON can hold.
+
+    Attributes:
+      steps: Updates to make; None runs until the dataset ends.
+      init_fn: `init_fn(key)` returns the first state.
+      init_state: In its place: the first state, as `put` takes it; copied.
+      seed: Seed of the keys of `init_fn` and `step_fn`.
+      accumulate: Equal microbatches that each global batch is cut into.
+      auto_microbatch: Whether to choose the smallest `accumulate` that fits into
+        memory: programs are compiled, and the first that fits is run, to find it.
+      memory_limit_bytes: What it has to fit into on each device; by default what the
+        devices report.
+      steps_per_call: Updates per dispatch, with no change of meaning.
+      inputs: How the dataset is read and checked; its `accumulate`, `steps_per_call`
+        and `steps` are left to the run.
+      checks: As in `Replicator.compile`.
+      check_first_updates: As in `Replicator.compile`, and on by default, but where
+        `REPLICATOR_CHECK_FIRST_UPDATES=0` is in the environment.
+      debug: As in `Replicator.compile`.
+      hooks: What else happens, after the built-in reports.
+      step_timeout: Seconds that a step may take before the program ends with a dump of
+        all stacks; by default ten times the median, at least 60. `Limits` set one for
+        each phase of a run.
+      node: `lp.context.get_context()` in a node of a program: the run stops, saved,
+        when the program stops, and a run that hangs fails its node.
+      checkpoint_dir: Checkpoints: where the whole run is saved, and from where it goes
+        on by itself, bit for bit; one directory per run.
+      checkpoint_every: Steps between saves, or a schedule such as
+        `options.every(seconds=600)`.
+      retention: Which checkpoints stay; the last three by default.
+      eval_fn: Evaluation: a function as in `Replicator.evaluate`; tried on one batch
+        before the first step.
+      eval_dataset: Dataset to evaluate on, read anew each time; several by name,
+        `{"val": ...}`.
+      eval_every: Steps between evaluations, or a schedule; the last state is evaluated,
+        too.
+      follow: The number of the evaluation that ranks the steps, and when to give up.
+      directory: Records: where `metrics.jsonl`, TensorBoard events (if installed),
+        `run.json` and the journal go; None writes nothing. `replicator report` makes a
+        page of it.
+      write_every: Steps between written metrics.
+      gradient_norm: Whether metrics hold the norm of the reduced gradient; it takes one
+        more reading of the gradient, several per cent of a small model's step.
+      display: Whether progress is shown on standard error.
+      profile: Steps to trace, for example `range(100, 110)`; the signal SIGUSR2 traces
+        the next ten.
+      on_nonfinite: Bad numbers: what a metric that is NaN or infinite leads to.
+        `"raise"` ends the run, and is the default unless an optimizer skips such
+        updates; `"skip"` leaves the update out, on all replicas alike; `"rollback"`
+        goes back to the last good checkpoint and leaves the batch out; `"ignore"` goes
+        on.
+      spikes: Which metric to watch for sudden leaps, and what they lead to.
+    """
+
+    steps: int | None
+    init_fn: InitFn | None = None
+    init_state: PyTree = None
+    seed: int = 0
+    accumulate: int = 1
+    auto_microbatch: bool = False
+    memory_limit_bytes: int | None = None
+    steps_per_call: int = 1
+    inputs: InputOptions | None = None
+    checks: frozenset | None = None
+    check_first_updates: bool | None = None
+    debug: bool = False
+    hooks: Sequence[Hook] = ()
+    step_timeout: float | Limits | None = None
+    node: Node | None = None
+
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    checkpoint_every: int | Every = 100
+    retention: Retention | None = None
+
+    eval_fn: EvalFn | None = None
+    eval_dataset: Dataset | Mapping[str, Dataset] | None = None
+    eval_every: int | Every | None = None
+    follow: Follow | None = None
+
+    directory: str | os.PathLike[str] | None = None
+    write_every: int = 10
+    gradient_norm: bool = True
+    display: bool = True
+    profile: range | None = None
+
+    on_nonfinite: OnNonfinite | None = None
+    spikes: Spikes | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer):
+                object.__setattr__(self, name, value.item())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoopPlan:
+    """How long to run, and how.
+
+    Attributes:
+      steps: Updates in all, those before `start_step` included; None runs until the
+        input ends.
+      start_step: Updates that the state has behind it.
+      steps_per_call: Updates that one call of the step makes. Above 1, each metric has
+        a leading axis of that size.
+
+    Raises:
+      ArgumentError: A number is out of range, or calls do not fit into `steps`.
+    """
+
+    steps: int | None
+    start_step: int = 0
+    steps_per_call: int = 1
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if self.steps is not None and not whole:
+            raise ArgumentError(
+                f"`steps` must be a whole number, got {self.steps!r}. "
+                "Pass an `int`, or `steps=None` to run until the input ends."
+            )
+        if self.steps is not None and self.steps < 0:
+            raise ArgumentError(
+                f"`steps` must be at least 0, got {self.steps}. "
+                "Pass `steps=None` to run until the input ends."
+            )
+        self._require_whole_calls()
+
+    def _require_whole_calls(self) -> None:
+        # A last call of fewer steps would be another program, compiled at the very end.
+        n, left = self.steps_per_call, (self.steps or 0) - self.start_step
+        if self.steps is None or left <= 0 or left % n == 0:
+            return
+        lower, upper = self.steps - left % n, self.steps - left % n + n
+        remedy = f"{lower} or {upper}" if lower > self.start_step else f"{upper}"
+        after = f" from step {self.start_step} on" if self.start_step else ""
+        raise ArgumentError(
+            f"`steps` must be a multiple of `steps_per_call`{after}, "
+            f"got {self.steps} for {n}. Use {remedy}."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,13 +200,13 @@ class Checkpointing:
     retention: Retention
 
 
-def checkpointing_of(given: Mapping[str, Any]) -> Checkpointing | None:
-    """Return where the arguments of a run say that it is saved; None for nowhere.
+def checkpointing_of(options: RunOptions) -> Checkpointing | None:
+    """Return where and when a run is saved; None for nowhere.
 
     Raises:
       ArgumentError: One is of a wrong kind, or given without a directory.
     """
-    directory, retention = given["checkpoint_dir"], given["retention"]
+    directory, retention = options.checkpoint_dir, options.retention
     check_kind("retention", retention, Retention)
     if directory is None:
         if retention is not None:
@@ -61,7 +216,7 @@ def checkpointing_of(given: Mapping[str, Any]) -> Checkpointing | None:
             )
         return None
     return Checkpointing(
-        when=_as_schedule("checkpoint_every", given["checkpoint_every"]),
+        when=_as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_path("checkpoint_dir", directory),
         retention=retention or Retention(),
     )
@@ -106,29 +261,30 @@ class Evaluating:
         }
 
 
-def evaluating_of(given: Mapping[str, Any]) -> Evaluating | None:
-    """Return what the arguments of a run say that it evaluates; None for nothing.
+def evaluating_of(options: RunOptions) -> Evaluating | None:
+    """Return what a run evaluates, and when; None for nothing.
 
     Raises:
       ArgumentError: Some are given without the others, or one is of a wrong kind.
     """
-    follow = given["follow"]
+    follow = options.follow
     check_kind("follow", follow, Follow)
-    names = ("eval_fn", "eval_dataset", "eval_every")
-    missing = [name for name in names if given[name] is None]
-    if len(missing) == 3 and follow is None:
+    eval_fn, dataset, when = options.eval_fn, options.eval_dataset, options.eval_every
+    if eval_fn is None and dataset is None and when is None and follow is None:
         return None
-    if missing:
+    if eval_fn is None or dataset is None or when is None:
+        together = {"eval_fn": eval_fn, "eval_dataset": dataset, "eval_every": when}
+        missing = next(name for name, option in together.items() if option is None)
         raise ArgumentError(
             "`eval_fn`, `eval_dataset` and `eval_every` must be given together, "
-            f"got no `{missing[0]}`. Pass it, or leave all out."
+            f"got no `{missing}`. Pass it, or leave all out."
         )
-    check_function("eval_fn", given["eval_fn"], "state, batch")
-    _check_datasets(given["eval_dataset"])
+    check_function("eval_fn", eval_fn, "state, batch")
+    _check_datasets(dataset)
     return Evaluating(
-        eval_fn=given["eval_fn"],
-        dataset=given["eval_dataset"],
-        when=_as_schedule("eval_every", given["eval_every"]),
+        eval_fn=eval_fn,
+        dataset=dataset,
+        when=_as_schedule("eval_every", when),
         follow=follow,
     )
 
@@ -149,7 +305,7 @@ def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a run tells, and where.
+    """What a run records, and where.
 
     Attributes:
       directory: Where metrics, `run.json` and the journal go; None for nowhere.
@@ -164,28 +320,28 @@ class Recording:
     profile: range | None
 
 
-def recording_of(given: Mapping[str, Any]) -> Recording:
-    """Return what the arguments of a run say that it tells.
+def recording_of(options: RunOptions) -> Recording:
+    """Return what a run records, and where.
 
     Raises:
       ArgumentError: One is of a wrong kind, or there is no place for a trace.
     """
-    write_every, display = given["write_every"], given["display"]
+    write_every, display = options.write_every, options.display
     check_count("write_every", write_every)
-    check_flags(gradient_norm=given["gradient_norm"], display=display)
-    directory = checked_path("directory", given["directory"])
-    if (profile := given["profile"]) is not None:
+    check_flags(gradient_norm=options.gradient_norm, display=display)
+    directory = checked_path("directory", options.directory)
+    if (profile := options.profile) is not None:
         check_steps("profile", profile)
         if directory is None:
             raise ArgumentError(
                 "`directory` must be given to profile steps, got None. Pass it: traces "
                 "go to `profile/` in it."
             )
-        if given["steps"] is not None and profile.start > given["steps"]:
+        if options.steps is not None and profile.start > options.steps:
             _log.warning(
                 "No step of `profile=%s` is traced: the last step is %d.",
                 profile,
-                given["steps"],
+                options.steps,
             )
     return Recording(
         directory=directory, write_every=write_every, display=display, profile=profile

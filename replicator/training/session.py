@@ -25,19 +25,18 @@ from replicator.engine.step.state import in_form, step_key
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
-from replicator.training.checkpoint_hook import hook_states, open_store
+from replicator.training.checkpoint_hook import open_store
 from replicator.training.closing import closed_at_the_end
-from replicator.training.guards import end_told, guarded
+from replicator.training.guards import end_told, guarded, require_possible
+from replicator.training.hooks.hook_states import hook_states
 from replicator.training.loop import LoopResult
-from replicator.training.loop_plan import Batches, EndOfBatches
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
-from replicator.training.open_run import Opened, open_run
+from replicator.training.open_run import Batches, EndOfBatches, Opened, open_run
 from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.hook import Preemption
 from replicator.training.reports.records import alone
-from replicator.training.run import require_possible
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 
 MOST_OF_A_TURN = 10_000  # batches; a loop that takes more has forgotten `after`
 _SAME: Any = object()
@@ -64,14 +63,14 @@ class Session:
     It is for the thread that opened it. Several at once need devices of their own.
 
     Args:
-      training: What the run is made of.
+      spec: The run, checked and not open yet.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._of = training
-        self._step = None if training.step is None else RecordsFailure(training.step)
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._step = None if spec.step is None else RecordsFailure(spec.step)
         self._first_states = (
-            hook_states(training.hooks) if training.recovery.policy.goes_back else []
+            hook_states(spec.hooks) if spec.recovery.policy.goes_back else []
         )
         self._outer = ExitStack()
         self._inner = ExitStack()  # of one opening: a run that goes back has several
@@ -97,17 +96,17 @@ class Session:
             raise ArgumentError(
                 "`session` must be closed to be opened, got an open one. Make another."
             )
-        of, self._result, self._thread = self._of, None, threading.get_ident()
-        require_possible(of)
+        spec, self._result, self._thread = self._spec, None, threading.get_ident()
+        require_possible(spec)
         # A hook that stands in two places is one hook: methods of one object are equal.
-        closers = list(dict.fromkeys(hook.close for hook in of.hooks))
+        closers = list(dict.fromkeys(hook.close for hook in spec.hooks))
         with ExitStack() as outer:
             outer.callback(setattr, self, "_open", None)
             outer.enter_context(closed_at_the_end(closers))
-            outer.enter_context(alone(of))
-            outer.enter_context(end_told(of))
+            outer.enter_context(alone(spec))
+            outer.enter_context(end_told(spec))
             if self._step is not None:
-                outer.enter_context(examined(of, self._step))
+                outer.enter_context(examined(spec, self._step))
             self._open_here()
             self._outer = outer.pop_all()
         return self
@@ -180,7 +179,7 @@ class Session:
             ends in the midst of a turn.
           Exception: Whatever reading, or the end of the run, raised.
         """
-        if self._of.dataset is None:
+        if self._spec.dataset is None:
             raise ArgumentError(
                 "`dataset` must be given for `session.batches()`, got None. Pass it to "
                 "`session`, or loop over `session.steps()`."
@@ -209,7 +208,7 @@ class Session:
         self._require_own_thread()
         while True:
             while self._opened.loop.goes_on:
-                self._of.phases.enter("input")
+                self._spec.phases.enter("input")
                 yield self.steps_done + 1
             if self._ends():
                 return
@@ -266,7 +265,7 @@ class Session:
         """
         self._require_own_steps("compile")
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-        compiled = self._of.own_step(step_fn)
+        compiled = self._spec.own_step(step_fn)
 
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop
@@ -304,7 +303,7 @@ class Session:
         loop, taken = self._opened.loop, self._taken
         loop.require_room(1)
         if state is not _SAME:
-            state = in_form(state, self._of.first.shapes.user, self._of.layout)
+            state = in_form(state, self._spec.first.shapes.user, self._spec.layout)
         self._taken = []
         loop.begin_step()
         self._run_ahead.admit(metrics)
@@ -339,14 +338,14 @@ class Session:
         return self._open
 
     def _open_here(self) -> None:
-        of = self._of
+        spec = self._spec
         with ExitStack() as inner:
-            self._preemption = inner.enter_context(guarded(of))
+            self._preemption = inner.enter_context(guarded(spec))
             inner.push(self._leave_if_asked)
             closers: list[Callable[[], None]] = []
             inner.enter_context(closed_at_the_end(closers))
             self._open = open_run(
-                of,
+                spec,
                 preemption=self._preemption,
                 first_states=self._first_states,
                 closers=closers,
@@ -362,7 +361,7 @@ class Session:
             if len(self._taken) >= MOST_OF_A_TURN:
                 raise self._turn_without_after()
             # A turn that has made a step cannot be left where it waits for this.
-            with self._of.phases.during("input"):
+            with self._spec.phases.during("input"):
                 more = next(opened.batches, None)
             if more is None:
                 raise ArgumentError(
@@ -402,7 +401,7 @@ class Session:
         if opened.loop.in_turn:
             raise self._turn_without_after()
         result = opened.end(self._stall_s())
-        self._of.phases.enter("end")
+        self._spec.phases.enter("end")
         ran, evaluation = result.metrics is not None, opened.evaluation
         self._result = dataclasses.replace(
             result,
@@ -415,7 +414,7 @@ class Session:
     def _leave_if_asked(self, kind: object, *failure: object) -> None:
         """End the program, if a signal came while the run ended well."""
         if kind is None and self._preemption is not None and self._result is not None:
-            self._preemption.leave_if_asked(self._result.step, tell=self._of.tell)
+            self._preemption.leave_if_asked(self._result.step, tell=self._spec.tell)
 
     def _go_back(self, signal: GoingBack) -> None:
         """Open the run once more, from before the step that went bad."""
@@ -425,7 +424,7 @@ class Session:
 
     def _discard(self, signal: GoingBack) -> bool:
         """Delete the checkpoints that hold what went bad; tell whether one is left."""
-        with open_store(self._of) as store:
+        with open_store(self._spec) as store:
             store.discard_after(signal.before_step - 1)
             return bool(store.steps())
 
@@ -433,15 +432,15 @@ class Session:
         batches = self._opened.batches
         if batches is not None:
             return batches.stall_s
-        return self._of.phases.seconds()["input"]
+        return self._spec.phases.seconds()["input"]
 
     def _placed(self, batch: PyTree) -> Placed:
         self._require_own_thread()
         return placed(
             batch,
-            self._of.layout,
-            accumulate=self._of.reading.accumulate,
-            steps_per_call=self._of.plan.steps_per_call,
+            self._spec.layout,
+            accumulate=self._spec.reading.accumulate,
+            steps_per_call=self._spec.plan.steps_per_call,
             index=self.steps_done,
             position=self._position,
         )

@@ -17,7 +17,7 @@ from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.writers import JSONL, Async
-from replicator.training.loop_plan import LoopPlan
+from replicator.training.options import LoopPlan
 from tests import loops
 from tests.fakes import FakeClock, RecordingWriter
 

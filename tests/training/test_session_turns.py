@@ -210,7 +210,7 @@ def test_the_wait_for_one_more_batch_of_a_turn_counts_as_input():
             yield BATCHES[0]
             asked.wait(30)
             for _ in range(100):  # until the loop has come to wait
-                if (phase := session._of.phases.current.phase) == "input":
+                if (phase := session._spec.phases.current.phase) == "input":
                     break
                 threading.Event().wait(0.01)
             seen.append(phase)

@@ -50,7 +50,7 @@ from replicator.training.postmortem.recorded_program import (
     one_replica_update,
     record_program,
 )
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 
 _MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
 _log = logging.getLogger(__name__)
@@ -99,11 +99,11 @@ def is_met_by_all(failure: Exception) -> bool:
 
 
 @contextmanager
-def examined(of: Training, step: RecordsFailure) -> Iterator[None]:
+def examined(spec: RunSpec, step: RecordsFailure) -> Iterator[None]:
     """Examine what fails in the block, if it was a step, for `replicator replay`.
 
     Args:
-      of: The run; closed when the block ends.
+      spec: The run; closed when the block ends.
       step: The run's own.
 
     Raises:
@@ -113,21 +113,21 @@ def examined(of: Training, step: RecordsFailure) -> Iterator[None]:
         yield
     except Exception as failure:
         # What a step lacked may come to light where its metrics are read.
-        if is_out_of_memory(failure) and isinstance(of.step, CompiledStep):
-            raise of.step.explained(failure) from failure
-        bad_step = step.bad_step(failure, dispatched=of.phases.current.step)
-        meets = not of.together or is_met_by_all(failure)
-        directory = of.recording.directory
+        if is_out_of_memory(failure) and isinstance(spec.step, CompiledStep):
+            raise spec.step.explained(failure) from failure
+        bad_step = step.bad_step(failure, dispatched=spec.phases.current.step)
+        meets = not spec.together or is_met_by_all(failure)
+        directory = spec.recording.directory
         if meets and directory is not None and bad_step is not None:
-            with guarded(of, hears=False), of.phases.during("end"):
-                found = examine(of, directory, failure, bad_step)
+            with guarded(spec, hears=False), spec.phases.during("end"):
+                found = examine(spec, directory, failure, bad_step)
             if found is not None:
                 failure.add_note(f"To look at the step: replicator replay {found}")
         raise
 
 
 def examine(
-    of: Training,
+    spec: RunSpec,
     directory: str | os.PathLike[str],
     failure: Exception,
     bad_step: int,
@@ -135,7 +135,7 @@ def examine(
     """Write a bundle for a step that failed, with the state before it if possible.
 
     Args:
-      of: The run; closed. Where all processes make it, all do this.
+      spec: The run; closed. Where all processes make it, all do this.
       directory: The bundle goes to `postmortem/<step>` in it.
       failure: What ended the run.
       bad_step: The step that failed.
@@ -143,37 +143,37 @@ def examine(
     Returns:
       The bundle's directory; None if it could not be written.
     """
-    if of.together and not _all_are_here(bad_step):
+    if spec.together and not _all_are_here(bad_step):
         return None
-    state, batch, layout = _before(of, bad_step)
+    state, batch, layout = _before(spec, bad_step)
     path = None
-    if not of.together or process_index() == 0:
-        assert of.step_fn is not None
+    if not spec.together or process_index() == 0:
+        assert spec.step_fn is not None
         path = write_post_mortem(
             directory,
             failure,
             step=bad_step,
             update=one_replica_update(
-                of.step_fn, steps_per_call=of.plan.steps_per_call
+                spec.step_fn, steps_per_call=spec.plan.steps_per_call
             ),
             state=state,
             batch=batch,
-            about={"arguments": of.arguments, "seed": of.seed, **layout},
+            about={"arguments": spec.arguments, "seed": spec.seed, **layout},
         )
     # Who left before it is written would take the one that writes along.
-    return _path_of_first(path) if of.together else path
+    return _path_of_first(path) if spec.together else path
 
 
-def _before(of: Training, bad_step: int) -> tuple[PyTree, PyTree, dict[str, int]]:
+def _before(spec: RunSpec, bad_step: int) -> tuple[PyTree, PyTree, dict[str, int]]:
     """Return state and batch before the step, on the host, and how the batch lay."""
-    assert of.step is not None
+    assert spec.step is not None
     try:
-        if (opened := _reopen(of)) is None:
+        if (opened := _reopen(spec)) is None:
             return None, None, {}
         state, batches, start_step = opened
         try:
             found = rebuild(
-                of.step, state, batches, start_step=start_step, bad_step=bad_step
+                spec.step, state, batches, start_step=start_step, bad_step=bad_step
             )
         finally:
             batches.close()
@@ -192,21 +192,26 @@ def _before(of: Training, bad_step: int) -> tuple[PyTree, PyTree, dict[str, int]
         return None, None, {}
 
 
-def _reopen(of: Training) -> Reopened | None:
+def _reopen(spec: RunSpec) -> Reopened | None:
     """Return where the run could go on, to come to a step once more."""
-    if of.dataset is None or not of.recovery.can_repeat:
+    if spec.dataset is None or not spec.recovery.can_repeat:
         return None
     check_read_anew(
-        "dataset", of.dataset, why="a post-mortem bundle", adapters=of.reading.adapters
+        "dataset",
+        spec.dataset,
+        why="a post-mortem bundle",
+        adapters=spec.reading.adapters,
     )
     resumed = None
-    if of.checkpointing is not None:
-        with open_store(of) as store:
-            resumed = find_start(of, store)
-    resumed = resumed or find_start(of, None)
-    reading = dataclasses.replace(of.reading, steps=None)
-    batches = open_input(of.dataset, of.layout, options=reading, start=resumed.position)
-    return resumed.state, of.recovery.watch(batches), resumed.start_step
+    if spec.checkpointing is not None:
+        with open_store(spec) as store:
+            resumed = find_start(spec, store)
+    resumed = resumed or find_start(spec, None)
+    reading = dataclasses.replace(spec.reading, steps=None)
+    batches = open_input(
+        spec.dataset, spec.layout, options=reading, start=resumed.position
+    )
+    return resumed.state, spec.recovery.watch(batches), resumed.start_step
 
 
 def rebuild(

@@ -24,7 +24,7 @@ from replicator.monitoring.phases import Phase
 from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.node import STOPPED, Node
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 SAME_PRESS_S = 0.5
@@ -222,7 +222,7 @@ class LeaveSaved(Hook):
     leaves at once.
 
     Args:
-      of: The run; where no step is to follow it simply ends.
+      spec: The run; where no step is to follow it simply ends.
       preemption: Hears the signals; no hook of the same loop.
       saving: What saves the whole run.
       first_step: Updates that the state has behind it.
@@ -236,13 +236,13 @@ class LeaveSaved(Hook):
 
     def __init__(
         self,
-        of: Training,
+        spec: RunSpec,
         preemption: Preemption,
         saving: Hook,
         *,
         first_step: int,
     ) -> None:
-        self._of = of
+        self._spec = spec
         self._preemption = preemption
         self.saving = saving
         self._first_step = first_step
@@ -279,7 +279,7 @@ class LeaveSaved(Hook):
         # and not used is read again: the position is that of the last step.
         # This is in the signal handler: it saves here, and raises out of the wait.
         # A loop's own step may have taken the state over: then after that step.
-        if self._of.phases.current.phase == "input" and self._is_state_there():
+        if self._spec.phases.current.phase == "input" and self._is_state_there():
             self._leave(signal_name)
 
     def _is_state_there(self) -> bool:
@@ -303,9 +303,9 @@ class LeaveSaved(Hook):
         step = self._first_step  # of what is saved already
         if self._newest is not None:
             step = self._newest.step
-            self._of.phases.enter(self.phase)
+            self._spec.phases.enter(self.phase)
             self.saving.on_end(self._newest)  # returns when that is durable
-        self._of.tell("preempted", step=step, signal=signal_name)
+        self._spec.tell("preempted", step=step, signal=signal_name)
         self.has_left = True
         if signal_name != STOPPED:
             Stop(signal=signal_name, step=step).raise_saved()

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,9 +16,8 @@ from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
 from replicator.distributed.agreement import exchange
 from replicator.engine.program_cost import Compilation
-from replicator.errors import ArgumentError
 from replicator.monitoring.display import make_display
-from replicator.monitoring.events import EventLog, was_killed
+from replicator.monitoring.events import was_killed
 from replicator.monitoring.run_record import (
     describe_process,
     first_updates,
@@ -35,10 +33,11 @@ from replicator.training.hooks.hook import Hook
 from replicator.training.hooks.reports import Report, WriteMetrics
 from replicator.training.hooks.schedule import every
 from replicator.training.reports.compile_notes import TellCompilations
+from replicator.training.reports.journal import written
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.training.reports.profiler import Profile
 from replicator.training.reports.run_numbers import AddRunNumbers
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 
 _log = logging.getLogger(__name__)
 
@@ -58,30 +57,18 @@ class Reports:
     writer: Writer | None = None
 
 
-def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
-    """Open this process's journal of a run; None where the run has no directory.
-
-    Raises:
-      ArgumentError: The directory cannot be made.
-    """
-    if directory is None:
-        return None
-    with _written(directory, is_fresh=True):
-        return EventLog(directory, process=jax.process_index())
-
-
 @contextmanager
-def alone(of: Training) -> Iterator[None]:
+def alone(spec: RunSpec) -> Iterator[None]:
     """Keep other runs out of a run's directory: two in one journal read as one.
 
     Args:
-      of: The run; without a directory nobody is kept out. Of several processes the
+      spec: The run; without a directory nobody is kept out. Of several processes the
         first holds the lock for all: should it die, the system gives it back.
 
     Raises:
       CheckpointInUseError: Another run writes there; in all processes.
     """
-    directory = of.recording.directory
+    directory = spec.recording.directory
     lock = WriterLock(directory or Path(), Disk(), name=".records")
 
     def acquire() -> None:
@@ -89,7 +76,7 @@ def alone(of: Training) -> Iterator[None]:
             if directory is not None:
                 lock.acquire(above=0)
 
-    group = Group(together=of.together, timeout_s=600.0)
+    group = Group(together=spec.together, timeout_s=600.0)
     try:
         group.lead("directory", acquire)
         yield
@@ -97,44 +84,44 @@ def alone(of: Training) -> Iterator[None]:
         lock.release()
 
 
-def open_reports(of: Training, resumed: Resumed) -> Reports:
+def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     """Open what this process tells; of those that share a mesh, the first tells most.
 
     Args:
-      of: What the run is made of.
+      spec: What the run is made of.
       resumed: Where it goes on.
     """
-    records, events, start_step = of.recording, of.events, resumed.start_step
-    is_fresh = start_step == 0 and not of.recovery.went_back
-    processes = exchange("run-record", describe_process()) if of.together else None
+    records, events, start_step = spec.recording, spec.events, resumed.start_step
+    is_fresh = start_step == 0 and not spec.recovery.went_back
+    processes = exchange("run-record", describe_process()) if spec.together else None
     profile: list[Hook] = []
     if records.directory is not None:
         folder = records.directory / "profile"
         profile = [Profile(folder, steps=records.profile, events=events)]
-    if of.together and jax.process_index() > 0:
+    if spec.together and jax.process_index() > 0:
         return Reports(after=profile)
 
     def compilations() -> Sequence[Compilation]:
-        return getattr(of.step, "compilations", ())  # a debugged one has none
+        return getattr(spec.step, "compilations", ())  # a debugged one has none
 
     # A process without standard error has none to show anything on.
     display = make_display() if records.display and sys.stderr else None
     if start_step and display is not None:
-        display.note(_goes_on(of.arguments, start_step))
-    elif start_step and start_step >= (of.plan.steps or math.inf):
-        _log.warning(_goes_on(of.arguments, start_step))
+        display.note(_goes_on(spec.arguments, start_step))
+    elif start_step and start_step >= (spec.plan.steps or math.inf):
+        _log.warning(_goes_on(spec.arguments, start_step))
     # A run that went back has told them before: its step is the same.
-    told = len(compilations()) if of.recovery.went_back else 0
+    told = len(compilations()) if spec.recovery.went_back else 0
     telling = TellCompilations(compilations, display=display, events=events, told=told)
     hooks: list[Hook] = [telling]
     if display is not None:
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
-    seed = resumed.began.get("seed", of.seed)
-    said = {"seed": seed, "arguments": of.arguments}
+    seed = resumed.began.get("seed", spec.seed)
+    said = {"seed": seed, "arguments": spec.arguments}
     checked = first_updates(records.directory)
-    with _written(records.directory, is_fresh=is_fresh):
+    with written(records.directory, is_fresh=is_fresh):
         if is_fresh:
             # One that was killed before it was saved begins anew, in one journal.
             again = is_same_run(records.directory, **said)
@@ -151,31 +138,16 @@ def open_reports(of: Training, resumed: Resumed) -> Reports:
     events.write("resumed" if start_step else "started", step=start_step)
     writer = AddRunNumbers(
         directory_writer(records.directory),
-        of.phases,
+        spec.phases,
         compilations=compilations,
-        devices=list(of.mesh.devices.flat),
+        devices=list(spec.mesh.devices.flat),
     )
     when = every(n_steps=records.write_every)
     return Reports(
         hooks=[*hooks, WriteMetrics(writer, when)],
-        after=[*profile, JournalPhases(events, of.phases, start_step=start_step)],
+        after=[*profile, JournalPhases(events, spec.phases, start_step=start_step)],
         writer=writer,
     )
-
-
-@contextmanager
-def _written(directory: str | os.PathLike[str], *, is_fresh: bool) -> Iterator[None]:
-    """Refuse to begin a run without its records; one that goes on does without."""
-    try:
-        yield
-    except OSError as failure:
-        if not is_fresh:
-            _log.warning("The run goes on without all of its records: %s", failure)
-            return
-        raise ArgumentError(
-            f"`directory` must be one that can be written to, got {directory}: "
-            f"{failure}. Choose another, or change its permissions."
-        ) from failure
 
 
 def _goes_on(arguments: Mapping[str, Any], step: int) -> str:

@@ -20,7 +20,6 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.training.loop_plan import LoopPlan
 from replicator.training.nonfinite.policy import BadNumber, History, Policy
 from replicator.training.nonfinite.rollback import (
     GoingBack,
@@ -28,6 +27,7 @@ from replicator.training.nonfinite.rollback import (
     make_recovery,
 )
 from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import LoopPlan
 from tests.fakes import FakeClock
 from tests.loops import run_loop
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer
@@ -82,7 +82,7 @@ class CutAt(Hook):
 
 
 class Run:
-    """Training as `replicator.training.session` wires it, small."""
+    """A run as `replicator.training.session` wires it, small."""
 
     def __init__(self, directory, dataset, *, policy=None, n=2):
         rep = replicas(n)

@@ -11,7 +11,7 @@ from replicator.training.postmortem.examine import (
     examine,
     is_met_by_all,
 )
-from replicator.training.training import Training
+from replicator.training.run_spec import RunSpec
 from tests.steps import replicas
 from tests.training.postmortem.crashing import init_fn, step_fn
 
@@ -65,20 +65,20 @@ def read_badly(context):
     raise OSError("the disk is gone")
 
 
-class TogetherAlone(Training):
+class TogetherAlone(RunSpec):
     """A run that all processes make, of which there is one."""
 
     together = True
 
 
-@pytest.mark.parametrize("kind", [Training, TogetherAlone])
+@pytest.mark.parametrize("kind", [RunSpec, TogetherAlone])
 @pytest.mark.parametrize("dataset", [read_badly, None])
 def test_what_cannot_be_rebuilt_leaves_the_error_alone(tmp_path, dataset, kind):
     session = replicas(2).session(
         step_fn, dataset, init_fn=init_fn, steps=5, seed=7, directory=tmp_path
     )
-    of = kind(**vars(session._of))
-    path = examine(of, tmp_path, NonFiniteError("bad", step=3, leaf="loss"), 3)
+    spec = kind(**vars(session._spec))
+    path = examine(spec, tmp_path, NonFiniteError("bad", step=3, leaf="loss"), 3)
     found = read_bundle(path)
     assert (found.state, found.batch, found.about["seed"]) == (None, None, 7)
     assert found.error["type"] == "NonFiniteError"

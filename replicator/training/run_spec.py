@@ -1,0 +1,371 @@
+"""A run as it was checked: `make_run_spec` makes it of options, `Session` opens it."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from replicator.base.mesh import spans_processes
+from replicator.base.types import Dataset, StepFn
+from replicator.engine.auto_microbatch import (
+    check_memory_limit,
+    first_batch,
+    fit_accumulate,
+)
+from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.eager_calls import in_no_mesh, require_eager
+from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
+from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
+from replicator.engine.first_update.check import FirstUpdateCheck
+from replicator.engine.layout import Layout
+from replicator.engine.make_step import compiled_step, debug_step
+from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.state import FirstState, first_run, given_run
+from replicator.errors import ArgumentError, check_flags, check_function, check_kind
+from replicator.inputs.options import InputOptions
+from replicator.monitoring.events import EventLog
+from replicator.monitoring.phases import Phases
+from replicator.training.hooks.hook import Hook, checked_hooks
+from replicator.training.hooks.hook_states import hook_states
+from replicator.training.loop import Step
+from replicator.training.node import Node
+from replicator.training.nonfinite.rollback import Recovery, make_recovery
+from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import (
+    Checkpointing,
+    Evaluating,
+    LoopPlan,
+    Recording,
+    RunOptions,
+    checkpointing_of,
+    evaluating_of,
+    recording_of,
+)
+from replicator.training.reports.first_updates import first_update_check
+from replicator.training.reports.journal import open_journal
+from replicator.training.watchdog.limits import Limits, as_limits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """A run that was checked, and is not open yet: all that serves a run has it.
+
+    Attributes:
+      step: Works on a `RunState`; None where a loop has steps of its own.
+      step_fn: What one replica does in it; None likewise.
+      options: How a step is lifted.
+      first: The first state, for a run that was not saved.
+      first_updates: How the first updates of its steps are checked; None if not at all.
+      dataset: What to train on; None where a loop has batches of its own.
+      layout: How replicas lie on devices.
+      plan: How long.
+      reading: How the dataset is read.
+      seed: Of the run's keys.
+      arguments: What the records say of the run, in plain JSON.
+      recording: What is told.
+      checkpointing: Where the run is saved; None saves nothing.
+      evaluating: What is evaluated; None for nothing.
+      evaluation_of: Returns what evaluates by a function; compiled once.
+      events: This process's journal of the run; None for none.
+      recovery: What is done about bad numbers.
+      hooks: The user's own.
+      phases: Where it notes what it is doing.
+      limits: How long each of that may take.
+      node: Of the program that it runs in; None for none.
+    """
+
+    step: Step | None
+    step_fn: StepFn | None
+    options: CompileOptions
+    first: FirstState
+    first_updates: FirstUpdateCheck | None
+    dataset: Dataset | None
+    layout: Layout
+    plan: LoopPlan
+    reading: InputOptions
+    seed: int
+    arguments: Mapping[str, Any]
+    recording: Recording
+    checkpointing: Checkpointing | None
+    evaluating: Evaluating | None
+    evaluation_of: Callable[[EvalFn], Evaluation]
+    events: EventLog | None
+    recovery: Recovery
+    hooks: Sequence[Hook]
+    phases: Phases
+    limits: Limits
+    node: Node | None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the run."""
+        return self.layout.mesh
+
+    @property
+    def together(self) -> bool:
+        """Whether several processes make this run."""
+        return spans_processes(self.mesh)
+
+    def own_step(self, step_fn: StepFn) -> CompiledStep:
+        """Return a step of the loop's own, compiled as those of the run are."""
+        return compiled_step(
+            step_fn,
+            self.layout,
+            self.options,
+            counted=False,
+            phases=self.phases,
+            check=self.first_updates,
+        )
+
+    def tell(self, kind: str, /, **fields: Any) -> None:
+        """Write into the journal, if there is one."""
+        if self.events is not None:
+            self.events.write(kind, **fields)
+
+    def tell_alike(self, kind: str, /, **fields: Any) -> None:
+        """Write what all processes do alike: one of them tells."""
+        if not self.together or jax.process_index() == 0:
+            self.tell(kind, **fields)
+
+
+@in_no_mesh
+def make_run_spec(
+    step_fn: StepFn | None,
+    dataset: Dataset | None,
+    options: RunOptions,
+    layout: Layout,
+    defaults: CompileOptions,
+    evaluation_of: Callable[..., Evaluation],
+) -> RunSpec:
+    """Check the options of a run, and return what they describe.
+
+    Nothing of it is open but the journal.
+
+    Args:
+      step_fn: What one replica does; None where a loop has steps of its own.
+      dataset: What to train on; None where a loop has batches of its own.
+      options: All others that the user chose.
+      layout: How replicas lie on devices.
+      defaults: How a step is lifted, but for the options.
+      evaluation_of: `rep.compile_evaluation`, which makes one for each function.
+
+    Raises:
+      ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
+    """
+    phases = Phases()
+    checkpointing = checkpointing_of(options)
+    evaluating = evaluating_of(options)
+    recording = recording_of(options)
+    _check_kinds(step_fn, options)
+    lifting = dataclasses.replace(
+        defaults,
+        accumulate=options.accumulate,
+        steps_per_call=options.steps_per_call,
+        checks=options.checks,
+    )
+    plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
+    _check_left_to_run(options)
+    limits, hooks = as_limits(options.step_timeout), checked_hooks(options.hooks)
+    if checkpointing is not None:
+        hook_states(hooks)  # refuses one that could not be saved
+    first = _first_state(options, layout)
+    events = open_journal(recording.directory)
+    lifting = _fitted(step_fn, dataset, options, lifting, first, layout)
+    reading = _reading(options, lifting)
+    check = first_update_check(
+        options.check_first_updates, directory=recording.directory, events=events
+    )
+    return RunSpec(
+        step=(
+            None
+            if step_fn is None
+            else _step(step_fn, options, lifting, layout, phases, check)
+        ),
+        step_fn=step_fn,
+        options=lifting,
+        first=first,
+        first_updates=check,
+        dataset=dataset,
+        layout=layout,
+        plan=plan,
+        reading=reading,
+        seed=options.seed,
+        arguments=_arguments(plan, checkpointing, lifting, layout, reading),
+        recording=recording,
+        checkpointing=checkpointing,
+        evaluating=evaluating,
+        evaluation_of=functools.partial(evaluation_of, block=DEFAULT_BLOCK),
+        events=events,
+        recovery=make_recovery(
+            first.shapes.user,
+            on_nonfinite=options.on_nonfinite,
+            spikes=options.spikes,
+            journal=events,
+        ),
+        hooks=hooks,
+        phases=phases,
+        limits=limits.for_input(reading.timeout_s),
+        node=options.node,
+    )
+
+
+def _check_kinds(step_fn: StepFn | None, options: RunOptions) -> None:
+    check_kind("spikes", options.spikes, Spikes)
+    check_flags(auto_microbatch=options.auto_microbatch, debug=options.debug)
+    check_memory_limit(
+        options.memory_limit_bytes, auto_microbatch=options.auto_microbatch
+    )
+    check_kind("inputs", options.inputs, InputOptions)
+    if options.node is not None and not isinstance(options.node, Node):
+        raise ArgumentError(
+            f"`node` must be the node that the run is in, got {options.node!r}. Pass "
+            "`lp.context.get_context()`."
+        )
+    if step_fn is None:
+        _check_own_steps(options)
+    else:
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+
+
+def _check_own_steps(options: RunOptions) -> None:
+    """Refuse what only a step that the session makes can do."""
+    asked = {
+        "auto_microbatch": options.auto_microbatch,
+        "debug": options.debug,
+        "steps_per_call": options.steps_per_call != 1,
+        'on_nonfinite="skip"': options.on_nonfinite == "skip",
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        raise ArgumentError(
+            f"`step_fn` must be given with `{name}`, got None. Leave `{name}` out, or "
+            "let the session make the steps."
+        )
+
+
+def _first_state(options: RunOptions, layout: Layout) -> FirstState:
+    require_eager("rep.run")
+    init_fn, init_state = options.init_fn, options.init_state
+    if (init_fn is None) == (init_state is None):
+        raise ArgumentError(
+            "One of `init_fn` and `init_state` must be given, got "
+            f"{'neither' if init_fn is None else 'both'}. Pass `init_fn`, or a "
+            "state to go on from."
+        )
+    if init_fn is None:
+        return given_run(init_state, layout, seed=options.seed)
+    check_function("init_fn", init_fn, "key")
+    return first_run(init_fn, layout, seed=options.seed)
+
+
+def _step(
+    step_fn: StepFn,
+    options: RunOptions,
+    lifting: CompileOptions,
+    layout: Layout,
+    phases: Phases,
+    check: FirstUpdateCheck | None,
+) -> Step:
+    reports_norms = options.gradient_norm
+    if options.debug:
+        return debug_step(step_fn, lifting, counted=True, reports_norms=reports_norms)
+    return compiled_step(
+        step_fn,
+        layout,
+        lifting,
+        counted=True,
+        skips_bad=options.on_nonfinite == "skip",
+        reports_norms=reports_norms,
+        phases=phases,
+        check=check,
+    )
+
+
+def _fitted(
+    step_fn: StepFn | None,
+    dataset: Dataset | None,
+    options: RunOptions,
+    lifting: CompileOptions,
+    first: FirstState,
+    layout: Layout,
+) -> CompileOptions:
+    """Choose as few microbatches as fit, if that is asked for."""
+    if not options.auto_microbatch:
+        return lifting
+    if options.accumulate != 1:
+        raise ArgumentError(
+            "`accumulate` must be left out with `auto_microbatch`, got "
+            f"{options.accumulate}. Leave one of them out."
+        )
+    if step_fn is None or dataset is None:
+        raise ArgumentError(
+            "`dataset` must be given with `auto_microbatch`, got None. Pass it, or "
+            "choose `accumulate`."
+        )
+    accumulate = fit_accumulate(
+        step_fn,
+        layout,
+        lifting,
+        make_state=first.born,
+        batch=first_batch(dataset, layout, options.inputs or InputOptions()),
+        limit_bytes=options.memory_limit_bytes,
+    )
+    return dataclasses.replace(lifting, accumulate=accumulate)
+
+
+def _arguments(
+    plan: LoopPlan,
+    checkpointing: Checkpointing | None,
+    lifting: CompileOptions,
+    layout: Layout,
+    reading: InputOptions,
+) -> dict[str, Any]:
+    """Return the options that records hold, in plain JSON."""
+    return {
+        "steps": plan.steps,
+        "checkpoint_dir": checkpointing and os.fspath(checkpointing.directory),
+        "num_replicas": layout.num_replicas,
+        "accumulate": lifting.accumulate,
+        "steps_per_call": lifting.steps_per_call,
+        "reduction": lifting.reduction,
+        "strategy": layout.describe() | {"reduction": lifting.reduction},
+        "inputs": dataclasses.asdict(reading),
+    }
+
+
+def _check_left_to_run(options: RunOptions) -> None:
+    """Refuse an input whose own options contradict those of the run."""
+    if (inputs := options.inputs) is None:
+        return
+    default = InputOptions()
+    for name, of_input, unset, of_run in (
+        ("accumulate", inputs.accumulate, default.accumulate, options.accumulate),
+        (
+            "steps_per_call",
+            inputs.steps_per_call,
+            default.steps_per_call,
+            options.steps_per_call,
+        ),
+        ("steps", inputs.steps, default.steps, options.steps),
+    ):
+        if of_input not in (unset, of_run):
+            raise ArgumentError(
+                f"`inputs` must leave `{name}` to the run, got {of_input}. Pass "
+                f"`{name}={of_input}` to `run` itself."
+            )
+
+
+def _reading(options: RunOptions, lifting: CompileOptions) -> InputOptions:
+    inputs = options.inputs or InputOptions()
+    epochs = inputs.epochs
+    if options.steps is None and epochs is None:
+        epochs = 1  # then it is the dataset's end that ends the run
+    return dataclasses.replace(
+        inputs,
+        accumulate=lifting.accumulate,
+        steps_per_call=lifting.steps_per_call,
+        epochs=epochs,
+    )
