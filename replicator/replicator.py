@@ -456,7 +456,7 @@ class Replicator:
                 "`dataset` must be an iterable of batches or a callable, got NoneType. "
                 "Pass the batches; for those of a queue there is `rep.session`."
             )
-        with self._session(step_fn, dataset, options) as session:
+        with self.session_by(step_fn, dataset, options) as session:
             for batch in session.batches():
                 session.step(batch)
         return session.result
@@ -541,11 +541,21 @@ class Replicator:
             debug=debug,
             node=node,
         )
-        return self._session(step_fn, dataset, options)
+        return self.session_by(step_fn, dataset, options)
 
-    def _session(
+    def session_by(
         self, step_fn: StepFn | None, dataset: Dataset | None, options: RunOptions
     ) -> Session:
+        """Return a session whose options are at hand as one object.
+
+        Args:
+          step_fn: As in `session`.
+          dataset: As in `session`.
+          options: All others.
+
+        Raises:
+          ArgumentError: As `session`.
+        """
         spec = make_run_spec(
             step_fn, dataset, options, self._layout, self._defaults, self._evaluation
         )

@@ -32,6 +32,7 @@ from replicator.launchpad_bridge.learner.published import PublishedVariables
 from replicator.launchpad_bridge.nodes.cacher_node import Cacher, CacherNode
 from replicator.rpc.client.client import Client
 from replicator.rpc.server.server import Server
+from replicator.training.options import RunOptions
 
 ROWS = {"reward": np.ones((2, 3), np.float32)}
 BATCH = 4
@@ -116,8 +117,6 @@ class _Registry:
 def _learner() -> ReplicatedLearner:
     options = LearnerOptions(
         step_fn=step_fn,
-        init_fn=init_fn,
-        steps=None,
         batch_size=BATCH,
         replicas=1,
         processes=1,
@@ -125,7 +124,7 @@ def _learner() -> ReplicatedLearner:
         max_policy_lag=None,
         fixed_lag=None,
         strategy=None,
-        session={},
+        run=RunOptions(init_fn=init_fn, steps=None),
     )
     return ReplicatedLearner(options, table=lp.TrajectoryQueue(8 * BATCH))
 

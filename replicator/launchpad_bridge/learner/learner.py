@@ -7,6 +7,7 @@ server; all of them have a session, which read in step and end as one.
 """
 
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -97,7 +98,7 @@ class ReplicatedLearner:
         # What threads of the server share with the session's: each guards itself, or is
         # set once (`_taken` and `_shares`, before `_started` is).
         self._published = PublishedVariables(keep=earlier + 1)
-        when = options.session.get("checkpoint_every", 1000)
+        when = options.run.checkpoint_every
         regular = when if isinstance(when, Every) else every(n_steps=when)
         self._saves = Saves(regular.n_steps, regular.seconds)
         self._taken: TrajectoryBatches | None = None
@@ -188,8 +189,7 @@ class ReplicatedLearner:
           ArgumentError: The learner has no `checkpoint_dir`.
           CallTimeoutError: No update was made and saved in time.
         """
-        given = self._options.session.get("checkpoint_dir")
-        directory = checked_path("checkpoint_dir", given)
+        directory = checked_path("checkpoint_dir", self._options.run.checkpoint_dir)
         if directory is None:
             raise ArgumentError(
                 "`checkpoint_dir` must be given for `save`, got None. Pass it to the "
@@ -240,25 +240,29 @@ class ReplicatedLearner:
           batch: 0 and None.
         """
         options = self._options
-        said: dict[str, Any] = {
-            "inputs": InputOptions(remainder="refuse"),
-            **options.session,
-            "init_fn": self._lifted.init_fn,
-            "steps": options.steps,
-            "checkpoint_every": self._saves,
-            "node": node_context.get_context(),
-        }
-        if (eval_fn := said.get("eval_fn")) is not None:
-            said["eval_fn"] = lambda state, batch: eval_fn(
-                self._lifted.user_state(state), batch
+        node = node_context.get_context()
+        run = dataclasses.replace(
+            options.run,
+            inputs=options.run.inputs or InputOptions(remainder="refuse"),
+            init_fn=self._lifted.init_fn,
+            checkpoint_every=self._saves,
+            node=node,
+        )
+        if (eval_fn := run.eval_fn) is not None:
+            run = dataclasses.replace(
+                run,
+                eval_fn=lambda state, batch: eval_fn(
+                    self._lifted.user_state(state), batch
+                ),
             )
-        elif said.get("eval_every") is not None and "eval_dataset" not in said:
+        elif run.eval_every is not None and run.eval_dataset is None:
             # An evaluation is what is followed, and what checkpoints are ranked by.
-            said["eval_fn"] = _means
-            said["eval_dataset"] = lambda context: [self._acted]
+            run = dataclasses.replace(
+                run, eval_fn=_means, eval_dataset=lambda context: [self._acted]
+            )
         devices = _devices(options.replicas, options.processes)
         rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
-        session = rep.session(self._lifted.step_fn, self._input_fn, **said)
+        session = rep.session_by(self._lifted.step_fn, self._input_fn, run)
         try:
             self._learn(session, rep)
         except InputTimeoutError as error:
@@ -270,7 +274,7 @@ class ReplicatedLearner:
             ) from error
         except BatchError:
             # An input without any batch is an error, but of a program that stops.
-            if self._has_batches or not said["node"].stop_event.is_set():
+            if self._has_batches or not node.stop_event.is_set():
                 raise
             return dict.fromkeys(("metrics", "variables", "statistics")) | {"step": 0}
         result = session.result

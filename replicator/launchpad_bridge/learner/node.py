@@ -1,9 +1,14 @@
 """A learner over many devices, or many processes, as one node."""
 
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicator.base.types import InitFn, StepFn
+from replicator.base.types import Dataset, InitFn, StepFn
+from replicator.checkpoint.retention import Retention
+from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.errors import ArgumentError
+from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.handles import Dereferenceable
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
@@ -16,6 +21,13 @@ from replicator.launchpad_bridge.running.deferred import Deferred
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
+from replicator.training.best_metric import Follow
+from replicator.training.hooks.hook import Hook
+from replicator.training.hooks.schedule import Every
+from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import RunOptions
+from replicator.training.watchdog.limits import Limits
 
 
 class ReplicatedLearnerNode(Node[CourierHandle]):
@@ -33,6 +45,33 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
     ...     lp.ReplicatedLearnerNode(step_fn, init_fn, steps=1000, batch_size=32),
     ...     label="learner",
     ... )
+
+    Args:
+      step_fn: What one replica does: takes a state and trajectories, leaves
+        [B / replicas, ...], and maybe a key; returns the state and a dict of metrics.
+        Gradients are reduced by `replicator.wrap_optimizer`.
+      init_fn: Makes the state of a key.
+      steps: Updates in all; None: until the program stops.
+      batch_size: B, trajectories in a global batch.
+      replicas: Devices to use, as many of each process; all by default.
+      processes: How many processes there are.
+      variables: `variables(state)` returns what actors get, by name;
+        `{"params": state["params"]}` by default.
+      table: The handle of a node that holds trajectories, or a `Deferred` that makes a
+        table in the learner; a queue of 4 B in the learner by default.
+      max_policy_lag: Updates that a trajectory may have missed when it is learnt from;
+        older ones are dropped, and counted. None for any number.
+      fixed_lag: Of actors that take turns: the `lag` of the `TrajectoryTurns`. Hooks
+        then see {"state": the user's, "earlier": variables of before}.
+      strategy: As of `Replicator`. One that partitions takes one process and actors
+        that do not take turns; they get variables whole.
+
+    All others are those of `Replicator.run`. `eval_every` without an `eval_fn`
+    evaluates what actors do: `episode_return` and `episode_length`, for `follow` and
+    `retention`.
+
+    Raises:
+      ArgumentError: One is out of range, or two do not go together.
     """
 
     is_expanded = True
@@ -51,44 +90,34 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         max_policy_lag: int | None = None,
         fixed_lag: int | None = None,
         strategy: Strategy | Builder | None = None,
-        **session: Any,
+        seed: int = 0,
+        accumulate: int = 1,
+        steps_per_call: int = 1,
+        inputs: InputOptions | None = None,
+        checks: frozenset | None = None,
+        check_first_updates: bool | None = None,
+        debug: bool = False,
+        hooks: Sequence[Hook] = (),
+        step_timeout: float | Limits | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | Every = 1000,
+        retention: Retention | None = None,
+        eval_fn: EvalFn | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        eval_every: int | Every | None = None,
+        follow: Follow | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        write_every: int = 10,
+        gradient_norm: bool = True,
+        display: bool = True,
+        profile: range | None = None,
+        on_nonfinite: OnNonfinite | None = None,
+        spikes: Spikes | None = None,
     ) -> None:
-        """Remember what to run.
-
-        Args:
-          step_fn: What one replica does: takes a state and trajectories, leaves
-            [B / replicas, ...], and maybe a key; returns the state and a dict of
-            metrics. Gradients are reduced by `replicator.wrap_optimizer`.
-          init_fn: Makes the state of a key.
-          steps: Updates in all; None: until the program stops.
-          batch_size: B, trajectories in a global batch.
-          replicas: Devices to use, as many of each process; all by default.
-          processes: How many processes there are.
-          variables: `variables(state)` returns what actors get, by name;
-            `{"params": state["params"]}` by default.
-          table: The handle of a node that holds trajectories, or a `Deferred` that
-            makes a table in the learner; a queue of 4 B in the learner by default.
-          max_policy_lag: Updates that a trajectory may have missed when it is learnt
-            from; older ones are dropped, and counted. None for any number.
-          fixed_lag: Of actors that take turns: the `lag` of the `TrajectoryTurns`.
-            Hooks then see {"state": the user's, "earlier": variables of before}.
-          strategy: As of `Replicator`. One that partitions takes one process and actors
-            that do not take turns; they get variables whole.
-          **session: As in `Replicator.session`: `directory`, `checkpoint_dir`, `seed`,
-            `accumulate`, `hooks`, `step_timeout`, and all others but those that read a
-            batch again or before the run (`auto_microbatch`, going back). `eval_every`
-            without an `eval_fn` evaluates what actors do: `episode_return` and
-            `episode_length`, for `follow` and `retention`.
-
-        Raises:
-          ArgumentError: One is out of range, two do not go together, or the session
-            knows none of this name.
-        """
+        """Check the options, and plan the processes; nothing starts yet."""
         super().__init__()
         options = LearnerOptions(
             step_fn=step_fn,
-            init_fn=init_fn,
-            steps=steps,
             batch_size=batch_size,
             replicas=replicas,
             processes=processes,
@@ -96,15 +125,37 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             max_policy_lag=max_policy_lag,
             fixed_lag=fixed_lag,
             strategy=strategy,
-            session=session,
+            run=RunOptions(
+                init_fn=init_fn,
+                steps=steps,
+                seed=seed,
+                accumulate=accumulate,
+                steps_per_call=steps_per_call,
+                inputs=inputs,
+                checks=checks,
+                check_first_updates=check_first_updates,
+                debug=debug,
+                hooks=hooks,
+                step_timeout=step_timeout,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+                retention=retention,
+                eval_fn=eval_fn,
+                eval_dataset=eval_dataset,
+                eval_every=eval_every,
+                follow=follow,
+                directory=directory,
+                write_every=write_every,
+                gradient_norm=gradient_norm,
+                display=display,
+                profile=profile,
+                on_nonfinite=on_nonfinite,
+                spikes=spikes,
+            ),
         )
         if table is None:
             table = Deferred(TrajectoryQueue, capacity=4 * batch_size)
-        if not isinstance(table, Dereferenceable):
-            raise ArgumentError(
-                f"`table` must be a handle of a node, or a `Deferred`, got {table!r}. "
-                "Write `lp.Deferred(lp.TrajectoryQueue, capacity=...)`."
-            )
+        _check_table(table)
         self._first = CourierNode(ReplicatedLearner, options, table=table)
         self._nodes: list[Node[Any]] = [self._first]
         if processes > 1:
@@ -144,6 +195,14 @@ class LearnerProcess(GroupMember[Any]):
         """Know the program that this was added to; so does who has the handles."""
         super().belong_to(program, label)
         self._learner.belong_to(program, label)
+
+
+def _check_table(table: object) -> None:
+    if not isinstance(table, Dereferenceable):
+        raise ArgumentError(
+            f"`table` must be a handle of a node, or a `Deferred`, got {table!r}. "
+            "Write `lp.Deferred(lp.TrajectoryQueue, capacity=...)`."
+        )
 
 
 def _members(

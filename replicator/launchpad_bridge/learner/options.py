@@ -15,26 +15,26 @@ from replicator.errors import (
 )
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
-from replicator.replicator import Replicator
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
+from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import RunOptions
 
-_OWN = {"step_fn", "dataset", "init_fn", "steps", "node", "return"}
 _AS_THEY_ARE = ("mode", "epochs", "steps")  # of inputs: a learner has one of its own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerOptions:
-    """What a learner is made of; `ReplicatedLearnerNode` says what each is.
+    """Options of a learner; `ReplicatedLearnerNode` documents each.
+
+    Attributes:
+      run: Those of its run, `init_fn` and `steps` among them.
 
     Raises:
-      ArgumentError: One is out of range, two do not go together, or the session knows
-        none of this name.
+      ArgumentError: One is out of range, or two do not go together.
     """
 
     step_fn: StepFn
-    init_fn: InitFn
-    steps: int | None
     batch_size: int
     replicas: int | None
     processes: int
@@ -42,7 +42,7 @@ class LearnerOptions:
     max_policy_lag: int | None
     fixed_lag: int | None
     strategy: Strategy | Builder | None
-    session: dict[str, Any]
+    run: RunOptions
 
     def __post_init__(self) -> None:
         check_function(
@@ -54,18 +54,19 @@ class LearnerOptions:
         check_count("processes", self.processes)
         if not callable(self.strategy):
             check_kind("strategy", self.strategy, Strategy)
-        for name, value in (("steps", self.steps), ("replicas", self.replicas)):
+        for name, value in (("steps", self.run.steps), ("replicas", self.replicas)):
             if value is not None:
                 check_count(name, value)
         self._check_lags()
         self._check_strategy()
         self._check_cut()
-        self._check_session()
+        self._check_run()
 
     @property
-    def steps_per_call(self) -> int:
-        """Updates that one call of the compiled step makes."""
-        return self.session.get("steps_per_call", 1)
+    def init_fn(self) -> InitFn:
+        """What makes the state of a key."""
+        assert self.run.init_fn is not None, "the node takes no other state"
+        return self.run.init_fn
 
     @property
     def is_partitioned(self) -> bool:
@@ -111,7 +112,7 @@ class LearnerOptions:
                 f"`replicas` must divide evenly over {self.processes} processes, got "
                 f"{replicas}. Use {-(-replicas // self.processes) * self.processes}."
             )
-        accumulate = self.session.get("accumulate", 1)
+        accumulate = self.run.accumulate
         check_count("accumulate", accumulate)
         owners = "devices" if self.is_partitioned else "replicas"
         cuts = {
@@ -139,25 +140,14 @@ class LearnerOptions:
             return math.prod(sizes[axis] for axis in self.strategy.batch_axes)
         return 1 if self.is_partitioned else self.replicas or 1
 
-    def _check_session(self) -> None:
-        said = self.session
-        known = set(Replicator.run.__annotations__) - _OWN
-        if unknown := sorted(set(said) - known):
-            raise ArgumentError(
-                f"`ReplicatedLearnerNode` must be given options of a session, got "
-                f"`{unknown[0]}`. It takes {', '.join(sorted(known))}."
-            )
-        for name in ("auto_microbatch", "memory_limit_bytes"):
-            if said.get(name):
-                # It would wait for a batch before actors have anything to act with.
-                raise _left_out(name, said[name], "Pass `accumulate`.")
-        self._check_inputs(said.get("inputs"))
-        self._check_calls()
-        action = getattr(said.get("spikes"), "action", None)
-        if "rollback" in (said.get("on_nonfinite"), action):
+    def _check_run(self) -> None:
+        run = self.run
+        self._check_inputs(run.inputs)
+        self._check_calls(run.steps_per_call)
+        if "rollback" in (run.on_nonfinite, _action(run.spikes)):
             # Trajectories cannot be read again.
             raise _left_out("on_nonfinite", "rollback", 'Use "skip", or "raise".')
-        if said.get("on_nonfinite") == "skip" and self.fixed_lag:
+        if run.on_nonfinite == "skip" and self.fixed_lag:
             # A version would have no update behind it.
             raise _left_out("on_nonfinite", "skip", 'Use "raise" with `fixed_lag`.')
 
@@ -170,16 +160,16 @@ class LearnerOptions:
                     f"inputs.{name}", getattr(inputs, name), "Leave it out."
                 )
 
-    def _check_calls(self) -> None:
-        check_count("steps_per_call", self.steps_per_call)
-        least = self.steps_per_call - 1
+    def _check_calls(self, steps_per_call: int) -> None:
+        check_count("steps_per_call", steps_per_call)
+        least = steps_per_call - 1
         lag = self.max_policy_lag if self.fixed_lag is None else self.fixed_lag
         is_enough = lag is None or (self.fixed_lag is None and lag >= least)
         if least and not is_enough:
             # Variables are published behind each call only.
             raise _left_out(
                 "steps_per_call",
-                self.steps_per_call,
+                steps_per_call,
                 f"Use 1, or a `max_policy_lag` of {least} or more.",
             )
 
@@ -198,6 +188,11 @@ def params_of(state: PyTree) -> dict[str, PyTree]:
             "`variables` must be given for a state without 'params', got none for "
             f"{held}. Pass `variables=lambda state: {{...}}`: what actors get, by name."
         ) from None
+
+
+def _action(spikes: Spikes | None) -> str | None:
+    # What is of another kind is refused when the run is put together.
+    return spikes.action if isinstance(spikes, Spikes) else None
 
 
 def _left_out(name: str, value: Any, remedy: str) -> ArgumentError:

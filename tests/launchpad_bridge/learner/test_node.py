@@ -1,10 +1,12 @@
 """What a learner's node refuses, and what it looks like in a program."""
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 
+import replicator
 import replicator.launchpad_bridge as lp
 from replicator import InputOptions, options, strategies
 from replicator.errors import ArgumentError
@@ -32,14 +34,10 @@ REFUSED = [
     ({"max_policy_lag": True}, "`max_policy_lag` must be"),
     ({"fixed_lag": 1.5}, "`fixed_lag` must be"),
     ({"max_policy_lag": 1, "fixed_lag": 1}, "got both it and `fixed_lag`"),
-    ({"checkpoint_directory": "x"}, "got `checkpoint_directory`. It takes"),
-    ({"dataset": []}, "got `dataset`. It takes"),
     ({"variables": 3}, "`variables` must be a function"),
     ({"table": 3}, "`table` must be a handle of a node, or a `Deferred`, got 3"),
     ({"inputs": 3}, "`inputs` must be"),
     ({"inputs": InputOptions(mode="per_replica")}, "`inputs.mode` must be left out"),
-    ({"auto_microbatch": True}, "`auto_microbatch` must be left out"),
-    ({"memory_limit_bytes": 1}, "`memory_limit_bytes` must be left out"),
     ({"on_nonfinite": "rollback"}, "`on_nonfinite` must be left out"),
     ({"spikes": options.Spikes(action="rollback")}, "`on_nonfinite` must be left out"),
     ({"on_nonfinite": "skip", "fixed_lag": 1}, 'Use "raise" with `fixed_lag`'),
@@ -67,6 +65,35 @@ REFUSED = [
 def test_what_does_not_fit_is_refused_where_it_is_written(given, message):
     with pytest.raises(ArgumentError, match=message):
         node(**given)
+
+
+# It would wait for a batch before actors have anything to act with.
+NOT_ITS = ["checkpoint_directory", "dataset", "auto_microbatch", "memory_limit_bytes"]
+
+
+@pytest.mark.parametrize("name", NOT_ITS)
+def test_what_it_does_not_take_is_refused_by_name(name):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        node(**{name: 1})
+
+
+def test_its_options_of_a_run_have_the_types_and_defaults_of_run():
+    def parameters(function):
+        return dict(inspect.signature(function).parameters)
+
+    of_run = parameters(replicator.Replicator.run)
+    of_node = parameters(lp.ReplicatedLearnerNode)
+    apart = {"step_fn", "init_fn", "checkpoint_every"}
+    for name in (of_run.keys() & of_node.keys()) - apart:
+        assert str(of_node[name]) == str(of_run[name])
+    left_out = {
+        "dataset",
+        "init_state",
+        "auto_microbatch",
+        "memory_limit_bytes",
+        "node",
+    }
+    assert of_run.keys() - of_node.keys() - {"self"} == left_out
 
 
 def test_a_batch_that_is_whole_on_each_device_need_not_divide():

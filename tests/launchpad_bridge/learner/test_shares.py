@@ -7,6 +7,7 @@ from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.options import LearnerOptions
 from replicator.launchpad_bridge.learner.shares import Saves, Shares
+from replicator.training.options import RunOptions
 from tests.launchpad_bridge.learner.learning import init_fn, step_fn
 from tests.rpc.courier_cases import client_of, serving, wait_until
 
@@ -33,8 +34,6 @@ def test_a_wait_for_rows_ends_when_the_caller_goes():
 def test_who_is_of_another_group_has_no_rows():
     options = LearnerOptions(
         step_fn=step_fn,
-        init_fn=init_fn,
-        steps=None,
         batch_size=4,
         replicas=2,
         processes=2,
@@ -42,7 +41,7 @@ def test_who_is_of_another_group_has_no_rows():
         max_policy_lag=None,
         fixed_lag=None,
         strategy=None,
-        session={},
+        run=RunOptions(init_fn=init_fn, steps=None),
     )
     learner = ReplicatedLearner(options, table=lp.TrajectoryQueue(8))
     assert learner.share(1, 0, 0.0) is None
