@@ -1,4 +1,4 @@
-"""What can be said of a run beside its step and its data; the types for it.
+"""Option types of a run.
 
 >>> from replicator.options import Follow, Retention
 """
@@ -8,6 +8,7 @@ from replicator.training.best_metric import BestSoFar, Follow
 from replicator.training.evaluate_hook import EvaluateEvery
 from replicator.training.hooks.schedule import Every, every
 from replicator.training.nonfinite.spikes import Spikes
+from replicator.training.options import RunOptions
 from replicator.training.watchdog.limits import Limits
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Follow",
     "Limits",
     "Retention",
+    "RunOptions",
     "Spikes",
     "every",
 ]

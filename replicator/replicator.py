@@ -546,7 +546,10 @@ class Replicator:
     def session_by(
         self, step_fn: StepFn | None, dataset: Dataset | None, options: RunOptions
     ) -> Session:
-        """Return a session whose options are at hand as one object.
+        """Return a session whose options are one object, made elsewhere.
+
+        >>> chosen = options.RunOptions(init_fn=init_fn, steps=3)
+        >>> session = rep.session_by(step_fn, dataset, chosen)
 
         Args:
           step_fn: As in `session`.
