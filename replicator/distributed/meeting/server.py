@@ -1,8 +1,9 @@
-"""Process 0's side of the meeting: hear who comes, tell all how it ended.
+"""Process 0's side of the meeting: collect the others, send each the outcome.
 
-One thread and no blocking call but `select`; a stranger can neither stop it nor make it
-grow: it has 10 s and 1 KiB to prove that it belongs and to say who it is, and there are
-at most 64 such connections. Who proves nothing is told so, and is not received.
+One thread and no blocking call but `select`. A stranger can neither stop it nor make it
+grow: a connection has 10 s and 1 KiB to prove that it belongs to the run and to name
+its process, and there are at most 64 of these, plus one for each missing process. One
+that proves nothing gets a refusal, or no answer at all.
 """
 
 import contextlib
@@ -181,8 +182,11 @@ class _Server:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             strangers = [v for v in self._visitors if v.process_id is None]
-            if len(strangers) >= _MAX_STRANGERS:
-                self._drop(strangers[0])
+            # With a place for each that is missing: those that belong here may all
+            # come at once, and none of them drops another.
+            if len(strangers) >= _MAX_STRANGERS + len(self._roster.missing):
+                # The oldest of those that have proved least.
+                self._drop(max(strangers, key=lambda v: len(v.unproved)))
             connection.setblocking(False)
             visitor = _visitor(connection, self._secret)
             self._selector.register(connection, selectors.EVENT_READ, visitor)
@@ -259,8 +263,10 @@ class _Server:
         line = json.dumps(verdict).encode() + b"\n"
         for visitor in self._visitors:
             with contextlib.suppress(OSError), visitor.connection as connection:
-                connection.settimeout(VERDICT_S)
-                connection.sendall(line)
+                # Nothing for strangers, who could also delay the start by not reading.
+                if not visitor.unproved:
+                    connection.settimeout(VERDICT_S)
+                    connection.sendall(line)
 
     def _who_is_missing(self) -> str:
         roster = self._roster

@@ -25,6 +25,7 @@ from replicator.errors import (
     DistributedTimeoutError,
 )
 from replicator.rpc import Secret
+from replicator.rpc.security.authentication import ClientHandshake
 
 LONG_S = 60.0
 
@@ -194,15 +195,17 @@ def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
             server.serve()
 
 
-def call(port, said):
-    """Connect as soon as somebody listens, say something, and go."""
+def connected(port):
+    """Connect as soon as somebody listens."""
     while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), LONG_S) as connection:
-                connection.sendall(said)
-            return
-        except ConnectionRefusedError:
-            continue
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port), LONG_S)
+
+
+def call(port, sent):
+    """Connect as soon as somebody listens, send something, and go."""
+    with connected(port) as connection:
+        connection.sendall(sent)
 
 
 def test_a_program_that_is_not_process_0_is_not_believed(pool):
@@ -325,3 +328,53 @@ def test_a_program_that_proves_nothing_is_not_believed(pool):
     with connection:
         connection.sendall(b'{"go": ["anywhere", "and whoever comes there"]}\n')
     assert isinstance(guest.outcome(), DistributedTimeoutError)
+
+
+@contextlib.contextmanager
+def a_server(num_processes, secret=None, timeout_s=LONG_S):
+    """Process 0 that waits for a test to tell it what to do, and where it listens."""
+    cluster = member(free_port(), 0, num_processes)
+    address = ("127.0.0.1", cluster.port)
+    with socket.create_server(address, backlog=256) as listener:
+        server = meeting_server._Server(listener, cluster, timeout_s, secret)
+        try:
+            yield server, address
+        finally:
+            server._answer_all()
+            server._selector.close()
+
+
+def come(opened, server, address, count):
+    """Open connections that the server accepts, and that stay silent."""
+    connections = []
+    for _ in range(count):
+        connections.append(opened.enter_context(socket.create_connection(address)))
+        server._accept()
+    return connections
+
+
+def test_processes_that_come_at_once_do_not_drop_each_other():
+    with contextlib.ExitStack() as opened, a_server(200) as (server, address):
+        come(opened, server, address, 199)
+        assert len(server._visitors) == 199
+
+
+def test_a_flood_of_silence_does_not_drop_who_proves_itself():
+    secret = Secret.generate()
+    with contextlib.ExitStack() as opened, a_server(2, secret) as (server, address):
+        [slow] = come(opened, server, address, 1)
+        [visitor] = server._visitors
+        slow.sendall(ClientHandshake(secret, binding=meeting_server.BINDING).hello())
+        server._read(visitor)
+        come(opened, server, address, 2 * meeting_server._MAX_STRANGERS)
+        assert visitor in server._visitors
+
+
+def test_who_proved_nothing_is_not_answered(pool, jax_service):
+    port, secret = free_port(), Secret.generate()
+    zero = Host(pool, port, 0, 2, secret=secret)
+    with connected(port) as stranger:
+        one = Host(pool, port, 1, 2, secret=secret)
+        jax_service(port, zero)
+        assert one.outcome() == zero.outcome() == [socket.gethostname()] * 2
+        assert stranger.recv(1 << 16) == b""
