@@ -150,8 +150,8 @@ REFUSED = {
     ),
     "several hosts, and none told": (
         {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
-        "`coordinator` must be given where the launcher (pmi) tells no host, got "
-        "process 1 of 4 by `PMI_RANK`, `PMI_SIZE`. Call "
+        "`coordinator` must be given where the launcher (pmi) names no host, got "
+        "process 1 of 4 from `PMI_RANK`, `PMI_SIZE`. Call "
         '`initialize(coordinator="HOST:8482")` with the host of process 0.',
     ),
     "a process beyond the last": (
@@ -164,6 +164,22 @@ REFUSED = {
         "`RANK` and `WORLD_SIZE` must be a number and how many there are, got 0 of 0. "
         "Number processes from 0.",
     ),
+    "digits that Python reads and no launcher writes": (
+        environments.pytorch(0, 2) | {"RANK": "\u0661"},
+        "`RANK` must be a whole number in the environment, got '\u0661'. Set it for "
+        "every process.",
+    ),
+    "more digits than Python reads": (
+        environments.pytorch(0, 2) | {"WORLD_SIZE": "9" * 5000},
+        "`WORLD_SIZE` must be a whole number in the environment, got "
+        f"{'9' * 5000!r}. Set it for every process.",
+    ),
+    "hosts of a launcher that is not known": (
+        {"SM_HOSTS": '["algo-1", "algo-2"]'},
+        "`SM_HOSTS` must not count several processes where no launcher that is known "
+        "numbers them. Give `coordinator`, `num_processes` and `process_id` to "
+        "`initialize`, or set REPLICATOR_NUM_PROCESSES=1 to train alone.",
+    ),
     "no port": (
         environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "node1"},
         "`coordinator` must be host:port, got 'node1'. Use for example "
@@ -173,6 +189,11 @@ REFUSED = {
         environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "0.0.0.0:8482"},
         "`coordinator` must name one host, got '0.0.0.0:8482', which is every "
         "interface. Name an address that the other processes reach.",
+    ),
+    "every interface, as the resolver reads it": (
+        environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "0:8482"},
+        "`coordinator` must name one host, got '0:8482', which is every interface. "
+        "Name an address that the other processes reach.",
     ),
 }
 
