@@ -7,7 +7,7 @@ checks, and as a name (`urn:replicator:role:client`), which our server checks: w
 made for a client serves nobody, and a server's opens no connection. They live for days,
 not years; make new ones for the next run.
 
-The members of a group have nothing but the run's secret in common: each makes the same
+The members of a group share nothing but the run's secret: each derives the same
 authority from it, in its memory, and signs a certificate for itself.
 """
 
@@ -29,11 +29,11 @@ from replicator.rpc.security.tls import ROLES, Tls, role_uri
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 MEMBER_URI = "replicator://group/"
-"""What the name of a member of a group begins with, in its certificate."""
+"""Prefix of the name in the certificate of a member of a group."""
 # Clocks of hosts differ a little.
 _SKEW = datetime.timedelta(minutes=5)
-# Of a member: an hour is what the clocks of a group may differ by; and connections of a
-# run that takes months are still made anew.
+# For members: the clocks of a group may differ by an hour, and a run of months still
+# makes new connections.
 _MEMBER_SKEW = datetime.timedelta(hours=2)
 _MEMBER_LIFETIME = datetime.timedelta(days=730)
 _CURVE = ec.SECP256R1()
@@ -84,14 +84,14 @@ def make_certificates(
 
 
 def make_member_certificate(secret: Secret, folder: Path) -> Tls:
-    """Write a certificate of a member of a group, its key, and its authority's.
+    """Write a certificate for a member of a group, its key, and its authority.
 
-    It serves at both ends of a connection: members are not told apart.
+    It serves at both ends of a connection: all members have the same role.
 
     Args:
-      secret: What all members know. The authority follows from it: its key, and so what
-        it signs for, is the same in all processes, and never written.
-      folder: Where to; only this user may write to it.
+      secret: The run's. The authority's key is derived from it: the same in all
+        processes, and never written.
+      folder: Where to write; only this user may write to it.
 
     Returns:
       The files.
@@ -101,7 +101,7 @@ def make_member_certificate(secret: Secret, folder: Path) -> Tls:
       FileExistsError: It holds such files.
     """
     seed = secret.sign(b"authority 0") + secret.sign(b"authority 1")
-    # Twice as many bits as the order has: no key is likelier than another.
+    # Twice as many bits as the order has, so that all keys are equally likely.
     number = int.from_bytes(seed) % (_CURVE_ORDER - 1) + 1
     signing_key = ec.derive_private_key(number, _CURVE)
     authority = _sign_authority(
@@ -131,13 +131,13 @@ def make_member_certificate(secret: Secret, folder: Path) -> Tls:
 
 
 def check_dates(path: Path) -> None:
-    """Return if a certificate is for now, by this host's clock.
+    """Check that a certificate is valid now, by this host's clock.
 
     Args:
-      path: Of a PEM file; its first certificate is looked at.
+      path: A PEM file; its first certificate is checked.
 
     Raises:
-      AuthenticationError: It is over, has not begun, or is none.
+      AuthenticationError: It has expired, is not valid yet, or is not a certificate.
       OSError: It cannot be read.
     """
     try:
