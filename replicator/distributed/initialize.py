@@ -10,6 +10,7 @@ from replicator.distributed.clusters import (
     Cluster,
     check_address,
     join_address,
+    split_address,
 )
 from replicator.distributed.coordination import (
     backend_has_started,
@@ -24,10 +25,8 @@ from replicator.distributed.launchers.ray_train import with_ray_train
 from replicator.distributed.launchers.tpu_metadata import with_tpu_metadata
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.meeting.coordinator_tls import (
-    check_own_certificate,
     coordinator_tls,
-    makes_certificates,
-    own_certificate,
+    has_certificate,
 )
 from replicator.distributed.meeting.meet import meet, resolve
 from replicator.distributed.meeting.run_secret import find_secret
@@ -159,16 +158,15 @@ def _join(
     bind_host = os.environ.get(BIND_VARIABLE) or cluster.host
     bind_address = join_address(bind_host, cluster.port)
     check_address(BIND_VARIABLE, bind_address)
+    bind_host, _ = split_address(bind_address)
     secret = find_secret(bind_host, insecure=insecure, warns=cluster.process_id == 0)
-    check_own_certificate()
-    certified_by = secret if makes_certificates(secret) else None
     started_s = time.monotonic()
     hosts = meet(
         cluster,
         bind_host=bind_host,
         timeout_s=timeout_s,
         secret=secret,
-        has_tls=certified_by is not None or own_certificate() is not None,
+        has_tls=has_certificate(secret),
     )
     _log.info("process %d of %s", cluster.process_id, hosts)
     configure_cpu()
@@ -177,14 +175,13 @@ def _join(
     jax.config.update("jax_enable_preemption_service", False)
     if cluster.process_id == 0:
         bind_address = join_address(resolve(bind_host), cluster.port)
-    with coordinator_tls(certified_by) as certificates:
+    with coordinator_tls(secret) as certificates:
         jax.distributed.initialize(
             cluster.coordinator,
             cluster.num_processes,
             cluster.process_id,
             cluster.local_devices,
-            # What is to be found has been: JAX would ask Kubernetes and metadata
-            # servers.
+            # The group is found: JAX would ask Kubernetes and metadata servers.
             cluster_detection_method="deactivate",
             # All are here by now; JAX's own wait is only for the last milliseconds.
             initialization_timeout=max(
