@@ -194,10 +194,9 @@ def _describe(claim: Claim, chosen: Claim | None) -> str:
     given = ", ".join(claim.given)
     if claim.size == 1:
         return f"one process ({given})"
-    if None in (claim.number, claim.size):
-        missing = ", ".join(claim.missing).replace("|", " or ")
-        return f"half set: {given}, and no {missing}"
-    place = f"{_place(claim)} at {claim.address or 'no known address'} ({given})"
-    if chosen is None or claim.agrees_with(chosen):
-        return place
-    return f"{place}, left out for {chosen.kind}"
+    line = f"{_place(claim)} at {claim.address or 'no known address'} ({given})"
+    if claim.missing:
+        line += f", without {_names(claim.missing)}"
+    if chosen is not None and not claim.agrees_with(chosen):
+        line += f", left out for {chosen.kind}"
+    return line

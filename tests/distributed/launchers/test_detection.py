@@ -312,7 +312,10 @@ def test_what_was_found_and_what_was_not_is_explained():
 @pytest.mark.parametrize(
     ("environ", "line"),
     [
-        ({"WORLD_SIZE": "4"}, "torchrun: half set: WORLD_SIZE, and no RANK, "),
+        (
+            {"WORLD_SIZE": "4"},
+            "torchrun: a process of 4 at no known address (WORLD_SIZE), without `RANK`",
+        ),
         ({"WORLD_SIZE": "1"}, "torchrun: one process (WORLD_SIZE)"),
         (environments.sbatch(4), "slurm: a batch script is one process; `srun` "),
         ({"JOB_COMPLETION_INDEX": "1"}, "kubernetes: JOB_COMPLETION_INDEX numbers "),
