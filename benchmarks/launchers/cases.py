@@ -1,4 +1,4 @@
-"""Environments of whole groups of processes, and what has to become of each process."""
+"""Environments of whole groups of processes, and the right outcome for each process."""
 
 import json
 import os
@@ -17,8 +17,8 @@ class Case(NamedTuple):
     """A group of processes.
 
     Attributes:
-      environ: What process `number` of the group finds.
-      size: How many there are.
+      environ: Variables of process `number` of the group.
+      size: Number of processes.
       expected: "alone" where that is right: each is a program of its own.
     """
 
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def outcome(environ: Environ) -> tuple[int, int] | Literal["refused", "alone"]:
-    """Return what a process makes of its environment: its place in a group, or not."""
+    """Return the place that a process finds in its environment, or that it has none."""
     try:
         found = detect({"PATH": "/bin", **environ})
     except ArgumentError:
@@ -55,7 +55,7 @@ def _without_number(kind: str, number: int) -> Environ:
 
 
 def _daemons(number: int) -> dict[str, str]:
-    """Return what `mpirun` inherits of the step in which SLURM starts its daemons."""
+    """Return the variables of SLURM's step for the daemons of `mpirun`."""
     return env.slurm(number // 4, 2) | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 
 
@@ -191,7 +191,7 @@ ALONE = {
         lambda n: env.vertex(n, 4) | {"REPLICATOR_NUM_PROCESSES": "1"}, 4, "alone"
     ),
     "one of one": Case(lambda _: {"WORLD_SIZE": "1"}, 1, "alone"),
-    "tasks that are told so": Case(
+    "tasks by our own variable": Case(
         lambda n: env.slurm(n, 4) | {"REPLICATOR_NUM_PROCESSES": "1"}, 4, "alone"
     ),
 }

@@ -1,4 +1,4 @@
-"""What each launcher sets for process `number` of `size`, by its own documentation."""
+"""Variables of process `number` of `size` under each launcher, as it documents them."""
 
 import json
 
@@ -116,7 +116,7 @@ def slurm(number, size):
 
 
 def sbatch(size, nodes="node[007-010,20]"):
-    """Return what a batch script has, before `srun` or `mpirun`."""
+    """Return the variables of a batch script, before `srun` or `mpirun`."""
     return {
         "SLURM_JOB_ID": "1000",
         "SLURM_JOB_NODELIST": nodes,

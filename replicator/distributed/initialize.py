@@ -52,22 +52,22 @@ def initialize(
 
     Call it first, before JAX starts. Without arguments the group is found in the
     environment, as one of the launchers of `docs/clusters.md` describes it; where none
-    does, or there is only one process, nothing happens. What names several processes
-    and not which of them this is, is refused. A group that JAX's own `initialize` made
-    is accepted, and so is a second call for the same group.
+    does, or there is only one process, nothing happens. Variables that count several
+    processes and do not number this one are refused. A group that JAX's own
+    `initialize` made is accepted, and so is a second call for the same group.
 
-    Where `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other
+    If `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other
     that they know it, here and, from jax 0.12 on, to JAX's coordination service (with
-    `jax-replicator[grpc]`, which makes its certificates). Where there is none, whoever
-    reaches the coordinator can join: a warning says so beyond this host, and
+    `jax-replicator[grpc]`, which makes its certificates). Without one, whoever reaches
+    the coordinator can join: beyond this host that is logged as a warning, and
     `REPLICATOR_REQUIRE_SECRET=1` refuses it. Process 0 listens on the address of
     `coordinator`, or on that of `REPLICATOR_COORDINATOR_BIND`, never on all interfaces.
 
     Args:
       coordinator: `host:port` that process 0 listens on and all others reach. Given
         alone it goes with the numbers that the environment holds.
-      num_processes: How many processes the group has.
-      process_id: Which one this is, from 0. Given together, with `coordinator`.
+      num_processes: Number of processes in the group.
+      process_id: Number of this one, from 0. Given together, with `coordinator`.
       timeout_s: How long to wait for the others.
       heartbeat_s: After how many seconds of silence a process counts as dead; all
         others then abort.
@@ -80,7 +80,7 @@ def initialize(
     Raises:
       ArgumentError: An argument or a variable breaks its rule.
       TooLateError: JAX has started, or this process is in another group already.
-      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedTimeoutError: Processes are missing after `timeout_s`; names them.
       DistributedError: The processes do not fit each other, or process 0 cannot listen.
       AuthenticationError: The secret cannot be read, is another one than process 0's,
         or is missing where it is required.
@@ -136,7 +136,7 @@ def _find(
 
 
 def _check_same(cluster: Cluster | None) -> Cluster | None:
-    """Accept a second call for the same group; it may also be JAX's own, before."""
+    """Accept a second call for the same group, also if JAX's own call made it."""
     if cluster is None:
         return _joined
     same = (cluster.num_processes, cluster.process_id) == (

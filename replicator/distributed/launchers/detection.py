@@ -138,12 +138,11 @@ def _choose(claims: Sequence[Claim]) -> Claim | None:
 def _check_other_counts(environ: Mapping[str, str]) -> None:
     """Raise if an unknown launcher started several processes, of which this is one."""
     for name in _OTHER_COUNTS:
-        if _count(environ.get(name, "")) > 1:
+        if _count(value := environ.get(name, "")) > 1:
             raise ArgumentError(
                 f"`{name}` must not count several processes where no launcher that is "
-                "known numbers them. Give `coordinator`, `num_processes` and "
-                "`process_id` to `initialize`, or set REPLICATOR_NUM_PROCESSES=1 to "
-                "train alone."
+                f"known numbers them, got {value!r}. Call `initialize` with all three "
+                "arguments, or set REPLICATOR_NUM_PROCESSES=1 to train alone."
             )
 
 

@@ -24,7 +24,7 @@ COORDINATORS = {
 }
 EACH_VARIABLE = [(way, name) for way, environ in WAYS.items() for name in environ(2, 4)]
 OUTSPOKEN = {"replicator", "ray"}
-"""Meant for us, and asked of who started this process: they count before all others."""
+"""For this library, or the launcher's own answer: these count before all others."""
 
 
 def place(environ, **arguments):
@@ -64,7 +64,7 @@ def test_a_missing_variable_leaves_nobody_alone_or_in_another_s_place(way, name)
         del environ[name]
         found = outcome(environ)
         if isinstance(found, str):
-            # Where a launcher tells no host, what it would have to tell has no name.
+            # Where a launcher names no host, there is no variable to name.
             assert f"`{name}`" in found or "`coordinator`" in found
         else:
             assert found == (number, 4)
@@ -148,7 +148,7 @@ REFUSED = {
         "name one place in one group, got process 3 of 4 and process 2 of no size. "
         "Unset those of the one that did not start this process.",
     ),
-    "several hosts, and none told": (
+    "several hosts, and none named": (
         {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
         "`coordinator` must be given where the launcher (pmi) names no host, got "
         "process 1 of 4 from `PMI_RANK`, `PMI_SIZE`. Call "
@@ -177,8 +177,8 @@ REFUSED = {
     "hosts of a launcher that is not known": (
         {"SM_HOSTS": '["algo-1", "algo-2"]'},
         "`SM_HOSTS` must not count several processes where no launcher that is known "
-        "numbers them. Give `coordinator`, `num_processes` and `process_id` to "
-        "`initialize`, or set REPLICATOR_NUM_PROCESSES=1 to train alone.",
+        'numbers them, got \'["algo-1", "algo-2"]\'. Call `initialize` with all '
+        "three arguments, or set REPLICATOR_NUM_PROCESSES=1 to train alone.",
     ),
     "no port": (
         environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "node1"},
@@ -239,7 +239,7 @@ ADDRESSES = {
 @pytest.mark.parametrize(
     ("environ", "arguments", "address"), ADDRESSES.values(), ids=ADDRESSES
 )
-def test_mpi_on_several_hosts_takes_the_address_that_is_told(
+def test_mpi_on_several_hosts_takes_the_address_that_is_set(
     environ, arguments, address
 ):
     ranks = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
