@@ -11,6 +11,7 @@ Lines hold a few short fields and no secret: they are not encrypted. Process 0 l
 on the one address of the coordinator's name, never on all interfaces.
 """
 
+import dataclasses
 import json
 import socket
 import time
@@ -73,7 +74,8 @@ def meet(
             secret=secret,
             has_tls=has_tls,
         )
-    return _Guest(cluster, timeout_s, secret, has_tls=has_tls).meet()
+    deadline_s = time.monotonic() + timeout_s
+    return _Guest(cluster, timeout_s, deadline_s, secret, has_tls).meet()
 
 
 def resolve(host: str) -> str:
@@ -94,22 +96,15 @@ def resolve(host: str) -> str:
     return str(preferred[0][4][0])
 
 
+@dataclasses.dataclass(frozen=True)
 class _Guest:
-    """The side of every process but 0."""
+    """The side of every process but 0; attributes as the arguments of `meet`."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        timeout_s: float,
-        secret: Secret | None,
-        *,
-        has_tls: bool,
-    ) -> None:
-        self._cluster = cluster
-        self._secret = secret
-        self._has_tls = has_tls
-        self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
+    cluster: Cluster
+    timeout_s: float
+    deadline_s: float
+    secret: Secret | None
+    has_tls: bool
 
     def meet(self) -> list[str]:
         """Ask process 0 until it answers, then wait until JAX listens on its port."""
@@ -120,7 +115,7 @@ class _Guest:
 
     def _retry(self, attempt: Callable[[], _T]) -> _T:
         problem = "it was never reached"
-        while time.monotonic() < self._deadline_s:
+        while time.monotonic() < self.deadline_s:
             try:
                 return attempt()
             except ReplicatorError:  # some of these are of Python's `OSError`, too
@@ -129,9 +124,9 @@ class _Guest:
                 problem = error.strerror or str(error)
                 time.sleep(_RETRY_S)
         raise DistributedTimeoutError(
-            f"Process 0 must answer at {self._cluster.coordinator} within "
-            f"{self._timeout_s:g} s, but {problem} (asked by process "
-            f"{self._cluster.process_id} of {self._cluster.num_processes} on "
+            f"Process 0 must answer at {self.cluster.coordinator} within "
+            f"{self.timeout_s:g} s, but {problem} (asked by process "
+            f"{self.cluster.process_id} of {self.cluster.num_processes} on "
             f"{socket.gethostname()}). See whether process 0 started, and whether this "
             "host reaches it."
         )
@@ -139,8 +134,8 @@ class _Guest:
     def _ask(self) -> list[str]:
         """Return all hosts; raise OSError if process 0 is not there, or went away."""
         with self._connect() as connection:
-            if self._secret is not None:
-                self._prove(connection, self._secret)
+            if self.secret is not None:
+                self._prove(connection, self.secret)
             connection.sendall(self._hello().to_line())
             line = self._read_line(connection)
         match _parse(line):
@@ -153,9 +148,9 @@ class _Guest:
         raise OSError("another program answers there")
 
     def _connect(self) -> socket.socket:
-        left_s = self._deadline_s - time.monotonic()
+        left_s = self.deadline_s - time.monotonic()
         connection = socket.create_connection(
-            (self._cluster.host, self._cluster.port),
+            (self.cluster.host, self.cluster.port),
             timeout=max(0.01, min(left_s, _CONNECT_S)),
         )
         # Where nobody listens, TCP may connect a port of this host to itself.
@@ -166,16 +161,16 @@ class _Guest:
 
     def _hello(self) -> Hello:
         return Hello(
-            process_id=self._cluster.process_id,
-            num_processes=self._cluster.num_processes,
+            process_id=self.cluster.process_id,
+            num_processes=self.cluster.num_processes,
             host=socket.gethostname(),
-            patience_s=max(0.0, self._deadline_s - time.monotonic()),
+            patience_s=max(0.0, self.deadline_s - time.monotonic()),
             clock_s=time.time(),
-            has_tls=self._has_tls,
+            has_tls=self.has_tls,
         )
 
     def _prove(self, connection: socket.socket, secret: Secret) -> None:
-        peer = f"Process 0 at {self._cluster.coordinator}"
+        peer = f"Process 0 at {self.cluster.coordinator}"
         handshake = ClientHandshake(secret, binding=BINDING, peer=peer)
         connection.sendall(handshake.hello())
         connection.sendall(handshake.answer(self._read_message(connection)))
@@ -195,19 +190,19 @@ class _Guest:
         received = b""
         while not received.endswith(b"\n") and len(received) < _MAX_VERDICT:
             received += self._read(connection, 1 << 16)
-            if self._secret is None and is_refusal(received):
+            if self.secret is None and is_refusal(received):
                 raise self._secrets_differ("none", "process 0 asks for it")
         return received
 
     def _secrets_differ(self, found: str, elsewhere: str) -> AuthenticationError:
         return AuthenticationError(
             f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
-            f"{found} in process {self._cluster.process_id}; {elsewhere}. Give all the "
+            f"{found} in process {self.cluster.process_id}; {elsewhere}. Give all the "
             "same."
         )
 
     def _read(self, connection: socket.socket, most: int) -> bytes:
-        left_s = self._deadline_s + VERDICT_S - time.monotonic()
+        left_s = self.deadline_s + VERDICT_S - time.monotonic()
         connection.settimeout(max(0.01, left_s))
         try:
             received = connection.recv(most)

@@ -67,8 +67,14 @@ def serve(
       DistributedTimeoutError: Processes are missing after `timeout_s`; names them.
       DistributedError: The processes do not fit each other, or nothing can listen here.
     """
+    roster = Roster(
+        num_processes=cluster.num_processes,
+        deadline_s=time.monotonic() + timeout_s,
+        has_tls=has_tls,
+        hosts={0: socket.gethostname()},
+    )
     with _listen(cluster, address) as listener:
-        return _Server(listener, cluster, timeout_s, secret, has_tls=has_tls).serve()
+        return _Server(listener, roster, secret).serve()
 
 
 @contextlib.contextmanager
@@ -155,25 +161,14 @@ class _Visitor:
 
 class _Server:
     def __init__(
-        self,
-        listener: socket.socket,
-        cluster: Cluster,
-        timeout_s: float,
-        secret: Secret | None = None,
-        *,
-        has_tls: bool = False,
+        self, listener: socket.socket, roster: Roster, secret: Secret | None
     ) -> None:
         self._listener = listener
+        self._roster = roster
         self._secret = secret
+        self._address = join_address(*listener.getsockname()[:2])
         self._num_unproved = 0
         self._last_unproved = ""
-        self._address = join_address(listener.getsockname()[0], cluster.port)
-        self._roster = Roster(
-            num_processes=cluster.num_processes,
-            deadline_s=time.monotonic() + timeout_s,
-            has_tls=has_tls,
-            hosts={0: socket.gethostname()},
-        )
         self._refusal: str | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)

@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -178,12 +179,20 @@ def test_strangers_neither_enter_nor_stop_the_meeting(pool, jax_service, secret)
     assert zero.outcome() == one.outcome() == [socket.gethostname()] * 2
 
 
+def roster(num_processes, timeout_s=LONG_S, *, has_tls=False):
+    return Roster(
+        num_processes=num_processes,
+        deadline_s=time.monotonic() + timeout_s,
+        has_tls=has_tls,
+        hosts={0: "a"},
+    )
+
+
 def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
-    cluster = member(free_port(), 0, 2)
-    address = ("127.0.0.1", cluster.port)
+    address = ("127.0.0.1", free_port())
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(address))
-        server = meeting_server._Server(listener, cluster, timeout_s=0.3)
+        server = meeting_server._Server(listener, roster(2, timeout_s=0.3), None)
         strangers = []
         for _ in range(meeting_server._MAX_STRANGERS):
             strangers.append(opened.enter_context(socket.create_connection(address)))
@@ -231,8 +240,7 @@ def hello(process_id=1, **changed):
 
 
 def arrive(hello, *, has_tls=False, clock_s=0.0):
-    roster = Roster(num_processes=2, deadline_s=9.0, has_tls=has_tls, hosts={0: "a"})
-    return roster.arrive(hello, now_s=0.0, clock_s=clock_s)
+    return roster(2, has_tls=has_tls).arrive(hello, now_s=0.0, clock_s=clock_s)
 
 
 def test_who_leaves_again_is_missing():
@@ -331,12 +339,11 @@ def test_a_program_that_proves_nothing_is_not_believed(pool):
 
 
 @contextlib.contextmanager
-def a_server(num_processes, secret=None, timeout_s=LONG_S):
-    """Process 0 that waits for a test to tell it what to do, and where it listens."""
-    cluster = member(free_port(), 0, num_processes)
-    address = ("127.0.0.1", cluster.port)
+def a_server(num_processes, secret=None):
+    """Process 0, which takes its steps by the test, and its address."""
+    address = ("127.0.0.1", free_port())
     with socket.create_server(address, backlog=256) as listener:
-        server = meeting_server._Server(listener, cluster, timeout_s, secret)
+        server = meeting_server._Server(listener, roster(num_processes), secret)
         try:
             yield server, address
         finally:
