@@ -1976,8 +1976,8 @@ ROWS = [
         "A number in the environment beyond that of processes",
         lambda: replicator.distributed.detect({"PMI_RANK": "4", "PMI_SIZE": "4"}),
         ArgumentError,
-        "`PMI_RANK` and `PMI_SIZE` must be a number and how many there are, got 4 of "
-        "4. Number processes from 0.",
+        "`PMI_RANK` and `PMI_SIZE` must be the number of a process and of all, got 4 "
+        "of 4. Number processes from 0.",
     ),
     Row(
         "A process beyond the group",

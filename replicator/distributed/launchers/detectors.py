@@ -312,7 +312,7 @@ def _place(environ: Environ, number: str, size: str) -> tuple[int | None, int | 
     if count == 0 or (count is not None and index is not None and index >= count):
         names = "` and `".join(_found(environ, number, size))
         raise ArgumentError(
-            f"`{names}` must be a number and how many there are, got {index} of "
+            f"`{names}` must be the number of a process and of all, got {index} of "
             f"{count}. Number processes from 0."
         )
     return index, count

@@ -6,6 +6,7 @@ its process, and there are at most 64 of these, plus one for each missing proces
 that proves nothing gets a refusal, or no answer at all.
 """
 
+import collections
 import contextlib
 import errno
 import json
@@ -111,6 +112,7 @@ class _Visitor:
 
     Attributes:
       connection: Its socket.
+      host: Address at the other end.
       leave_by_s: When it is closed, unless a process has arrived by it.
       handshake: By which it proves that it belongs; None where no proof is asked for.
       unproved: Steps of the handshake that are left.
@@ -118,8 +120,11 @@ class _Visitor:
       process_id: Number of its process, once it has arrived.
     """
 
-    def __init__(self, connection: socket.socket, secret: Secret | None) -> None:
+    def __init__(
+        self, connection: socket.socket, host: str, secret: Secret | None
+    ) -> None:
         self.connection = connection
+        self.host = host
         self.leave_by_s = time.monotonic() + _GREETING_S
         self.handshake = ServerHandshake(secret, binding=BINDING) if secret else None
         self.unproved: list[Callable[[bytes], bytes]] = []
@@ -127,14 +132,6 @@ class _Visitor:
             self.unproved = [self.handshake.challenge, self.handshake.verify]
         self.unread = b""
         self.process_id: int | None = None
-
-    @property
-    def peer(self) -> str:
-        """Its address, for messages."""
-        try:
-            return str(self.connection.getpeername()[0])
-        except OSError:
-            return "a host that has gone"
 
     def read(self) -> bool:
         """Read what is there, and answer the handshake; return whether it lives.
@@ -217,15 +214,14 @@ class _Server:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
+            connection, address = self._listener.accept()
             strangers = self._strangers
             # With a place for each missing process: those that belong here may all
             # come at once, and none of them drops another.
             if len(strangers) >= _MAX_STRANGERS + len(self._roster.missing):
-                # The oldest of those that have proved least.
-                self._drop(max(strangers, key=lambda v: len(v.unproved)))
+                self._drop(_first_to_go(strangers))
             connection.setblocking(False)
-            visitor = _Visitor(connection, self._secret)
+            visitor = _Visitor(connection, address[0], self._secret)
             self._selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _read(self, visitor: _Visitor) -> None:
@@ -240,7 +236,7 @@ class _Server:
         elif self._secret is None and is_hello(visitor.unread):
             self._refusal = (
                 f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
-                f"none in process 0 and one at {visitor.peer}. Give all the same."
+                f"none in process 0 and one at {visitor.host}. Give all the same."
             )
         elif ended and not visitor.unproved and visitor.process_id is None:
             self._enter(visitor, parse_hello(line))
@@ -248,7 +244,7 @@ class _Server:
     def _refuse(self, visitor: _Visitor) -> None:
         assert visitor.handshake is not None, "only a handshake fails so"
         self._num_unproved += 1
-        self._last_unproved = visitor.peer
+        self._last_unproved = visitor.host
         with contextlib.suppress(OSError):
             visitor.connection.send(visitor.handshake.refusal)
         self._drop(visitor)
@@ -300,3 +296,9 @@ class _Server:
             f"are {here}.{unproved if self._num_unproved else ''} See whether they "
             "started, and reach that address."
         )
+
+
+def _first_to_go(strangers: list[_Visitor]) -> _Visitor:
+    """Return the oldest that has proved least, of the host with most connections."""
+    crowd = collections.Counter(stranger.host for stranger in strangers)
+    return max(strangers, key=lambda v: (len(v.unproved), crowd[v.host]))

@@ -156,13 +156,13 @@ REFUSED = {
     ),
     "a process beyond the last": (
         environments.pytorch(2, 2),
-        "`RANK` and `WORLD_SIZE` must be a number and how many there are, got 2 of 2. "
-        "Number processes from 0.",
+        "`RANK` and `WORLD_SIZE` must be the number of a process and of all, got 2 of "
+        "2. Number processes from 0.",
     ),
     "no process": (
         environments.pytorch(0, 0),
-        "`RANK` and `WORLD_SIZE` must be a number and how many there are, got 0 of 0. "
-        "Number processes from 0.",
+        "`RANK` and `WORLD_SIZE` must be the number of a process and of all, got 0 of "
+        "0. Number processes from 0.",
     ),
     "digits that Python reads and no launcher writes": (
         environments.pytorch(0, 2) | {"RANK": "\u0661"},

@@ -351,13 +351,14 @@ def a_server(num_processes, secret=None):
             server._selector.close()
 
 
-def come(opened, server, address, count):
-    """Open connections that the server accepts, and that stay silent."""
-    connections = []
+def come(opened, server, address, count, *, sent=b"", host="127.0.0.1"):
+    """Open connections that the server accepts and reads; return its side of them."""
     for _ in range(count):
-        connections.append(opened.enter_context(socket.create_connection(address)))
+        connection = socket.create_connection(address, source_address=(host, 0))
+        opened.enter_context(connection).sendall(sent)
         server._accept()
-    return connections
+        server._read(server._visitors[-1])
+    return server._visitors[-count:]
 
 
 def test_processes_that_come_at_once_do_not_drop_each_other():
@@ -367,14 +368,22 @@ def test_processes_that_come_at_once_do_not_drop_each_other():
 
 
 def test_a_flood_of_silence_does_not_drop_who_proves_itself():
-    secret = Secret.generate()
-    with contextlib.ExitStack() as opened, a_server(2, secret) as (server, address):
-        [slow] = come(opened, server, address, 1)
-        [visitor] = server._visitors
-        slow.sendall(ClientHandshake(secret, binding=meeting_server.BINDING).hello())
-        server._read(visitor)
+    hello = ClientHandshake(Secret.generate(), binding="").hello()
+    proof = Secret.generate()
+    with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
+        [slow] = come(opened, server, address, 1, sent=hello)
         come(opened, server, address, 2 * meeting_server._MAX_STRANGERS)
-        assert visitor in server._visitors
+        assert slow in server._visitors
+
+
+def test_a_flood_from_one_host_does_not_drop_another_one():
+    hello = ClientHandshake(Secret.generate(), binding="").hello()
+    proof = Secret.generate()
+    flood = {"sent": hello, "host": "127.0.0.2"}
+    with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
+        [slow] = come(opened, server, address, 1, sent=hello)
+        come(opened, server, address, 2 * meeting_server._MAX_STRANGERS, **flood)
+        assert slow in server._visitors
 
 
 def test_who_proved_nothing_is_not_answered(pool, jax_service):
