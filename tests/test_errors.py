@@ -1957,19 +1957,27 @@ ROWS = [
         "the one that did not start this process.",
     ),
     Row(
-        "A launcher that tells no address",
+        "Several hosts of a launcher that is not known",
+        lambda: replicator.distributed.detect({"SM_HOSTS": '["algo-1", "algo-2"]'}),
+        ArgumentError,
+        "`SM_HOSTS` must not count several processes where no launcher that is known "
+        'numbers them, got \'["algo-1", "algo-2"]\'. Call `initialize` with all three '
+        "arguments, or set REPLICATOR_NUM_PROCESSES=1 to train alone.",
+    ),
+    Row(
+        "A launcher that names no address",
         lambda: replicator.distributed.detect({"PMI_RANK": "3", "PMI_SIZE": "4"}),
         ArgumentError,
-        "`coordinator` must be given where the launcher (pmi) tells no host, got "
-        "process 3 of 4 by `PMI_RANK`, `PMI_SIZE`. Call "
+        "`coordinator` must be given where the launcher (pmi) names no host, got "
+        "process 3 of 4 from `PMI_RANK`, `PMI_SIZE`. Call "
         '`initialize(coordinator="HOST:8482")` with the host of process 0.',
     ),
     Row(
         "A number in the environment beyond that of processes",
         lambda: replicator.distributed.detect({"PMI_RANK": "4", "PMI_SIZE": "4"}),
         ArgumentError,
-        "`PMI_RANK` and `PMI_SIZE` must be a number and how many there are, got 4 of "
-        "4. Number processes from 0.",
+        "`PMI_RANK` and `PMI_SIZE` must be the number of a process and of all, got 4 "
+        "of 4. Number processes from 0.",
     ),
     Row(
         "A process beyond the group",

@@ -1,1 +1,1 @@
-"""Strangers who want a place in a group: at its meeting, and at JAX's coordinator."""
+"""Attacks on a group by strangers: at its meeting, and at JAX's coordinator."""

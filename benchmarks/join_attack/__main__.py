@@ -28,7 +28,7 @@ _PAIRS = flags.DEFINE_integer("pairs", 7, "Joins that are timed, with a secret e
 
 def _try(name: str, attack: Callable[[Group], None], group: Group) -> bool:
     start_s = time.monotonic()
-    failed, told = False, "held"
+    failed, outcome = False, "held"
     try:
         with group:
             attack(group)
@@ -36,11 +36,11 @@ def _try(name: str, attack: Callable[[Group], None], group: Group) -> bool:
                 group.joined_s()
             group.still_talks()
     except Won as how:
-        failed, told = True, f"SUCCEEDED: {how}"
+        failed, outcome = True, f"SUCCEEDED: {how}"
     except Exception:
-        # What an attack does not expect is no defence: somebody has to look.
-        failed, told = True, f"BROKE: {traceback.format_exc()}"
-    print(f"{name}: {told} ({time.monotonic() - start_s:.1f} s)", flush=True)
+        # Another error is not a defence: somebody has to look.
+        failed, outcome = True, f"BROKE: {traceback.format_exc()}"
+    print(f"{name}: {outcome} ({time.monotonic() - start_s:.1f} s)", flush=True)
     return failed
 
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     wanted = [
         each
         for each in attacks
-        if not _ONLY.value or any(word in each[0] for word in _ONLY.value)
+        if not _ONLY.value or any(part in each[0] for part in _ONLY.value)
     ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,14 +80,14 @@ def main(argv: list[str]) -> None:
             for name, attack, python in wanted
             if _try(name, attack, Group(folder, python))
         ]
-        told = {
+        result = {
             "failures": len(failed),
             "total": len(wanted),
             "failed": failed,
             "newest": int(has_newest),
             "seconds": round(_seconds_more(folder, pythons[-1]), 3),
         }
-    print(json.dumps(told | {"total_s": round(time.monotonic() - start_s, 1)}))
+    print(json.dumps(result | {"total_s": round(time.monotonic() - start_s, 1)}))
     sys.exit(0)
 
 

@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.join_attack.group import FLOOD, ROOT, Group, flood, say
+from benchmarks.join_attack.group import FLOOD, ROOT, Group, ask, flood
 from benchmarks.rpc_attack.attack import LONG_S, hold
 from replicator.rpc import Secret
 from replicator.rpc.security.certificates import make_member_certificate
 
-# The client's first words in HTTP/2 (RFC 9113, 3.4): the preface, and empty settings.
+# The client's first frames in HTTP/2 (RFC 9113, 3.4): the preface, and empty settings.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 # What JAX itself does to be process 1 of such a group.
 _JAX = """
@@ -36,7 +36,7 @@ def _certificate(secret: Secret) -> Iterator[list[str]]:
 
 
 def _settings(group: Group, secret: Secret | None) -> bytes:
-    """Return what the service says to the first words of a client."""
+    """Return the answer of the service to a client's first frames."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -54,7 +54,7 @@ def _settings(group: Group, secret: Secret | None) -> bytes:
 
 
 def _is_member(group: Group, files: list[str]) -> bool:
-    """Tell whether JAX itself gets in, with these files."""
+    """Return whether JAX itself gets in, with these files."""
     prefix = ["replicator://group/"] if files else []
     done = subprocess.run(
         [group.python, "-c", _JAX, group.cluster.coordinator, *files, *prefix],
@@ -68,14 +68,14 @@ def _is_member(group: Group, files: list[str]) -> bool:
 
 
 def _by_a_member(group: Group) -> None:
-    """No attack: who belongs is answered, or the others would show nothing."""
+    """No attack: a member is answered, or the attacks would show nothing."""
     group.joined_s()
     hold(_settings(group, group.secret), "it does not answer its own")
 
 
 def _without_tls(group: Group) -> None:
     group.joined_s()
-    hold(not say(group.place, _PREFACE), "it answers without TLS")
+    hold(not ask(group.place, _PREFACE), "it answers without TLS")
 
 
 def _without_a_certificate(group: Group) -> None:

@@ -1,4 +1,4 @@
-"""A group of two real processes, and one of ours that wants to be among them."""
+"""A group of two real processes, and connections of a stranger."""
 
 import contextlib
 import json
@@ -23,20 +23,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class Group:
-    """A group whose processes join when they are told to.
+    """A group of processes, each of which joins when it is started.
 
     Args:
-      folder: Where secrets lie; private.
-      python: What runs the processes.
+      folder: A private folder for secrets.
+      python: Interpreter of the processes.
       has_secret: Whether the run has a secret.
 
     Attributes:
-      place: Where process 0 listens: host and port.
-      secret: The run's.
-      others: That of another run.
-      python: What runs the processes.
-      has_joined: Whether the group has.
-      has_tls: Whether its members make certificates.
+      place: Host and port that process 0 listens on.
+      secret: The run's secret.
+      others: The secret of another run.
+      python: Interpreter of the processes.
+      has_joined: Whether the processes have joined.
+      has_tls: Whether they make certificates.
     """
 
     def __init__(self, folder: Path, python: str, *, has_secret: bool = True) -> None:
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def cluster(self) -> Cluster:
-        """Return what process 1 knows of the group."""
+        """The group, as process 1."""
         return Cluster(
             kind="arguments",
             coordinator=f"{self.place[0]}:{self.place[1]}",
@@ -71,7 +71,7 @@ class Group:
         )
 
     def start(self, process_id: int) -> None:
-        """Start a process; it joins."""
+        """Start a process, which then joins."""
         self._members[process_id] = subprocess.Popen(
             [
                 self.python,
@@ -95,29 +95,29 @@ class Group:
         within(JOIN_S, self.listens)
 
     def listens(self) -> bool:
-        """Tell whether something listens where process 0 is to be."""
+        """Return whether a program listens at the place of process 0."""
         with contextlib.suppress(OSError), socket.create_connection(self.place, 1.0):
             return True
         return False
 
     def joined_s(self) -> float:
-        """Start who has not started yet, and return how long the slower one took."""
+        """Start the processes that are left; return the seconds of the slower join."""
         for process_id in {0, 1} - self._members.keys():
             self.start(process_id)
-        told = [self._line(process_id) for process_id in (0, 1)]
-        hold(all(one["devices"] > 1 for one in told), f"they are not together: {told}")
+        joins = [self._line(process_id) for process_id in (0, 1)]
+        hold(all(one["devices"] > 1 for one in joins), f"not one group: {joins}")
         self.has_joined = True
-        return max(one["joined_s"] for one in told)
+        return max(one["joined_s"] for one in joins)
 
     def still_talks(self) -> None:
-        """Return if both processes still reach each other by JAX's service."""
+        """Check that both processes still reach each other by JAX's service."""
         for member in self._members.values():
             assert member.stdin is not None, "a pipe"
             member.stdin.write("\n")
             member.stdin.flush()
         for process_id in (0, 1):
-            told = self._line(process_id)
-            hold(told == {"told": [0, 1]}, f"they said {told}")
+            line = self._line(process_id)
+            hold(line == {"received": [0, 1]}, f"process {process_id}: {line}")
 
     def _line(self, process_id: int) -> Any:
         member = self._members[process_id]
@@ -128,9 +128,9 @@ class Group:
         return json.loads(line)
 
 
-def say(place: tuple[str, int], *messages: bytes, patience_s: float = 1.0) -> bytes:
-    """Say something, message after message; return what was answered last."""
-    heard = b""
+def ask(place: tuple[str, int], *messages: bytes, patience_s: float = 1.0) -> bytes:
+    """Send messages one after another; return the last answer."""
+    answer = b""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(place, LONG_S) as connection,
@@ -138,13 +138,13 @@ def say(place: tuple[str, int], *messages: bytes, patience_s: float = 1.0) -> by
         connection.settimeout(patience_s)
         for message in messages:
             connection.sendall(message)
-            heard = connection.recv(1 << 16)
-    return heard
+            answer = connection.recv(1 << 16)
+    return answer
 
 
 @contextlib.contextmanager
 def flood(place: tuple[str, int], script: str, *, until_s: float = 2.0):
-    """Have a process of its own open silent connections, as fast as it can."""
+    """Start a process that opens silent connections as fast as it can."""
     command = [sys.executable, "-c", script, *map(str, place)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:

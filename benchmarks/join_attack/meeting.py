@@ -1,11 +1,11 @@
-"""Attacks on the meeting: process 0 waits for process 1, and somebody else comes."""
+"""Attacks on the meeting while process 0 waits for process 1."""
 
 import contextlib
 import json
 import socket
 import time
 
-from benchmarks.join_attack.group import FLOOD, Group, flood, say
+from benchmarks.join_attack.group import FLOOD, Group, ask, flood
 from benchmarks.rpc_attack.attack import LONG_S, hold
 from replicator.distributed.meeting.meet import meet
 from replicator.distributed.meeting.roster import Hello
@@ -27,7 +27,7 @@ def _hello(group: Group) -> bytes:
 
 
 def prove(group: Group, secret: Secret, binding: str) -> bytes:
-    """Shake hands as a client does; return what is said to the greeting after it."""
+    """Make a client's handshake, and send a hello; return the answer to the hello."""
     handshake = ClientHandshake(secret, binding=binding)
     with socket.create_connection(group.place, LONG_S) as connection:
         connection.settimeout(1.0)
@@ -41,8 +41,8 @@ def prove(group: Group, secret: Secret, binding: str) -> bytes:
 
 
 def greet(group: Group) -> bytes:
-    """Say who one is, and prove nothing; return what is answered."""
-    return say(group.place, _hello(group))
+    """Send a hello without a proof; return the answer."""
+    return ask(group.place, _hello(group))
 
 
 def _without_a_secret(group: Group) -> None:
@@ -55,7 +55,7 @@ def _with_another_runs(group: Group) -> None:
     try:
         hosts = meet(group.cluster, bind_host=None, timeout_s=3.0, secret=group.others)
     except (DistributedError, AuthenticationError) as error:
-        hold("its secret is another one" in str(error), f"it was told {error}")
+        hold("its secret is another one" in str(error), f"another error: {error}")
     else:
         hold(False, f"it met {hosts}")
 
@@ -79,11 +79,11 @@ def _by_reflecting(group: Group) -> None:
         challenge = connection.recv(MESSAGE_BYTES)
         with contextlib.suppress(OSError):
             connection.sendall(challenge + _hello(group))
-            hold(b"go" not in connection.recv(1 << 16), "its own words let it in")
+            hold(b"go" not in connection.recv(1 << 16), "its own challenge let it in")
 
 
 def _by_replaying(group: Group) -> None:
-    """Say again what a member said to prove that it knows the secret."""
+    """Send again the messages by which a member proved that it knows the secret."""
     group.start_0()
     member = ClientHandshake(group.secret, binding=BINDING)
     with socket.create_connection(group.place, LONG_S) as connection:
@@ -93,7 +93,7 @@ def _by_replaying(group: Group) -> None:
         connection.sendall(answer)
         member.finish(connection.recv(MESSAGE_BYTES))
     hold(
-        b"go" not in say(group.place, hello, answer + _hello(group)), "it lets in again"
+        b"go" not in ask(group.place, hello, answer + _hello(group)), "it lets in again"
     )
 
 
@@ -118,11 +118,11 @@ def _by_dripping(group: Group) -> None:
 def _by_junk(group: Group) -> None:
     group.start_0()
     for junk in (b"GET / HTTP/1.0\r\n\r\n", b"\x80\x04." * 40, b"{" * 4096, b"\0" * 39):
-        say(group.place, junk, patience_s=0.05)
+        ask(group.place, junk, patience_s=0.05)
 
 
 def _by_a_false_process_0(group: Group) -> None:
-    """Listen before process 0 does, and let process 1 go to whoever comes."""
+    """Listen before process 0 does, and send process 1 a verdict without a proof."""
     with socket.create_server(group.place) as listener:
         group.start(1)
         connection, _ = listener.accept()

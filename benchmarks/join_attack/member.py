@@ -1,4 +1,4 @@
-"""One process of a group of two: joins, says so, and stays until its input ends."""
+"""One process of a group of two: join, and exchange a message for each input line."""
 
 import json
 import sys
@@ -12,14 +12,14 @@ from replicator.distributed.leaving import leave_at_once
 
 
 def main(coordinator: str, process_id: str, timeout_s: str) -> None:
-    """Join; what is printed is one line of JSON each time."""
+    """Join, then exchange; print one line of JSON each time."""
     start_s = time.perf_counter()
     initialize(coordinator, 2, int(process_id), timeout_s=float(timeout_s))
     joined_s = time.perf_counter() - start_s
     print(json.dumps({"joined_s": joined_s, "devices": jax.device_count()}), flush=True)
     for number, _ in enumerate(sys.stdin):
-        told = exchange(f"round-{number}", int(process_id), timeout_s=30)
-        print(json.dumps({"told": told}), flush=True)
+        received = exchange(f"round-{number}", int(process_id), timeout_s=30)
+        print(json.dumps({"received": received}), flush=True)
     leave_at_once(0)
 
 

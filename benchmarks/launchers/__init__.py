@@ -1,1 +1,1 @@
-"""Real launchers, their documented environments, and who trains alone under them."""
+"""Processes that train alone under launchers: real ones, and their environments."""

@@ -1,7 +1,7 @@
 """Count the processes that train alone unasked, or elsewhere than they ought to.
 
 First by the environments of `cases.py`; then two processes are trained by each launcher
-that is on this machine, and by what the others set, and have to come to the loss of
+that is on this machine, and by the variables of the others, and must have the loss of
 `replicator launch`, bit for bit.
 """
 
@@ -17,7 +17,7 @@ _TORCHRUN = flags.DEFINE_string("torchrun", None, "Path of a real torchrun.")
 
 
 def main(argv: list[str]) -> None:
-    """Print what was found as one JSON object."""
+    """Print the counts as one JSON object."""
     del argv
     started_s = time.monotonic()
     counted = {name: count(case) for name, case in CASES.items()}
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> None:
     print(json.dumps(result))
 
 
-def _is_right(name: str, said: list[dict], loss: float) -> bool:
+def _is_right(name: str, results: list[dict], loss: float) -> bool:
     """Return whether two processes were one group of this kind, with the loss."""
     kind = name.partition(" ")[0]
-    found = [(each["kind"], each["processes"], each["loss"]) for each in said]
+    found = [(each["kind"], each["processes"], each["loss"]) for each in results]
     print(f"{name}: {found}", flush=True)
     return found == [(kind, 2, loss)] * 2
 

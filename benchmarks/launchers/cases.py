@@ -1,5 +1,6 @@
-"""Environments of whole groups of processes, and what has to become of each process."""
+"""Environments of whole groups of processes, and the right outcome for each process."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
@@ -16,8 +17,8 @@ class Case(NamedTuple):
     """A group of processes.
 
     Attributes:
-      environ: What process `number` of the group finds.
-      size: How many there are.
+      environ: Variables of process `number` of the group.
+      size: Number of processes.
       expected: "alone" where that is right: each is a program of its own.
     """
 
@@ -27,7 +28,7 @@ class Case(NamedTuple):
 
 
 def outcome(environ: Environ) -> tuple[int, int] | Literal["refused", "alone"]:
-    """Return what a process makes of its environment: its place in a group, or not."""
+    """Return the place that a process finds in its environment, or that it has none."""
     try:
         found = detect({"PATH": "/bin", **environ})
     except ArgumentError:
@@ -54,7 +55,7 @@ def _without_number(kind: str, number: int) -> Environ:
 
 
 def _daemons(number: int) -> dict[str, str]:
-    """Return what `mpirun` inherits of the step in which SLURM starts its daemons."""
+    """Return the variables of SLURM's step for the daemons of `mpirun`."""
     return env.slurm(number // 4, 2) | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 
 
@@ -136,6 +137,38 @@ NESTED = {
     ),
 }
 
+UNKNOWN = {
+    "Vertex AI": Case(lambda n: env.vertex(n, 4), 4, "refused"),
+    "TensorFlow's operators": Case(
+        lambda n: {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}})},
+        2,
+        "refused",
+    ),
+    "SageMaker": Case(
+        lambda _: {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"},
+        2,
+        "refused",
+    ),
+    "SkyPilot": Case(
+        lambda n: {"SKYPILOT_NUM_NODES": "4", "SKYPILOT_NODE_RANK": str(n)},
+        4,
+        "refused",
+    ),
+    "torchrun of one on each host of SkyPilot": Case(
+        lambda n: {"SKYPILOT_NUM_NODES": "4"} | env.torchrun(0, 1), 4, "refused"
+    ),
+    "torchrun on the hosts of SkyPilot": Case(
+        lambda n: {"SKYPILOT_NUM_NODES": "2"} | env.torchrun(n, 8), 8
+    ),
+    "a process for each chip of one TPU host": Case(
+        lambda n: {
+            "CLOUD_TPU_TASK_ID": str(n),
+            "TPU_PROCESS_ADDRESSES": "localhost:8476,localhost:8477",
+        },
+        2,
+    ),
+}
+
 ALONE = {
     "a laptop": Case(lambda _: {}, 1, "alone"),
     "pods of an indexed Job": Case(
@@ -146,10 +179,21 @@ ALONE = {
         lambda _: {"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"}, 1, "alone"
     ),
     "one host of TPUs": Case(lambda _: env.tpu(0, 1), 1, "alone"),
+    "one host of TPUs at Kaggle": Case(
+        lambda _: env.tpu(0, 1) | {"TPU_PROCESS_ADDRESSES": "local"}, 1, "alone"
+    ),
+    "an interactive step": Case(
+        lambda _: env.sbatch(8) | env.slurm(0, 1) | {"SLURM_NTASKS": "8"}, 1, "alone"
+    ),
+    "one replica of Vertex AI": Case(lambda _: env.vertex(0, 1), 1, "alone"),
+    "one host of SageMaker": Case(lambda _: {"SM_HOSTS": '["algo-1"]'}, 1, "alone"),
+    "TensorFlow's operator with a process that trains alone": Case(
+        lambda n: env.vertex(n, 4) | {"REPLICATOR_NUM_PROCESSES": "1"}, 4, "alone"
+    ),
     "one of one": Case(lambda _: {"WORLD_SIZE": "1"}, 1, "alone"),
-    "tasks that are told so": Case(
+    "tasks by our own variable": Case(
         lambda n: env.slurm(n, 4) | {"REPLICATOR_NUM_PROCESSES": "1"}, 4, "alone"
     ),
 }
 
-CASES: dict[str, Case] = WHOLE | HALF | CONTRADICTORY | NESTED | ALONE
+CASES: dict[str, Case] = WHOLE | HALF | CONTRADICTORY | NESTED | UNKNOWN | ALONE

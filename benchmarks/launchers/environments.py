@@ -1,4 +1,6 @@
-"""What each launcher sets for process `number` of `size`, by its own documentation."""
+"""Variables of process `number` of `size` under each launcher, as it documents them."""
+
+import json
 
 
 def replicator(number, size):
@@ -114,7 +116,7 @@ def slurm(number, size):
 
 
 def sbatch(size, nodes="node[007-010,20]"):
-    """Return what a batch script has, before `srun` or `mpirun`."""
+    """Return the variables of a batch script, before `srun` or `mpirun`."""
     return {
         "SLURM_JOB_ID": "1000",
         "SLURM_JOB_NODELIST": nodes,
@@ -122,6 +124,13 @@ def sbatch(size, nodes="node[007-010,20]"):
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
     }
+
+
+def vertex(number, size):
+    """As Vertex AI sets it, with one replica in the first pool and all others next."""
+    hosts = [f"host-{host}:2222" for host in range(size)]
+    pools = {"workerpool0": hosts[:1], "workerpool1": hosts[1:]}
+    return {"CLUSTER_SPEC": json.dumps({"cluster": pools, "task": {"index": number}})}
 
 
 LAUNCHERS = {

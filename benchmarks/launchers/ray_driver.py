@@ -20,7 +20,7 @@ from benchmarks.launchers.train import train
 
 
 def loop(config: dict) -> None:
-    """Train as one worker, and leave in a file what came out."""
+    """Train as one worker, and write the result to a file."""
     own = Path(config["folder"]) / f"worker-{get_context().get_world_rank()}"
     own.write_text(json.dumps(train()))
 

@@ -1,4 +1,4 @@
-"""Start two processes as a launcher does: the real one, or by what it sets."""
+"""Start two processes by a real launcher, or by its variables."""
 
 import contextlib
 import json
@@ -38,8 +38,8 @@ def real_launchers(torchrun: str | None) -> dict[str, Sequence[str]]:
     if srun := shutil.which("srun"):
         found["slurm"] = [srun, "--ntasks", "2", *_TRAIN]
     if torchrun:
-        words = ["--standalone", "--nproc-per-node", "2", "--no-python"]
-        found["torchrun"] = [torchrun, *words, *_TRAIN]
+        options = ["--standalone", "--nproc-per-node", "2", "--no-python"]
+        found["torchrun"] = [torchrun, *options, *_TRAIN]
     with contextlib.suppress(ImportError):
         import ray.train  # noqa: F401  # pyright: ignore
 
@@ -50,7 +50,7 @@ def real_launchers(torchrun: str | None) -> dict[str, Sequence[str]]:
 
 
 def stand_ins() -> dict[str, Callable[[int, int], Mapping[str, str]]]:
-    """Return what each launcher sets, with this host in the place of its hosts."""
+    """Return the variables of each launcher, with this host in place of its hosts."""
     here = f"localhost:{free_port()}"
     port = here.rpartition(":")[2]
     own = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
@@ -76,13 +76,13 @@ def stand_ins() -> dict[str, Callable[[int, int], Mapping[str, str]]]:
 
 
 def trained(command: Sequence[str]) -> list[dict]:
-    """Run a launcher; return what its processes say, none if it fails."""
+    """Run a launcher; return the results of its processes, none if it fails."""
     with _started(command, {}) as process:
-        return _said(process)
+        return _results(process)
 
 
 def trained_by_hand(kind: str, environ: Callable[[int, int], Mapping]) -> list[dict]:
-    """Start two processes with the variables of a launcher; return what they say."""
+    """Start two processes with the variables of a launcher; return their results."""
     command = [*_TRAIN, "jax"] if kind == "jax" else _TRAIN
     with contextlib.ExitStack() as stack:
         if kind == "torchrun":  # its agent has the port for the whole run
@@ -91,7 +91,7 @@ def trained_by_hand(kind: str, environ: Callable[[int, int], Mapping]) -> list[d
         started = [
             stack.enter_context(_started(command, environ(n, 2))) for n in range(2)
         ]
-        return [line for process in started for line in _said(process)]
+        return [line for process in started for line in _results(process)]
 
 
 @contextlib.contextmanager
@@ -116,14 +116,14 @@ def _started(
         process.wait()
 
 
-def _said(process: subprocess.Popen) -> list[dict]:
+def _results(process: subprocess.Popen) -> list[dict]:
     try:
         output, _ = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as late:
         print(f"nothing after {TIMEOUT_S:g} s: {late.output}", file=sys.stderr)
         return []
-    said = [line.partition("trained ")[2] for line in output.splitlines()]
+    lines = [line.partition("trained ")[2] for line in output.splitlines()]
     if process.returncode != 0:
         print(output, file=sys.stderr)
         return []
-    return [json.loads(line) for line in said if line.startswith("{")]
+    return [json.loads(line) for line in lines if line.startswith("{")]

@@ -1,4 +1,4 @@
-"""Train a few steps as one of two processes, and say who this is and what came out.
+"""Train a few steps as one of two processes, and print the group and the loss.
 
     python -m benchmarks.launchers.train [jax]
 
@@ -25,7 +25,7 @@ DEVICES = 2
 
 
 def train() -> dict[str, object]:
-    """Join the group and train; return what is to be compared."""
+    """Join the group and train; return the values that are compared."""
     replicator.fake_devices(DEVICES)
     group = distributed.initialize()
     rep = replicator.Replicator(compilation_cache=False)

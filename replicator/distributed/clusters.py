@@ -88,7 +88,7 @@ def check_address(name: str, address: str) -> None:
             f"`{name}` must be host:port, got {address!r}. Use for example "
             "`10.0.0.1:8482`."
         )
-    if match[1] in ("0.0.0.0", "[::]"):
+    if not match[1].strip("[]0.:"):
         raise ArgumentError(
             f"`{name}` must name one host, got {address!r}, which is every interface. "
             "Name an address that the other processes reach."

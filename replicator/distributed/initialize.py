@@ -10,6 +10,7 @@ from replicator.distributed.clusters import (
     Cluster,
     check_address,
     join_address,
+    split_address,
 )
 from replicator.distributed.coordination import (
     backend_has_started,
@@ -24,10 +25,8 @@ from replicator.distributed.launchers.ray_train import with_ray_train
 from replicator.distributed.launchers.tpu_metadata import with_tpu_metadata
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.meeting.coordinator_tls import (
-    check_own_certificate,
     coordinator_tls,
-    makes_certificates,
-    own_certificate,
+    has_certificate,
 )
 from replicator.distributed.meeting.meet import meet, resolve
 from replicator.distributed.meeting.run_secret import find_secret
@@ -53,22 +52,22 @@ def initialize(
 
     Call it first, before JAX starts. Without arguments the group is found in the
     environment, as one of the launchers of `docs/clusters.md` describes it; where none
-    does, or there is only one process, nothing happens. What names several processes
-    and not which of them this is, is refused. A group that JAX's own `initialize` made
-    is accepted, and so is a second call for the same group.
+    does, or there is only one process, nothing happens. Variables that count several
+    processes and do not number this one are refused. A group that JAX's own
+    `initialize` made is accepted, and so is a second call for the same group.
 
-    Where `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other
+    If `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other
     that they know it, here and, from jax 0.12 on, to JAX's coordination service (with
-    `jax-replicator[grpc]`, which makes its certificates). Where there is none, whoever
-    reaches the coordinator can join: a warning says so beyond this host, and
+    `jax-replicator[grpc]`, which makes its certificates). Without one, whoever reaches
+    the coordinator can join: beyond this host that is logged as a warning, and
     `REPLICATOR_REQUIRE_SECRET=1` refuses it. Process 0 listens on the address of
     `coordinator`, or on that of `REPLICATOR_COORDINATOR_BIND`, never on all interfaces.
 
     Args:
       coordinator: `host:port` that process 0 listens on and all others reach. Given
         alone it goes with the numbers that the environment holds.
-      num_processes: How many processes the group has.
-      process_id: Which one this is, from 0. Given together, with `coordinator`.
+      num_processes: Number of processes in the group.
+      process_id: Number of this one, from 0. Given together, with `coordinator`.
       timeout_s: How long to wait for the others.
       heartbeat_s: After how many seconds of silence a process counts as dead; all
         others then abort.
@@ -81,7 +80,7 @@ def initialize(
     Raises:
       ArgumentError: An argument or a variable breaks its rule.
       TooLateError: JAX has started, or this process is in another group already.
-      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedTimeoutError: Processes are missing after `timeout_s`; names them.
       DistributedError: The processes do not fit each other, or process 0 cannot listen.
       AuthenticationError: The secret cannot be read, is another one than process 0's,
         or is missing where it is required.
@@ -137,7 +136,7 @@ def _find(
 
 
 def _check_same(cluster: Cluster | None) -> Cluster | None:
-    """Accept a second call for the same group; it may also be JAX's own, before."""
+    """Accept a second call for the same group, also if JAX's own call made it."""
     if cluster is None:
         return _joined
     same = (cluster.num_processes, cluster.process_id) == (
@@ -159,16 +158,15 @@ def _join(
     bind_host = os.environ.get(BIND_VARIABLE) or cluster.host
     bind_address = join_address(bind_host, cluster.port)
     check_address(BIND_VARIABLE, bind_address)
+    bind_host, _ = split_address(bind_address)
     secret = find_secret(bind_host, insecure=insecure, warns=cluster.process_id == 0)
-    check_own_certificate()
-    certified_by = secret if makes_certificates(secret) else None
     started_s = time.monotonic()
     hosts = meet(
         cluster,
         bind_host=bind_host,
         timeout_s=timeout_s,
         secret=secret,
-        has_tls=certified_by is not None or own_certificate() is not None,
+        has_tls=has_certificate(secret),
     )
     _log.info("process %d of %s", cluster.process_id, hosts)
     configure_cpu()
@@ -177,14 +175,13 @@ def _join(
     jax.config.update("jax_enable_preemption_service", False)
     if cluster.process_id == 0:
         bind_address = join_address(resolve(bind_host), cluster.port)
-    with coordinator_tls(certified_by) as certificates:
+    with coordinator_tls(secret) as certificates:
         jax.distributed.initialize(
             cluster.coordinator,
             cluster.num_processes,
             cluster.process_id,
             cluster.local_devices,
-            # What is to be found has been: JAX would ask Kubernetes and metadata
-            # servers.
+            # The group is found: JAX would ask Kubernetes and metadata servers.
             cluster_detection_method="deactivate",
             # All are here by now; JAX's own wait is only for the last milliseconds.
             initialization_timeout=max(

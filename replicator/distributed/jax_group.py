@@ -53,11 +53,11 @@ def require_joined() -> None:
         joined them: each of them would do the whole work.
       TooLateError: As in `accept_jax_group`.
     """
-    told = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
-    if os.environ.get(VARIABLE) and told != "1" and process_count() == 1:
+    count = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
+    if os.environ.get(VARIABLE) and count != "1" and process_count() == 1:
         raise DistributedError(
             "The group must be joined by each process that `replicator launch` starts, "
-            f"got one of {told} that is alone. Call "
+            f"got one of {count} that is alone. Call "
             "`replicator.distributed.initialize()` at the top of the script."
         )
     accept_jax_group()

@@ -1,4 +1,4 @@
-"""What a process tells its launcher: how far it came."""
+"""The progress of a process, reported to its launcher."""
 
 import os
 from pathlib import Path

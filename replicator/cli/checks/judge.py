@@ -241,9 +241,9 @@ def check_coordinator(facts: CoordinatorFacts) -> Finding:
 
 
 def check_launchers(facts: CoordinatorFacts) -> Finding:
-    """Say what was found of each launcher, and what was looked for of the others."""
-    told = "\n".join(facts.launchers)
-    return Finding("launchers", "ok", told or "see the coordinator")
+    """Report what was found of each launcher, and what was looked for."""
+    lines = "\n".join(facts.launchers)
+    return Finding("launchers", "ok", lines or "see the coordinator")
 
 
 def check_shared_memory(size_bytes: int | None) -> Finding:

@@ -1,1 +1,1 @@
-"""What the program that started a process told it: by variables, or if asked."""
+"""The group that the program which started a process put it in, from variables."""

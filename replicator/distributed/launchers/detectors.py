@@ -1,12 +1,11 @@
-"""The variables that each launcher sets, as one table, and what they say of a process.
+"""A table of the variables that each launcher sets, and how they are read.
 
-A row names the variables that number a process, those that count all of them, and where
-process 0 is found; to know another launcher is one more row. What several rows mean
-together is decided in `detection.py`.
+A row names the variables that number a process, those that count all of them, and how
+the address of process 0 is found; another launcher is one more row. `detection.py`
+chooses among several rows that are set.
 """
 
 import dataclasses
-import math
 import os
 import re
 import zlib
@@ -16,34 +15,34 @@ from replicator.distributed.clusters import join_address
 from replicator.errors import ArgumentError
 
 DEFAULT_PORT = 8482
-"""The coordinator's port where nothing else says it; the one that JAX takes on TPUs."""
+"""The coordinator's port by default; the one that JAX takes on TPUs."""
 
 # Above the range of ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS = 61440, 4096
 
 _WEAK = frozenset(
     {
-        *("JOB_COMPLETION_INDEX", "MASTER_ADDR", "MEGASCALE_COORDINATOR_ADDRESS"),
+        *("CLOUD_TPU_TASK_ID", "JOB_COMPLETION_INDEX", "MASTER_ADDR"),
         *("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID"),
     }
 )
-"""Variables that are also set where there is no group: alone they say nothing."""
+"""Variables that are also set where there is no group: alone they mean nothing."""
 
 Environ = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What the variables of one launcher say.
+    """The place of this process by the variables of one launcher.
 
     Attributes:
-      kind: The launcher, by its name in `DETECTORS`.
-      number: Which process this is; None if that is not said.
-      size: How many there are; None likewise.
-      address: `host:port` of process 0; None likewise.
-      local_devices: Which of the host's accelerators are this process's; None for all.
+      kind: Name of the launcher in `DETECTORS`.
+      number: Number of this process; None if it is not set.
+      size: Number of processes; None if it is not set.
+      address: `host:port` of process 0; None if it is not set.
+      local_devices: Accelerators of the host that are this process's; None for all.
       is_inmost: Whether variables show that it started this process after others.
-      given: Variables that were read, to name the launcher in errors.
+      given: Variables that are set, to name the launcher in errors.
       missing: Variables that are not set and would have to be.
     """
 
@@ -67,11 +66,11 @@ class Detector:
     """The variables of one launcher; `A|B` is A, or B in its place.
 
     Attributes:
-      levels: Of processes: the variable of the number, and of how many there are. With
-        several levels, outermost first, processes count on from one to the next.
-      address: Finds `host:port` of process 0; None where it is not said.
+      levels: Variables of the number of a process and of the number of processes, for
+        each level of a hierarchy, outermost first.
+      address: Finds `host:port` of process 0; None where it is not set.
       where: Variables that `address` cannot do without.
-      local: The number among the processes of a host, and how many those are.
+      local: Variables of the number among the processes of a host, and of their number.
       is_inmost: See `Claim`.
     """
 
@@ -82,12 +81,12 @@ class Detector:
     is_inmost: Callable[[Environ], bool] = lambda _: False
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> list[str]:
         """All variables, as they stand in the table."""
-        return (*(name for level in self.levels for name in level), *self.where)
+        return [*(name for level in self.levels for name in level), *self.where]
 
     def read(self, kind: str, environ: Environ) -> Claim | None:
-        """Return what is said; None if this launcher set nothing.
+        """Return the claim of this launcher; None if it has set nothing.
 
         Raises:
           ArgumentError: A number is malformed, or beyond the number of processes.
@@ -95,22 +94,16 @@ class Detector:
         marks = {part for name in self.names for part in name.split("|")} - _WEAK
         if not any(environ.get(mark) for mark in marks):
             return None
-        # A level of which nothing is said is left out: a TPU job of one slice.
-        levels = [each for each in self.levels if _found(environ, *each)]
-        levels = levels or [*self.levels]
-        places = [_place(environ, *level) for level in levels]
-        counts = [count for _, count in places if count is not None]
-        numbers = [number for number, _ in places if number is not None]
-        counted = len(counts) == len(levels)
-        numbered = len(numbers) == len(levels) and (counted or len(levels) == 1)
+        # A level that is not set is left out: a TPU job of one slice.
+        levels = [each for each in self.levels if _found(environ, *each)] or self.levels
+        number, size = _combine([_place(environ, *level) for level in levels])
         address = self.address(environ)
         needed = [name for level in levels for name in level]
-        if address is None and (numbered or len(self.levels) == 1):
-            needed += self.where
+        needed += self.where if address is None else ()
         return Claim(
             kind=kind,
-            number=_count_on(numbers, counts) if numbered else None,
-            size=math.prod(counts) if counted else None,
+            number=number,
+            size=size,
             address=address,
             local_devices=_own_device(environ, *self.local) if self.local else None,
             is_inmost=self.is_inmost(environ),
@@ -141,10 +134,10 @@ _pytorch_address = _at("MASTER_ADDR", port="MASTER_PORT")
 
 
 def _torchrun_address(environ: Environ) -> str | None:
-    """Read MASTER_ADDR and MASTER_PORT, or avoid the latter.
+    """Read MASTER_ADDR, and MASTER_PORT unless torchrun's agent listens there.
 
-    With an agent's store it is torchrun's own for the whole run: then another port of
-    that host. The count of restarts has no part in it, as it differs between hosts: an
+    An agent's store has that port for the whole run: then take another port of the
+    host. It does not depend on the count of restarts, which differs between hosts: an
     agent counts the failures of its own processes only.
     """
     address = _pytorch_address(environ)
@@ -155,7 +148,7 @@ def _torchrun_address(environ: Environ) -> str | None:
 
 
 def _mpi_address(environ: Environ) -> str | None:
-    """Find the host of an MPI program's first process, where anything tells it.
+    """Find the host of an MPI program's first process, if a variable names it.
 
     That is MASTER_ADDR, this host if all are here, the first of SLURM's allocation, or
     the host of Open MPI's `mpirun`, where JAX looks as well.
@@ -163,16 +156,15 @@ def _mpi_address(environ: Environ) -> str | None:
     if environ.get("MASTER_ADDR"):
         return _pytorch_address(environ)
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
-    mpirun = re.search(r"tcp://([^,:]+)|tcp6://\[([^],]+)", uri)
-    counts = [(_OMPI[1], _OMPI_LOCAL[1]), (_PMI[1], _PMI_LOCAL[1])]
-    if any(
-        None is not _number(environ, size) == _number(environ, local)
-        for size, local in counts
-    ):
+    sizes = [
+        (_number(environ, size), _number(environ, local))
+        for (_, size), (_, local) in ((_OMPI, _OMPI_LOCAL), (_PMI, _PMI_LOCAL))
+    ]
+    if any(size is not None and size == local for size, local in sizes):
         host = "127.0.0.1"
     elif nodes := environ.get("SLURM_JOB_NODELIST"):
         host = first_host(nodes)
-    elif mpirun:
+    elif mpirun := re.search(r"tcp://([^,:]+)|tcp6://\[([^],]+)", uri):
         host = mpirun[1] or mpirun[2]
     else:
         return None
@@ -271,10 +263,10 @@ DETECTORS: dict[str, Detector] = {
         where=("JAX_COORDINATOR_ADDRESS",),
         address=_at("JAX_COORDINATOR_ADDRESS", port="JAX_COORDINATOR_PORT"),
     ),
-    # GKE's webhook, or the metadata of a TPU VM: `tpu_metadata.py`.
+    # GKE's webhook, or the metadata of a TPU VM (`tpu_metadata.py`); several processes
+    # on one host are numbered by CLOUD_TPU_TASK_ID.
     "tpu": Detector(
-        levels=(_SLICES, ("TPU_WORKER_ID", _TPU_HOSTS)),
-        where=("MEGASCALE_COORDINATOR_ADDRESS",),
+        levels=(_SLICES, ("TPU_WORKER_ID|CLOUD_TPU_TASK_ID", _TPU_HOSTS)),
         address=_tpu_address,
     ),
     # Labels that the JobSet controller puts on each pod, handed on by the manifest
@@ -288,18 +280,18 @@ DETECTORS: dict[str, Detector] = {
         address=_jobset_address,
     ),
 }
-"""Each launcher that is known. Of two that fit, the first is taken."""
+"""The known launchers. Of two that fit, the first is taken."""
 
 
 def _found(environ: Environ, *names: str) -> list[str]:
-    """Name those of the variables that are set, or what is set in their place."""
+    """Return the names that are set; of `A|B` the first one that is."""
     choices = ([n for n in name.split("|") if environ.get(n)] for name in names)
     return [choice[0] for choice in choices if choice]
 
 
 def _number(environ: Environ, name: str) -> int | None:
     for found in _found(environ, name):
-        if re.fullmatch(r"\d+", environ[found]):
+        if re.fullmatch("[0-9]{1,9}", environ[found]):
             return int(environ[found])
         if name == _TPU_HOSTS:
             return len(environ[found].split(","))
@@ -311,29 +303,35 @@ def _number(environ: Environ, name: str) -> int | None:
 
 
 def _place(environ: Environ, number: str, size: str) -> tuple[int | None, int | None]:
-    """Read a process's number and how many there are.
+    """Read the number of a process and the number of processes.
 
     Raises:
-      ArgumentError: They do not go together.
+      ArgumentError: The one is not below the other.
     """
     index, count = _number(environ, number), _number(environ, size)
     if count == 0 or (count is not None and index is not None and index >= count):
         names = "` and `".join(_found(environ, number, size))
         raise ArgumentError(
-            f"`{names}` must be a number and how many there are, got {index} of "
+            f"`{names}` must be the number of a process and of all, got {index} of "
             f"{count}. Number processes from 0."
         )
     return index, count
 
 
-def _count_on(numbers: Sequence[int], counts: Sequence[int]) -> int:
-    """Return a process's number over all levels, outermost first."""
-    spans = (math.prod(counts[level + 1 :]) for level in range(len(numbers)))
-    return sum(n * span for n, span in zip(numbers, spans, strict=True))
+def _combine(
+    places: Sequence[tuple[int | None, int | None]],
+) -> tuple[int | None, int | None]:
+    """Return a process's number over all levels, and the number of processes."""
+    number, size = places[0]
+    for index, count in places[1:]:
+        if number is None or size is None or index is None or count is None:
+            return None, None
+        number, size = number * count + index, size * count
+    return number, size
 
 
 def _port_of(run: str) -> int:
-    """Return the same port in all processes of a run, and most often no other's."""
+    """Return a port that is the same in all processes of a run, by hashing its name."""
     return _FIRST_PORT + zlib.crc32(run.encode()) % _PORTS
 
 
@@ -344,11 +342,11 @@ def _own_device(environ: Environ, number: str, shared: str) -> tuple[int, ...] |
 
     Args:
       environ: The environment.
-      number: The variable that numbers the processes of one host.
-      shared: How many those are; SLURM writes `4(x2),3` for two hosts and one.
+      number: Variable that numbers the processes of one host.
+      shared: Variable that counts them; SLURM writes `4(x2),3` for two hosts and one.
     """
-    told = "".join(environ[name] for name in _found(environ, shared))
-    several = any(int(count) > 1 for count in re.findall(r"(?<!x)\b\d+", told))
+    counts = "".join(environ[name] for name in _found(environ, shared))
+    several = any(int(count) > 1 for count in re.findall(r"(?<!x)\b\d+", counts))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     own = _number(environ, number)
     if not several or own is None or (visible and "," not in visible):

@@ -1,9 +1,9 @@
-"""Ask Ray Train which of its workers this is: it sets no variables.
+"""The place of a worker of Ray Train, which sets no variables.
 
 `JaxTrainer` on GPUs and TPUs joins the workers itself, by JAX's own `initialize`: that
-group is accepted (`jax_group.py`). On CPUs it does not, nor does another trainer: there
-the first worker tells the others an address, through Ray. Answers are put beside the
-variables, under names that none can have by accident.
+group is accepted (`jax_group.py`). On CPUs, and with another trainer, the first worker
+sends the others an address through Ray. Rank, size and address are added to the
+variables, under names that no variable has by accident.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from replicator.errors import DistributedTimeoutError
 def with_ray_train(
     environ: Mapping[str, str], *, timeout_s: float
 ) -> Mapping[str, str]:
-    """Return `environ`, in a worker of Ray Train with what Ray says of it.
+    """Return `environ`, in a worker of Ray Train with its rank, size and address.
 
     All workers must call it, as all of them call `initialize`.
 
@@ -31,7 +31,7 @@ def with_ray_train(
     Raises:
       DistributedTimeoutError: Another worker did not call it in time.
     """
-    # A worker runs inside of Ray, which has imported this; nobody else is one.
+    # In a worker Ray has imported this module; other processes may not have Ray.
     train = sys.modules.get("ray.train")
     place = None if train is None else _place(train)
     if place is None or place[1] == 1:
@@ -46,7 +46,7 @@ def with_ray_train(
 
 
 def _place(train: Any) -> tuple[int, int] | None:
-    """Return this worker's rank, and how many there are; None if it is no worker."""
+    """Return this worker's rank and the number of workers; None in other processes."""
     try:
         context = train.get_context()
         rank, size = context.get_world_rank(), context.get_world_size()
@@ -56,27 +56,27 @@ def _place(train: Any) -> tuple[int, int] | None:
 
 
 def _share(rank: int, timeout_s: float) -> str | None:
-    """Return where process 0 will listen, a port that it chooses; None: no way to."""
+    """Return the address that process 0 chooses; None if this Ray cannot send it."""
     own = None
     if rank == 0:
         host = sys.modules["ray"].util.get_node_ip_address()
         own = join_address(host, free_port(host))
-    heard: list[str | None] = []
+    received: list[str | None] = []
 
     def ask() -> None:
         try:
             collective = importlib.import_module("ray.train.collective")
-            heard.append(collective.broadcast_from_rank_zero(own))
-        except (ImportError, RuntimeError):  # an older Ray Train, which has none
-            heard.append(None)
+            received.append(collective.broadcast_from_rank_zero(own))
+        except (ImportError, RuntimeError):  # an older Ray Train
+            received.append(None)
 
     # In a thread, as Ray's own wait has no bound.
     waiting = threading.Thread(target=ask, daemon=True)
     waiting.start()
     waiting.join(timeout_s)
-    if not heard:
+    if not received:
         raise DistributedTimeoutError(
             f"All workers of Ray Train must call `initialize` within {timeout_s:g} s, "
             f"but not all did (asked by worker {rank}). Call it in each of them."
         )
-    return heard[0]
+    return received[0]

@@ -1,7 +1,7 @@
-"""Ask a TPU VM's metadata server what GKE would say in the environment.
+"""Variables of a TPU VM, read from its metadata server.
 
-On a TPU VM no variable says which worker this is: the metadata server does. Its answers
-are put in the words that `clusters.detect` reads, so that detection stays pure.
+On a TPU VM no variable numbers the workers: the metadata server does. Its answers get
+the names of GKE's variables, which `detect` reads, so that detection stays pure.
 """
 
 import importlib.util
@@ -14,20 +14,21 @@ from pathlib import Path
 from replicator.errors import DistributedError
 
 _TIMEOUT_S = 5.0
+_DESCRIBED = {"TPU_WORKER_ID", "TPU_SKIP_MDS_QUERY", "REPLICATOR_NUM_PROCESSES"}
 
 
 def with_tpu_metadata(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return `environ`, on a TPU VM with the variables that its metadata stands for.
+    """Return `environ`, on a TPU VM with the variables of its metadata.
 
-    Elsewhere, and where the variables are set already, nothing is asked.
+    Elsewhere, and where variables describe the group already, no request is sent.
 
     Args:
       environ: Environment variables.
 
     Raises:
-      DistributedError: A TPU VM's server does not answer, which may name other hosts.
+      DistributedError: The server of a TPU VM, which may have peers, does not answer.
     """
-    if "TPU_WORKER_ID" in environ or "TPU_SKIP_MDS_QUERY" in environ:
+    if _DESCRIBED & environ.keys():
         return environ
     server = environ.get("GCE_METADATA_IP")
     if not server and not _is_tpu_vm():
@@ -36,7 +37,7 @@ def with_tpu_metadata(environ: Mapping[str, str]) -> Mapping[str, str]:
     found = variables(server)
     if not found and _is_tpu_vm() and not _answers(server):
         raise DistributedError(
-            f"A TPU VM's metadata server must say which host this is, got no answer of "
+            f"A TPU VM's metadata server must number its hosts, got no answer from "
             f"{server}. Set TPU_SKIP_MDS_QUERY=1 if there is one host, or give "
             "`initialize` its arguments."
         )
@@ -44,7 +45,7 @@ def with_tpu_metadata(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def variables(server: str) -> dict[str, str]:
-    """Read the worker's number, its peers, and its slice; empty if there are none.
+    """Return the worker's number, its peers, and its slice; empty if it has none.
 
     Args:
       server: Host, or host:port, of the metadata server.

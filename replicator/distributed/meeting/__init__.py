@@ -1,7 +1,7 @@
-"""Processes of a group meet before JAX starts, and prove that they belong to the run.
+"""The meeting of a group's processes before JAX starts, and the proof of its members.
 
-roster            who has come, and who cannot belong to the group
-server, meet      process 0's side, and that of all others
-run_secret        where the run's secret is, and what goes on without one
-coordinator_tls   the certificates by which JAX's own service knows its processes
+roster            which processes have arrived, and which cannot belong to the group
+server, meet      the side of process 0, and that of all others
+run_secret        where the run's secret is, and whether to go on without one
+coordinator_tls   the certificates that JAX's own service asks for
 """

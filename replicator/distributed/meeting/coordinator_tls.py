@@ -1,7 +1,7 @@
-"""Let JAX's coordination service know its processes: mutual TLS, from jax 0.12 on.
+"""Mutual TLS for JAX's coordination service, which has it from jax 0.12 on.
 
-All that hosts have in common is the run's secret. From it each process makes the same
-authority in its memory, and signs itself a certificate; JAX reads these from files.
+The hosts share nothing but the run's secret. From it each process derives the same
+authority, in its memory, and signs a certificate for itself, in files that JAX reads.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from replicator.rpc.security.secret import Secret
 
 
 def jax_has_tls() -> bool:
-    """Return whether this JAX can ask who connects to its coordination service."""
+    """Return whether this JAX can ask its clients for certificates."""
     return hasattr(jax.config, "jax_mtls_cert_file")
 
 
@@ -27,27 +27,22 @@ def can_make_certificates() -> bool:
 
 
 def own_certificate() -> str | None:
-    """Return the file of the certificate that the user gave JAX, if one was given."""
+    """Return the path of the certificate that the user gave JAX, if any."""
     return getattr(jax.config, "jax_mtls_cert_file", None)
 
 
-def makes_certificates(secret: Secret | None) -> bool:
-    """Return whether this process makes itself a certificate, from the run's secret."""
-    can_make = jax_has_tls() and can_make_certificates()
-    return secret is not None and can_make and own_certificate() is None
-
-
-def check_own_certificate() -> None:
-    """Return if that which the user gave JAX, if any, is for now.
+def has_certificate(secret: Secret | None) -> bool:
+    """Return whether this process starts JAX with a certificate, its own or a made one.
 
     Raises:
-      AuthenticationError: It is not.
+      AuthenticationError: The one that the user gave JAX is not valid now.
     """
     path = own_certificate()
     if path is not None and can_make_certificates():
         from replicator.rpc.security.certificates import check_dates
 
         check_dates(Path(path))
+    return path is not None or _makes_one(secret)
 
 
 @contextlib.contextmanager
@@ -55,12 +50,13 @@ def coordinator_tls(secret: Secret | None) -> Iterator[dict[str, Any]]:
     """Make a certificate for as long as JAX joins; its files are gone afterwards.
 
     Args:
-      secret: The run's; None for no certificate.
+      secret: The run's, if it has one.
 
     Yields:
-      What `jax.distributed.initialize` takes besides.
+      Arguments for `jax.distributed.initialize`; none where JAX has no TLS, or has a
+      certificate already.
     """
-    if secret is None:
+    if secret is None or not _makes_one(secret):
         yield {}
         return
     from replicator.rpc.security.certificates import (
@@ -68,8 +64,8 @@ def coordinator_tls(secret: Secret | None) -> Iterator[dict[str, Any]]:
         make_member_certificate,
     )
 
-    # In a folder that only this user can enter. Where the process is killed meanwhile
-    # the files stay: what they prove, this user's processes can prove anyway.
+    # In a folder that only this user can enter. If the process is killed meanwhile the
+    # files stay: this user's processes can prove as much without them.
     with tempfile.TemporaryDirectory(prefix="replicator-join-") as folder:
         files = make_member_certificate(secret, Path(folder))
         yield {
@@ -78,3 +74,8 @@ def coordinator_tls(secret: Secret | None) -> Iterator[dict[str, Any]]:
             "mtls_key_file": str(files.key),
             "mtls_peer_uri_prefix": MEMBER_URI,
         }
+
+
+def _makes_one(secret: Secret | None) -> bool:
+    can_make = jax_has_tls() and can_make_certificates()
+    return secret is not None and can_make and own_certificate() is None

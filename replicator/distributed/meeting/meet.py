@@ -1,20 +1,22 @@
-"""Let all processes of a group meet before JAX starts, or say who did not come.
+"""Wait for all processes of a group before JAX starts; name those that are missing.
 
 JAX's own start has a bound too, but ends in an abort that names nobody (after twice its
 time, in 0.10 and 0.12). So the processes meet first, on the coordinator's port, over
-TCP. Where the run has a secret both ends prove that they know it, as connections of
-`rpc` do. Then each sends one line of JSON, and process 0 answers all of them with one:
-go, or why not. The first that loses patience ends the wait for all. Then JAX gets the
-port.
+TCP. If the run has a secret both ends prove that they know it, as connections of `rpc`
+do. Then each process sends one line of JSON, and process 0 answers all of them with
+one: go, or the error. The wait ends for all with the first process whose time is up.
+Then JAX gets the port.
 
-Lines are data of a few short fields, and no secret: they are not encrypted.
-Listening is on the one address that the coordinator's name stands for, never on all
-interfaces.
+Lines hold a few short fields and no secret: they are not encrypted. Process 0 listens
+on the one address of the coordinator's name, never on all interfaces.
 """
 
+import dataclasses
 import json
 import socket
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.meeting.roster import Hello
@@ -23,6 +25,7 @@ from replicator.errors import (
     AuthenticationError,
     DistributedError,
     DistributedTimeoutError,
+    ReplicatorError,
 )
 from replicator.rpc.security.authentication import (
     MESSAGE_BYTES,
@@ -35,6 +38,8 @@ _MAX_VERDICT = 1 << 20
 _CONNECT_S = 5.0
 _RETRY_S = 0.05
 
+_T = TypeVar("_T")
+
 
 def meet(
     cluster: Cluster,
@@ -44,20 +49,20 @@ def meet(
     secret: Secret | None = None,
     has_tls: bool = False,
 ) -> list[str]:
-    """Wait until every process of the group has come here.
+    """Wait until all processes of the group have arrived.
 
     Args:
       cluster: The group, and which process this is.
-      bind_host: Where process 0 listens; by default the coordinator's host.
+      bind_host: Host that process 0 listens on; the coordinator's by default.
       timeout_s: How long to wait.
-      secret: What all prove to each other that they know; None to prove nothing.
-      has_tls: Whether this process is to start JAX with certificates.
+      secret: The run's, which all prove to know; None for no proof.
+      has_tls: Whether this process is going to start JAX with a certificate.
 
     Returns:
       The host name of each process.
 
     Raises:
-      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedTimeoutError: Processes are missing after `timeout_s`; names them.
       DistributedError: The processes do not fit each other, or process 0 cannot listen.
       AuthenticationError: Process 0 has another secret, or this process none.
     """
@@ -69,11 +74,12 @@ def meet(
             secret=secret,
             has_tls=has_tls,
         )
-    return _Guest(cluster, timeout_s, secret, has_tls=has_tls).meet()
+    deadline_s = time.monotonic() + timeout_s
+    return _Guest(cluster, timeout_s, deadline_s, secret, has_tls).meet()
 
 
 def resolve(host: str) -> str:
-    """Return the address that a host's name stands for here.
+    """Return the address of a host's name, as this host resolves it.
 
     Raises:
       DistributedError: The name is unknown.
@@ -90,66 +96,61 @@ def resolve(host: str) -> str:
     return str(preferred[0][4][0])
 
 
+@dataclasses.dataclass(frozen=True)
 class _Guest:
-    """The side of every process but 0."""
+    """The side of every process but 0; attributes as the arguments of `meet`."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        timeout_s: float,
-        secret: Secret | None,
-        *,
-        has_tls: bool,
-    ) -> None:
-        self._cluster = cluster
-        self._secret = secret
-        self._has_tls = has_tls
-        self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
-        # What went wrong last: the reason that an error gives.
-        self._trouble = "it was never reached"
+    cluster: Cluster
+    timeout_s: float
+    deadline_s: float
+    secret: Secret | None
+    has_tls: bool
 
     def meet(self) -> list[str]:
-        """Ask process 0 until it answers, then wait for JAX to take its port."""
-        hosts = None
-        while hosts is None:
-            self._check_time()
-            hosts = self._ask_once()
-        while not self._port_answers():
-            self._check_time()
+        """Ask process 0 until it answers, then wait until JAX listens on its port."""
+        hosts = self._retry(self._ask)
+        # A gRPC connection that is refused retries only after 1 s.
+        self._retry(lambda: self._connect().close())
         return hosts
 
-    def _check_time(self) -> None:
-        if time.monotonic() < self._deadline_s:
-            return
+    def _retry(self, attempt: Callable[[], _T]) -> _T:
+        problem = "it was never reached"
+        while time.monotonic() < self.deadline_s:
+            try:
+                return attempt()
+            except ReplicatorError:  # some of these are of Python's `OSError`, too
+                raise
+            except OSError as error:
+                problem = error.strerror or str(error)
+                time.sleep(_RETRY_S)
         raise DistributedTimeoutError(
-            f"Process 0 must answer at {self._cluster.coordinator} within "
-            f"{self._timeout_s:g} s, but {self._trouble} (asked by process "
-            f"{self._cluster.process_id} of {self._cluster.num_processes} on "
+            f"Process 0 must answer at {self.cluster.coordinator} within "
+            f"{self.timeout_s:g} s, but {problem} (asked by process "
+            f"{self.cluster.process_id} of {self.cluster.num_processes} on "
             f"{socket.gethostname()}). See whether process 0 started, and whether this "
             "host reaches it."
         )
 
-    def _ask_once(self) -> list[str] | None:
-        """Return all hosts; None if process 0 was not there, or went away."""
-        try:
-            with self._connect() as connection:
-                if self._secret is not None:
-                    self._prove(connection, self._secret)
-                connection.sendall(self._hello().to_line())
-                line = self._read_line(connection)
-        except AuthenticationError:  # one of Python's errors of the system, too
-            raise
-        except OSError as error:
-            self._trouble = error.strerror or str(error)
-            time.sleep(_RETRY_S)
-            return None
-        return self._act_on(line)
+    def _ask(self) -> list[str]:
+        """Return all hosts; raise OSError if process 0 is not there, or went away."""
+        with self._connect() as connection:
+            if self.secret is not None:
+                self._prove(connection, self.secret)
+            connection.sendall(self._hello().to_line())
+            line = self._read_line(connection)
+        match _parse(line):
+            case {"go": list(hosts)}:
+                return [str(host) for host in hosts]
+            case {"missing": str(message)}:
+                raise DistributedTimeoutError(message)
+            case {"refused": str(message)}:
+                raise DistributedError(message)
+        raise OSError("another program answers there")
 
     def _connect(self) -> socket.socket:
-        left_s = self._deadline_s - time.monotonic()
+        left_s = self.deadline_s - time.monotonic()
         connection = socket.create_connection(
-            (self._cluster.host, self._cluster.port),
+            (self.cluster.host, self.cluster.port),
             timeout=max(0.01, min(left_s, _CONNECT_S)),
         )
         # Where nobody listens, TCP may connect a port of this host to itself.
@@ -160,16 +161,16 @@ class _Guest:
 
     def _hello(self) -> Hello:
         return Hello(
-            process_id=self._cluster.process_id,
-            num_processes=self._cluster.num_processes,
+            process_id=self.cluster.process_id,
+            num_processes=self.cluster.num_processes,
             host=socket.gethostname(),
-            patience_s=max(0.0, self._deadline_s - time.monotonic()),
+            patience_s=max(0.0, self.deadline_s - time.monotonic()),
             clock_s=time.time(),
-            has_tls=self._has_tls,
+            has_tls=self.has_tls,
         )
 
     def _prove(self, connection: socket.socket, secret: Secret) -> None:
-        peer = f"Process 0 at {self._cluster.coordinator}"
+        peer = f"Process 0 at {self.cluster.coordinator}"
         handshake = ClientHandshake(secret, binding=BINDING, peer=peer)
         connection.sendall(handshake.hello())
         connection.sendall(handshake.answer(self._read_message(connection)))
@@ -180,11 +181,7 @@ class _Guest:
         while len(received) < MESSAGE_BYTES:
             received += self._read(connection, MESSAGE_BYTES - len(received))
         if received.startswith(b'{"refused"'):
-            raise AuthenticationError(
-                f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
-                f"one in process {self._cluster.process_id}; process 0 has none. Give "
-                "all the same."
-            )
+            raise self._secrets_differ("one", "process 0 has none")
         if not received.startswith(b"rpc-"):
             raise OSError("what answers there does not prove this run's secret")
         return received
@@ -193,46 +190,27 @@ class _Guest:
         received = b""
         while not received.endswith(b"\n") and len(received) < _MAX_VERDICT:
             received += self._read(connection, 1 << 16)
-            if self._secret is None and is_refusal(received):
-                raise AuthenticationError(
-                    f"`{FILE_VARIABLE}` must name the run's secret in every process, "
-                    f"got none in process {self._cluster.process_id}; process 0 asks "
-                    "for it. Give all the same."
-                )
+            if self.secret is None and is_refusal(received):
+                raise self._secrets_differ("none", "process 0 asks for it")
         return received
 
+    def _secrets_differ(self, found: str, elsewhere: str) -> AuthenticationError:
+        return AuthenticationError(
+            f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
+            f"{found} in process {self.cluster.process_id}; {elsewhere}. Give all the "
+            "same."
+        )
+
     def _read(self, connection: socket.socket, most: int) -> bytes:
-        left_s = self._deadline_s + VERDICT_S - time.monotonic()
+        left_s = self.deadline_s + VERDICT_S - time.monotonic()
         connection.settimeout(max(0.01, left_s))
         try:
             received = connection.recv(most)
         except TimeoutError as error:
-            raise OSError("it was reached, but says nothing") from error
+            raise OSError("it was reached, but does not answer") from error
         if not received:
             raise OSError("it was reached, but went away")
         return received
-
-    def _act_on(self, line: bytes) -> list[str] | None:
-        match _parse(line):
-            case {"go": list(hosts)}:
-                return [str(host) for host in hosts]
-            case {"missing": str(message)}:
-                raise DistributedTimeoutError(message)
-            case {"refused": str(message)}:
-                raise DistributedError(message)
-        self._trouble = "another program answers there"
-        time.sleep(_RETRY_S)
-        return None
-
-    def _port_answers(self) -> bool:
-        """Return whether JAX's service listens: a refused gRPC retries only in 1 s."""
-        try:
-            self._connect().close()
-        except OSError as error:
-            self._trouble = error.strerror or str(error)
-            time.sleep(_RETRY_S)
-            return False
-        return True
 
 
 def _parse(line: bytes) -> object:

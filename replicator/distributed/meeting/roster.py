@@ -1,4 +1,4 @@
-"""Who has come to the rendezvous and who has not: the decision, without sockets."""
+"""Which processes have arrived at the meeting, and which are refused; no sockets."""
 
 import dataclasses
 import json
@@ -6,9 +6,9 @@ import json
 from replicator.base.accepts import Rule, seconds, text, whole
 
 MAX_SKEW_S = 3600.0
-"""How far clocks of two hosts may differ: their certificates are for times."""
+"""How far clocks of two hosts may differ: certificates have dates."""
 
-_SAID: dict[str, Rule] = {
+_FIELDS: dict[str, Rule] = {
     "process_id": whole(),
     "num_processes": whole(1),
     "host": text(255),
@@ -20,15 +20,15 @@ _SAID: dict[str, Rule] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """What a process says when it comes.
+    """The line that a process sends when it arrives.
 
     Attributes:
-      process_id: Which one it is.
-      num_processes: How many it believes there are.
-      host: Where it runs, for messages only.
-      patience_s: How long it is going to wait from now on.
-      clock_s: What its clock says, in seconds since 1970.
-      has_tls: Whether it is to start JAX with certificates.
+      process_id: Its number.
+      num_processes: Number of processes in the group, as far as it knows.
+      host: Name of its host, for messages only.
+      patience_s: How much longer it is going to wait.
+      clock_s: Time of its clock, in seconds since 1970.
+      has_tls: Whether it is going to start JAX with a certificate.
     """
 
     process_id: int
@@ -39,19 +39,19 @@ class Hello:
     has_tls: bool
 
     def to_line(self) -> bytes:
-        """Write it as one line."""
+        """Return it as one line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Roster:
-    """The processes of a group that have come, and until when they wait.
+    """The processes of a group that have arrived, and until when they wait.
 
     Attributes:
-      num_processes: How many must come.
-      deadline_s: When the first of those here loses patience, on the server's clock.
-      has_tls: Whether process 0 starts JAX with certificates.
-      hosts: Where each of those here runs.
+      num_processes: Number of processes in the group.
+      deadline_s: The earliest end of a wait, on the server's clock.
+      has_tls: Whether process 0 is going to start JAX with a certificate.
+      hosts: Host name of each process that has arrived.
     """
 
     num_processes: int
@@ -61,16 +61,16 @@ class Roster:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have come."""
+        """Whether all have arrived."""
         return len(self.hosts) == self.num_processes
 
     @property
     def missing(self) -> list[int]:
-        """Who has not come."""
+        """Numbers of the processes that have not arrived."""
         return [p for p in range(self.num_processes) if p not in self.hosts]
 
     def arrive(self, hello: Hello, *, now_s: float, clock_s: float) -> "Roster | str":
-        """Enter a process; a string says why it cannot belong to the group."""
+        """Return the roster with one more process, or the error that refuses it."""
         who = f"process {hello.process_id} (on {hello.host})"
         if hello.num_processes != self.num_processes:
             return (
@@ -101,7 +101,7 @@ class Roster:
             return (
                 "The clocks of all hosts must agree, got one that is "
                 f"{abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'} in {who}. "
-                "Set it: certificates are for times."
+                "Set it: certificates have dates."
             )
         return dataclasses.replace(
             self,
@@ -110,25 +110,25 @@ class Roster:
         )
 
     def leave(self, process_id: int) -> "Roster":
-        """Strike out a process that came and went again."""
+        """Return the roster without a process that has gone again."""
         hosts = {p: host for p, host in self.hosts.items() if p != process_id}
         return dataclasses.replace(self, hosts=hosts)
 
 
 def parse_hello(line: bytes) -> Hello | None:
-    """Read what a process said; None if it is no greeting of ours."""
+    """Return the fields of a line; None if they are not those of `Hello`."""
     try:
-        said = json.loads(line)
-        if not all(rule.is_right(said[name]) for name, rule in _SAID.items()):
+        read = json.loads(line)
+        if not all(rule.is_right(read[name]) for name, rule in _FIELDS.items()):
             return None
-        hello = Hello(**{name: said[name] for name in _SAID})
+        hello = Hello(**{name: read[name] for name in _FIELDS})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return hello if hello.host.isprintable() and hello.host else None
 
 
 def describe_missing(missing: list[int], num_processes: int, *, most: int = 16) -> str:
-    """Name those who did not come: "processes 1, 3 of 4"."""
+    """Return the missing processes in words: "processes 1, 3 of 4"."""
     named = ", ".join(map(str, missing[:most]))
     more = f" and {len(missing) - most} more" if len(missing) > most else ""
     noun = "process" if len(missing) == 1 else "processes"

@@ -1,4 +1,4 @@
-"""Find the run's secret, and decide what goes on without one."""
+"""Find the run's secret, and decide whether a group without proofs may start."""
 
 import logging
 import os
@@ -29,40 +29,40 @@ def find_secret(
 ) -> Secret | None:
     """Return the secret by which members of the group prove that they belong to it.
 
-    Of a group that another host can reach, and whose connections are not all proved,
-    one warning is logged; `REPLICATOR_REQUIRE_SECRET=1` refuses it, also on one host.
+    A group that other hosts can reach, and that does not prove all its connections,
+    logs one warning. `REPLICATOR_REQUIRE_SECRET=1` refuses it, on one host as well.
 
     Args:
-      coordinator_host: Where the group meets.
-      insecure: Whether a group with a secret may go on without certificates.
+      coordinator_host: Host that process 0 listens on.
+      insecure: Whether a group with a secret may start without certificates.
       warns: Whether this process is the one of the group that warns.
-      environ: The environment; this process's by default.
+      environ: Environment variables; those of this process by default.
 
     Raises:
-      AuthenticationError: The file is missing, or others can read it; there is no
-        secret, and one is required; or `cryptography` is missing.
+      AuthenticationError: The secret's file is missing, or others can read it; or a
+        proof is required, and there is no secret or no package for certificates.
     """
     environ = os.environ if environ is None else environ
     secret = Secret.from_environment(environ)
-    open_to = _open_to(secret)
-    if not open_to:
+    lacking = _lacking(secret)
+    if not lacking:
         return secret
     if environ.get(REQUIRE_VARIABLE, "0") not in ("", "0"):
-        raise AuthenticationError(f"`{REQUIRE_VARIABLE}` must be met, got {open_to}")
+        raise AuthenticationError(f"`{REQUIRE_VARIABLE}` must be met, got {lacking}")
     if loopback(coordinator_host):
         return secret
     if secret is not None and jax_has_tls() and not insecure:
         raise AuthenticationError(
-            f"A group of several hosts must prove its connections, got {open_to} Or "
+            f"A group of several hosts must prove its connections, got {lacking} Or "
             "pass `insecure=True`."
         )
     if warns:
-        _log.warning("whoever reaches %s can join: %s", coordinator_host, open_to)
+        _log.warning("whoever reaches %s can join: %s", coordinator_host, lacking)
     return secret
 
 
-def _open_to(secret: Secret | None) -> str:
-    """Return why a stranger could join, and what helps; "" where none can."""
+def _lacking(secret: Secret | None) -> str:
+    """Return what is missing to prove all connections, with the remedy; else ""."""
     if secret is None:
         return (
             f"no secret. Set {FILE_VARIABLE} to a file of 32 random bytes, mode 0600, "

@@ -1,12 +1,13 @@
-"""Process 0's side of the meeting: hear who comes, tell all how it ended.
+"""Process 0's side of the meeting: collect the others, send each the outcome.
 
-One thread and no blocking call but `select`; a stranger can neither stop it nor make it
-grow: it has 10 s and 1 KiB to prove that it belongs and to say who it is, and there are
-at most 64 such connections. Who proves nothing is told so, and is not received.
+One thread and no blocking call but `select`. A stranger can neither stop it nor make it
+grow: a connection has 10 s and 1 KiB to prove that it belongs to the run and to name
+its process, and there are at most 64 of these, plus one for each missing process. One
+that proves nothing gets a refusal, or no answer at all.
 """
 
+import collections
 import contextlib
-import dataclasses
 import errno
 import json
 import selectors
@@ -34,9 +35,9 @@ from replicator.rpc.security.authentication import (
 from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
 BINDING = "meeting"
-"""What proofs are valid for: none of them opens a server of the same program."""
+"""What proofs are valid for: none of them opens a server of `rpc`, nor the reverse."""
 VERDICT_S = 5.0
-"""How much longer than its own patience a process waits for what process 0 says."""
+"""How much longer than its own patience a process waits for the outcome."""
 
 _MAX_LINE = 1024
 _MAX_STRANGERS = 64
@@ -57,18 +58,24 @@ def serve(
       cluster: The group; this is its process 0.
       address: The address to listen on, of this host.
       timeout_s: How long to wait.
-      secret: What each of them has to prove that it knows; None to ask for nothing.
-      has_tls: Whether this process is to start JAX with certificates.
+      secret: The run's, which all must prove to know; None for no proof.
+      has_tls: Whether this process is going to start JAX with a certificate.
 
     Returns:
       The host name of each process.
 
     Raises:
-      DistributedTimeoutError: Somebody did not come in time; says who.
+      DistributedTimeoutError: Processes are missing after `timeout_s`; names them.
       DistributedError: The processes do not fit each other, or nothing can listen here.
     """
+    roster = Roster(
+        num_processes=cluster.num_processes,
+        deadline_s=time.monotonic() + timeout_s,
+        has_tls=has_tls,
+        hosts={0: socket.gethostname()},
+    )
     with _listen(cluster, address) as listener:
-        return _Server(listener, cluster, timeout_s, secret, has_tls=has_tls).serve()
+        return _Server(listener, roster, secret).serve()
 
 
 @contextlib.contextmanager
@@ -100,44 +107,65 @@ def _why_not_listening(cluster: Cluster, address: str, error: OSError) -> str:
     )
 
 
-@dataclasses.dataclass(eq=False)
 class _Visitor:
-    """A connection to process 0, and the number of its process once it is known.
+    """A connection to process 0.
 
     Attributes:
-      handshake: By which it proves that it belongs; None where nothing has to be.
-      unproved: What of the handshake is still to come.
+      connection: Its socket.
+      host: Address at the other end.
+      leave_by_s: When it is closed, unless a process has arrived by it.
+      handshake: By which it proves that it belongs; None where no proof is asked for.
+      unproved: Steps of the handshake that are left.
+      unread: Bytes that arrived and are not yet a message.
+      process_id: Number of its process, once it has arrived.
     """
 
-    connection: socket.socket
-    leave_by_s: float
-    handshake: ServerHandshake | None
-    unproved: list[Callable[[bytes], bytes]]
-    unread: bytes = b""
-    process_id: int | None = None
+    def __init__(
+        self, connection: socket.socket, host: str, secret: Secret | None
+    ) -> None:
+        self.connection = connection
+        self.host = host
+        self.leave_by_s = time.monotonic() + _GREETING_S
+        self.handshake = ServerHandshake(secret, binding=BINDING) if secret else None
+        self.unproved: list[Callable[[bytes], bytes]] = []
+        if self.handshake is not None:
+            self.unproved = [self.handshake.challenge, self.handshake.verify]
+        self.unread = b""
+        self.process_id: int | None = None
+
+    def read(self) -> bool:
+        """Read what is there, and answer the handshake; return whether it lives.
+
+        Raises:
+          AuthenticationError: It does not prove that it knows the secret.
+        """
+        try:
+            received = self.connection.recv(_MAX_LINE)
+            self.unread += received
+            while received and self.unproved and len(self.unread) >= MESSAGE_BYTES:
+                message = self.unread[:MESSAGE_BYTES]
+                self.unread = self.unread[MESSAGE_BYTES:]
+                # So few bytes are sent at once, or the other end does not read.
+                self.connection.send(self.unproved.pop(0)(message))
+        except BlockingIOError:
+            return True
+        except AuthenticationError:  # one of Python's `OSError`, too
+            raise
+        except OSError:
+            return False
+        return bool(received) and len(self.unread) <= _MAX_LINE
 
 
 class _Server:
     def __init__(
-        self,
-        listener: socket.socket,
-        cluster: Cluster,
-        timeout_s: float,
-        secret: Secret | None = None,
-        *,
-        has_tls: bool = False,
+        self, listener: socket.socket, roster: Roster, secret: Secret | None
     ) -> None:
         self._listener = listener
+        self._roster = roster
         self._secret = secret
+        self._address = join_address(*listener.getsockname()[:2])
         self._num_unproved = 0
         self._last_unproved = ""
-        self._address = join_address(listener.getsockname()[0], cluster.port)
-        self._roster = Roster(
-            num_processes=cluster.num_processes,
-            deadline_s=time.monotonic() + timeout_s,
-            has_tls=has_tls,
-            hosts={0: socket.gethostname()},
-        )
         self._refusal: str | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -147,19 +175,27 @@ class _Server:
         """All connections, the oldest first."""
         return [key.data for key in self._selector.get_map().values() if key.data]
 
+    @property
+    def _strangers(self) -> list[_Visitor]:
+        """Connections by which no process has arrived, the oldest first."""
+        return [v for v in self._visitors if v.process_id is None]
+
     def serve(self) -> list[str]:
         """Wait for all, then let all go."""
         with self._selector:
             try:
                 self._gather()
             finally:
-                # Before anybody is told to go: JAX listens on the same port next.
+                # Before the others may go: JAX listens on the same port next.
                 self._listener.close()
                 self._answer_all()
         if self._refusal:
             raise DistributedError(self._refusal)
         if not self._roster.is_complete:
-            raise DistributedTimeoutError(self._who_is_missing())
+            raise DistributedTimeoutError(self._describe_missing())
+        return self._hosts()
+
+    def _hosts(self) -> list[str]:
         return [self._roster.hosts[p] for p in range(self._roster.num_processes)]
 
     def _gather(self) -> None:
@@ -172,59 +208,43 @@ class _Server:
                 self._read(visitor)
             if None in ready:  # the listener; after the others: it may drop one of them
                 self._accept()
-            for visitor in self._visitors:
-                silent = visitor.process_id is None
-                if silent and time.monotonic() > visitor.leave_by_s:
+            for visitor in self._strangers:
+                if time.monotonic() > visitor.leave_by_s:
                     self._drop(visitor)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            strangers = [v for v in self._visitors if v.process_id is None]
-            if len(strangers) >= _MAX_STRANGERS:
-                self._drop(strangers[0])
+            connection, address = self._listener.accept()
+            strangers = self._strangers
+            # With a place for each missing process: those that belong here may all
+            # come at once, and none of them drops another.
+            if len(strangers) >= _MAX_STRANGERS + len(self._roster.missing):
+                self._drop(_first_to_go(strangers))
             connection.setblocking(False)
-            visitor = _visitor(connection, self._secret)
+            visitor = _Visitor(connection, address[0], self._secret)
             self._selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _read(self, visitor: _Visitor) -> None:
         try:
-            received = visitor.connection.recv(_MAX_LINE)
-            visitor.unread += received
-            if received:
-                self._ask_for_proof(visitor)
-        except BlockingIOError:
-            return
+            lives = visitor.read()
         except AuthenticationError:
             self._refuse(visitor)
             return
-        except OSError:
-            received = b""
-        if not received or len(visitor.unread) > _MAX_LINE:
+        line, ended, _ = visitor.unread.partition(b"\n")
+        if not lives:
             self._drop(visitor)
         elif self._secret is None and is_hello(visitor.unread):
             self._refusal = (
                 f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
-                f"none in process 0 and one at {_peer(visitor.connection)}. Give all "
-                "the same."
+                f"none in process 0 and one at {visitor.host}. Give all the same."
             )
-        elif not visitor.unproved and visitor.process_id is None:
-            line, ended, _ = visitor.unread.partition(b"\n")
-            if ended:
-                self._enter(visitor, parse_hello(line))
-
-    def _ask_for_proof(self, visitor: _Visitor) -> None:
-        """Go on with the handshake, as far as the messages received go."""
-        while visitor.unproved and len(visitor.unread) >= MESSAGE_BYTES:
-            message = visitor.unread[:MESSAGE_BYTES]
-            visitor.unread = visitor.unread[MESSAGE_BYTES:]
-            # The socket takes that much at once, or its owner does not read.
-            visitor.connection.send(visitor.unproved.pop(0)(message))
+        elif ended and not visitor.unproved and visitor.process_id is None:
+            self._enter(visitor, parse_hello(line))
 
     def _refuse(self, visitor: _Visitor) -> None:
         assert visitor.handshake is not None, "only a handshake fails so"
         self._num_unproved += 1
-        self._last_unproved = _peer(visitor.connection)
+        self._last_unproved = visitor.host
         with contextlib.suppress(OSError):
             visitor.connection.send(visitor.handshake.refusal)
         self._drop(visitor)
@@ -252,46 +272,33 @@ class _Server:
         if self._refusal:
             verdict = {"refused": self._refusal}
         elif self._roster.is_complete:
-            hosts = self._roster.hosts
-            verdict = {"go": [hosts[p] for p in range(self._roster.num_processes)]}
+            verdict = {"go": self._hosts()}
         else:
-            verdict = {"missing": self._who_is_missing()}
+            verdict = {"missing": self._describe_missing()}
         line = json.dumps(verdict).encode() + b"\n"
         for visitor in self._visitors:
             with contextlib.suppress(OSError), visitor.connection as connection:
-                connection.settimeout(VERDICT_S)
-                connection.sendall(line)
+                # Nothing for strangers, who could also delay the start by not reading.
+                if not visitor.unproved:
+                    connection.settimeout(VERDICT_S)
+                    connection.sendall(line)
 
-    def _who_is_missing(self) -> str:
+    def _describe_missing(self) -> str:
         roster = self._roster
-        came = ", ".join(f"{p} (on {host})" for p, host in sorted(roster.hosts.items()))
-        return (
-            f"All processes must come to {self._address} in time, but "
-            f"{describe_missing(roster.missing, roster.num_processes)} did not; here "
-            f"are {came}.{self._who_proved_nothing()} See whether they started, and "
-            "reach that address."
-        )
-
-    def _who_proved_nothing(self) -> str:
-        if not self._num_unproved:
-            return ""
-        return (
+        here = ", ".join(f"{p} (on {host})" for p, host in sorted(roster.hosts.items()))
+        unproved = (
             f" Connections without this run's secret: {self._num_unproved}, the last "
             f"from {self._last_unproved}."
         )
+        return (
+            f"All processes must come to {self._address} in time, but "
+            f"{describe_missing(roster.missing, roster.num_processes)} did not; here "
+            f"are {here}.{unproved if self._num_unproved else ''} See whether they "
+            "started, and reach that address."
+        )
 
 
-def _visitor(connection: socket.socket, secret: Secret | None) -> _Visitor:
-    handshake, unproved = None, []
-    if secret is not None:
-        handshake = ServerHandshake(secret, binding=BINDING)
-        unproved = [handshake.challenge, handshake.verify]
-    leave_by_s = time.monotonic() + _GREETING_S
-    return _Visitor(connection, leave_by_s, handshake, unproved)
-
-
-def _peer(connection: socket.socket) -> str:
-    try:
-        return str(connection.getpeername()[0])
-    except OSError:  # it has gone
-        return "nobody that is still there"
+def _first_to_go(strangers: list[_Visitor]) -> _Visitor:
+    """Return the oldest that has proved least, of the host with most connections."""
+    crowd = collections.Counter(stranger.host for stranger in strangers)
+    return max(strangers, key=lambda v: (len(v.unproved), crowd[v.host]))

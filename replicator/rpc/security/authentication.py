@@ -188,14 +188,14 @@ class _Reason(enum.IntEnum):
 _REMEDY = "Give both ends the same secret (and the same host and port, if any)."
 
 
-def is_hello(said: bytes) -> bool:
-    """Return whether somebody begins a handshake."""
-    return said.startswith(_HELLO)
+def is_hello(received: bytes) -> bool:
+    """Return whether the bytes of a client begin a handshake."""
+    return received.startswith(_HELLO)
 
 
-def is_refusal(said: bytes) -> bool:
-    """Return whether a server asked for a proof, and got something else."""
-    return said.startswith(_REFUSAL)
+def is_refusal(received: bytes) -> bool:
+    """Return whether the bytes of a server refuse a client without a proof."""
+    return received.startswith(_REFUSAL)
 
 
 def _message(kind: bytes, rest: bytes) -> bytes:

@@ -7,7 +7,7 @@ checks, and as a name (`urn:replicator:role:client`), which our server checks: w
 made for a client serves nobody, and a server's opens no connection. They live for days,
 not years; make new ones for the next run.
 
-The members of a group have nothing but the run's secret in common: each makes the same
+The members of a group share nothing but the run's secret: each derives the same
 authority from it, in its memory, and signs a certificate for itself.
 """
 
@@ -29,12 +29,10 @@ from replicator.rpc.security.tls import ROLES, Tls, role_uri
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 MEMBER_URI = "replicator://group/"
-"""What the name of a member of a group begins with, in its certificate."""
-# Clocks of hosts differ a little.
-_SKEW = datetime.timedelta(minutes=5)
-# Of a member: an hour is what the clocks of a group may differ by; and connections of a
-# run that takes months are still made anew.
-_MEMBER_SKEW = datetime.timedelta(hours=2)
+"""Prefix of the name in the certificate of a member of a group."""
+# Clocks of hosts differ a little; those of a group may by an hour (`roster.py`).
+_SKEW = datetime.timedelta(hours=2)
+# A run of months still makes new connections.
 _MEMBER_LIFETIME = datetime.timedelta(days=730)
 _CURVE = ec.SECP256R1()
 _CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -67,31 +65,26 @@ def make_certificates(
     if lifetime <= datetime.timedelta():
         raise ArgumentError(f"`lifetime` must be positive, got {lifetime}.")
     Path(folder).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-    signing_key = ec.generate_private_key(_CURVE)
     # Another name for each program: OpenSSL looks authorities up by name.
     name = f"replicator program {x509.random_serial_number():x}"
-    authority = _sign_authority(signing_key, name=name, lifetime=lifetime)
-    _write(Tls.in_folder(folder, "server").ca, _pem(authority))
+    authority = _Authority(ec.generate_private_key(_CURVE), name, lifetime)
+    authority.write(Tls.in_folder(folder, "server").ca)
     for role in ROLES:
-        key = ec.generate_private_key(_CURVE)
         names = [x509.UniformResourceIdentifier(role_uri(role))]
         if role == "server":
             names += [_host_name(host) for host in hosts]
-        leaf = _leaf(key, role, names, usage=[_USAGE[role]], lifetime=lifetime)
-        files = Tls.in_folder(folder, role)
-        _write(files.certificate, _pem(_signed(leaf, authority, signing_key)))
-        _write(files.key, _private_pem(key))
+        authority.issue(Tls.in_folder(folder, role), role, names, [_USAGE[role]])
 
 
 def make_member_certificate(secret: Secret, folder: Path) -> Tls:
-    """Write a certificate of a member of a group, its key, and its authority's.
+    """Write a certificate for a member of a group, its key, and its authority.
 
-    It serves at both ends of a connection: members are not told apart.
+    It serves at both ends of a connection: all members have the same role.
 
     Args:
-      secret: What all members know. The authority follows from it: its key, and so what
-        it signs for, is the same in all processes, and never written.
-      folder: Where to; only this user may write to it.
+      secret: The run's. The authority's key is derived from it: the same in all
+        processes, and never written.
+      folder: Where to write; only this user may write to it.
 
     Returns:
       The files.
@@ -101,43 +94,32 @@ def make_member_certificate(secret: Secret, folder: Path) -> Tls:
       FileExistsError: It holds such files.
     """
     seed = secret.sign(b"authority 0") + secret.sign(b"authority 1")
-    # Twice as many bits as the order has: no key is likelier than another.
+    # Twice as many bits as the order has, so that all keys are equally likely.
     number = int.from_bytes(seed) % (_CURVE_ORDER - 1) + 1
-    signing_key = ec.derive_private_key(number, _CURVE)
-    authority = _sign_authority(
-        signing_key,
-        name=f"replicator group {secret.sign(b'name').hex()[:32]}",
-        lifetime=_MEMBER_LIFETIME,
-        skew=_MEMBER_SKEW,
-    )
-    key = ec.generate_private_key(_CURVE)
-    leaf = _leaf(
-        key,
-        "member",
-        [x509.UniformResourceIdentifier(f"{MEMBER_URI}member")],
-        usage=_USAGE.values(),
-        lifetime=_MEMBER_LIFETIME,
-        skew=_MEMBER_SKEW,
+    authority = _Authority(
+        ec.derive_private_key(number, _CURVE),
+        f"replicator group {secret.sign(b'name').hex()[:32]}",
+        _MEMBER_LIFETIME,
     )
     files = Tls(
         ca=folder / "ca.pem",
         certificate=folder / "member.pem",
         key=folder / "member.key",
     )
-    _write(files.ca, _pem(authority))
-    _write(files.certificate, _pem(_signed(leaf, authority, signing_key)))
-    _write(files.key, _private_pem(key))
+    authority.write(files.ca)
+    names = [x509.UniformResourceIdentifier(f"{MEMBER_URI}member")]
+    authority.issue(files, "member", names, _USAGE.values())
     return files
 
 
 def check_dates(path: Path) -> None:
-    """Return if a certificate is for now, by this host's clock.
+    """Check that a certificate is valid now, by this host's clock.
 
     Args:
-      path: Of a PEM file; its first certificate is looked at.
+      path: A PEM file; its first certificate is checked.
 
     Raises:
-      AuthenticationError: It is over, has not begun, or is none.
+      AuthenticationError: It has expired, is not valid yet, or is not a certificate.
       OSError: It cannot be read.
     """
     try:
@@ -157,66 +139,60 @@ def check_dates(path: Path) -> None:
         )
 
 
-def _sign_authority(
-    key: ec.EllipticCurvePrivateKey,
-    *,
-    name: str,
-    lifetime: datetime.timedelta,
-    skew: datetime.timedelta = _SKEW,
-) -> x509.Certificate:
-    builder = _builder(_name(name), key, lifetime=lifetime, skew=skew)
-    builder = builder.issuer_name(_name(name))
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    return (
-        builder.add_extension(constraints, critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+class _Authority:
+    """A key that signs certificates of a lifetime, and its own certificate."""
 
+    def __init__(
+        self, key: ec.EllipticCurvePrivateKey, name: str, lifetime: datetime.timedelta
+    ) -> None:
+        self._key = key
+        self._name = _name(name)
+        self._lifetime = lifetime
 
-def _leaf(
-    key: ec.EllipticCurvePrivateKey,
-    role: str,
-    names: Sequence[x509.GeneralName],
-    *,
-    usage: Iterable[x509.ObjectIdentifier],
-    lifetime: datetime.timedelta,
-    skew: datetime.timedelta = _SKEW,
-) -> x509.CertificateBuilder:
-    constraints = x509.BasicConstraints(ca=False, path_length=None)
-    return (
-        _builder(_name(f"replicator {role}"), key, lifetime=lifetime, skew=skew)
-        .add_extension(constraints, critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usage), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-    )
+    def write(self, path: Path) -> None:
+        """Write its own certificate."""
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        builder = self._builder(self._name, self._key, constraints)
+        _write(path, _pem(builder.sign(self._key, hashes.SHA256())))
 
+    def issue(
+        self,
+        files: Tls,
+        role: str,
+        names: Sequence[x509.GeneralName],
+        usage: Iterable[x509.ObjectIdentifier],
+    ) -> None:
+        """Write a certificate, and its key."""
+        key = ec.generate_private_key(_CURVE)
+        constraints = x509.BasicConstraints(ca=False, path_length=None)
+        certificate = (
+            self._builder(_name(f"replicator {role}"), key, constraints)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        _write(files.certificate, _pem(certificate))
+        _write(files.key, _private_pem(key))
 
-def _signed(
-    leaf: x509.CertificateBuilder,
-    authority: x509.Certificate,
-    key: ec.EllipticCurvePrivateKey,
-) -> x509.Certificate:
-    return leaf.issuer_name(authority.subject).sign(key, hashes.SHA256())
-
-
-def _builder(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    *,
-    lifetime: datetime.timedelta,
-    skew: datetime.timedelta,
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - skew)
-        .not_valid_after(now + lifetime)
-    )
+    def _builder(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        constraints: x509.BasicConstraints,
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        usage = _key_usage(signs_certificates=constraints.ca)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _SKEW)
+            .not_valid_after(now + self._lifetime)
+            .add_extension(constraints, critical=True)
+            .add_extension(usage, critical=True)
+        )
 
 
 def _name(common_name: str) -> x509.Name:

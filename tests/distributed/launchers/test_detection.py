@@ -24,7 +24,7 @@ COORDINATORS = {
 }
 EACH_VARIABLE = [(way, name) for way, environ in WAYS.items() for name in environ(2, 4)]
 OUTSPOKEN = {"replicator", "ray"}
-"""Meant for us, and asked of who started this process: they count before all others."""
+"""For this library, or the launcher's own answer: these count before all others."""
 
 
 def place(environ, **arguments):
@@ -64,7 +64,7 @@ def test_a_missing_variable_leaves_nobody_alone_or_in_another_s_place(way, name)
         del environ[name]
         found = outcome(environ)
         if isinstance(found, str):
-            # Where a launcher tells no host, what it would have to tell has no name.
+            # Where a launcher names no host, there is no variable to name.
             assert f"`{name}`" in found or "`coordinator`" in found
         else:
             assert found == (number, 4)
@@ -148,21 +148,37 @@ REFUSED = {
         "name one place in one group, got process 3 of 4 and process 2 of no size. "
         "Unset those of the one that did not start this process.",
     ),
-    "several hosts, and none told": (
+    "several hosts, and none named": (
         {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
-        "`coordinator` must be given where the launcher (pmi) tells no host, got "
-        "process 1 of 4 by `PMI_RANK`, `PMI_SIZE`. Call "
+        "`coordinator` must be given where the launcher (pmi) names no host, got "
+        "process 1 of 4 from `PMI_RANK`, `PMI_SIZE`. Call "
         '`initialize(coordinator="HOST:8482")` with the host of process 0.',
     ),
     "a process beyond the last": (
         environments.pytorch(2, 2),
-        "`RANK` and `WORLD_SIZE` must be a number and how many there are, got 2 of 2. "
-        "Number processes from 0.",
+        "`RANK` and `WORLD_SIZE` must be the number of a process and of all, got 2 of "
+        "2. Number processes from 0.",
     ),
     "no process": (
         environments.pytorch(0, 0),
-        "`RANK` and `WORLD_SIZE` must be a number and how many there are, got 0 of 0. "
-        "Number processes from 0.",
+        "`RANK` and `WORLD_SIZE` must be the number of a process and of all, got 0 of "
+        "0. Number processes from 0.",
+    ),
+    "digits that Python reads and no launcher writes": (
+        environments.pytorch(0, 2) | {"RANK": "\u0661"},
+        "`RANK` must be a whole number in the environment, got '\u0661'. Set it for "
+        "every process.",
+    ),
+    "more digits than Python reads": (
+        environments.pytorch(0, 2) | {"WORLD_SIZE": "9" * 5000},
+        "`WORLD_SIZE` must be a whole number in the environment, got "
+        f"{'9' * 5000!r}. Set it for every process.",
+    ),
+    "hosts of a launcher that is not known": (
+        {"SM_HOSTS": '["algo-1", "algo-2"]'},
+        "`SM_HOSTS` must not count several processes where no launcher that is known "
+        'numbers them, got \'["algo-1", "algo-2"]\'. Call `initialize` with all '
+        "three arguments, or set REPLICATOR_NUM_PROCESSES=1 to train alone.",
     ),
     "no port": (
         environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "node1"},
@@ -173,6 +189,11 @@ REFUSED = {
         environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "0.0.0.0:8482"},
         "`coordinator` must name one host, got '0.0.0.0:8482', which is every "
         "interface. Name an address that the other processes reach.",
+    ),
+    "every interface, as the resolver reads it": (
+        environments.replicator(0, 2) | {"REPLICATOR_COORDINATOR": "0:8482"},
+        "`coordinator` must name one host, got '0:8482', which is every interface. "
+        "Name an address that the other processes reach.",
     ),
 }
 
@@ -218,7 +239,7 @@ ADDRESSES = {
 @pytest.mark.parametrize(
     ("environ", "arguments", "address"), ADDRESSES.values(), ids=ADDRESSES
 )
-def test_mpi_on_several_hosts_takes_the_address_that_is_told(
+def test_mpi_on_several_hosts_takes_the_address_that_is_set(
     environ, arguments, address
 ):
     ranks = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
@@ -291,7 +312,10 @@ def test_what_was_found_and_what_was_not_is_explained():
 @pytest.mark.parametrize(
     ("environ", "line"),
     [
-        ({"WORLD_SIZE": "4"}, "torchrun: half set: WORLD_SIZE, and no RANK, "),
+        (
+            {"WORLD_SIZE": "4"},
+            "torchrun: a process of 4 at no known address (WORLD_SIZE), without `RANK`",
+        ),
         ({"WORLD_SIZE": "1"}, "torchrun: one process (WORLD_SIZE)"),
         (environments.sbatch(4), "slurm: a batch script is one process; `srun` "),
         ({"JOB_COMPLETION_INDEX": "1"}, "kubernetes: JOB_COMPLETION_INDEX numbers "),

@@ -64,8 +64,10 @@ def test_a_machine_without_tpus_asks_nobody():
     assert with_tpu_metadata({"PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-def test_variables_that_are_set_are_not_asked_for():
-    environ = {"TPU_WORKER_ID": "0", "GCE_METADATA_IP": "127.0.0.1:1"}
+@pytest.mark.parametrize("name", ["TPU_WORKER_ID", "REPLICATOR_NUM_PROCESSES"])
+def test_where_variables_describe_the_group_nobody_is_asked(monkeypatch, name):
+    monkeypatch.setattr(tpu_metadata, "_is_tpu_vm", lambda: True)
+    environ = {name: "0", "GCE_METADATA_IP": "127.0.0.1:1"}
     assert with_tpu_metadata(environ) is environ
 
 
@@ -75,7 +77,7 @@ def test_a_server_that_is_not_there_says_nothing():
 
 def test_a_tpu_vm_whose_server_is_not_there_is_not_alone(monkeypatch):
     monkeypatch.setattr(tpu_metadata, "_is_tpu_vm", lambda: True)
-    with pytest.raises(DistributedError, match="got no answer of 127"):
+    with pytest.raises(DistributedError, match="got no answer from 127"):
         with_tpu_metadata({"GCE_METADATA_IP": "127.0.0.1:1"})
 
 

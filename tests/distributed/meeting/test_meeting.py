@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +26,7 @@ from replicator.errors import (
     DistributedTimeoutError,
 )
 from replicator.rpc import Secret
+from replicator.rpc.security.authentication import ClientHandshake
 
 LONG_S = 60.0
 
@@ -177,12 +179,20 @@ def test_strangers_neither_enter_nor_stop_the_meeting(pool, jax_service, secret)
     assert zero.outcome() == one.outcome() == [socket.gethostname()] * 2
 
 
+def roster(num_processes, timeout_s=LONG_S, *, has_tls=False):
+    return Roster(
+        num_processes=num_processes,
+        deadline_s=time.monotonic() + timeout_s,
+        has_tls=has_tls,
+        hosts={0: "a"},
+    )
+
+
 def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
-    cluster = member(free_port(), 0, 2)
-    address = ("127.0.0.1", cluster.port)
+    address = ("127.0.0.1", free_port())
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(address))
-        server = meeting_server._Server(listener, cluster, timeout_s=0.3)
+        server = meeting_server._Server(listener, roster(2, timeout_s=0.3), None)
         strangers = []
         for _ in range(meeting_server._MAX_STRANGERS):
             strangers.append(opened.enter_context(socket.create_connection(address)))
@@ -194,15 +204,17 @@ def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
             server.serve()
 
 
-def call(port, said):
-    """Connect as soon as somebody listens, say something, and go."""
+def connected(port):
+    """Connect as soon as somebody listens."""
     while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), LONG_S) as connection:
-                connection.sendall(said)
-            return
-        except ConnectionRefusedError:
-            continue
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port), LONG_S)
+
+
+def call(port, sent):
+    """Connect as soon as somebody listens, send something, and go."""
+    with connected(port) as connection:
+        connection.sendall(sent)
 
 
 def test_a_program_that_is_not_process_0_is_not_believed(pool):
@@ -228,8 +240,7 @@ def hello(process_id=1, **changed):
 
 
 def arrive(hello, *, has_tls=False, clock_s=0.0):
-    roster = Roster(num_processes=2, deadline_s=9.0, has_tls=has_tls, hosts={0: "a"})
-    return roster.arrive(hello, now_s=0.0, clock_s=clock_s)
+    return roster(2, has_tls=has_tls).arrive(hello, now_s=0.0, clock_s=clock_s)
 
 
 def test_who_leaves_again_is_missing():
@@ -325,3 +336,61 @@ def test_a_program_that_proves_nothing_is_not_believed(pool):
     with connection:
         connection.sendall(b'{"go": ["anywhere", "and whoever comes there"]}\n')
     assert isinstance(guest.outcome(), DistributedTimeoutError)
+
+
+@contextlib.contextmanager
+def a_server(num_processes, secret=None):
+    """Process 0, which takes its steps by the test, and its address."""
+    address = ("127.0.0.1", free_port())
+    with socket.create_server(address, backlog=256) as listener:
+        server = meeting_server._Server(listener, roster(num_processes), secret)
+        try:
+            yield server, address
+        finally:
+            server._answer_all()
+            server._selector.close()
+
+
+def come(opened, server, address, count, *, sent=b"", host="127.0.0.1"):
+    """Open connections that the server accepts and reads; return its side of them."""
+    for _ in range(count):
+        connection = socket.create_connection(address, source_address=(host, 0))
+        opened.enter_context(connection).sendall(sent)
+        server._accept()
+        server._read(server._visitors[-1])
+    return server._visitors[-count:]
+
+
+def test_processes_that_come_at_once_do_not_drop_each_other():
+    with contextlib.ExitStack() as opened, a_server(200) as (server, address):
+        come(opened, server, address, 199)
+        assert len(server._visitors) == 199
+
+
+def test_a_flood_of_silence_does_not_drop_who_proves_itself():
+    hello = ClientHandshake(Secret.generate(), binding="").hello()
+    proof = Secret.generate()
+    with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
+        [slow] = come(opened, server, address, 1, sent=hello)
+        come(opened, server, address, 2 * meeting_server._MAX_STRANGERS)
+        assert slow in server._visitors
+
+
+def test_a_flood_from_one_host_does_not_drop_another_one():
+    hello = ClientHandshake(Secret.generate(), binding="").hello()
+    proof = Secret.generate()
+    flood = {"sent": hello, "host": "127.0.0.2"}
+    with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
+        [slow] = come(opened, server, address, 1, sent=hello)
+        come(opened, server, address, 2 * meeting_server._MAX_STRANGERS, **flood)
+        assert slow in server._visitors
+
+
+def test_who_proved_nothing_is_not_answered(pool, jax_service):
+    port, secret = free_port(), Secret.generate()
+    zero = Host(pool, port, 0, 2, secret=secret)
+    with connected(port) as stranger:
+        one = Host(pool, port, 1, 2, secret=secret)
+        jax_service(port, zero)
+        assert one.outcome() == zero.outcome() == [socket.gethostname()] * 2
+        assert stranger.recv(1 << 16) == b""

@@ -4,6 +4,7 @@ import datetime
 import os
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 
@@ -217,6 +218,20 @@ def test_a_certificate_that_is_not_for_now_is_refused_by_its_dates(
         AuthenticationError, match=r"must be valid now .*, got one from"
     ):
         check_dates(folder / "server.pem")
+
+
+def test_a_certificate_and_its_key_may_lie_in_one_file(folder, tmp_path):
+    both = [(folder / name).read_bytes() for name in ("server.key", "server.pem")]
+    (tmp_path / "both.pem").write_bytes(b"".join(both))
+    check_dates(tmp_path / "both.pem")
+
+
+def test_the_transport_between_hosts_needs_no_package_for_certificates():
+    code = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "import replicator.rpc.transports.between_hosts.grpc_stream"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_is_no_certificate_is_refused(folder):

@@ -11,6 +11,7 @@ most (less while others wait); strangers are let in a few at a time, and counted
 
 import contextlib
 import functools
+import importlib.util
 import queue
 import threading
 import time
@@ -28,7 +29,6 @@ from replicator.rpc.security.authentication import (
     ClientHandshake,
     ServerHandshake,
 )
-from replicator.rpc.security.certificates import check_dates
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls, check_client
 from replicator.rpc.transports.addresses import GrpcAddress
@@ -330,7 +330,7 @@ def _open_channel(place: GrpcAddress, tls: Tls | None) -> grpc.Channel:
     target = str(place).removeprefix("grpc://")
     if tls is None:
         return grpc.insecure_channel(target, options=CLIENT_OPTIONS)
-    check_dates(tls.certificate)
+    _check_dates(tls)
     credentials = grpc.ssl_channel_credentials(
         tls.ca.read_bytes(), tls.read_key(), tls.certificate.read_bytes()
     )
@@ -344,7 +344,7 @@ def _bind(server: grpc.Server, place: GrpcAddress, tls: Tls | None) -> int:
     try:
         if tls is None:
             return server.add_insecure_port(target)
-        check_dates(tls.certificate)
+        _check_dates(tls)
         pair = (tls.read_key(), tls.certificate.read_bytes())
         credentials = grpc.ssl_server_credentials(
             [pair], root_certificates=tls.ca.read_bytes(), require_client_auth=True
@@ -352,6 +352,14 @@ def _bind(server: grpc.Server, place: GrpcAddress, tls: Tls | None) -> int:
         return server.add_secure_port(target, credentials)
     except RuntimeError as failure:
         raise in_use(place.port, address=str(place)) from failure
+
+
+def _check_dates(tls: Tls) -> None:
+    # Without the package that reads certificates TLS refuses them, with less to read.
+    if importlib.util.find_spec("cryptography") is not None:
+        from replicator.rpc.security.certificates import check_dates
+
+        check_dates(tls.certificate)
 
 
 def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
