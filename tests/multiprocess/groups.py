@@ -8,12 +8,13 @@ import ctypes
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+from replicator.distributed.processes.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
@@ -108,12 +109,6 @@ def at_most(seconds):
     yield
     took_s = time.monotonic() - began_s
     assert took_s <= seconds, f"it took {took_s:.1f} s, and may take {seconds} s"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def die_with_parent():

@@ -5,12 +5,13 @@ import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from replicator.distributed.processes.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 150.0
@@ -70,12 +71,6 @@ def values(ended):
     told = "\n".join(f"--- process {i}\n{each.output}" for i, each in enumerate(ended))
     assert all(each.code == 0 for each in ended), told
     return [each.value for each in ended]
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def kill(process):
