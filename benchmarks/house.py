@@ -1,6 +1,13 @@
-"""Measure the plan of the library: its root, its folders, its circles, its size.
+"""Measure the library's source: its plan, its size, its words, its examples.
 
-Code lines bear a token of code: no docstrings, comments or empty lines.
+Prints where each of the last three is met, if `--show=KEY` asks for it, and one JSON
+object:
+
+- `root_modules`, `largest_folder`: Python files, in the latter without `__init__`;
+- `circles`: modules that import themselves by way of others;
+- `code_lines`: lines that bear a token of code: no docstrings, comments or empty lines;
+  `core_lines` are those outside of `rpc`, `launchpad_bridge` and `compat`;
+- the other keys are counted by the rules of `benchmarks/wording.py`.
 """
 
 import ast
@@ -9,15 +16,19 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from absl import app
+from absl import app, flags
+
+from benchmarks import wording
 
 PACKAGE = Path(__file__).parents[1] / "replicator"
+_NOT_CORE = frozenset({"rpc", "launchpad_bridge", "compat"})
 _NO_CODE = frozenset(
     {
         *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),
         *(tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER),
     }
 )
+_SHOW = flags.DEFINE_string("show", None, "A key of `wording`: list its places.")
 
 
 def module_name(path: Path) -> str:
@@ -29,15 +40,8 @@ def module_name(path: Path) -> str:
 def code_lines(path: Path) -> int:
     """Count lines that bear code."""
     documented: set[int] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case (
-                ast.Module(body=[ast.Expr(ast.Constant(str())) as text, *_])
-                | ast.ClassDef(body=[ast.Expr(ast.Constant(str())) as text, *_])
-                | ast.FunctionDef(body=[ast.Expr(ast.Constant(str())) as text, *_])
-                | ast.AsyncFunctionDef(body=[ast.Expr(ast.Constant(str())) as text, *_])
-            ):
-                documented.update(range(text.lineno, (text.end_lineno or 0) + 1))
+    for text in wording.docstrings(ast.parse(path.read_text())):
+        documented.update(range(text.lineno, (text.end_lineno or 0) + 1))
     found: set[int] = set()
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
@@ -80,20 +84,29 @@ def circles(graph: Mapping[str, set[str]]) -> int:
 
 def main(_: list[str]) -> None:
     """Print the numbers as one JSON object."""
-    modules = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+    modules = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
     graph = {name: set(imports(path, modules)) for name, path in modules.items()}
     folders = {path.parent for path in modules.values()}
     sizes = {
         folder: sum(path.name != "__init__.py" for path in folder.glob("*.py"))
         for folder in folders
     }
+    lines = {path: code_lines(path) for path in modules.values()}
+    core = {
+        path for path in lines if path.relative_to(PACKAGE).parts[0] not in _NOT_CORE
+    }
+    found = wording.measure(PACKAGE, lines)
+    if _SHOW.value:
+        print("\n".join(found.places[_SHOW.value]))
     print(
         json.dumps(
             {
                 "root_modules": sum(1 for _ in PACKAGE.glob("*.py")),
                 "largest_folder": max(sizes.values()),
                 "circles": circles(graph),
-                "code_lines": sum(map(code_lines, modules.values())),
+                "code_lines": sum(lines.values()),
+                "core_lines": sum(lines[path] for path in core),
+                **found.numbers,
             }
         )
     )

@@ -29,7 +29,7 @@ from absl import app, flags
 
 from benchmarks.runs.killing import INTERVAL, STEPS, Attempt, Moment, start
 from replicator.base.host.clock import SystemClock
-from replicator.base.host.exit_codes import PREEMPTED
+from replicator.exit_codes import PREEMPTED
 
 _KILLS = flags.DEFINE_integer("kills", 20, "SIGKILLs in all.")
 _PER_RUN = flags.DEFINE_integer("kills_per_run", 5, "SIGKILLs of one run.")

@@ -9,7 +9,7 @@ import lazy_loader
 
 from replicator.base.host.fake_devices import fake_devices as fake_devices
 from replicator.base.host.fake_devices import obey_environment
-from replicator.version import __version__ as __version__
+from replicator.base.version import __version__ as __version__
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -14,6 +14,7 @@ from . import (
 )
 from .base.host.fake_devices import fake_devices
 from .base.per_replica import PerReplica
+from .base.version import __version__
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
@@ -41,7 +42,6 @@ from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .replicator import Replicator, run
 from .training.session import Session
-from .version import __version__
 
 __all__ = [
     "CompiledStep",

@@ -1,5 +1,11 @@
-"""What a process of a run says by its exit code, to whoever may start it again."""
+"""What a process of ours says by its exit code, to whoever may start it again."""
 
-from replicator.base.host.exit_codes import HUNG, INTERRUPTED, PREEMPTED
+PREEMPTED = 75
+"""Everything was saved because somebody asked the run to stop: start it again."""
 
-__all__ = ["HUNG", "INTERRUPTED", "PREEMPTED"]
+HUNG = 76
+"""The watchdog ended a run that made no progress: start all its processes again."""
+
+
+INTERRUPTED = 130
+"""Everything was saved because of one Ctrl-C: the code that shells use for it."""

@@ -4,9 +4,9 @@
 """
 
 from replicator.checkpoint.retention import Retention
+from replicator.hooks.schedule import Every, every
 from replicator.training.best_metric import BestSoFar, Follow
 from replicator.training.evaluate_hook import EvaluateEvery
-from replicator.training.hooks.schedule import Every, every
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
 from replicator.training.watchdog.limits import Limits

@@ -37,6 +37,8 @@ from replicator.engine.step.loss_scale import DynamicLossScale
 from replicator.engine.step.optimizer_state import Reduction
 from replicator.engine.step.state import first_state, placed_copy, run_keys
 from replicator.errors import ArgumentError, check_flags, check_function
+from replicator.hooks.protocol import Hook
+from replicator.hooks.schedule import Every
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
@@ -44,8 +46,6 @@ from replicator.inputs.prefetch import Prefetcher
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
-from replicator.training.hooks.hook import Hook
-from replicator.training.hooks.schedule import Every
 from replicator.training.loop import LoopResult
 from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite

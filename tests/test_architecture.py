@@ -19,22 +19,21 @@ ROOT = Path(__file__).parents[1]
 # docs/design.md, from the ground up. A folder may import from its own floor and from
 # those below.
 FLOORS = [
-    "version errors",
+    "errors exit_codes",
     "base",
-    "collectives rpc distributed monitoring",
-    "inputs strategies",
+    "collectives rpc distributed monitoring writers",
+    "inputs strategies hooks",
     "engine nnx",
     "checkpoint",
     "training",
-    "exit_codes hooks options writers replicator launchpad_bridge testing",
+    "options replicator launchpad_bridge testing",
     "cli compat",
     "__init__ __main__",
 ]
 FLOOR_OF = {
     room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()
 }
-ROOT_MODULES = {"__init__", "__main__", "errors", "version", "replicator"}
-ROOT_MODULES |= {"exit_codes", "hooks", "options", "writers"}
+ROOT_MODULES = {"__init__", "__main__", "errors", "exit_codes", "options", "replicator"}
 LARGEST_FOLDER = 14
 # The two objects that users call: each is one idea, and half of it says what for. `run`
 # and `session` write out the options of a run, so that editors and checkers see them.
@@ -75,8 +74,8 @@ HEAVY = {
     "orbax": {"replicator/checkpoint/orbax_files.py"},
     "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
-    "tensorboardX": {"replicator/monitoring/writers/tensorboard.py"},
-    "wandb": {"replicator/monitoring/writers/weights_and_biases.py"},
+    "tensorboardX": {"replicator/writers/tensorboard.py"},
+    "wandb": {"replicator/writers/weights_and_biases.py"},
     "yaml": {"replicator/strategies/text.py"},
 }
 SOURCES = sorted(
@@ -317,7 +316,7 @@ def test_each_public_name_opens_where_no_other_was_used_before():
 
 
 def test_subpackages_do_not_offer_a_second_path_to_a_top_level_name():
-    for package in ("checkpoint", "errors", "hooks", "testing", "monitoring.writers"):
+    for package in ("checkpoint", "errors", "hooks", "testing", "writers"):
         module = importlib.import_module(f"replicator.{package}")
         offered = set(getattr(module, "__all__", ()))
         assert not offered & set(replicator.__all__)

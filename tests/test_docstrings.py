@@ -16,8 +16,7 @@ import pytest
 import replicator
 import replicator.launchpad_bridge as lp
 import replicator.nnx
-from replicator import checkpoint, distributed, hooks, rpc, strategies, testing
-from replicator.monitoring import writers
+from replicator import checkpoint, distributed, hooks, rpc, strategies, testing, writers
 from tests.test_readme import init_params, line_of, loss_fn
 
 MODULES = [

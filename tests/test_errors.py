@@ -49,10 +49,10 @@ from replicator.errors import (
     check_count,
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
-from replicator.monitoring.writers import Multi
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
 from replicator.training.postmortem.bundle import read_bundle
+from replicator.writers import Multi
 from tests.cut_wrongly import BATCH, centred, step_from
 from tests.cut_wrongly import init_fn as init_cut
 from tests.steps import (

@@ -22,8 +22,7 @@ from flax import nnx
 
 import replicator
 from experiments import impala_catch
-from replicator import strategies
-from replicator.base.host import exit_codes
+from replicator import exit_codes, strategies
 from replicator.training.watchdog import Limits
 from tests.steps import (
     adam,

@@ -1,12 +1,13 @@
 """Check the first updates of steps that are wrong, and of steps that are right.
 
-Without the guards of `engine/reemission`, XLA's partitioner makes many writes, shifts
-and grouped convolutions wrong: `missed` counts those that the check lets pass. With the
-guards, `false_alarms` counts the steps that it ends and that are right in float64: all
-models of `strategy_matrix`, steps in bfloat16 and float16, accuracies, queues of sorted
-indices, norms and accumulation, with optimizers as users set them. `cost` is the share
-of the check in the time to the first step, with nothing cached. Each strategy has a
-process of its own, which may die. Prints what failed, and one JSON object.
+Without the guards of `engine/sharding_constraints`, XLA's partitioner makes many
+writes, shifts and grouped convolutions wrong: `missed` counts those that the check lets
+pass. With the guards, `false_alarms` counts the steps that it ends and that are right
+in float64: all models of `strategy_matrix`, steps in bfloat16 and float16, accuracies,
+queues of sorted indices, norms and accumulation, with optimizers as users set them.
+`cost` is the share of the check in the time to the first step, with nothing cached.
+Each strategy has a process of its own, which may die. Prints what failed, and one JSON
+object.
 """
 
 import concurrent.futures

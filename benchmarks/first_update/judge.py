@@ -14,7 +14,7 @@ from benchmarks.strategy_matrix.cases import Case
 from benchmarks.truth.compare import farthest, seen
 from replicator import Replicator
 from replicator.base.types import PyTree
-from replicator.engine.reemission.guards import GUARDS
+from replicator.engine.sharding_constraints.guards import GUARDS
 from replicator.errors import InvarianceError, PartitionError
 from replicator.strategies import unpadded
 from replicator.testing import assert_replica_invariant

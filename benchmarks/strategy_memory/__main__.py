@@ -20,7 +20,7 @@ from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.strategy_memory import ahead_of_time
 from benchmarks.strategy_memory.shards import worst_error
 from replicator import strategies
-from replicator.engine.memory_errors import memory_need
+from replicator.engine.memory import memory_need
 from replicator.engine.step.state import state_shapes
 
 DEVICES = 8

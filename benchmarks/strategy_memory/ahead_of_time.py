@@ -24,7 +24,7 @@ from benchmarks import tasks
 from benchmarks.step.step_pair import replicator_init, replicator_step
 from replicator import Replicator, strategies
 from replicator.engine.inspection.collectives import Collective
-from replicator.engine.memory_errors import is_out_of_memory
+from replicator.engine.memory import is_out_of_memory
 
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:16x16", "Which devices there are.")
 _LAYERS = flags.DEFINE_integer("tpu_layers", 20, "Of the model.")

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from replicator.base.host.standard_streams import lossy_output, take_loss
+from replicator.base.version import __version__
 from replicator.errors import ReplicatorError
-from replicator.version import __version__
 
 COMMANDS: Mapping[str, str] = {
     "demo": "replicator.cli.demo",

@@ -15,7 +15,7 @@ from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step
-from replicator.engine.memory_errors import (
+from replicator.engine.memory import (
     MemoryNeed,
     is_out_of_memory,
     larger_divisors,

@@ -28,7 +28,7 @@ from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates
 from replicator.engine.first_update.one_device import Given
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
-from replicator.engine.memory_errors import (
+from replicator.engine.memory import (
     is_out_of_memory,
     memory_limit_bytes,
     memory_need,

@@ -1,9 +1,9 @@
 """One replica on all devices: automatic `jit` over `replica`, `shard` and `model`.
 
-The step sees the global batch, and XLA partitions it. What a strategy says of a
-variable holds where it is stored, where it is multiplied, and for its gradient;
-`reemission` says so inside the step's program. No constraint changes a value: a bad
-strategy costs time and memory, never the answer.
+The step sees the global batch, and XLA partitions it. A strategy's rule for a variable
+holds where it is stored, where it is multiplied, and for its gradient;
+`sharding_constraints` writes it into the step's program. No constraint changes a value:
+a bad strategy costs time and memory, never the answer.
 """
 
 import logging
@@ -23,8 +23,8 @@ from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Device, PyTree
 from replicator.engine.layout import STATE, Kind
-from replicator.engine.reemission.emit import Mark, reemit
-from replicator.engine.reemission.one_replica import traced_alone
+from replicator.engine.sharding_constraints.emit import Mark, reemit
+from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.optimizer_state import OwnSums
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError

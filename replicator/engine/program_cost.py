@@ -17,7 +17,7 @@ from jax.extend import core
 
 from replicator.engine.analysis.dataflow import sub_jaxprs
 from replicator.engine.inspection.collectives import collectives_of, ring_bytes
-from replicator.engine.memory_errors import MemoryNeed, memory_need
+from replicator.engine.memory import MemoryNeed, memory_need
 
 # By primitive, what XLA calls it.
 _COLLECTIVES = {

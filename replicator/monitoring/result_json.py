@@ -10,7 +10,7 @@ import numpy as np
 from replicator.base.host.strict_json import strict_json
 from replicator.base.trees import leaf_path, nested
 from replicator.base.types import PyTree
-from replicator.monitoring.writers.writer import NUMBERS
+from replicator.writers.writer import NUMBERS
 
 MOST_NUMBERS = 10_000
 """Results are kept without arrays of more numbers."""

@@ -20,7 +20,7 @@ import optax
 
 from replicator.base.host.strict_json import strict_json
 from replicator.base.types import PyTree
-from replicator.version import __version__
+from replicator.base.version import __version__
 
 RECORD_NAME = "run.json"
 _GIT_TIMEOUT_S = 10.0

@@ -9,7 +9,6 @@
 3
 """
 
-from replicator.base.not_sent import fill
 from replicator.rpc.batching.batching import batched_handler
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 from replicator.rpc.client.client import Client, Futures, list_methods, statistics
@@ -21,6 +20,7 @@ from replicator.rpc.security.tls import Tls
 from replicator.rpc.server.methods import idempotent
 from replicator.rpc.server.served_call import cancelled, current_call
 from replicator.rpc.server.server import Server
+from replicator.rpc.unsent_functions import fill
 
 __all__ = [
     "Client",

@@ -17,14 +17,14 @@ from replicator.collectives.context.keys import RANDOM_STREAMS
 from replicator.distributed.report_progress import report_progress
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
+from replicator.hooks.hook_states import hook_states
+from replicator.hooks.protocol import Hook, MetricsEvent, StateEvent
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.run_record import describe_dataset, versions
-from replicator.monitoring.writers.writer import named_numbers
 from replicator.training.evaluate_hook import EvaluateEvery
-from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
-from replicator.training.hooks.hook_states import hook_states
 from replicator.training.run_spec import RunSpec
+from replicator.writers.writer import named_numbers
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from replicator.monitoring.writers.multi import call_all
+from replicator.writers.multi import call_all
 
 
 @contextmanager

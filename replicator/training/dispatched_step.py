@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicator.base.to_host import to_host
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
+from replicator.hooks.protocol import MetricsEvent
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import ProgressNumbers
-from replicator.training.hooks.hook import MetricsEvent
+from replicator.training.to_host import to_host
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

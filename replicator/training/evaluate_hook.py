@@ -7,12 +7,12 @@ from typing import Any
 from replicator.base.types import PyTree
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError, check_function, check_kind
+from replicator.hooks.protocol import Hook, StateEvent
+from replicator.hooks.schedule import Every, Trigger
 from replicator.monitoring.result_json import result_as_json, result_from_json
-from replicator.monitoring.writers.multi import Multi
-from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
 from replicator.training.best_metric import BestSoFar, Evaluated, Follow
-from replicator.training.hooks.hook import Hook, StateEvent
-from replicator.training.hooks.schedule import Every, Trigger
+from replicator.writers.multi import Multi
+from replicator.writers.writer import Writer, check_writer, named_numbers
 
 
 class EvaluationLeft(Exception):

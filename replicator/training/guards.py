@@ -10,7 +10,7 @@ from replicator.distributed.notices import OwnNotices, open_notices
 from replicator.distributed.same_everywhere import require_same_arguments
 from replicator.errors import ArgumentError, Preempted
 from replicator.inputs.adapters import check_read_anew
-from replicator.training.preemption.hook import Preemption
+from replicator.training.preemption.preemption import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
 from replicator.training.run_spec import RunSpec
 from replicator.training.watchdog import Watchdog

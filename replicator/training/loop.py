@@ -19,17 +19,17 @@ from replicator.base.flat_tree import whole
 from replicator.base.types import PyTree
 from replicator.engine.run_ahead import is_under_way
 from replicator.errors import ArgumentError, BatchError
+from replicator.hooks.protocol import Hook, StateEvent
 from replicator.inputs.placement import Placed
 from replicator.monitoring.phases import Phases
 from replicator.monitoring.progress import Progress, ProgressNumbers
-from replicator.monitoring.writers.writer import check_names
 from replicator.training.best_metric import BestSoFar
 from replicator.training.dispatched_step import DispatchedCall, joined
-from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.nonfinite.finite_check import FiniteCheck
 from replicator.training.nonfinite.policy import BadNumber
 from replicator.training.options import LoopPlan
 from replicator.training.preemption.agreed_time import AgreedTime
+from replicator.writers.writer import check_names
 
 Step: TypeAlias = Callable[[PyTree, Placed], tuple[PyTree, PyTree]]
 """`step(state, batch) -> (state, metrics)`: takes over `state`; may run ahead."""

@@ -18,6 +18,9 @@ from replicator.distributed.same_everywhere import (
 )
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.step.state import RunState
+from replicator.hooks.hook_states import load_hooks
+from replicator.hooks.protocol import Hook
+from replicator.hooks.user_hooks import HookOfUser
 from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.placement import Placed
@@ -34,12 +37,9 @@ from replicator.training.evaluate_hook import (
     EvaluationLeft,
     followed_number,
 )
-from replicator.training.hooks.hook import Hook
-from replicator.training.hooks.hook_states import load_hooks
-from replicator.training.hooks.user_hooks import HookOfUser
 from replicator.training.loop import Loop, LoopResult, Step
 from replicator.training.preemption.agreed_time import AgreedTime
-from replicator.training.preemption.hook import LeaveSaved, Preemption
+from replicator.training.preemption.preemption import LeaveSaved, Preemption
 from replicator.training.reports.records import Reports, open_reports
 from replicator.training.run_spec import RunSpec
 

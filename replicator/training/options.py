@@ -26,11 +26,11 @@ from replicator.errors import (
     check_function,
     check_kind,
 )
+from replicator.hooks.protocol import Hook
+from replicator.hooks.schedule import Every, every
 from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
-from replicator.training.hooks.hook import Hook
-from replicator.training.hooks.schedule import Every, every
 from replicator.training.node import Node
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes

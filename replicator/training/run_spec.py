@@ -26,11 +26,11 @@ from replicator.engine.make_step import compiled_step, debug_step
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import ArgumentError, check_flags, check_function, check_kind
+from replicator.hooks.hook_states import hook_states
+from replicator.hooks.protocol import Hook, checked_hooks
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
-from replicator.training.hooks.hook import Hook, checked_hooks
-from replicator.training.hooks.hook_states import hook_states
 from replicator.training.loop import Step
 from replicator.training.node import Node
 from replicator.training.nonfinite.rollback import Recovery, make_recovery

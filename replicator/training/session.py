@@ -23,18 +23,18 @@ from replicator.engine.eager_calls import in_no_mesh
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.step.state import in_form, step_key
 from replicator.errors import ArgumentError, check_function
+from replicator.hooks.hook_states import hook_states
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
 from replicator.training.checkpoint_hook import open_store
 from replicator.training.closing import closed_at_the_end
 from replicator.training.guards import end_told, guarded, require_possible
-from replicator.training.hooks.hook_states import hook_states
 from replicator.training.loop import LoopResult
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
 from replicator.training.open_run import Batches, EndOfBatches, Opened, open_run
 from replicator.training.postmortem.examine import RecordsFailure, examined
-from replicator.training.preemption.hook import Preemption
+from replicator.training.preemption.preemption import Preemption
 from replicator.training.reports.records import alone
 from replicator.training.run_spec import RunSpec
 

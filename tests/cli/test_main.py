@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from replicator.base.version import __version__
 from replicator.cli import main as cli
 from replicator.errors import ArgumentError, CheckpointError
-from replicator.version import __version__
 
 
 def run_cli(*words, **options):

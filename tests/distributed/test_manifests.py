@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from replicator.base.host.exit_codes import HUNG, PREEMPTED
 from replicator.distributed.launchers.detection import detect
 from replicator.distributed.launchers.detectors import DETECTORS
+from replicator.exit_codes import HUNG, PREEMPTED
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 MANIFESTS = DOCS / "manifests"

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from replicator.engine.auto_microbatch import find_accumulate, fit_accumulate
-from replicator.engine.memory_errors import MemoryNeed, larger_divisors
+from replicator.engine.memory import MemoryNeed, larger_divisors
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import first_run
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError

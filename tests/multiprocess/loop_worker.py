@@ -24,7 +24,7 @@ from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.testing import faults
 from replicator.training.options import LoopPlan
-from replicator.training.preemption.hook import Preemption
+from replicator.training.preemption.preemption import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
 from replicator.training.watchdog import Limits, Watchdog
 from tests.loops import run_loop

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from replicator import InputOptions, Replicator, strategies
-from replicator.base.to_host import whole_on_host
 from replicator.errors import ArgumentError
 from replicator.strategies import unpadded
+from replicator.training.to_host import whole_on_host
 from tests.multiprocess.programs import global_batches
 from tests.steps import adam, errors, mlp, trainer
 

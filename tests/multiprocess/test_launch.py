@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
+from replicator.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.rpc import Secret
 from tests.distributed.processes.launched import Launched, kill, script
 from tests.multiprocess.groups import at_most

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from replicator.base.host.exit_codes import PREEMPTED
 from replicator.checkpoint import CheckpointStore
+from replicator.exit_codes import PREEMPTED
 from replicator.monitoring.events import read_events
 from tests.multiprocess.groups import at_most, group
 

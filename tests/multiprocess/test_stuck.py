@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from replicator.base.host.exit_codes import HUNG
+from replicator.exit_codes import HUNG
 from replicator.monitoring.events import read_events
 from tests.multiprocess.groups import group
 from tests.multiprocess.processes import stop

@@ -23,7 +23,7 @@ FOR_PEOPLE = {
     "replicator/cli/report_page/page.py",
     "replicator/rpc/security/certificates.py",
     "replicator/monitoring/run_record.py",
-    "replicator/monitoring/writers/tensorboard.py",
+    "replicator/writers/tensorboard.py",
 }
 # A file has no other age. A jump at worst leaves what a dead launcher left, or removes
 # a folder in its first millisecond, whose launcher then says so.

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 from replicator.hooks import Callback, Hook
+from replicator.hooks.hook_states import load_hooks
+from replicator.hooks.schedule import every
 from replicator.training.evaluate_hook import EvaluateEvery
-from replicator.training.hooks.hook_states import load_hooks
-from replicator.training.hooks.schedule import every
 from tests.steps import replicas
 
 

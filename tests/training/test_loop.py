@@ -16,8 +16,8 @@ from replicator.base.mesh import replicated, split_over_replicas
 from replicator.errors import ArgumentError, BatchError, NonFiniteError
 from replicator.hooks import Callback, Hook, StateCallback, WriteMetrics, every
 from replicator.monitoring.phases import Phases
-from replicator.monitoring.writers import JSONL, Async
 from replicator.training.options import LoopPlan
+from replicator.writers import JSONL, Async
 from tests import loops
 from tests.fakes import FakeClock, RecordingWriter
 

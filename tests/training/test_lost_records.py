@@ -13,8 +13,8 @@ import pytest
 
 from replicator.monitoring.events import read_events
 from replicator.monitoring.goodput import goodput
-from replicator.monitoring.writers.forgiving import Forgiving
-from replicator.monitoring.writers.jsonl import JSONL
+from replicator.writers.forgiving import Forgiving
+from replicator.writers.jsonl import JSONL
 from tests.fakes import RecordingWriter
 from tests.steps import regression_batch, replicas, trainer
 
@@ -79,7 +79,7 @@ ROOM_FOR_8_KIB_UNTIL_STEP_300 = """
     room = {1: 8192, 300: resource.RLIM_INFINITY}.get(event.step)
     if event.step == 1:
         logging.basicConfig()
-        told = logging.getLogger("replicator.monitoring.writers.forgiving")
+        told = logging.getLogger("replicator.writers.forgiving")
         told.addFilter(lambda record: lost.set() or True)
     if event.step == 300:
         assert lost.wait(60)

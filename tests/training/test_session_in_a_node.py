@@ -12,9 +12,9 @@ import pytest
 
 import replicator
 import replicator.launchpad_bridge as lp
-from replicator.base.host.exit_codes import HUNG
 from replicator.checkpoint import CheckpointStore
 from replicator.errors import ArgumentError, NodeFailedError
+from replicator.exit_codes import HUNG
 from replicator.hooks import Hook
 from replicator.training.watchdog import Limits
 from tests.steps import assert_equal_bits, regression_batch, replicas, trainer

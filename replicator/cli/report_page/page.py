@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from replicator.base.version import __version__
 from replicator.cli.report_page import sections
 from replicator.cli.report_page.checkpoints import list_checkpoints
 from replicator.cli.report_page.curves import make_curves
@@ -13,7 +14,6 @@ from replicator.cli.report_page.markup import Markup, element, raw
 from replicator.cli.report_page.plots import cards, plot_data, plotly_script
 from replicator.cli.report_page.run_files import RunFiles, read_run
 from replicator.monitoring.goodput import Goodput, goodput
-from replicator.version import __version__
 
 # The browser itself refuses whatever the page, or a name in it, might ask for.
 POLICY = (

@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from replicator.base.host.exit_codes import HUNG, PREEMPTED
+from replicator.exit_codes import HUNG, PREEMPTED
 
 _VMSTAT = Path("/proc/vmstat")
 

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicator.base.host.exit_codes import HUNG, PREEMPTED
 from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import (
@@ -19,6 +18,7 @@ from replicator.distributed.processes.states import (
     Unit,
 )
 from replicator.distributed.processes.symptoms import comes_again, is_symptom
+from replicator.exit_codes import HUNG, PREEMPTED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from replicator.engine.first_update.one_device import (
     on_host,
     results_of,
 )
-from replicator.engine.memory_errors import is_out_of_memory
+from replicator.engine.memory import is_out_of_memory
 from replicator.engine.partitioned import PartitionedLayout
 from replicator.engine.sharded_step import CompileOptions, one_replica
 from replicator.engine.step.donation import copied

@@ -15,9 +15,9 @@ from replicator.engine.analysis.dataflow import find_equation
 from replicator.engine.first_update.comparison import Compared, paths_and_groups
 from replicator.engine.first_update.sensitivity import comparable
 from replicator.engine.first_update.wide import narrowest, widened
-from replicator.engine.memory_errors import memory_limit_bytes, memory_need
-from replicator.engine.reemission.one_replica import traced_alone
+from replicator.engine.memory import memory_limit_bytes, memory_need
 from replicator.engine.sharded_step import Outputs, joined_metrics
+from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.donation import copied
 from replicator.engine.step.state import RunState
 

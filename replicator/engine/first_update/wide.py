@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from replicator.engine.analysis.dataflow import sub_jaxprs
-from replicator.engine.reemission.targets import CALLS, REMAT
+from replicator.engine.sharding_constraints.targets import CALLS, REMAT
 
 _HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 

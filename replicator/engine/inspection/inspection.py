@@ -11,7 +11,7 @@ from replicator.base.types import PyTree
 from replicator.engine.inspection.collectives import Collective, collectives_of
 from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
-from replicator.engine.memory_errors import MemoryNeed
+from replicator.engine.memory import MemoryNeed
 from replicator.engine.program_cost import ProgramCost, engineering
 from replicator.strategies.table import aligned
 from replicator.strategies.variables import variables_of

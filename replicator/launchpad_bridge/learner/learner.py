@@ -31,6 +31,7 @@ from replicator.errors import (
     CallTimeoutError,
     InputTimeoutError,
 )
+from replicator.hooks.schedule import Every, every
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import lifted
@@ -55,7 +56,6 @@ from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.table import Table, Turn
 from replicator.replicator import Replicator
-from replicator.training.hooks.schedule import Every, every
 from replicator.training.session import Session
 
 _LOOK_S = 0.02

@@ -8,6 +8,8 @@ from replicator.base.types import Dataset, InitFn, StepFn
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.errors import ArgumentError
+from replicator.hooks.protocol import Hook
+from replicator.hooks.schedule import Every
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.handles import Dereferenceable
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
@@ -22,8 +24,6 @@ from replicator.launchpad_bridge.trajectories.trajectory_queue import Trajectory
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
-from replicator.training.hooks.hook import Hook
-from replicator.training.hooks.schedule import Every
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions

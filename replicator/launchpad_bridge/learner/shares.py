@@ -15,10 +15,10 @@ import jax
 from replicator import rpc
 from replicator.base.types import PyTree
 from replicator.errors import DistributedError
+from replicator.hooks.protocol import StepEvent
+from replicator.hooks.schedule import Every
 from replicator.launchpad_bridge.learner.trajectory_batches import GONE, LOOK_S
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
-from replicator.training.hooks.hook import StepEvent
-from replicator.training.hooks.schedule import Every
 
 _STOP_COMES_S = 30.0
 

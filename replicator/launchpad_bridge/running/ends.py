@@ -6,7 +6,6 @@ its own. Who is noticed first is luck: what kind of error it is says who is the 
 
 import signal
 
-from replicator.base.host.exit_codes import HUNG
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import Ended, State
 from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
@@ -19,6 +18,7 @@ from replicator.errors import (
     ServerStoppedError,
     SpikeError,
 )
+from replicator.exit_codes import HUNG
 from replicator.launchpad_bridge.protocols import Exited
 
 _PEER_IS_GONE = (CallCancelledError, ConnectionLostError, ServerStoppedError)

@@ -9,9 +9,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from replicator.base.host.exit_codes import HUNG
 from replicator.base.host.standard_streams import say_raw
 from replicator.errors import NodeFailedError
+from replicator.exit_codes import HUNG
 from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 GRACE_S = 15.0

@@ -23,8 +23,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
-from replicator.base.not_sent import NotSent, is_function
 from replicator.errors import ArgumentError
+from replicator.rpc.unsent_functions import NotSent, is_function
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _LIBRARIES = frozenset({"optax", "flax"})  # who imported them has the same classes

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from msgpack import ExtType
 
-from replicator.base.not_sent import NotSent
 from replicator.errors import DecodeError, EncodeError
 from replicator.rpc.codec.array_headers import describe, described
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.registry import Entry, Registry
 from replicator.rpc.codec.wire_format import TAG
+from replicator.rpc.unsent_functions import NotSent
 
 Parts = list[Any]
 Build = Callable[[Parts, Registry], Any]

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
-from replicator.base.host.descriptors import raise_limit
 from replicator.base.host.forks import let_go_in_child
 from replicator.errors import (
     ArgumentError,
@@ -33,6 +32,7 @@ from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
 from replicator.rpc.protocols import Connection, Listener
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
+from replicator.rpc.server.descriptors import raise_limit
 from replicator.rpc.server.methods import method_of_function, methods_of
 from replicator.rpc.server.refusal_log import RefusalLog
 from replicator.rpc.server.served_call import ServedCall, current_call

@@ -7,7 +7,6 @@ import logging
 import socket
 import urllib.parse
 
-from replicator.base.host.port_owner import owner_of_port
 from replicator.errors import (
     AddressInUseError,
     ArgumentError,
@@ -15,6 +14,7 @@ from replicator.errors import (
     ConnectionLostError,
 )
 from replicator.rpc.transports.addresses import GrpcAddress, parse
+from replicator.rpc.transports.port_owner import owner_of_port
 
 _logger = logging.getLogger("replicator.rpc")
 

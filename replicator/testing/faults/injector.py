@@ -16,11 +16,11 @@ from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.lock import OWNER_NAME
 from replicator.distributed.coordination import process_index
 from replicator.errors import ReplicatorError
+from replicator.hooks.protocol import Hook, StateEvent
 from replicator.testing.faults import effects
 from replicator.testing.faults.dataset import faulty
 from replicator.testing.faults.journal import Journal
 from replicator.testing.faults.schedule import Fault, parse
-from replicator.training.hooks.hook import Hook, StateEvent
 
 FAULTS_VARIABLE = "REPLICATOR_FAULTS"
 JOURNAL_VARIABLE = "REPLICATOR_FAULTS_JOURNAL"

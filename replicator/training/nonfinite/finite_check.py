@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicator.base.to_host import to_host
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.training.nonfinite.policy import BadNumber
+from replicator.training.to_host import to_host
 
 CALLS_BETWEEN_CHECKS = 64
 

@@ -16,11 +16,11 @@ from typing import Any
 from replicator.base.types import PyTree
 from replicator.engine.step.optimizer_state import optimizer_states
 from replicator.errors import NonFiniteError, SpikeError
+from replicator.hooks.protocol import Hook, MetricsEvent
 from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.monitoring.events import EventLog
-from replicator.training.hooks.hook import Hook, MetricsEvent
 from replicator.training.nonfinite.policy import (
     BadNumber,
     History,

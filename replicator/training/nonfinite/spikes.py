@@ -18,8 +18,8 @@ from replicator.errors import (
     check_whole,
     check_word,
 )
-from replicator.monitoring.writers.writer import named_numbers
 from replicator.training.nonfinite.policy import OnSpike
+from replicator.writers.writer import named_numbers
 
 _LEAST = 10  # values that say what is usual
 _PER_MAD = 1.4826

@@ -22,12 +22,11 @@ from jax.experimental import checkify
 
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import take_own
-from replicator.base.to_host import whole_on_host
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.distributed.coordination import process_index
 from replicator.engine.compiled_step import CompiledStep
-from replicator.engine.memory_errors import is_out_of_memory
+from replicator.engine.memory import is_out_of_memory
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import (
     DistributedError,
@@ -51,6 +50,7 @@ from replicator.training.postmortem.recorded_program import (
     record_program,
 )
 from replicator.training.run_spec import RunSpec
+from replicator.training.to_host import whole_on_host
 
 _MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
 _log = logging.getLogger(__name__)

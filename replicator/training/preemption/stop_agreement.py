@@ -14,9 +14,9 @@ import threading
 from typing import Any
 
 from replicator.base.host.clock import SystemClock
-from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.distributed.notices import Notices
 from replicator.errors import DistributedError, Preempted
+from replicator.exit_codes import INTERRUPTED, PREEMPTED
 
 _ANSWER_S = 60.0
 _LOOK_S = 0.2

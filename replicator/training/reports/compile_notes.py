@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from replicator.engine.program_cost import Compilation
+from replicator.hooks.protocol import Hook, MetricsEvent
 from replicator.monitoring.display import Display
 from replicator.monitoring.events import EventLog
-from replicator.training.hooks.hook import Hook, MetricsEvent
 
 
 class TellCompilations(Hook):

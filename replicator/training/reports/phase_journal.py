@@ -8,10 +8,10 @@ import os
 import time
 from pathlib import Path
 
+from replicator.hooks.protocol import Hook, StateEvent
+from replicator.hooks.schedule import every
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
-from replicator.training.hooks.hook import Hook, StateEvent
-from replicator.training.hooks.schedule import every
 
 _INTERVAL_S = 10.0
 _STAT = Path("/proc/self/stat")

@@ -21,8 +21,8 @@ import jax
 
 from replicator.base.host.paths import checked_path
 from replicator.errors import ArgumentError, check_count
+from replicator.hooks.protocol import Hook, StateEvent, StepEvent
 from replicator.monitoring.events import EventLog
-from replicator.training.hooks.hook import Hook, StateEvent, StepEvent
 
 DEFAULT_STEPS = 10
 SIGNAL = signal.SIGUSR2

@@ -16,6 +16,9 @@ from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import WriterLock
 from replicator.distributed.agreement import exchange
 from replicator.engine.program_cost import Compilation
+from replicator.hooks.metric_hooks import Report, WriteMetrics
+from replicator.hooks.protocol import Hook
+from replicator.hooks.schedule import every
 from replicator.monitoring.display import make_display
 from replicator.monitoring.events import was_killed
 from replicator.monitoring.run_record import (
@@ -25,19 +28,16 @@ from replicator.monitoring.run_record import (
     set_aside,
     write_run_record,
 )
-from replicator.monitoring.writers.directory import directory_writer
-from replicator.monitoring.writers.jsonl import drop_after
-from replicator.monitoring.writers.writer import Writer
 from replicator.training.checkpoint_hook import Resumed
-from replicator.training.hooks.hook import Hook
-from replicator.training.hooks.reports import Report, WriteMetrics
-from replicator.training.hooks.schedule import every
 from replicator.training.reports.compile_notes import TellCompilations
 from replicator.training.reports.journal import written
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.training.reports.profiler import Profile
 from replicator.training.reports.run_numbers import AddRunNumbers
 from replicator.training.run_spec import RunSpec
+from replicator.writers.directory import directory_writer
+from replicator.writers.jsonl import drop_after
+from replicator.writers.writer import Writer
 
 _log = logging.getLogger(__name__)
 

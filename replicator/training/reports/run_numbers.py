@@ -14,7 +14,7 @@ from replicator.engine.program_cost import Compilation
 from replicator.monitoring.device_memory import memory_numbers
 from replicator.monitoring.peak_flops import flops_utilisation, peak_flops_per_s
 from replicator.monitoring.phases import Phases
-from replicator.monitoring.writers.writer import Writer
+from replicator.writers.writer import Writer
 
 _INTERVAL_S = 1.0
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from replicator.base.host.exit_codes import HUNG
+from replicator.exit_codes import HUNG
 from replicator.monitoring.phases import Phase
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from replicator.base.host.exit_codes import HUNG
 from replicator.base.host.standard_streams import flush_output, say_raw
 from replicator.distributed.notices import Notices
+from replicator.exit_codes import HUNG
 from replicator.monitoring.phases import Phases
 from replicator.training.watchdog.hang_report import (
     Statement,

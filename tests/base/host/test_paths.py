@@ -13,11 +13,11 @@ from replicator.cli import certificates, demo, doctor, report
 from replicator.hooks import StateCallback, every
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog, read_events
-from replicator.monitoring.writers import JSONL, TensorBoard
 from replicator.rpc.security.tls import Tls
 from replicator.testing.faults import Injector
 from replicator.training.postmortem.bundle import read_bundle
 from replicator.training.reports.profiler import Profile
+from replicator.writers import JSONL, TensorBoard
 from tests.steps import regression_batch, replicas, trainer
 
 

@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from replicator.base.host.exit_codes import HUNG, PREEMPTED
 from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.policy import (
@@ -23,6 +22,7 @@ from replicator.distributed.processes.states import (
     TimeUp,
 )
 from replicator.distributed.processes.supervisor import begin, decide, next_deadline_s
+from replicator.exit_codes import HUNG, PREEMPTED
 
 POLICY = Policy(processes=2)
 BOTH = ("process 0", "process 1")

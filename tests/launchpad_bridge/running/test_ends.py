@@ -2,9 +2,9 @@
 
 import pytest
 
-from replicator.base.host.exit_codes import HUNG
 from replicator.distributed.processes.states import Finish, StopAsked, Unit
 from replicator.errors import ConnectionLostError, NodeFailedError, RemoteError
+from replicator.exit_codes import HUNG
 from replicator.launchpad_bridge.protocols import Exited
 from replicator.launchpad_bridge.running.ends import ended, fallen
 from tests.distributed.processes.supervised import ended as done_well

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.checkpoint import CheckpointStore
+from replicator.exit_codes import INTERRUPTED, PREEMPTED
 from tests.multiprocess.groups import at_most
 
 pytestmark = pytest.mark.slow

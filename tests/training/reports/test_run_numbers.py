@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from replicator.engine.memory_errors import MemoryNeed
+from replicator.engine.memory import MemoryNeed
 from replicator.engine.program_cost import Compilation, ProgramCost
 from replicator.monitoring.phases import Phases
 from replicator.training.reports.run_numbers import AddRunNumbers

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicator.base.host.exit_codes import HUNG
 from replicator.errors import ArgumentError
+from replicator.exit_codes import HUNG
 from replicator.monitoring.phases import Current, Phases
 from replicator.training.watchdog import Limits, Watchdog
 from replicator.training.watchdog.limits import as_limits

@@ -20,8 +20,8 @@ import jax
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.standard_streams import say_raw
 from replicator.errors import ArgumentError
+from replicator.hooks.protocol import Hook, StateEvent
 from replicator.monitoring.phases import Phase
-from replicator.training.hooks.hook import Hook, StateEvent
 from replicator.training.node import STOPPED, Node
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
 from replicator.training.run_spec import RunSpec

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from replicator.errors import check_function
-from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
-from replicator.training.hooks.schedule import Every, Scheduled, Trigger
+from replicator.hooks.protocol import Hook, MetricsEvent, StateEvent
+from replicator.hooks.schedule import Every, Scheduled, Trigger
 
 
 class Callback(Scheduled, Hook):

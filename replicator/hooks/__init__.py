@@ -4,16 +4,16 @@
 >>> show = hooks.Callback(lambda event: print(event.metrics), hooks.every(n_steps=100))
 """
 
-from replicator.training.hooks.callbacks import Callback, StateCallback
-from replicator.training.hooks.hook import (
+from replicator.hooks.callbacks import Callback, StateCallback
+from replicator.hooks.metric_hooks import Report, WriteMetrics
+from replicator.hooks.protocol import (
     Hook,
     MetricsEvent,
     StateEvent,
     StepEvent,
     checked_hooks,
 )
-from replicator.training.hooks.reports import Report, WriteMetrics
-from replicator.training.hooks.schedule import Every, Trigger, every
+from replicator.hooks.schedule import Every, Trigger, every
 
 __all__ = [
     "Callback",

@@ -28,7 +28,7 @@ from replicator.engine.analysis.dataflow import (
     sub_jaxprs,
 )
 from replicator.engine.analysis.source_lines import user_line
-from replicator.engine.reemission.guards import (
+from replicator.engine.sharding_constraints.guards import (
     FREE,
     Guard,
     GuardedCut,
@@ -36,12 +36,12 @@ from replicator.engine.reemission.guards import (
     chosen_write,
     guard_of,
 )
-from replicator.engine.reemission.moves import (
+from replicator.engine.sharding_constraints.moves import (
     forward,
     is_elementwise,
     is_reduction,
 )
-from replicator.engine.reemission.targets import (
+from replicator.engine.sharding_constraints.targets import (
     BARRIER,
     CALLS,
     REMAT,

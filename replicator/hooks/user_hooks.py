@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from replicator.training.hooks.hook import Hook, StateEvent
+from replicator.hooks.protocol import Hook, StateEvent
 
 
 class HookOfUser(Hook):

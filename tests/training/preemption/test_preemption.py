@@ -13,17 +13,17 @@ import numpy as np
 import optax
 import pytest
 
-from replicator.base.host.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.checkpoint import CheckpointStore
 from replicator.checkpoint.disk import Disk
 from replicator.distributed.notices import OwnNotices
 from replicator.errors import Preempted
+from replicator.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.hooks import Callback, Hook, every
 from replicator.options import Follow, Retention
 from replicator.testing import faults
 from replicator.training.preemption import hook as preemption
 from replicator.training.preemption import stop_agreement
-from replicator.training.preemption.hook import Asked, Preemption, decide
+from replicator.training.preemption.preemption import Asked, Preemption, decide
 from replicator.training.preemption.stop_agreement import Stop, StopAgreement
 from tests.fakes import Board, FakeClock
 from tests.steps import regression_batch, replicas, trainer
@@ -184,7 +184,7 @@ FORK = """
 import os, select, signal, sys, warnings
 warnings.simplefilter("ignore")
 from replicator.distributed.notices import OwnNotices
-from replicator.training.preemption.hook import Preemption
+from replicator.training.preemption.preemption import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
 with Preemption(StopAgreement(OwnNotices())):
     ready, written = os.pipe()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from replicator.errors import check_count, check_number
-from replicator.monitoring.writers.writer import Writer, check_writer
+from replicator.writers.writer import Writer, check_writer
 
 
 class Async:

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicator.engine.reemission.moves import backward, forward
+from replicator.engine.sharding_constraints.moves import backward, forward
 
 A = "shard"
 MOVES = {

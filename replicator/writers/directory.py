@@ -5,12 +5,12 @@ import os
 from functools import partial
 from pathlib import Path
 
-from replicator.monitoring.writers.asynchronous import Async
-from replicator.monitoring.writers.forgiving import Forgiving
-from replicator.monitoring.writers.jsonl import JSONL
-from replicator.monitoring.writers.multi import Multi
-from replicator.monitoring.writers.tensorboard import TensorBoard
-from replicator.monitoring.writers.writer import Writer
+from replicator.writers.asynchronous import Async
+from replicator.writers.forgiving import Forgiving
+from replicator.writers.jsonl import JSONL
+from replicator.writers.multi import Multi
+from replicator.writers.tensorboard import TensorBoard
+from replicator.writers.writer import Writer
 
 
 def directory_writer(directory: str | os.PathLike[str]) -> Writer:

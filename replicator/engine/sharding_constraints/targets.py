@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from jax.extend import core
 
 from replicator.engine.analysis.dataflow import scan_sizes
-from replicator.engine.reemission.moves import backward
+from replicator.engine.sharding_constraints.moves import backward
 from replicator.strategies.strategy import Cut
 
 # They run the one jaxpr that they hold once; nothing differentiates them any more.

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from replicator.base.host.port_owner import owner_of_port
+from replicator.rpc.transports.port_owner import owner_of_port
 
 
 def test_the_owner_of_a_port_is_found():

@@ -8,7 +8,7 @@ import textwrap
 import jax
 import pytest
 
-from replicator.engine.memory_errors import (
+from replicator.engine.memory import (
     MemoryNeed,
     is_out_of_memory,
     larger_divisors,
@@ -109,7 +109,7 @@ def test_a_real_lack_of_memory_is_told_in_our_words():
     code = """
         import resource
         import jax, jax.numpy as jnp
-        from replicator.engine.memory_errors import *
+        from replicator.engine.memory import *
         step = jax.jit(lambda a: jnp.sort(a[:, None] + a[None, :], axis=0))
         rows = jnp.ones(20_000)
         compiled = step.lower(rows).compile()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from replicator.base.mesh import replica_mesh, replicated, split_over_replicas
-from replicator.base.to_host import to_host
+from replicator.training.to_host import to_host
 
 
 @pytest.mark.parametrize("count", [1, 8])

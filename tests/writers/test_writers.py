@@ -12,9 +12,9 @@ from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
 
 from replicator.errors import ArgumentError
-from replicator.monitoring.writers import JSONL, Async, Multi, TensorBoard, WandB
-from replicator.monitoring.writers.jsonl import drop_after
-from replicator.monitoring.writers.writer import named_numbers
+from replicator.writers import JSONL, Async, Multi, TensorBoard, WandB
+from replicator.writers.jsonl import drop_after
+from replicator.writers.writer import named_numbers
 from tests.fakes import FakeClock, RecordingWriter
 
 ROWS = [(1, {"loss": 0.5}), (2, {"loss": 0.25, "grads/norm": 8.0}), (5, {"loss": 2.0})]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from replicator.monitoring.writers.writer import Writer, check_writer
+from replicator.writers.writer import Writer, check_writer
 
 
 class Multi:

@@ -1,9 +1,9 @@
 """Write and show the numbers of steps when they are due."""
 
+from replicator.hooks.protocol import Hook, MetricsEvent, StateEvent
+from replicator.hooks.schedule import Every, Scheduled, Trigger, every
 from replicator.monitoring.display import Display
-from replicator.monitoring.writers.writer import Writer, check_writer, named_numbers
-from replicator.training.hooks.hook import Hook, MetricsEvent, StateEvent
-from replicator.training.hooks.schedule import Every, Scheduled, Trigger, every
+from replicator.writers.writer import Writer, check_writer, named_numbers
 
 
 class WriteMetrics(Scheduled, Hook):

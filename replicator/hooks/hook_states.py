@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator.errors import ArgumentError
-from replicator.training.hooks.hook import Hook
-from replicator.training.hooks.user_hooks import HookOfUser
+from replicator.hooks.protocol import Hook
+from replicator.hooks.user_hooks import HookOfUser
 
 _log = logging.getLogger(__name__)
 

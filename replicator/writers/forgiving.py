@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replicator.monitoring.writers.writer import Writer
+from replicator.writers.writer import Writer
 
 _log = logging.getLogger(__name__)
 

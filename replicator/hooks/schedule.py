@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from replicator.errors import ArgumentError, check_number, check_whole
-from replicator.training.hooks.hook import StepEvent
+from replicator.hooks.protocol import StepEvent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

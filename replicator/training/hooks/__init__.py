@@ -1,1 +1,0 @@
-"""Do something every so many steps or seconds; the public face is `hooks`."""
