@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     "errors exit_codes",
     "base",
-    "collectives rpc distributed monitoring writers",
-    "inputs strategies hooks",
+    "collectives rpc strategies writers",
+    "distributed monitoring",
+    "inputs checkpoint hooks",
     "engine nnx",
-    "checkpoint",
     "training",
     "options replicator launchpad_bridge testing",
     "cli compat",
