@@ -1,7 +1,7 @@
-"""What acts and learns: the same functions in one process, one step, and a program.
+"""An agent: the same functions in one process, one step, and a program.
 
 An algorithm is an `Agent` with a `step_fn` of its own: what it learns from, and how
-often. Where it runs is said by `in_turn`, `agent_program` and the experiments.
+often. `in_turn`, `agent_program` and the experiments decide where it runs.
 """
 
 import abc

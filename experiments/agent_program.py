@@ -4,7 +4,7 @@
        ▲                                               │
        └──────────────── newest variables ─────────────┘
 
-The agent is that of the other scales; here it is only said which node runs which of its
+The agent is that of the other scales; here each node gets one of its
 functions.
 """
 

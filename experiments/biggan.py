@@ -23,7 +23,7 @@ Of other sets there are `fid`, `fid_halves` and `inception_score` of the standar
 network where `--inception` names its weights (`experiments/images/inception.py`).
 
 With `--accumulate=k` the norms' statistics are those of a microbatch on all replicas, a
-k-th of the global batch, unless `--stats_batch` says how many examples they span.
+k-th of the global batch, unless `--stats_batch` sets the number of examples they span.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ _THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       dataset: `digits`, or a TFDS set that is on disk; the page above prepares one.
@@ -230,8 +230,8 @@ def draw_pictures(
     shown = slice(0, _ROWS)
     real = real_images(image_set, len(classes), _REAL)
 
-    def save(name: str, images: np.ndarray, **words: list[str]) -> None:
-        save_picture(images, directory / f"{name}.png", step=config.steps, **words)
+    def save(name: str, images: np.ndarray, **labels: list[str]) -> None:
+        save_picture(images, directory / f"{name}.png", step=config.steps, **labels)
 
     images = rows_of(generator, latents[shown], labels[shown])
     white = np.ones_like(images[:, :1])
@@ -258,7 +258,7 @@ def draw_pictures(
         "truncation",
         np.stack(rows),
         rows=[*(f"within {threshold:g}" for threshold in _THRESHOLDS), "real"],
-        columns=[word for each in classes for word in (each, "")],
+        columns=[text for each in classes for text in (each, "")],
     )
 
 
@@ -284,7 +284,7 @@ def judge(
     *,
     reader: Inception | None = None,
 ) -> dict[str, Any]:
-    """Return what the network that fits the set says of drawn images."""
+    """Return the scores of drawn images, by the network that fits the set."""
     if config.dataset == "digits":
         return _judged_by_classifier(config, gan, image_set, samplers)
     if reader is None:
@@ -351,7 +351,7 @@ def _trained_on(config: Config, image_set: ImageSet, *, epochs: int) -> np.ndarr
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Train, draw and judge; return what the last line says.
+    """Train, draw and judge; return the numbers of the last line.
 
     Raises:
       ArgumentError: Flags do not fit each other, or the folder is that of a run with

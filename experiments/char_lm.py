@@ -44,7 +44,7 @@ _SAMPLE_LENGTH = 240
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       strategy: How the step and its state are spread over devices.
@@ -94,7 +94,7 @@ FREE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the experiment found.
+    """Results of the experiment.
 
     Attributes:
       bits_per_char: Of held-out files.

@@ -1,7 +1,7 @@
 """Flags of an experiment, made from the dataclass that is its configuration.
 
-Each field is a flag of its type, with its default, and with its words in the docstring,
-under `Attributes`, as help. The type also says which values there are: `steps: Count`.
+Each field is a flag of its type, with its default; its line under `Attributes` in the
+docstring is the help. The type also limits the values: `steps: Count`.
 A script ends with a call of `run`.
 """
 
@@ -22,34 +22,34 @@ flags.disclaim_key_flags()  # `--help` lists those of the script, which calls `d
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What values of a flag have in common.
+    """The rule that values of a flag must obey.
 
     Attributes:
-      words: What they must be.
+      text: The rule, after "must be".
       holds: Whether a finite number is one.
     """
 
-    words: str
+    text: str
     holds: Callable[[float], bool]
 
 
-Count = Annotated[int, Rule(words="at least 1", holds=lambda value: value >= 1)]
-Whole = Annotated[int, Rule(words="at least 0", holds=lambda value: value >= 0)]
-Rate = Annotated[float, Rule(words="above 0 and finite", holds=lambda value: value > 0)]
+Count = Annotated[int, Rule(text="at least 1", holds=lambda value: value >= 1)]
+Whole = Annotated[int, Rule(text="at least 0", holds=lambda value: value >= 0)]
+Rate = Annotated[float, Rule(text="above 0 and finite", holds=lambda value: value > 0)]
 Amount = Annotated[
-    float, Rule(words="at least 0 and finite", holds=lambda value: value >= 0)
+    float, Rule(text="at least 0 and finite", holds=lambda value: value >= 0)
 ]
 Decay = Annotated[
-    float, Rule(words="at least 0 and below 1", holds=lambda value: 0 <= value < 1)
+    float, Rule(text="at least 0 and below 1", holds=lambda value: 0 <= value < 1)
 ]
 Discount = Annotated[
-    float, Rule(words="from 0 to 1", holds=lambda value: 0 <= value <= 1)
+    float, Rule(text="from 0 to 1", holds=lambda value: 0 <= value <= 1)
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a configuration inherits from: none is made of values that its types refuse.
+    """Base class of settings: values that their types refuse raise an error.
 
     Raises:
       ArgumentError: A value breaks its rule; the message names the flag.
@@ -61,9 +61,9 @@ class Settings:
             value, kind = getattr(self, field.name), kinds[field.name]
             if typing.get_origin(kind) is Annotated:
                 _check_number(field, value, *typing.get_args(kind))
-            elif (words := typing.get_args(kind)) and value not in words:
+            elif (named := typing.get_args(kind)) and value not in named:
                 raise ArgumentError(
-                    f"`--{field.name}` must be one of {', '.join(words)}, got {value}. "
+                    f"`--{field.name}` must be one of {', '.join(named)}, got {value}. "
                     f"Leave it out for {field.default}."
                 )
 
@@ -72,19 +72,19 @@ def _check_number(field: Any, value: Any, kind: type, rule: Rule) -> None:
     (check_whole if kind is int else check_number)(f"--{field.name}", value)
     if not (math.isfinite(value) and rule.holds(value)):
         raise ArgumentError(
-            f"`--{field.name}` must be {rule.words}, got {value}. Leave it out for "
+            f"`--{field.name}` must be {rule.text}, got {value}. Leave it out for "
             f"{field.default}."
         )
 
 
-def check_shares(name: str, value: int, parts: int, of: str) -> None:
+def check_shares(name: str, value: int, parts: int, kind: str) -> None:
     """Refuse a number that does not divide evenly.
 
     Args:
-      name: Of the flag.
-      value: What is divided.
-      parts: Into how many.
-      of: What the parts are, in words.
+      name: Name of the flag.
+      value: Number to divide.
+      parts: Number of parts.
+      kind: Name of the parts, for the message.
 
     Raises:
       ArgumentError: It does not.
@@ -93,7 +93,7 @@ def check_shares(name: str, value: int, parts: int, of: str) -> None:
     """
     if value % parts:
         raise ArgumentError(
-            f"`--{name}` must divide evenly over {parts} {of}, got {value}. Use "
+            f"`--{name}` must divide evenly over {parts} {kind}, got {value}. Use "
             f"{max(1, value // parts) * parts}."
         )
 
@@ -109,12 +109,12 @@ def check_batch(config: Any, replicas: int) -> None:
 
 
 def check_environments(config: Any, replicas: int, *, batch: str) -> None:
-    """Refuse flags of what acts that do not fit each other, or are those of a program.
+    """Refuse flags of acting that do not fit each other, or are for programs only.
 
     Args:
       config: With `environments`, `scale`, `launch_type` and `actors`.
-      replicas: That learn.
-      batch: The flag that says how many trajectories an update learns from.
+      replicas: Number of replicas of the learner.
+      batch: The flag for the number of trajectories of an update.
 
     Raises:
       ArgumentError: They do not.
@@ -158,7 +158,7 @@ def start(main: Callable[[], None]) -> None:
     def call(argv: list[str]) -> None:
         if argv[1:]:
             raise app.UsageError(f"Flags begin with `--`, got {' '.join(argv[1:])}.")
-        logging.set_verbosity(logging.WARNING)  # TFDS tells every file that it writes
+        logging.set_verbosity(logging.WARNING)  # TFDS logs every file that it writes
         main()
 
     app.run(call)
@@ -167,10 +167,10 @@ def start(main: Callable[[], None]) -> None:
 def define(config: type[Settings]) -> None:
     """Define a flag for each field of a dataclass; call it once, as a script starts."""
     lines = re.findall(r"(\w+): (.+(?:\n {4}.+)*)", inspect.getdoc(config) or "")
-    words = {name: re.sub(r"\s+", " ", about) for name, about in lines}
+    texts = {name: re.sub(r"\s+", " ", about) for name, about in lines}
     kinds = typing.get_type_hints(config)  # without the rules
     for field in dataclasses.fields(config):
-        choices, about = typing.get_args(kinds[field.name]), words[field.name]
+        choices, about = typing.get_args(kinds[field.name]), texts[field.name]
         default: Any = field.default
         if choices:  # of a Literal
             flags.DEFINE_enum(field.name, default, list(choices), about)

@@ -1,4 +1,4 @@
-"""Train a ResNet on 1,437 real handwritten digits; say how well it reads 360 others.
+"""Train a ResNet on 1,437 real handwritten digits; test it on 360 others.
 
 `make demo` runs this on eight fake CPU devices, `make demo STRATEGY=fsdp` with its
 state cut over them. The claim: what one replica does, written as for one device, trains
@@ -29,7 +29,7 @@ from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       strategy: How the step and its state are spread over devices.
@@ -62,7 +62,7 @@ FREE = {"strategy", "steps", "directory", "profile_from"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the experiment found.
+    """Results of the experiment.
 
     Attributes:
       accuracy: Share of test digits read right at the end.

@@ -40,7 +40,7 @@ _CHUNK = 256  # images that are drawn at once
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gan:
-    """What is trained against what, and how.
+    """Two players, their losses and optimizers.
 
     Attributes:
       make_generator: `make_generator(rngs=...)` returns an untrained generator: a

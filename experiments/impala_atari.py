@@ -47,7 +47,7 @@ _EVALUATIONS = "evaluations.jsonl"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       game: As ale_py writes it.
@@ -124,7 +124,7 @@ def make_agent(config: Config) -> Impala:
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """Return what a run is told wherever it runs."""
+    """Return the options of a run at any scale."""
     return {
         "batch_size": config.batch_size,
         "unroll_length": config.unroll_length,

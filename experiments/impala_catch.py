@@ -46,7 +46,7 @@ FREE = seeds.FREE
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       scale: Where it runs.
@@ -144,7 +144,7 @@ def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Learned
 def anakin(agent: Impala, config: Config, replicas: int) -> tuple[Any, Any]:
     """Return `init_fn` and `step_fn` of acting and learning in one.
 
-    The batch says which boards there are, and is cut over replicas as any other.
+    The batch holds seeds of boards, and is cut over replicas as any other.
     Random bits follow the board, so the cut does not change what is played.
 
     Args:
@@ -259,7 +259,7 @@ def main(config: Config) -> None:
         frames, gained = zip(*watch(config, found.params, seed), strict=True)
         path = Path(config.directory) / "episode.png"
         draw_frames(frames, path, title=f"return {gained[-1]:.0f}")
-    seeds.tell(
+    seeds.print_outcomes(
         config,
         outcomes,
         title="Catch, IMPALA",

@@ -34,7 +34,7 @@ _OBSERVATION = (4,)  # place, speed, angle, its speed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       scale: Where it runs.
@@ -143,7 +143,9 @@ def main(config: Config) -> None:
     check(config, rep.num_replicas)
     run = functools.partial(SCALES[config.scale], rep, config)
     outcomes = seeds.run_all(config, run)
-    seeds.tell(config, outcomes, title="CartPole, PPO", replicas=rep.num_replicas)
+    seeds.print_outcomes(
+        config, outcomes, title="CartPole, PPO", replicas=rep.num_replicas
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run of an agent led to; and the returns of its episodes, kept in a file."""
+"""The outcome of an agent's run, and the returns of its episodes in a file."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ _SHOWN = 30  # episodes that the metric while a run learns is the mean of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a sitting of a run led to.
+    """Outcome of one sitting of a run.
 
     Attributes:
       params: At its end.

@@ -1,6 +1,6 @@
 """A run's folder belongs to the settings of its run: no other goes on from there.
 
-What only says how long, where, or how it is judged and drawn may differ from sitting to
+Settings for how long, where, or how it is judged and drawn may differ from sitting to
 sitting; with anything else the numbers at the end would be those of the first run.
 """
 
@@ -76,7 +76,7 @@ def checkpoints_of(directory: str | os.PathLike[str]) -> Path:
 def saved_in(
     directory: Path | None, *, seconds: float = SAVED_EVERY_S
 ) -> dict[str, Any]:
-    """Return what a session is told to be saved in a folder; None saves nothing.
+    """Return the options of a session that is saved in a folder; None saves nothing.
 
     Args:
       directory: Of the run.

@@ -1,4 +1,4 @@
-"""Runs of one agent, seed after seed: each goes on after a kill, and all are told of.
+"""Runs of one agent, seed after seed, that go on after a kill; a table of all.
 
 What a seed's run has learned is kept in a folder of its own until all seeds have ended;
 what is left then are pictures, and the next run begins anew.
@@ -27,7 +27,7 @@ def folder_of(config: Any, seed: int) -> Path | None:
 
 
 def options_of(config: Any, seed: int) -> dict[str, Any]:
-    """Return what a seed's run is told wherever it runs: each makes one batch at once.
+    """Return the options of a seed's run at any scale: each makes one batch at once.
 
     Args:
       config: Of the experiment, with `environments`, `unroll_length`, `steps` and
@@ -44,7 +44,7 @@ def options_of(config: Any, seed: int) -> dict[str, Any]:
 
 
 def run_all(config: Any, run: Callable[[int], Learned]) -> dict[int, Learned]:
-    """Run one seed after the other, and say how each went.
+    """Run one seed after the other, and print how each went.
 
     Args:
       config: Of the experiment, with `seeds`, `first_seed` and `directory`.
@@ -69,7 +69,7 @@ def run_all(config: Any, run: Callable[[int], Learned]) -> dict[int, Learned]:
     return outcomes
 
 
-def tell(
+def print_outcomes(
     config: Any,
     outcomes: dict[int, Learned],
     *,

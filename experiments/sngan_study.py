@@ -61,7 +61,7 @@ _RESOLUTION = 8  # the digits' own
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the study is made of; each field is a flag.
+    """Settings of the study; each field is a flag.
 
     Attributes:
       shared: By how many replicas statistics are shared, a row for each.
@@ -108,9 +108,9 @@ class Case:
 
     @property
     def norm(self) -> str:
-        """Who shares statistics, in words."""
-        words = {1: "per replica", REPLICAS: "global"}
-        return words.get(self.shared, f"groups of {self.shared}")
+        """The replicas that share statistics, as text."""
+        names = {1: "per replica", REPLICAS: "global"}
+        return names.get(self.shared, f"groups of {self.shared}")
 
     @property
     def stats_batch(self) -> int:
@@ -211,7 +211,7 @@ def train(
 def judge(
     gan: Gan, generator: Any, classifier: Classifier, image_set: ImageSet, *, seed: int
 ) -> dict[str, float]:
-    """Return what the classifier says of as many images as there are to train on."""
+    """Return the scores of as many drawn images as there are to train on."""
     real, labels = image_set.arrays("train")
     latents, _ = gan.draw(jax.random.key(seed + 1), len(real))
     probabilities, features = classifier.outputs(images_of(generator, latents, labels))
@@ -336,11 +336,11 @@ def _report(rows: list[dict[str, Any]], config: Config) -> Table:
     return table
 
 
-def _numbers(name: str, words: str) -> list[int]:
-    parts = words.split(",")
+def _numbers(name: str, text: str) -> list[int]:
+    parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise ArgumentError(
-            f"`{name}` must be whole numbers with commas between, got {words!r}. "
+            f"`{name}` must be whole numbers with commas between, got {text!r}. "
             "Use '8' for one."
         )
     return [int(part) for part in parts]

@@ -7,7 +7,7 @@ not wrapped, its norm of gradients clipped over all of them. Handwritten digits 
 learned under each strategy that partitions and by `jax.jit` on one device; the last
 line is one JSON object: `worst_difference` between parameters, relative to their norm.
 With `accumulate` above 1 an optimizer must be wrapped, as it would update at each
-microbatch: `asked_to_wrap` counts the strategies that say so.
+microbatch: `asked_to_wrap` counts the strategies that ask for it.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _PIXELS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """What the experiment is made of; each field is a flag.
+    """Settings of the experiment; each field is a flag.
 
     Attributes:
       steps: Updates under each strategy.
@@ -120,7 +120,7 @@ def run_under(rep: replicator.Replicator, dataset: list[dict]) -> dict:
 
 
 def asks_to_wrap(rep: replicator.Replicator, batch: dict) -> bool:
-    """Tell whether accumulation is refused by the name of the remedy."""
+    """Return whether accumulation is refused by the name of the remedy."""
     step, state = rep.compile(train_step, accumulate=2), rep.init(init)
     try:
         step(state, batch)

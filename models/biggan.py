@@ -5,7 +5,7 @@ image synthesis", §3, §4 and appendix B; the network for 32 pixels is that of 
 al. 2018, "Self-attention generative adversarial networks", for small images, and the
 one for 16 has a block less.
 
-The generator's norms are class-conditional and span all replicas unless `norm` says
+The generator's norms are class-conditional and span all replicas unless `norm` chooses
 otherwise; every weight but the shared embedding is divided by its spectral norm. In
 `train()` mode the norms use the batch and move; the generator samples in `eval()` mode,
 best with `replicator.nnx.with_standing_statistics`.
@@ -149,7 +149,7 @@ class Generator(nnx.Module):
 
 
 class Discriminator(ProjectionDiscriminator):
-    """Tells images of a class from drawn ones."""
+    """Discriminate images of a class from drawn ones."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class Layers(NamedTuple):
 
 
 class ProjectionDiscriminator(nnx.Module):
-    """Tells images of a class from drawn ones, by projecting features on the class.
+    """Discriminate real from drawn images of a class, by a projection on the class.
 
     Miyato and Koyama 2018, "cGANs with projection discriminator".
     """

@@ -1,4 +1,4 @@
-"""What generators are trained and sampled with: noise, losses, a decay."""
+"""Noise, losses and a decay, for training and sampling generators."""
 
 import jax
 import jax.numpy as jnp

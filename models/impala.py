@@ -36,7 +36,7 @@ _CONTRAST = 64.0  # of pixels from 0 to 255
 
 
 class Heads(NamedTuple):
-    """What a network says of observations.
+    """Outputs of a network for observations.
 
     Attributes:
       logits: Unnormalised log-probabilities of actions, float32 [..., actions].

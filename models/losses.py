@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
 
 class Transitions(NamedTuple):
-    """What actors did in T steps of b environments; `PyTree` of a trajectory.
+    """T steps of actors in b environments; `PyTree` of a trajectory.
 
     Attributes:
       action: What was done.

@@ -24,7 +24,7 @@ from replicator import LocalSum, Mean, all_reduce
 
 
 class Steps(NamedTuple):
-    """What is learned from, of each step of b environments.
+    """Inputs of the loss, for each step of b environments.
 
     Attributes:
       action: What was done.

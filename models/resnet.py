@@ -3,7 +3,7 @@
 He et al. 2015, "Deep residual learning for image recognition", table 1, changed as in
 Goyal et al. 2017, "Accurate, large minibatch SGD", §5.1: a bottleneck strides in its
 3×3 convolution, and the last norm of each block starts at 0, so that a new block passes
-on what it gets. Norms span all replicas unless `norm` says otherwise.
+on what it gets. Norms span all replicas unless `norm` is another.
 """
 
 import functools

@@ -105,7 +105,7 @@ class Generator(nnx.Module):
 
 
 class Discriminator(ProjectionDiscriminator):
-    """Tells images of a class from drawn ones."""
+    """Discriminate images of a class from drawn ones."""
 
     def __init__(
         self,

@@ -24,11 +24,11 @@ STEPS = ROWS - 1  # of an episode
 CHANCE = 2 / COLUMNS - 1  # return of whom the ball does not guide, in the mean
 
 Array: TypeAlias = Any
-"""Of NumPy or of JAX."""
+"""An array of NumPy or JAX."""
 
 
 class Board(NamedTuple):
-    """Where things are, on any number of boards: integers of one shape.
+    """Positions on any number of boards: integers of one shape.
 
     Attributes:
       row: Of the ball, 0 at the top.
@@ -80,7 +80,7 @@ class CatchEnvironment(dm_env.Environment):
     """
 
     def __init__(self, seed: int) -> None:
-        """Make a board whose balls fall where `seed` says."""
+        """Make a board whose balls fall by `seed`."""
         self._random = np.random.default_rng(seed)
         self._board = begin(np.int64(0))
         self._has_ended = True
@@ -92,7 +92,7 @@ class CatchEnvironment(dm_env.Environment):
         return dm_env.restart(self._observation())
 
     def step(self, action: int) -> dm_env.TimeStep:
-        """Move the paddle; begin anew after the end of an episode, as `dm_env` says."""
+        """Move the paddle; begin anew after the end of an episode, as in `dm_env`."""
         if self._has_ended:
             return self.reset()
         self._board = move(self._board, np.int64(action))

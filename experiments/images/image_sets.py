@@ -6,7 +6,7 @@ prepares, once, where TensorFlow is installed:
 
     tfds build cifar10 --file_format=array_record --data_dir=DIR
 
-`imagenet2012` wants its archives in DIR/downloads/manual first, as TFDS says. Images
+`imagenet2012` wants its archives in DIR/downloads/manual first, as TFDS does. Images
 are cropped to the square in their middle, and resized by bilinear interpolation, with
 antialiasing where they shrink.
 """
@@ -34,7 +34,7 @@ Example: TypeAlias = dict[str, Any]
 """{"image": float32 [resolution, resolution, channels], "label": int32}."""
 
 RESOLUTIONS = (8, 16, 32, 64, 128, 256)
-_TFDS_DATA_DIR = "~/tensorflow_datasets"  # as TFDS says
+_TFDS_DATA_DIR = "~/tensorflow_datasets"  # the default of TFDS
 _GREY_LEVELS = 16  # of the digits, 0 to 16 in the files
 # Without types, as TFDS leaves the shape of a feature open to all.
 _PIXELS: Any = (tfds.features.Image, tfds.features.Tensor)
@@ -125,7 +125,7 @@ class ImageSet:
         return images, labels
 
     def _checked(self, example: Example) -> Example:
-        # Of such a label one-hot codes are zeros: nothing would tell of it.
+        # The one-hot code of such a label is all zeros: nothing would show the mistake.
         if not 0 <= example["label"] < self.num_classes:
             raise ArgumentError(
                 f"`sources` must hold labels from 0 to {self.num_classes - 1}, got "
@@ -150,7 +150,7 @@ def open_image_set(
       resolution: Height and width to resize to: 8, 16, 32, 64, 128 or 256.
       data_dir: Folder of data sets. None is the user's cache for digits, which are
         written there if they are not, and TFDS's own for others.
-      augment: What training changes, as `ImageSet` says; None shifts writing and flips
+      augment: Changes in training, as in `ImageSet`; None shifts writing and flips
         all else.
 
     Returns:
@@ -303,7 +303,7 @@ _AUGMENT = {"flip": _flipped, "shift": _shifted}
 
 
 def _newest_version(name: str, root: Path) -> Path:
-    """Return the folder of a set's files, or say what else is on disk."""
+    """Return the folder of a set's files, or raise an error with what is on disk."""
     found: dict[str, list[Path]] = {}
     for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json"):
         for path in root.glob(pattern):

@@ -87,7 +87,7 @@ class Inception:
 
 
 def _check_weights(path: Path) -> None:
-    # Not only that numbers compare: PyTorch may run what a file of another says.
+    # Not only that numbers compare: PyTorch may run code from a file of another.
     if not path.is_file():
         raise ArgumentError(
             f"`weights` must be a file, got {path}. Put {FILE_NAME} there, of "

@@ -10,7 +10,7 @@ from tensorboardX import SummaryWriter
 
 _GAP = 1  # pixels between images
 _WIDE = 640  # a picture is enlarged up to about this width
-_LETTERS = 14  # pixels of the words beside it
+_LETTERS = 14  # pixels of the text beside it
 _MARGIN = 6
 
 
@@ -63,20 +63,20 @@ def save_picture(
 def _labelled(
     image: Image.Image, rows: Sequence[str], columns: Sequence[str]
 ) -> Image.Image:
-    """Return a picture with words on white, to the left of it and above."""
+    """Return a picture with text on white, to the left of it and above."""
     font = ImageFont.load_default(_LETTERS)
     left = max(
-        (math.ceil(font.getlength(word)) + 2 * _MARGIN for word in rows), default=0
+        (math.ceil(font.getlength(text)) + 2 * _MARGIN for text in rows), default=0
     )
     top = _LETTERS + _MARGIN if columns else 0
     size = (left + image.width, top + image.height)
     found = Image.new(image.mode, size, "white")
     found.paste(image, (left, top))
     pen = ImageDraw.Draw(found)
-    for index, word in enumerate(rows):
+    for index, text in enumerate(rows):
         middle = top + (index + 0.5) * image.height / len(rows)
-        pen.text((left - _MARGIN, middle), word, fill="black", font=font, anchor="rm")
-    for index, word in enumerate(columns):
+        pen.text((left - _MARGIN, middle), text, fill="black", font=font, anchor="rm")
+    for index, text in enumerate(columns):
         x = left + index * image.width / len(columns)
-        pen.text((x + _MARGIN / 2, top - 2), word, fill="black", font=font, anchor="ls")
+        pen.text((x + _MARGIN / 2, top - 2), text, fill="black", font=font, anchor="ls")
     return found

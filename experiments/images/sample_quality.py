@@ -1,4 +1,4 @@
-"""Say how good drawn images are, from what a classifier makes of them: no device.
+"""Scores of drawn images, from the outputs of a classifier: NumPy only.
 
 The statistics of the literature, on features and class probabilities of any network.
 Values of different networks, or of different numbers of images, do not compare.
@@ -77,7 +77,7 @@ def inception_score(probabilities: np.ndarray) -> float:
 def nearest_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the Euclidean distance of each of `a` to its nearest in `b`.
 
-    Small ones tell of copies: compare drawn images, and real ones held out, with those
+    Small ones hint at copies: compare drawn images, and real ones held out, with those
     that were trained on.
 
     Args:

@@ -30,7 +30,7 @@ LONGEST = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evolution:
-    """How weights are improved.
+    """Settings of the search.
 
     Attributes:
       generations: Steps.

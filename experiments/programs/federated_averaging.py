@@ -34,7 +34,7 @@ Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Federation:
-    """Who takes part, and how.
+    """Settings of the clients and their training.
 
     Attributes:
       clients: All there are.

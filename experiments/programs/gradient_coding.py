@@ -59,7 +59,7 @@ def decoding(code: np.ndarray, survivors: Sequence[int]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """What is learnt: logistic regression, from data drawn with a seed.
+    """The task: logistic regression, from data drawn with a seed.
 
     Attributes:
       examples: Over all parts.
@@ -119,7 +119,7 @@ class Worker:
         return gradient(weights, *self._parts[self._number])
 
     def _straggles(self, step: int) -> bool:
-        """Be late by as much as this step brings; tell whether nobody waits any more.
+        """Sleep for the delay of this step; return whether the call was cancelled.
 
         The delay is a machine's that is busy otherwise: it comes before the work, has
         an exponential tail, and is the same whichever gradient is asked for.
@@ -170,7 +170,7 @@ class Server:
             if len(answers) == self._needed:
                 break
         for call in calls:
-            call.cancel()  # the worker is told; one that is done does not mind
+            call.cancel()  # the worker stops; one that is done is not affected
         return decoding(self._code, list(answers)) @ np.stack(list(answers.values()))
 
     def _plain(self, weights: np.ndarray, step: int) -> np.ndarray:

@@ -5,7 +5,7 @@
 
 A mapper turns a text into pairs of key and value and sends each pair to the reducer
 that its key belongs to, so each reducer alone knows all values of its keys. What is
-counted is two functions, `map_fn` and `reduce_fn`; the program knows nothing of words.
+counted is two functions, `map_fn` and `reduce_fn`; the program itself is general.
 
 J. Dean and S. Ghemawat, "MapReduce: Simplified Data Processing on Large Clusters", OSDI
 2004. As there (§4.3), values are combined once before they travel.

@@ -72,7 +72,7 @@ def learned(returns, updates=3):
 
 
 def last_line(outcomes, capsys, config=CATCH):
-    seeds.tell(config, outcomes, title="t", replicas=1)
+    seeds.print_outcomes(config, outcomes, title="t", replicas=1)
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
 from experiments.images.pictures import save_picture, tiled
-from tests.monitoring.test_writers import records
+from tests.writers.test_writers import records
 
 
 @pytest.fixture
