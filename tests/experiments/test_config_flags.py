@@ -37,7 +37,7 @@ def test_every_number_of_an_experiment_has_a_rule_and_is_refused_by_name(name):
     config = config_of(name)
     for field, kind, rule in numbers_of(config):
         assert rule is not None, f"{name}: --{field.name} takes any number"
-        wrong = [BELOW[rule.words]] if kind is int else NO_NUMBERS
+        wrong = [BELOW[rule.text]] if kind is int else NO_NUMBERS
         for value in wrong:
             with pytest.raises(ArgumentError, match=f"^`--{field.name}` must be "):
                 config(**{field.name: value})
