@@ -1,4 +1,4 @@
-"""Say what each benchmark has to reach; decide whether it did. Data, and no effects."""
+"""Bars of all benchmarks, and whether a number reaches its bar. Data, no effects."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """What one number of one benchmark has to reach.
+    """The bar of one number of one benchmark.
 
     Attributes:
       benchmark: The module's name.
@@ -22,7 +22,7 @@ class Bar:
     limit: float
 
     def holds(self, number: float) -> bool:
-        """Tell whether `number` reaches the bar."""
+        """Return whether `number` reaches the bar."""
         match self.rule:
             case "<=":
                 return number <= self.limit

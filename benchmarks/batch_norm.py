@@ -52,7 +52,7 @@ _CALLS = flags.DEFINE_integer("calls", 10, "Calls of one block.")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one norm did on inputs of one shape.
+    """Measurements of one norm on inputs of one shape.
 
     Attributes:
       times_s: Of each round.

@@ -1,4 +1,4 @@
-"""Say on which core a process runs, where the system lets us.
+"""Pin processes to cores, where the system allows it.
 
 A ping between two processes takes a third of the time when both share a core: nothing
 is woken elsewhere. Left alone, the kernel's scheduler draws one of the two for each

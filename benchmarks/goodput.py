@@ -51,7 +51,7 @@ _LOOK_STEPS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run that was killed again and again came to.
+    """Result of a run that was killed again and again.
 
     Attributes:
       wall_s: From each start of a process to its end, all together.
@@ -96,7 +96,7 @@ class EndIfAsked(Hook):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the file was there after a step: none ends before its first."""
+        """Return whether the file was there after a step (at least one)."""
         return self._is_asked
 
     def on_state(self, event: StateEvent) -> None:
@@ -121,7 +121,7 @@ class Pace(Hook):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the seconds are over."""
+        """Return whether the seconds are over."""
         return self._is_over
 
     def on_state(self, event: StateEvent) -> None:

@@ -45,7 +45,7 @@ _KEYS = ("steps", "save", "restore", "start", "end")
 
 @dataclasses.dataclass(kw_only=True)
 class Found:
-    """What all kills together did."""
+    """Totals of all kills."""
 
     killed_in: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: int = 0
@@ -54,7 +54,7 @@ class Found:
 
     @property
     def kills(self) -> int:
-        """How many there were."""
+        """Number of kills."""
         return self.killed_in.total()
 
     def fail(self, problem: str) -> None:
@@ -131,7 +131,7 @@ def half_written(directory: Path) -> set[str]:
 
 
 def what_it_did(attempt: Attempt) -> str:
-    """Say what a killed run was about, if it did not save."""
+    """Return the phase that a killed run was in, if it did not save."""
     if attempt.last_phase in ("restore", "end"):
         return attempt.last_phase
     return "start" if attempt.first_step is None else "steps"

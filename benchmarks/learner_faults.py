@@ -48,7 +48,7 @@ _AGAIN_S = 4.0  # within this time: somebody starts again, or looks for who does
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Found:
-    """What all rounds together came to."""
+    """Totals of all rounds."""
 
     rounds: int = 0
     kills: int = 0
@@ -118,7 +118,7 @@ def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
 
 
 def _same_end(one: Outcome, other: Outcome) -> bool:
-    """Tell whether two runs ended with the same variables and plays, bit for bit."""
+    """Return whether two runs ended with the same variables and plays, bit for bit."""
     played = ("episodes", "environment_steps", "episode_return", "episode_length")
     ends = [
         (each.result["variables"], [each.result["metrics"][name] for name in played])

@@ -62,7 +62,7 @@ _EMPTY_STEPS = flags.DEFINE_integer("empty_steps", 2000, "Empty steps per block.
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What a program does before and after XLA."""
+    """Operations of a program before and after XLA."""
 
     lowered: Operations
     compiled: Operations
@@ -195,7 +195,7 @@ def overhead_ratio(times_s: dict[str, list[float]]) -> Estimate:
 
 
 def is_same(ours: Program, by_hand: Program) -> bool:
-    """Tell whether both programs do the same.
+    """Return whether both programs do the same.
 
     How many arrays share a collective after XLA is XLA's choice, so there bytes count.
     """

@@ -1,4 +1,4 @@
-"""Say what is trained, once, so that several ways of training it can be compared."""
+"""Tasks to train, so that several ways of training them can be compared."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -44,7 +44,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What was counted.
+    """Counts, and the places that were counted.
 
     Attributes:
       numbers: By key.

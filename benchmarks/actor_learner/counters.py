@@ -1,4 +1,4 @@
-"""What the processes of one way of working have done, in a file that all of them map.
+"""Counters of the processes of one way of working, in a file that all of them map.
 
 Each writes its own numbers only, so there is no lock: a reader sees an aligned integer
 as it was before or after.
@@ -20,7 +20,7 @@ _LOOK_S = 0.02
 
 
 class Reading(NamedTuple):
-    """What was done by a moment.
+    """Counts at one moment.
 
     Attributes:
       at_s: When.
@@ -53,7 +53,7 @@ class Counters:
         return Counters, (*self._made_of, "r+")
 
     def enter(self, process: int) -> None:
-        """Say which process this is, from 0: it is found by its number from now on."""
+        """Register this process by its number, from 0."""
         self._each[process, _PID] = os.getpid()
 
     def add_acted(self, process: int, steps: int, stepping_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the windows of all ways of working say together. Pure."""
+"""Ratios of the windows of all ways of working. Pure."""
 
 from collections.abc import Mapping, Sequence
 

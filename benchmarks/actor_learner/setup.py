@@ -1,11 +1,11 @@
-"""How large everything is; plain values."""
+"""Sizes of everything; plain values."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What is measured.
+    """Sizes of one measurement.
 
     Attributes:
       actors: Processes that act.

@@ -1,11 +1,11 @@
-"""What was done within a while; plain values."""
+"""Work within a window of time; plain values."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """What happened within a window.
+    """Counts within a window.
 
     Attributes:
       seconds: How long it was.

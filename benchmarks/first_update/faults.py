@@ -92,7 +92,7 @@ ROUTES = (
     *("batch to loss", "activation to loss", "activation to state"),
     *("parameter to loss", "gradient", "state"),
 )
-"""Where an array comes from, and where the result goes."""
+"""Source of an array, and destination of the result."""
 
 _SIZES = {"even": (32, 8), "odd": (23, 5), "kernel": (18, 16)}
 
@@ -159,7 +159,7 @@ def fault(pattern: str, route: str) -> Case:
 
 
 def is_possible(pattern: str, route: str) -> bool:
-    """Tell whether a pattern makes sense along a route."""
+    """Return whether a pattern makes sense along a route."""
     return pattern != "clipped" or route in ("parameter to loss", "state")
 
 

@@ -21,7 +21,7 @@ from replicator.testing import assert_replica_invariant
 
 UPDATES = 2
 WRONG = 1e-3
-"""Of how far a leaf moved: what rounding does not reach where epsilons are lenient."""
+"""Share of a leaf's move that rounding does not reach where epsilons are lenient."""
 
 _LENIENT = {
     "adamw": lambda: optax.adamw(1e-2, eps=1e-4),
@@ -112,7 +112,7 @@ def cost(devices: int) -> float:
 
 
 def _is_wrong(rep: Replicator, case: Case, init_fn: Any, step_fn: Any) -> bool:
-    """Tell whether a compiled update differs from plain `jax.jit` on one device."""
+    """Return whether a compiled update differs from plain `jax.jit` on one device."""
     step, alone = rep.compile(step_fn), jax.jit(step_fn)
     state = rep.init(init_fn)
     for _ in range(UPDATES):
@@ -131,7 +131,7 @@ def _is_wrong(rep: Replicator, case: Case, init_fn: Any, step_fn: Any) -> bool:
 def _differs(
     case: Case, init_fn: Any, step_fn: Any, setting: Setting, strategy: Any
 ) -> bool:
-    """Tell whether a step differs in float64, where rounding turns nothing over."""
+    """Return whether a step differs in float64, where rounding decides nothing."""
     try:
         assert_replica_invariant(
             step_fn,

@@ -18,7 +18,7 @@ from replicator.rpc import Secret
 from replicator.rpc.security.secret import FILE_VARIABLE
 
 JOIN_S = 25.0
-"""How long members wait for each other."""
+"""Seconds that members wait for each other."""
 ROOT = Path(__file__).parents[2]
 
 

@@ -37,7 +37,7 @@ _RUN = flags.DEFINE_bool("run", True, "Run what ends, to see whether its truth i
 
 @dataclasses.dataclass
 class Counts:
-    """What was found about one kind of programs."""
+    """Results for one kind of programs."""
 
     misjudged: int = 0  # by the proof
     mislabelled: int = 0  # by us: they are not what they are said to be
@@ -165,17 +165,17 @@ def judge(
 
 
 def is_drift(found: str | None) -> bool:
-    """Tell whether a refusal says that replicas may drift apart."""
+    """Return whether a refusal is about replicas that may drift apart."""
     return "may differ between replicas" in (found or "")
 
 
 def is_deadlock(found: str | None) -> bool:
-    """Tell whether a refusal says that some replicas would wait for ever."""
+    """Return whether a refusal is about replicas that would wait for ever."""
     return "must be reached by all replicas" in (found or "")
 
 
 def is_other_loss(found: str | None) -> bool:
-    """Tell whether a refusal says that a loss is another one on more replicas."""
+    """Return whether a refusal is about a loss that changes with the replicas."""
     words = ("`loss_fn` must", "`global_loss` must", "`grads` must")
     return (found or "").startswith(words)
 

@@ -56,7 +56,7 @@ FUTURES_IN_FLIGHT = 64
 _MIB = 1 << 20
 
 Numbers: TypeAlias = dict[str, float | None]
-"""What was measured, by key; None: it cannot be, here."""
+"""Measurements, by key; None where one is not possible here."""
 
 
 def make_futures(client: Client) -> Callable[[int], None]:

@@ -1,4 +1,4 @@
-"""What `rpc` is compared with: each peer's calls, from this process to a second one."""
+"""Peers that `rpc` is compared with: their calls from this process to a second one."""
 
 import contextlib
 import importlib.util
@@ -23,7 +23,7 @@ Call: TypeAlias = Callable[[], object]
 
 
 def is_installed(package: str) -> bool:
-    """Tell whether a peer can run here."""
+    """Return whether a peer can run here."""
     return importlib.util.find_spec(package) is not None
 
 

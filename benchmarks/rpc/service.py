@@ -19,7 +19,7 @@ from replicator.rpc.server.server import Server
 
 
 class Service:
-    """What the benchmarks call."""
+    """Service that the benchmarks call."""
 
     def noop(self) -> None:
         """Do nothing."""

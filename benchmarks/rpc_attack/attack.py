@@ -1,4 +1,4 @@
-"""What an attack is: a function that raises `Won` if it did what it should not."""
+"""An attack: a function that raises `Won` if it succeeded."""
 
 import os
 import time

@@ -43,7 +43,7 @@ def wrong_secret(target: Target) -> None:
 
 
 def replay_on_the_socket(target: Target) -> None:
-    """Say again what a client of the program said."""
+    """Replay the messages of a client of the program."""
     handshake = ClientHandshake(target.secret, binding="unix")
     hello = handshake.hello()
     with target.raw() as raw:

@@ -76,7 +76,7 @@ def pickles(target: Target) -> None:
 
 
 def lying_frames(target: Target) -> None:
-    """Say that more comes than there is, or that it lies where there is nothing."""
+    """Announce more bytes than are sent, or bytes where there are none."""
     true = bytearray(frame_without_buffers(Kind.CALL, 1, b"\xc0"))
     forget_peak(target.pid)
     before = memory_bytes(target.pid)
@@ -99,7 +99,7 @@ def _ends(target: Target, frame: bytes) -> None:
 
 
 def lying_values(target: Target) -> None:
-    """Say in a head that there are more items, bytes or dimensions than there are."""
+    """Announce more items, bytes or dimensions in a head than there are."""
     heads = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
     heads += [b"\x91" * 100_000, b"\xc9\xff\xff\xff\xff\x01", b"\xc1" + b"\xff" * 40]
     forget_peak(target.pid)

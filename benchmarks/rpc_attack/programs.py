@@ -19,7 +19,7 @@ from benchmarks.rpc_attack.attack import LONG_S, hold, within
 from benchmarks.rpc_attack.target import Target, private_folder
 
 COMMANDS = "\x1b]0;x\x07\x1b[2J\x9b2J\r"
-"""What a node prints: it would rename a window, and clear it."""
+"""Output of a node: it would rename a window, and clear it."""
 _START_S = 60.0
 _COURIER = """
 from replicator.launchpad_bridge.compat.courier_client import Client

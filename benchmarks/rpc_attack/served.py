@@ -26,7 +26,7 @@ class Rights(enum.IntFlag):
 
 
 class Service:
-    """What the attacker may call, and what it may not."""
+    """Methods that the attacker may call, and others that it may not."""
 
     secret_word = "of an attribute"
 
@@ -36,7 +36,7 @@ class Service:
 
     @property
     def opened(self) -> str:
-        """Say that a property was evaluated."""
+        """Record that a property was evaluated."""
         print("a property was evaluated", file=sys.stderr, flush=True)
         return "opened"
 

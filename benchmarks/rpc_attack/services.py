@@ -34,7 +34,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Offered:
-    """What `offered` serves, in a process of its own; started when it is needed."""
+    """The services of `offered`, in a process of their own; started when needed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -205,7 +205,7 @@ _USES = (_use_queue, _use_turns, _use_learner, _use_others, use_rendezvous)
 
 
 def say(port: int, line: bytes, patience_s: float = LONG_S) -> bytes:
-    """Say a line to a port; return what it answers."""
+    """Send a line to a port; return the reply."""
     with socket.create_connection(("127.0.0.1", port), LONG_S) as said:
         said.sendall(line)
         said.settimeout(patience_s)

@@ -151,7 +151,7 @@ def read_message(raw: socket.socket) -> bytes:
 
 
 def is_closed(raw: socket.socket) -> bool:
-    """Tell whether the server hangs up, after a refusal or without a word."""
+    """Return whether the server disconnects, with or without a refusal."""
     try:
         while raw.recv(1 << 16):
             pass

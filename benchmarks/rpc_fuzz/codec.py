@@ -46,7 +46,7 @@ _FORBIDDEN += ("ctypes.", "pickle.", "marshal.", "shutil.", "tempfile.", "cpytho
 
 
 class Watch:
-    """Hears of every import, file, process and evaluation of this process."""
+    """Audit hook: every import, file, process and evaluation of this process."""
 
     def __init__(self) -> None:
         self.is_armed = False

@@ -44,7 +44,7 @@ def original_values(seed: int) -> Sequence[PyTree]:
 
 
 class Target:
-    """What the attacker and the good client call."""
+    """Service that the attacker and the good client call."""
 
     def __init__(self, seed: int) -> None:
         self._originals = original_values(seed)
@@ -68,7 +68,7 @@ class Target:
         return value
 
     def report(self) -> dict[str, PyTree]:
-        """Tell what this process has become; what it has imported since the first."""
+        """Return resources of this process, and its imports since the first call."""
         gc.collect()
         modules = set(sys.modules)
         first = self._modules = self._modules or modules

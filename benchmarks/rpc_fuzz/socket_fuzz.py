@@ -236,7 +236,7 @@ def _calm_report(good: GoodClient, before: dict[str, PyTree]) -> dict[str, PyTre
 
 
 def _has_more(before: dict[str, PyTree], after: dict[str, PyTree]) -> bool:
-    """Tell whether threads or descriptors are left over."""
+    """Return whether threads or descriptors are left over."""
     more = [after[name] - before[name] for name in ("threads", "descriptors")]
     return max(more) > _MOST_LEFT
 

@@ -223,7 +223,7 @@ class RandomValues:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Tell whether `b` is `a` again."""
+    """Return whether `b` equals `a`."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray | np.void) and a.dtype.names:

@@ -44,7 +44,7 @@ _WARM_UP = 0.2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What a process holds.
+    """Resources of a process.
 
     Attributes:
       memory_kb: Resident.

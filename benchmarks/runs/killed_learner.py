@@ -22,7 +22,7 @@ _POLL_S = 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Who is killed, of which program."""
+    """A worker to kill, and its program."""
 
     shape: Shape
     victim: str
@@ -39,7 +39,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """Who is killed, and when.
+    """The workers to kill, and when.
 
     Attributes:
       victim: The worker.
@@ -57,7 +57,7 @@ class Kill:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
       lines: What its learner noted.

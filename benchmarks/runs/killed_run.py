@@ -54,16 +54,16 @@ def with_table(step_fn: StepFn) -> StepFn:
 
 
 class Tell(Hook):
-    """Tells of each step twice: dispatched, and done."""
+    """Hook that prints each step twice: dispatched, and done."""
 
     shown = ""  # a digest of all metrics, each step's once
 
     def on_state(self, event: StateEvent) -> None:
-        """Tell that a step was dispatched."""
+        """Print that a step was dispatched."""
         tell("dispatched", step=event.step)
 
     def on_metrics(self, event: MetricsEvent) -> None:
-        """Tell that a step was done: its metrics are here."""
+        """Print that a step was done: its metrics are here."""
         tell("step", step=event.step, loss=float(event.metrics.loss))
         sha = hashlib.sha256(f"{self.shown} {event.step}".encode())
         for leaf in (event.metrics.loss, event.metrics.largest["pixels"]):

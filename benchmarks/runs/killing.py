@@ -40,13 +40,13 @@ class Moment:
     send: signal.Signals = signal.SIGKILL
 
     def is_here(self, line: dict[str, Any]) -> bool:
-        """Tell whether `line` is the one."""
+        """Return whether `line` is the one."""
         return line.items() >= self.told.items()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What one start of a run came to.
+    """Result of one start of a run.
 
     Attributes:
       exit_codes: Of its processes.
@@ -76,7 +76,7 @@ class Attempt:
 
     @property
     def last_phase(self) -> str:
-        """What it did last, but for its steps."""
+        """Its last phase, steps left out."""
         return next((line["phase"] for line in self.told("phase")[::-1]), "start")
 
     @property
@@ -86,7 +86,7 @@ class Attempt:
 
     @property
     def restore_s(self) -> float:
-        """How long it looked for a checkpoint, and read it or made a first state."""
+        """Seconds to find and read a checkpoint, or to make a first state."""
         times_s = [line["time_s"] for line in self.told("phase")]
         phases = [line["phase"] for line in self.told("phase")]
         began = phases.index("restore")
@@ -94,7 +94,7 @@ class Attempt:
 
     @property
     def digest(self) -> str | None:
-        """Of the final state, if it came to its end."""
+        """Digest of the final state, if the run finished."""
         return next((line["digest"] for line in self.told("bits")), None)
 
 
@@ -144,7 +144,7 @@ def start(
 
 
 class _Told:
-    """What a process tells on its standard output, line by line."""
+    """Standard output of a process, line by line."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self._process = process

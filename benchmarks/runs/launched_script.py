@@ -23,7 +23,7 @@ _TIMEOUT_S = 120.0
 
 
 class Service:
-    """What a node serves."""
+    """Service of a node."""
 
     def __init__(self, number: int) -> None:
         self._number = number

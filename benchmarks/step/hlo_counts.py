@@ -31,7 +31,7 @@ _COLLECTIVES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Operations:
-    """How often a program does what costs.
+    """Counts of the operations of a program that cost time.
 
     Attributes:
       dots: Matrix products.

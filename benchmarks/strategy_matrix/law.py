@@ -39,14 +39,14 @@ from replicator.engine.layout import Layout
 from replicator.strategies import Strategy, unpadded
 
 MODEL_TOLERANCE = 5e-5
-"""Of the gradient's norm where `model` splits a contraction: law 1."""
+"""Share of the gradient's norm where `model` splits a contraction: law 1."""
 
 UPDATE_TOLERANCE = 1e-3
-"""Of how far a leaf moved in one update."""
+"""Share of a leaf's move in one update."""
 
 
 _NAMED = 12
-"""How many of what is wrong a message names."""
+"""Number of wrong leaves that a message names."""
 
 
 class Setting(NamedTuple):
@@ -256,7 +256,7 @@ def _norm(leaves: Iterable[np.ndarray]) -> float:
 
 
 def _is_in_place(layout: Layout, state: PyTree) -> bool:
-    """Tell whether a state lies where the strategy keeps it."""
+    """Return whether a state lies where the strategy keeps it."""
     lies = layout.state_shardings(state)
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(lies), strict=True)
     return all(

@@ -29,7 +29,7 @@ _ON_KERNELS = {
 
 
 class Context(NamedTuple):
-    """What a pattern case is made of."""
+    """Parts of a pattern case."""
 
     group: str
     route: str
@@ -43,7 +43,7 @@ class Context(NamedTuple):
 
 
 def is_possible(group: str, route: str, body: str = "plain") -> bool:
-    """Tell whether patterns of a group make sense along a route, in a body."""
+    """Return whether patterns of a group make sense along a route, in a body."""
     if group == "of-each" and body == "vmap":
         return False  # JAX maps no convolution whose batch is in groups
     if group in _ON_KERNELS:

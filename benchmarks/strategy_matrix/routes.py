@@ -41,7 +41,7 @@ MOVERS: Mapping[str, Mover] = {
         v, 2 * v[:1], (jnp.int32(1),) + (jnp.int32(0),) * (v.ndim - 1)
     ),
 }
-"""What moves the rows of a result, by name."""
+"""Operations that move the rows of a result, by name."""
 
 
 def _scanned(pattern: Pattern, mover: Mover, x: Array, u: Array) -> Array:
@@ -74,13 +74,13 @@ BODIES: Mapping[str, Callable[[Pattern, Mover, Array, Array], Array]] = {
     "remat": lambda pattern, mover, x, u: mover(jax.checkpoint(pattern)(x, u)),
     "vmap": _mapped,
 }
-"""What a pattern stands in, by name; the mover is in loops, and behind the others."""
+"""Bodies around a pattern, by name; the mover is in loops, and behind the others."""
 
 ROUTES = (
     *("batch to loss", "batch to state", "activation to loss", "activation to state"),
     *("parameter to loss", "parameter to gradient", "gradient", "parameter", "state"),
 )
-"""Where the array comes from, and where the result goes; one word means both."""
+"""Source of the array and destination of the result; one name means both."""
 
 
 class _Part(NamedTuple):
@@ -163,7 +163,7 @@ class Steps:
         return jax.eval_shape(part.run, _shape(rows, columns), _shape(ROWS, others))
 
     def _returns(self, part: _Part) -> bool:
-        """Tell whether a result may take the place of the array."""
+        """Return whether a result may take the place of the array."""
         rows, columns, _ = SIZES[part.size]
         return self._result(part) == _shape(rows, columns)
 

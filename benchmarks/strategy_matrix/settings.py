@@ -1,4 +1,4 @@
-"""What is run: a cover of models and patterns, or all of them."""
+"""Settings to run: a cover of models and patterns, or all of them."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +73,7 @@ def _of_pattern(row: Row) -> Setting:
 
 
 def _is_model(row: Row) -> bool:
-    """Tell whether a model may be under a builder: what pads is for what needs it."""
+    """Return whether a model fits a builder: padding is for those that need it."""
     if row.get("builder") not in PADDED:
         return True
     return row.get("case", _UNEVEN) == _UNEVEN and row.get("devices") != 1

@@ -1,1 +1,1 @@
-"""What strategies keep on each device, measured and ahead of time."""
+"""Memory that strategies keep on each device, measured and ahead of time."""

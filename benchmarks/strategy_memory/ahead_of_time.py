@@ -37,7 +37,7 @@ _GATHERS = ("all-gather", "all-to-all", "collective-permute", "ragged-all-to-all
 
 
 def is_installed() -> bool:
-    """Tell whether there is a compiler for TPUs."""
+    """Return whether there is a compiler for TPUs."""
     return importlib.util.find_spec("libtpu") is not None
 
 

@@ -25,7 +25,7 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Game:
-    """What a program of several players is made of.
+    """Parts of a program of several players.
 
     Attributes:
       players: NumPy parameters, by name.

@@ -22,7 +22,7 @@ _CUT = "cut"  # on an oracle's step: what of the setting it depends on
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a program left behind.
+    """Results of a program.
 
     Attributes:
       start: Leaves of the first state.
@@ -54,7 +54,7 @@ class Oracles:
 
 
 def cut_by(used: Any) -> Callable:
-    """Say of an oracle's step what part of the setting it depends on."""
+    """Return the part of the setting that an oracle's step depends on."""
 
     def mark(step: Callable) -> Callable:
         setattr(step, _CUT, used)
@@ -74,7 +74,7 @@ def problem(program: Program, setting: Setting, oracles: Oracles) -> str | None:
 
 
 def _summary(error: Exception) -> str:
-    """Say what was raised, and by which line of ours or of the library."""
+    """Describe an error, with the line of ours or of the library that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [each for each in frames if "site-packages" not in each.filename]
     words = str(error).split("For simplicity, JAX")[0].strip()
@@ -120,7 +120,7 @@ def _run_here(program: Program, setting: Setting) -> Run:
 
 
 def differing(found: Run, expected: Run, tolerance: float) -> str | None:
-    """Say which leaf differs, and by how many tolerances; None if none does."""
+    """Describe the leaf that differs, and by how many tolerances; None if none does."""
     for what, apart in (
         ("first state", farthest(found.start, expected.start, None, tolerance=1e-5)),
         *(
@@ -258,7 +258,7 @@ def _not_warned(warning: Warned, said: Sequence) -> str | None:
 
 
 def _needless(said: Sequence, meeting: bool) -> str | None:
-    """Say what was warned of needlessly, or that examples meet and nothing was."""
+    """Describe a needless warning, or one that is missing where examples meet."""
     ours = [each for each in said if each.category.__module__.startswith("replicator")]
     rest = [each for each in ours if each.category is not MicrobatchCollectiveWarning]
     if meeting and len(rest) == len(ours):

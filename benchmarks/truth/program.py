@@ -1,4 +1,4 @@
-"""What a program is: a step for one replica, and the same update written by hand.
+"""A program: a step for one replica, and the same update written by hand.
 
 The oracle takes the whole global batch on one device and knows nothing of replicas. It
 knows of microbatches only where examples meet inside one (batch norm), and of replicas
@@ -23,7 +23,7 @@ Parts = tuple[Init, Step]
 
 
 class Setting(NamedTuple):
-    """How one global batch is cut."""
+    """The cut of one global batch."""
 
     replicas: int
     microbatches: int

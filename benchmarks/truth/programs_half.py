@@ -27,7 +27,7 @@ _ROUNDED = Same(tolerance=1e-5)  # float32 alone
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Mixed:
-    """What a program in mixed precision is made of.
+    """Parts of a program in mixed precision.
 
     Attributes:
       task: Local to a replica; takes no keys.

@@ -44,7 +44,7 @@ class Extra:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a program is made of.
+    """Parts of a program.
 
     Attributes:
       task: The model.
@@ -312,7 +312,7 @@ def _oracle(recipe: Recipe, setting: Setting) -> Parts:
 
 
 def _pieces(recipe: Recipe, setting: Setting) -> int:
-    """Say into how many runs of examples, that do not meet, the batch is cut."""
+    """Return the number of runs of examples, which do not meet, in the batch."""
     if not recipe.task.meets:
         return 1
     if "stats_batch" in recipe.stats:

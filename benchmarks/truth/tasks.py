@@ -24,7 +24,7 @@ Tree = Any
 
 
 class World(NamedTuple):
-    """What a model knows of the other examples of its microbatch.
+    """Information of a model about the other examples of its microbatch.
 
     Attributes:
       keys: One random key per example, or None.

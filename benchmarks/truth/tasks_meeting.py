@@ -102,7 +102,7 @@ normed_penalty = Task(
 
 
 def _contrastive(params, batch, world):
-    """Tell each example's second view from those of all others."""
+    """Distinguish each example's second view from those of all others."""
 
     def project(x, w):
         y = jnp.tanh(x @ w)
@@ -129,7 +129,7 @@ contrastive = Task(
 
 
 def _clip(params, batch, world):
-    """Tell both views apart, both ways: the columns' softmax runs over replicas."""
+    """Distinguish views, both ways: the columns' softmax runs over replicas."""
     one = jnp.tanh(batch["x"] @ params["one"])
     other = jnp.tanh(batch["x"][:, ::-1] @ params["other"])
     scale = jnp.exp(params["scale"])

@@ -15,7 +15,7 @@ from benchmarks.truth.programs import PROGRAMS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of a program.
+    """Outcome of a program.
 
     Attributes:
       settings: How many it was run in.
