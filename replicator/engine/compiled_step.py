@@ -9,16 +9,18 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, Protocol
 
 import jax
 from jax.extend import core
 
 from replicator.base.flat_tree import FlatTree
+from replicator.base.host.clock import Clock
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
-from replicator.distributed.same_everywhere import require_same_program
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
@@ -48,11 +50,40 @@ from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import as_arrays, check_own_axes, state_shapes
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.inputs.placement import Placed, place, placed_shapes
-from replicator.monitoring.phases import Phases
 
 
 class RecompilationWarning(UserWarning):
     """A step was compiled again because an argument changed."""
+
+
+class Phases(Protocol):
+    """The note of what a run is doing, and the clock that times it."""
+
+    @property
+    def clock(self) -> Clock:
+        """Source of the time."""
+        ...
+
+    def during(self, phase: Literal["compile"]) -> AbstractContextManager[None]:
+        """Note a phase for as long as the context lasts."""
+        ...
+
+
+class Untimed:
+    """Phases of a step that nobody watches: each takes no time."""
+
+    @property
+    def clock(self) -> "Untimed":
+        """A clock that stands still."""
+        return self
+
+    def now_s(self) -> float:
+        """Return zero."""
+        return 0.0
+
+    def during(self, phase: Literal["compile"]) -> AbstractContextManager[None]:
+        """Note nothing."""
+        return nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +122,7 @@ class CompiledStep:
         self._layout = layout
         self._first_updates = first_updates
         self._options = options
-        self._phases = phases or Phases()
+        self._phases = phases or Untimed()
         self._program = shard_step(update, layout, options)
         self._programs: dict[tuple, _Executable] = {}
         # The program that served such a batch last: no look at the state for each call.
@@ -315,7 +346,9 @@ class CompiledStep:
             traced = self._trace(state, batch, key)
             self._newest = given
             lowered = _lowered(traced)
-        require_same_program(self._layout.mesh, lambda: program_key(lowered))
+        self._layout.processes.require_same_program(
+            self._layout.mesh, lambda: program_key(lowered)
+        )
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
         return _Executable(

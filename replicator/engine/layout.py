@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from jax.extend import core
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from replicator.base.types import PyTree
 from replicator.inputs.context import BatchLayout
@@ -47,12 +47,54 @@ def per_replica(axis: int = 0) -> Kind:
     return Kind("per_replica", axis)
 
 
+class Processes(Protocol):
+    """The processes of a run: they compare what must be the same in all of them.
+
+    Both methods return at once where a mesh lies in one process.
+    """
+
+    def require_same_program(
+        self, mesh: Mesh, key: Callable[[], str], *, name: str = "step_fn"
+    ) -> None:
+        """Return if the function `name` became the same program in all processes.
+
+        Raises:
+          ArgumentError: The keys of its programs differ.
+        """
+        ...
+
+    def require_same_state(self, mesh: Mesh, state: PyTree) -> None:
+        """Return if the arrays that each process holds whole are the same in all.
+
+        Raises:
+          ArgumentError: A leaf differs.
+        """
+        ...
+
+
+class OneProcess:
+    """The only process of a run: there is nothing to compare."""
+
+    def require_same_program(
+        self, mesh: Mesh, key: Callable[[], str], *, name: str = "step_fn"
+    ) -> None:
+        """Accept any program."""
+
+    def require_same_state(self, mesh: Mesh, state: PyTree) -> None:
+        """Accept any state."""
+
+
 class Layout(BatchLayout, Protocol):
     """How one function is spread over devices.
 
     Shapes are arrays or `jax.ShapeDtypeStruct`s. A state is the user's, or a `RunState`
-    around it: whoever has rules for paths applies them to the user's part.
+    around it: rules for paths apply to the user's part.
     """
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that share the mesh."""
+        ...
 
     def pad_state(self, state: PyTree) -> PyTree:
         """Return a state as it is kept between steps.

@@ -22,7 +22,7 @@ from replicator.base.padded import Padded, is_padded, pad_to, unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Device, PyTree
-from replicator.engine.layout import STATE, Kind
+from replicator.engine.layout import STATE, Kind, OneProcess, Processes
 from replicator.engine.sharding_constraints.emit import Mark, reemit
 from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.optimizer_state import OwnSums
@@ -42,6 +42,7 @@ class PartitionedLayout:
       strategy: One that partitions, or a builder of one: it is called once, with the
         variables of the first state whose shardings are asked for.
       devices: To choose from, those of one process side by side.
+      processes: The processes that share them.
 
     Raises:
       ArgumentError: The strategy does not fit the devices.
@@ -49,7 +50,13 @@ class PartitionedLayout:
 
     num_replicas = 1
 
-    def __init__(self, strategy: Strategy | Builder, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        strategy: Strategy | Builder,
+        devices: Sequence[Device],
+        processes: Processes | None = None,
+    ) -> None:
+        self.processes = processes or OneProcess()
         self._given, self._devices = strategy, list(devices)
         self._chosen: _Chosen | None = None
         if isinstance(strategy, Strategy):

@@ -27,7 +27,7 @@ from replicator.base.types import PyTree
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof
 from replicator.engine.analysis.other_meshes import names_axes, refuse_other_meshes
-from replicator.engine.layout import STATE, Kind
+from replicator.engine.layout import STATE, Kind, OneProcess, Processes
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -37,10 +37,12 @@ class ReplicatedLayout:
 
     Args:
       mesh: The devices, under the axis `replica`.
+      processes: The processes that share them.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, processes: Processes | None = None) -> None:
         self.mesh = mesh
+        self.processes = processes or OneProcess()
         self.num_replicas = mesh.size
         self.batch_owners = [device.process_index for device in mesh.devices.flat]
         # For each batch; JAX takes a sharding that it has seen in less time.

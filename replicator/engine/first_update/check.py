@@ -10,13 +10,13 @@ keeps only their signs shows nothing.
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 
 from replicator.base.flat_tree import whole
+from replicator.base.host.clock import Clock
 from replicator.base.mesh import spans_processes
 from replicator.base.padded import unpadded
 from replicator.base.types import Key, PyTree
@@ -95,6 +95,7 @@ class FirstUpdates:
       check: What is known, and who hears of it.
       once: `update` compiled by itself, where a program makes several in one call:
         between them nobody sees the state.
+      clock: Times each check.
     """
 
     def __init__(
@@ -105,10 +106,11 @@ class FirstUpdates:
         check: FirstUpdateCheck,
         *,
         once: Callable[..., tuple[PyTree, PyTree]] | None,
+        clock: Clock,
     ) -> None:
         self._replica = one_replica(update, options)
         self._layout, self._options = layout, options
-        self._check, self._once = check, once
+        self._check, self._once, self._clock = check, once, clock
         self._done: dict[str, int] = {}
         self._alone: dict[str, OneDevice] = {}
         self.found: list[CheckedUpdate] = []
@@ -161,13 +163,13 @@ class FirstUpdates:
         Raises:
           PartitionError: It differs by more than rounding does.
         """
-        began_s = time.monotonic()
+        began_s = self._clock.now_s()
         self._done[program] += 1
         try:
             result, why = self._compared(program, given, results_of(state, metrics))
         except NotChecked as reason:
             result, why = "not checked", str(reason)
-        self._report(program, result, why, time.monotonic() - began_s)
+        self._report(program, result, why, self._clock.now_s() - began_s)
         if self.is_done(program):
             self._alone.pop(program, None)
         if result == "differs":

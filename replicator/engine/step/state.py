@@ -24,10 +24,6 @@ from replicator.base.trees import (
 )
 from replicator.base.types import InitFn, Key, PyTree
 from replicator.collectives.context.axes import one_state_for_all
-from replicator.distributed.same_everywhere import (
-    require_same_program,
-    require_same_state,
-)
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.layout import Layout
 from replicator.engine.program_key import program_key
@@ -158,7 +154,7 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
     """
     state, shardings = _given(name, state, layout)
     if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
-        require_same_state(layout.mesh, state)
+        layout.processes.require_same_state(layout.mesh, state)
 
     leaves, structure = jax.tree.flatten(state)
     # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
@@ -267,9 +263,10 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
         program = jax.jit(core.jaxpr_as_fun(traced), out_shardings=shardings)
         if layout.num_replicas == 1 and spans_processes(layout.mesh):
             # Pieces of unlike states make one that nobody meant.
-            require_same_state(layout.mesh, {"key": key})
+            processes, mesh = layout.processes, layout.mesh
+            processes.require_same_state(mesh, {"key": key})
             found = functools.partial(program_key, program.lower(key))
-            require_same_program(layout.mesh, found, name="init_fn")
+            processes.require_same_program(mesh, found, name="init_fn")
         with other_meshes_refused("init_fn"):
             return jax.tree.structure(shapes).unflatten(program(key))
 
