@@ -24,13 +24,13 @@ from replicator.distributed.jax_group import require_joined
 from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
-from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
 from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.inspection.inspection import Inspection
 from replicator.engine.layout import Layout
+from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step import optimizer as optimizers

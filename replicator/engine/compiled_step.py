@@ -25,9 +25,8 @@ from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
-from replicator.engine.eager_calls import in_no_mesh, require_eager, without_mesh
 from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates
-from replicator.engine.first_update.one_device import Given
+from replicator.engine.first_update.one_device import UpdateInputs
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory import (
@@ -38,6 +37,7 @@ from replicator.engine.memory import (
 )
 from replicator.engine.program_cost import Compilation, program_cost
 from replicator.engine.program_key import program_key
+from replicator.engine.require_eager import in_no_mesh, require_eager, without_mesh
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
@@ -56,7 +56,7 @@ class RecompilationWarning(UserWarning):
     """A step was compiled again because an argument changed."""
 
 
-class Phases(Protocol):
+class CompilePhases(Protocol):
     """The note of what a run is doing, and the clock that times it."""
 
     @property
@@ -70,7 +70,7 @@ class Phases(Protocol):
 
 
 class Untimed:
-    """Phases of a step that nobody watches: each takes no time."""
+    """Phases that nobody watches: a step that is not timed."""
 
     @property
     def clock(self) -> "Untimed":
@@ -87,7 +87,7 @@ class Untimed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Executable:
+class _CachedProgram:
     """A compiled program, and what has to be known of it at each call.
 
     Attributes:
@@ -115,7 +115,7 @@ class CompiledStep:
         update: KeyedStep,
         layout: Layout,
         options: CompileOptions,
-        phases: Phases | None = None,
+        phases: CompilePhases | None = None,
         *,
         first_updates: FirstUpdates | None = None,
     ) -> None:
@@ -124,9 +124,9 @@ class CompiledStep:
         self._options = options
         self._phases = phases or Untimed()
         self._program = shard_step(update, layout, options)
-        self._programs: dict[tuple, _Executable] = {}
+        self._programs: dict[tuple, _CachedProgram] = {}
         # The program that served such a batch last: no look at the state for each call.
-        self._by_batch: dict[tuple, _Executable] = {}
+        self._by_batch: dict[tuple, _CachedProgram] = {}
         self._newest: PyTree = None  # shapes of what was compiled last
         self._donation = Donation()
         self._run_ahead = RunAhead(options.max_in_flight)
@@ -222,7 +222,7 @@ class CompiledStep:
             isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch)
         )
 
-        def run(program: _Executable, flat: FlatTree, foreign: Sequence[int]):
+        def run(program: _CachedProgram, flat: FlatTree, foreign: Sequence[int]):
             alike = program.alike
             if foreign or alike.key or (loose and alike.batch):
                 flat = donation.apart(
@@ -251,8 +251,8 @@ class CompiledStep:
         return after, joined_metrics(outputs)
 
     def _held(
-        self, program: _Executable, flat: FlatTree, batch: PyTree, key: Key | None
-    ) -> Given | None:
+        self, program: _CachedProgram, flat: FlatTree, batch: PyTree, key: Key | None
+    ) -> UpdateInputs | None:
         """Copy what an update begins with, if it is to be checked."""
         check = self._first_updates
         if check is None or check.is_done(program.key):
@@ -318,7 +318,7 @@ class CompiledStep:
 
     def _prepare(
         self, flat: FlatTree, batch: PyTree, key: Key | None, stated: bool
-    ) -> tuple[_Executable, FlatTree]:
+    ) -> tuple[_CachedProgram, FlatTree]:
         """Find or compile the program for these; put the state in its place."""
         state = self._layout.pad_state(as_arrays(flat.tree))
         shardings = self._layout.state_shardings(state)
@@ -336,7 +336,7 @@ class CompiledStep:
 
     def _compile(
         self, state: PyTree, batch: PyTree, key: Key | None, stated: bool
-    ) -> _Executable:
+    ) -> _CachedProgram:
         clock = self._phases.clock
         started_s = clock.now_s()
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
@@ -351,7 +351,7 @@ class CompiledStep:
         )
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
-        return _Executable(
+        return _CachedProgram(
             run=compiled,
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),

@@ -15,7 +15,7 @@ from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree
-from replicator.engine.eager_calls import in_no_mesh
+from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed

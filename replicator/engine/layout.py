@@ -18,7 +18,7 @@ from replicator.inputs.context import BatchLayout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """How a global value is related to the values that replicas have.
 
     Attributes:
@@ -33,21 +33,21 @@ class Kind:
     axis: int = 0
 
 
-STATE = Kind("state")
-EQUAL = Kind("equal")
+STATE = ValueKind("state")
+EQUAL = ValueKind("equal")
 
 
-def examples(axis: int = 0) -> Kind:
+def examples(axis: int = 0) -> ValueKind:
     """Return the kind of arrays whose axis `axis` counts examples."""
-    return Kind("examples", axis)
+    return ValueKind("examples", axis)
 
 
-def per_replica(axis: int = 0) -> Kind:
+def per_replica(axis: int = 0) -> ValueKind:
     """Return the kind of values that replicas return apart, along a new axis."""
-    return Kind("per_replica", axis)
+    return ValueKind("per_replica", axis)
 
 
-class Processes(Protocol):
+class ProcessGroup(Protocol):
     """The processes of a run: they compare what must be the same in all of them.
 
     Both methods return at once where a mesh lies in one process.
@@ -92,7 +92,7 @@ class Layout(BatchLayout, Protocol):
     """
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> ProcessGroup:
         """The processes that share the mesh."""
         ...
 
@@ -130,7 +130,7 @@ class Layout(BatchLayout, Protocol):
         ...
 
     def spread(
-        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+        self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
     ) -> Callable[..., Any]:
         """Return what replicas do together, to be traced under `jit`.
 

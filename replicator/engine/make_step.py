@@ -5,10 +5,10 @@ import dataclasses
 from jax.sharding import Mesh
 
 from replicator.base.types import StepFn
-from replicator.engine.compiled_step import CompiledStep, Phases, Untimed
+from replicator.engine.compiled_step import CompiledStep, CompilePhases, Untimed
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
-from replicator.engine.layout import Layout, Processes
+from replicator.engine.layout import Layout, ProcessGroup
 from replicator.engine.partitioned import PartitionedLayout, refuse_own_sums
 from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.sharded_step import CompileOptions
@@ -30,7 +30,7 @@ def make_layout(
     strategy: Strategy | Builder | None,
     *,
     reduction: Reduction,
-    processes: Processes | None = None,
+    processes: ProcessGroup | None = None,
 ) -> Layout:
     """Return the layout of a strategy over the devices of `mesh`.
 
@@ -83,7 +83,7 @@ def compiled_step(
     counted: bool,
     skips_bad: bool = False,
     reports_norms: bool = True,
-    phases: Phases | None = None,
+    phases: CompilePhases | None = None,
     check: FirstUpdateCheck | None = None,
 ) -> CompiledStep:
     """Return a step that runs on all replicas, compiled at its first call.

@@ -22,8 +22,8 @@ from replicator.base.padded import Padded, is_padded, pad_to, unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Device, PyTree
-from replicator.engine.layout import STATE, Kind, OneProcess, Processes
-from replicator.engine.sharding_constraints.emit import Mark, reemit
+from replicator.engine.layout import STATE, OneProcess, ProcessGroup, ValueKind
+from replicator.engine.sharding_constraints.emit import Partitioned, reemit
 from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.optimizer_state import OwnSums
 from replicator.engine.step.state import RunState
@@ -54,7 +54,7 @@ class PartitionedLayout:
         self,
         strategy: Strategy | Builder,
         devices: Sequence[Device],
-        processes: Processes | None = None,
+        processes: ProcessGroup | None = None,
     ) -> None:
         self.processes = processes or OneProcess()
         self._given, self._devices = strategy, list(devices)
@@ -116,7 +116,7 @@ class PartitionedLayout:
         self.strategy.check_variables(variables_of(_user(shapes)))
 
     def spread(
-        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+        self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
     ) -> Callable[..., Any]:
         """Return the one replica's program, with its constraints in it."""
 
@@ -129,7 +129,7 @@ class PartitionedLayout:
             state = dict(zip(inputs, given, strict=True)).get(STATE)
             placed = self._placements(state)
 
-            def wanted(kind: Kind, result: PyTree) -> list[Cut | None]:
+            def wanted(kind: ValueKind, result: PyTree) -> list[Cut | None]:
                 if kind == STATE and len(jax.tree.leaves(result)) == len(placed):
                     return [_gradient(each) for each in placed]
                 return [None] * len(jax.tree.leaves(result))
@@ -214,7 +214,7 @@ class PartitionedLayout:
     def _constrain(self, leaf: jax.Array, cut: Cut) -> jax.Array:
         return jax.lax.with_sharding_constraint(leaf, self._sharding(cut))
 
-    def _lie(self, kind: Kind, value: PyTree) -> PyTree:
+    def _lie(self, kind: ValueKind, value: PyTree) -> PyTree:
         """Say in the program where a value lies that comes from outside, or goes."""
         if not jax.tree.leaves(value):
             return value
@@ -229,13 +229,13 @@ class PartitionedLayout:
             where = replicated(self.mesh)
         return jax.lax.with_sharding_constraint(value, where)
 
-    def _give_back(self, kind: Kind, result: PyTree) -> PyTree:
+    def _give_back(self, kind: ValueKind, result: PyTree) -> PyTree:
         if kind.name == "per_replica":
             result = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, kind.axis), result)
         if kind == STATE:
             result = self.pad_state(result)
         if kind.name == "examples":  # every process can read all
-            kind = Kind("equal")
+            kind = ValueKind("equal")
         return self._lie(kind, result)
 
 
@@ -350,10 +350,10 @@ def _whole(tree: PyTree) -> list[Placement]:
     return [Placement(stored=cut, computed=cut, gradient=cut) for cut in cuts]
 
 
-def _mark(placed: Placement) -> Mark | None:
+def _mark(placed: Placement) -> Partitioned | None:
     if not any(placed.stored) and not any(placed.computed):
         return None
-    return Mark(stored=placed.stored, computed=placed.computed)
+    return Partitioned(stored=placed.stored, computed=placed.computed)
 
 
 def _gradient(placed: Placement) -> Cut | None:

@@ -27,7 +27,7 @@ from replicator.base.types import PyTree
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof
 from replicator.engine.analysis.other_meshes import names_axes, refuse_other_meshes
-from replicator.engine.layout import STATE, Kind, OneProcess, Processes
+from replicator.engine.layout import STATE, OneProcess, ProcessGroup, ValueKind
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -40,7 +40,7 @@ class ReplicatedLayout:
       processes: The processes that share them.
     """
 
-    def __init__(self, mesh: Mesh, processes: Processes | None = None) -> None:
+    def __init__(self, mesh: Mesh, processes: ProcessGroup | None = None) -> None:
         self.mesh = mesh
         self.processes = processes or OneProcess()
         self.num_replicas = mesh.size
@@ -66,7 +66,7 @@ class ReplicatedLayout:
         del shapes
 
     def spread(
-        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+        self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
     ) -> Callable[..., Any]:
         """Return what replicas do together, as one `shard_map`."""
 
@@ -84,7 +84,7 @@ class ReplicatedLayout:
                 for kind, value in zip(inputs, values, strict=True)
             ]
 
-            def specs(kind: Kind) -> PyTree:
+            def specs(kind: ValueKind) -> PyTree:
                 if kind != STATE:
                     return _spec(kind)
                 state: FlatTree = given[inputs.index(STATE)]
@@ -113,7 +113,7 @@ class ReplicatedLayout:
 
         return program
 
-    def _readable(self, kind: Kind, result: PyTree) -> PyTree:
+    def _readable(self, kind: ValueKind, result: PyTree) -> PyTree:
         if kind == STATE:
             return whole(result)
         apart = kind.name in ("examples", "per_replica")
@@ -162,7 +162,7 @@ def _in_no_mesh(replica: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return run
 
 
-def _give_back(kind: Kind, result: PyTree) -> PyTree:
+def _give_back(kind: ValueKind, result: PyTree) -> PyTree:
     """Return a replica's result as it is put together with those of others."""
     if kind == STATE:
         return FlatTree.of(give_own(result))
@@ -171,5 +171,5 @@ def _give_back(kind: Kind, result: PyTree) -> PyTree:
     return result
 
 
-def _spec(kind: Kind) -> PartitionSpec:
+def _spec(kind: ValueKind) -> PartitionSpec:
     return PartitionSpec() if kind.name == "equal" else replica_spec(kind.axis)

@@ -9,7 +9,7 @@ from replicator.strategies.variables import Variable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class TableRow:
     """One variable under a strategy.
 
     Attributes:
@@ -31,7 +31,7 @@ class Row:
 
 def rows(
     strategy: Strategy, variables: Sequence[Variable], num_devices: int
-) -> list[Row]:
+) -> list[TableRow]:
     """Return a row for each variable."""
     sizes = strategy.sizes(num_devices)
     return [_row(strategy, each, sizes) for each in variables]
@@ -73,10 +73,10 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[st
     ]
 
 
-def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Row:
+def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> TableRow:
     placed = strategy.place(variable, sizes)
     kept = _padded(variable, [placed.stored], sizes)
-    return Row(
+    return TableRow(
         path=variable.path,
         nbytes=variable.nbytes,
         stored=placed.stored,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from replicator.cli.report_page.run_files import Row
+from replicator.cli.report_page.run_files import MetricRow
 
 _MOST_POINTS, _MOST_EARLIER_POINTS = 500, 150
 _MOST_EARLIER = 5
@@ -33,7 +33,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class MetricCurve:
     """One metric over a run.
 
     Attributes:
@@ -56,8 +56,8 @@ class Curve:
 
 
 def make_curves(
-    rows: Sequence[Row], earlier: Mapping[str, Sequence[Row]]
-) -> list[Curve]:
+    rows: Sequence[MetricRow], earlier: Mapping[str, Sequence[MetricRow]]
+) -> list[MetricCurve]:
     """Return one curve for each metric of the present run, in the order of first use.
 
     Args:
@@ -78,12 +78,12 @@ def make_curves(
     ]
 
 
-def group_curves(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+def group_curves(curves: Sequence[MetricCurve]) -> dict[str, list[MetricCurve]]:
     """Sort curves by what comes before the `/` of their names; the plain ones first.
 
     Rates and other numbers about the run itself come last.
     """
-    groups: dict[str, list[Curve]] = {}
+    groups: dict[str, list[MetricCurve]] = {}
     for curve in curves:
         prefix = curve.name.rpartition("/")[0]
         groups.setdefault(prefix, []).append(curve)
@@ -95,11 +95,11 @@ def _place(prefix: str) -> int:
     return 1 + ABOUT_THE_RUN.index(prefix) if prefix in ABOUT_THE_RUN else -(not prefix)
 
 
-def _losses_first(curve: Curve) -> bool:
+def _losses_first(curve: MetricCurve) -> bool:
     return "loss" not in curve.name
 
 
-def training_s(rows: Sequence[Row]) -> list[float]:
+def training_s(rows: Sequence[MetricRow]) -> list[float]:
     """Return for each row how many seconds were trained until then.
 
     Each process starts its clock anew: where it goes back another process goes on.
@@ -114,7 +114,7 @@ def training_s(rows: Sequence[Row]) -> list[float]:
     return seconds
 
 
-def process_starts(rows: Sequence[Row]) -> list[int]:
+def process_starts(rows: Sequence[MetricRow]) -> list[int]:
     """Return the steps at which another process went on: its first rows."""
     return [
         row.step
@@ -153,11 +153,14 @@ def thin(values: Sequence[float | None], most: int = _MOST_POINTS) -> list[int]:
 
 
 def _curve(
-    name: str, rows: Sequence[Row], seconds: Sequence[float], earlier: Sequence[Line]
-) -> Curve:
+    name: str,
+    rows: Sequence[MetricRow],
+    seconds: Sequence[float],
+    earlier: Sequence[Line],
+) -> MetricCurve:
     found = [(row.step, row.numbers[name]) for row in rows if name in row.numbers]
     finite = [value for _, value in found if math.isfinite(value)]
-    return Curve(
+    return MetricCurve(
         name=name,
         line=_line(name, rows, seconds),
         earlier=[line for line in earlier if line.steps],
@@ -169,7 +172,10 @@ def _curve(
 
 
 def _line(
-    name: str, rows: Sequence[Row], seconds: Sequence[float], most: int = _MOST_POINTS
+    name: str,
+    rows: Sequence[MetricRow],
+    seconds: Sequence[float],
+    most: int = _MOST_POINTS,
 ) -> Line:
     there = [index for index, row in enumerate(rows) if name in row.numbers]
     values = [_finite(rows[index].numbers[name]) for index in there]

@@ -16,8 +16,8 @@ from typing import Any
 from replicator.cli.report_page import words
 from replicator.cli.report_page.curves import (
     ABOUT_THE_RUN,
-    Curve,
     Line,
+    MetricCurve,
     group_curves,
     process_starts,
 )
@@ -46,7 +46,7 @@ def plotly_script() -> Markup:
     return element("script", raw(packed.decode()), type="text/plain", id="plotly")
 
 
-def cards(curves: Sequence[Curve]) -> Markup:
+def cards(curves: Sequence[MetricCurve]) -> Markup:
     """Return a card for each curve; a script draws in them."""
     if not curves:
         told = element("p", "No metrics were written.", class_="sub")
@@ -65,7 +65,7 @@ def cards(curves: Sequence[Curve]) -> Markup:
     )
 
 
-def plot_data(run: RunFiles, curves: Sequence[Curve]) -> Markup:
+def plot_data(run: RunFiles, curves: Sequence[MetricCurve]) -> Markup:
     """Return what the script draws, as JSON in an element that nothing runs."""
     data = {
         "curves": [
@@ -93,7 +93,7 @@ def _grid(title: str, drawn: Sequence[Markup], *, class_: str) -> Markup | None:
     )
 
 
-def _controls(curves: Sequence[Curve]) -> Markup:
+def _controls(curves: Sequence[MetricCurve]) -> Markup:
     several = any(curve.earlier for curve in curves)
     return element(
         "form",
@@ -128,7 +128,7 @@ def _box(name: str, label: str) -> Markup:
     return element("label", box, f" {label}")
 
 
-def _card(number: int, curve: Curve) -> Markup:
+def _card(number: int, curve: MetricCurve) -> Markup:
     write = words.size if _is_bytes(curve) else words.number
     told = write(curve.last)
     extent = f"from {write(curve.least)} to {write(curve.greatest)}"
@@ -146,7 +146,7 @@ def _card(number: int, curve: Curve) -> Markup:
     )
 
 
-def _is_bytes(curve: Curve) -> bool:
+def _is_bytes(curve: MetricCurve) -> bool:
     return "bytes" in curve.name
 
 

@@ -22,7 +22,7 @@ _MOST_TEXT_BYTES = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class MetricRow:
     """One line of metrics.
 
     Attributes:
@@ -67,8 +67,8 @@ class RunFiles:
 
     directory: Path
     record: Mapping[str, Any]
-    rows: Sequence[Row]
-    earlier: Mapping[str, Sequence[Row]]
+    rows: Sequence[MetricRow]
+    earlier: Mapping[str, Sequence[MetricRow]]
     events: Sequence[Mapping[str, Any]]
     left: Sequence[LeftFile]
     problems: Sequence[str]
@@ -121,7 +121,7 @@ def _read_record(directory: Path, problems: list[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_rows(path: Path, problems: list[str]) -> list[Row]:
+def _read_rows(path: Path, problems: list[str]) -> list[MetricRow]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as failure:
@@ -133,7 +133,7 @@ def _read_rows(path: Path, problems: list[str]) -> list[Row]:
     return rows
 
 
-def _parse_row(line: bytes) -> Row | None:
+def _parse_row(line: bytes) -> MetricRow | None:
     try:
         found = json.loads(line)
         step, time_s = int(found.pop("step")), float(found.pop("time_s", math.nan))
@@ -142,7 +142,7 @@ def _parse_row(line: bytes) -> Row | None:
     numbers = {
         name: number for name, value in found.items() for number in _float(value)
     }
-    return Row(step=step, time_s=time_s, numbers=numbers)
+    return MetricRow(step=step, time_s=time_s, numbers=numbers)
 
 
 def _float(value: Any) -> Iterator[float]:

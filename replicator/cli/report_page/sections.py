@@ -6,7 +6,7 @@ from typing import Any
 
 from replicator.cli.report_page import words
 from replicator.cli.report_page.checkpoints import CheckpointLine
-from replicator.cli.report_page.curves import Curve, training_s
+from replicator.cli.report_page.curves import MetricCurve, training_s
 from replicator.cli.report_page.markup import Markup, element
 from replicator.cli.report_page.run_files import LeftFile, RunFiles
 from replicator.monitoring.goodput import Goodput
@@ -55,7 +55,9 @@ def outcome(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return ("no end recorded", "plain")
 
 
-def tiles(run: RunFiles, curves: Sequence[Curve], goodput: Goodput | None) -> Markup:
+def tiles(
+    run: RunFiles, curves: Sequence[MetricCurve], goodput: Goodput | None
+) -> Markup:
     """Return the few numbers that say most."""
     arguments = run.record.get("arguments")
     wanted = arguments.get("steps") if isinstance(arguments, Mapping) else None

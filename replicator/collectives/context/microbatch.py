@@ -33,7 +33,7 @@ class Microbatch:
     real: jax.Array | None = None
 
 
-class Asked:
+class RealAsked:
     """Whether a step, while it is traced, asks which microbatches are real."""
 
     by_step = False
@@ -53,7 +53,7 @@ def microbatch() -> Microbatch:
     return _position.value or Microbatch(0, 1)
 
 
-def noting_in(asked: Asked) -> AbstractContextManager[None]:
+def noting_in(asked: RealAsked) -> AbstractContextManager[None]:
     """Note in `asked` what a step asks that is traced inside a `with` block."""
     return _asked(asked)
 

@@ -50,7 +50,7 @@ class Block(NamedTuple):
     replica: int  # which replica ran it
 
 
-class Traced(NamedTuple):
+class TracedBlocks(NamedTuple):
     """What is known of the outputs before anything runs.
 
     Attributes:
@@ -93,7 +93,7 @@ class BlockRunner:
     _: dataclasses.KW_ONLY
     name: str
     block: int
-    check: Callable[[Traced], None]
+    check: Callable[[TracedBlocks], None]
     max_in_flight: int = DEFAULT_RUN_AHEAD
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class BlockRunner:
         state = self._place(state)
         programs = self.programs
         ahead = RunAhead(self.max_in_flight)
-        waiting: deque[_Outputs] = deque()
+        waiting: deque[_BlockOutputs] = deque()
         with open_one_pass(
             dataset,
             self.layout,
@@ -165,7 +165,7 @@ class BlockRunner:
         jaxpr = traced.jaxpr.jaxpr
         _refuse_collectives(jaxpr, self.name)
         outputs, doubled = traced.out_info.outputs, self._double(state, rows)
-        self.check(Traced(outputs, doubled, jaxpr, state, rows, programs.block))
+        self.check(TracedBlocks(outputs, doubled, jaxpr, state, rows, programs.block))
         self._checked.add(signature)
 
     def _double(self, state: PyTree, rows: PyTree) -> PyTree:
@@ -181,7 +181,7 @@ class BlockRunner:
 
 
 def has_rows(leaf: Any, doubled: Any, block: int) -> bool:
-    """Tell whether an output has one row per example; see `Traced` for both."""
+    """Tell whether an output has one row per example; see `TracedBlocks` for both."""
     return leaf.shape[1:2] == (block,) and doubled.shape[1:2] == (2 * block,)
 
 
@@ -189,7 +189,7 @@ class _Programs(NamedTuple):
     """What runs blocks.
 
     Attributes:
-      run: The jitted `program(state, {"batch", "mask"}) -> _Outputs`.
+      run: The jitted `program(state, {"batch", "mask"}) -> _BlockOutputs`.
       doubled: The same for blocks of twice the examples; only traced.
       block: Examples in a block.
       is_cut: Whether rows come as [blocks, block, ...], each block cut over devices.
@@ -201,7 +201,7 @@ class _Programs(NamedTuple):
     is_cut: bool
 
 
-class _Outputs(NamedTuple):
+class _BlockOutputs(NamedTuple):
     """What one call hands back; leaves have a leading axis of blocks.
 
     Attributes:
@@ -219,15 +219,15 @@ def _make_program(
 ) -> Any:
     """Return a program; see `_Programs`."""
 
-    def replica(state: PyTree, rows: PyTree) -> _Outputs:
+    def replica(state: PyTree, rows: PyTree) -> _BlockOutputs:
         leaves, treedef = jax.tree.flatten(state)
 
-        def run(carry: None, each: PyTree) -> tuple[None, _Outputs]:
+        def run(carry: None, each: PyTree) -> tuple[None, _BlockOutputs]:
             # Built anew for each block: a module that counts or keeps statistics
             # changes a copy of its own, and the next block meets it as it was.
             own, real = treedef.unflatten(leaves), each[MASK]
             outputs = block_fn(own, each[BATCH], real)
-            return carry, _Outputs(outputs, real if is_cut else real.sum())
+            return carry, _BlockOutputs(outputs, real if is_cut else real.sum())
 
         after = 1 + int(is_cut)
         blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[after:]), rows)
@@ -237,7 +237,7 @@ def _make_program(
     return jax.jit(layout.spread(replica, inputs=inputs, outputs=examples()))
 
 
-def _hand_over(found: _Outputs, block: int, take: Callable[[Block], None]) -> None:
+def _hand_over(found: _BlockOutputs, block: int, take: Callable[[Block], None]) -> None:
     """Fetch what a call found: every process has the blocks of all."""
     found = jax.device_get(found)
     for index, given in enumerate(found.real):

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from replicator.base.types import Dataset, PyTree
 from replicator.collectives.context.keys import refuse_keys
-from replicator.engine.analysis.lookup_notes import names_noted
-from replicator.engine.eager_calls import eager
+from replicator.engine.analysis.lookup_hints import names_noted
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.engine.layout import Layout
 from replicator.engine.metrics.exact import check_exact
 from replicator.engine.metrics.totals import BlockRows, MetricTotals
+from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions

@@ -8,16 +8,16 @@ import numpy as np
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.analysis.lookup_notes import names_noted
-from replicator.engine.eager_calls import eager
+from replicator.engine.analysis.lookup_hints import names_noted
 from replicator.engine.evaluation.blocks import (
     DEFAULT_BLOCK,
     Block,
     BlockRunner,
-    Traced,
+    TracedBlocks,
     has_rows,
 )
 from replicator.engine.layout import Layout
+from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
@@ -89,7 +89,7 @@ class Prediction:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *kept)
 
 
-def _check_rows(traced: Traced) -> None:
+def _check_rows(traced: TracedBlocks) -> None:
     doubled = jax.tree.leaves(traced.doubled)
     leaves = named_leaves(traced.outputs)
     if not leaves:

@@ -22,9 +22,9 @@ from replicator.base.padded import unpadded
 from replicator.base.types import Key, PyTree
 from replicator.engine.first_update.comparison import differences, farthest_leaf, law
 from replicator.engine.first_update.one_device import (
-    Given,
     NotChecked,
     OneDevice,
+    UpdateInputs,
     on_host,
     results_of,
 )
@@ -123,7 +123,7 @@ class FirstUpdates:
 
     def hold(
         self, program: str, state: PyTree, batch: PyTree, key: Key | None
-    ) -> Given | None:
+    ) -> UpdateInputs | None:
         """Copy what an update begins with; None if it is not to be compared.
 
         Args:
@@ -150,7 +150,7 @@ class FirstUpdates:
         return None
 
     def compare(
-        self, program: str, given: Given, state: PyTree, metrics: PyTree
+        self, program: str, given: UpdateInputs, state: PyTree, metrics: PyTree
     ) -> None:
         """Compare an update with what one device makes of what was held.
 
@@ -201,9 +201,9 @@ class FirstUpdates:
 
     def _given(
         self, program: str, state: PyTree, batch: PyTree, key: Key | None
-    ) -> Given | None:
+    ) -> UpdateInputs | None:
         """Copy what an update begins with; None if one device cannot make it."""
-        given = on_host(Given(unpadded(state), batch, key))
+        given = on_host(UpdateInputs(unpadded(state), batch, key))
         device = self._layout.mesh.local_devices[0]
         try:
             if program not in self._alone:
@@ -213,7 +213,9 @@ class FirstUpdates:
             return None
         return given
 
-    def _compared(self, program: str, given: Given, found: list) -> tuple[Result, str]:
+    def _compared(
+        self, program: str, given: UpdateInputs, found: list
+    ) -> tuple[Result, str]:
         mesh = self._layout.mesh
         alone = self._alone[program]
         expected, before = alone.results(given), results_of(given.state, ())

@@ -29,7 +29,7 @@ class NotChecked(Exception):
     """Why an update is not checked."""
 
 
-class Given(NamedTuple):
+class UpdateInputs(NamedTuple):
     """What an update begins with, on the host: a program takes its state over."""
 
     state: PyTree
@@ -72,7 +72,7 @@ class OneDevice:
     """
 
     def __init__(
-        self, replica: Callable[..., Outputs], given: Given, device: Device
+        self, replica: Callable[..., Outputs], given: UpdateInputs, device: Device
     ) -> None:
         self._device = device
         self._programs: dict[bool, Any] = {}
@@ -94,7 +94,7 @@ class OneDevice:
             for name, mark in zip(names, jax.tree.leaves(marked), strict=True)
         ]
 
-    def results(self, given: Given, *, wide: bool = False) -> list:
+    def results(self, given: UpdateInputs, *, wide: bool = False) -> list:
         """Return the state and the metrics after an update.
 
         Args:
@@ -114,7 +114,7 @@ class OneDevice:
         outputs = self._outputs.unflatten(_attempt(self._programs[wide], *leaves))
         return results_of(outputs.state, joined_metrics(outputs))
 
-    def others(self, given: Given) -> Iterator[list]:
+    def others(self, given: UpdateInputs) -> Iterator[list]:
         """Yield results that differ as those of another way to round may.
 
         In wider floats, where there are coarse ones; and of an input that is moved by
@@ -130,7 +130,7 @@ class OneDevice:
             yield self.results(given, wide=True)
         for seed in range(_NUDGES):
             state, batch = _nudged((given.state, given.batch), seed)
-            found = self.results(Given(state, batch, given.key))
+            found = self.results(UpdateInputs(state, batch, given.key))
             pairs = zip(results_of(given.state, ()), results_of(state, ()), strict=True)
             for number, (old, new) in enumerate(pairs):
                 each = self.compared[number]

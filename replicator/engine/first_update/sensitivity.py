@@ -23,7 +23,7 @@ from jax.extend import core
 from replicator.engine.analysis.dataflow import Rules, flow, sub_jaxprs
 
 
-class Mark(NamedTuple):
+class RoundingMark(NamedTuple):
     """What is known of a value.
 
     Attributes:
@@ -74,7 +74,7 @@ def comparable(
       given: Per input whether it belongs to state or batch.
     """
     marks = [
-        Mark(varies=is_given and _is_float(var))
+        RoundingMark(varies=is_given and _is_float(var))
         for var, is_given in zip(jaxpr.invars, given, strict=True)
     ]
     shown = [each.gradients for each in flow(jaxpr, marks, _Rounding())]
@@ -86,26 +86,28 @@ def comparable(
     return compared, [bool(mark.gradients) for mark in found]
 
 
-class _Rounding(Rules[Mark]):
-    clean = Mark()
+class _Rounding(Rules[RoundingMark]):
+    clean = RoundingMark()
 
     def __init__(self, everything: frozenset[int] = frozenset()) -> None:
         self._everything = everything  # the gradients that results follow from
 
-    def join(self, marks: Sequence[Mark]) -> Mark:
-        return Mark(
+    def join(self, marks: Sequence[RoundingMark]) -> RoundingMark:
+        return RoundingMark(
             varies=any(mark.varies for mark in marks),
             turns=max((mark.turns for mark in marks), default=_NOTHING),
             gradients=frozenset().union(*(mark.gradients for mark in marks)),
         )
 
     def decide(
-        self, eqn: core.JaxprEqn, marks: Sequence[Mark]
-    ) -> Sequence[Mark] | None:
+        self, eqn: core.JaxprEqn, marks: Sequence[RoundingMark]
+    ) -> Sequence[RoundingMark] | None:
         name = eqn.primitive.name
         if "transpose(" in str(eqn.source_info.name_stack):
             # A variable is the same object at each walk through a loop.
-            return [Mark(True, gradients=frozenset({id(x)})) for x in eqn.outvars]
+            return [
+                RoundingMark(True, gradients=frozenset({id(x)})) for x in eqn.outvars
+            ]
         if name == "select_n":
             chosen = self.join(marks[1:])
             # Between numbers that are the same everywhere the choice is all there is.
@@ -130,7 +132,7 @@ class _Rounding(Rules[Mark]):
             mark = mark._replace(turns=max(mark.turns, _turned(eqn, marks)))
         return [mark] * len(eqn.outvars)
 
-    def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
+    def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> bool:
         """Tell whether one number, of more gradients than one, divides."""
         over, under = (mark.gradients for mark in marks)
         if getattr(eqn.invars[1].aval, "ndim", 0) or not under:
@@ -139,7 +141,7 @@ class _Rounding(Rules[Mark]):
         return more or under >= self._everything > frozenset()
 
 
-def _turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> int:
+def _turned(eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> int:
     name = eqn.primitive.name
     floats = [mark for mark, x in zip(marks, eqn.invars, strict=True) if _is_float(x)]
     is_cast = name == "convert_element_type" and not _is_float(eqn.outvars[0])
@@ -153,7 +155,7 @@ def _turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> int:
     return _QUOTIENT if any(mark.gradients for mark in marks) else _NOTHING
 
 
-def _bound(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> float | None:
+def _bound(eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> float | None:
     """Return the number that gradients are bounded by; None if they are not.
 
     1 stands for one that is not known before the step runs.

@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Partitioned:
     """A value that lies in pieces.
 
     Attributes:
@@ -72,7 +72,7 @@ class Mark:
 
 
 Constrain = Callable[[jax.Array, Cut], jax.Array]
-Marks = Sequence[Mark | None]
+Marks = Sequence[Partitioned | None]
 
 
 def reemit(
@@ -117,7 +117,7 @@ class _Emitter:
 
     def run(
         self, closed: core.ClosedJaxpr, args: Sequence, marks: Marks, targets: Targets
-    ) -> tuple[list[Any], list[Mark | None]]:
+    ) -> tuple[list[Any], list[Partitioned | None]]:
         """Bind the equations of a jaxpr one by one; return results and their marks."""
         wanted, filled = wanted_cuts(closed.jaxpr, targets), set[Any]()
 
@@ -251,7 +251,9 @@ class _Emitter:
                 marks[number] = None
         carry = _carried(marks[num_consts:start], cuts[:num_carry])
         rows = [cut[1:] if cut and cut[0] is None else None for cut in cuts[num_carry:]]
-        slices = [m and Mark(m.stored[1:], m.computed[1:]) for m in marks[start:]]
+        slices = [
+            m and Partitioned(m.stored[1:], m.computed[1:]) for m in marks[start:]
+        ]
         body = self._body(
             eqn.params["jaxpr"],
             [*marks[:num_consts], *carry, *slices],
@@ -303,17 +305,19 @@ _LOOPS: dict[str, Callable] = {
 }
 
 
-def _apart(pairs: Sequence[tuple[Any, Mark | None]]) -> tuple[list, list[Mark | None]]:
+def _apart(
+    pairs: Sequence[tuple[Any, Partitioned | None]],
+) -> tuple[list, list[Partitioned | None]]:
     return [value for value, _ in pairs], [mark for _, mark in pairs]
 
 
-def _target_mark(cut: Cut | None) -> Mark | None:
+def _target_mark(cut: Cut | None) -> Partitioned | None:
     if cut is None or not any(cut):
         return None
-    return Mark(stored=cut, computed=(None,) * len(cut))
+    return Partitioned(stored=cut, computed=(None,) * len(cut))
 
 
-def _carried(marks: Marks, cuts: Targets) -> list[Mark | None]:
+def _carried(marks: Marks, cuts: Targets) -> list[Partitioned | None]:
     """Return how what a loop carries lies, all along: as it came, or as is wanted."""
     return [
         mark if mark is not None or cut is None else _target_mark(cut)
@@ -328,11 +332,11 @@ def _pieces(carry: Marks, cuts: Targets) -> list[Cut | None]:
     ]
 
 
-def _moved(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
+def _moved(eqn: core.JaxprEqn, mark: Partitioned) -> Partitioned | None:
     stored, computed = forward(eqn, mark.stored), forward(eqn, mark.computed)
     if stored is None or computed is None:
         return None
-    return Mark(stored, computed)
+    return Partitioned(stored, computed)
 
 
 def _holds_guarded(eqn: core.JaxprEqn) -> bool:

@@ -23,8 +23,8 @@ from jax.core import Tracer
 from replicator.base.types import Key, PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.microbatch import (
-    Asked,
     Microbatch,
+    RealAsked,
     in_microbatch,
     microbatch,
     noting_in,
@@ -44,11 +44,11 @@ from replicator.engine.step.microbatch_sums import (
 )
 from replicator.engine.step.optimizer_state import (
     Collected,
-    Given,
     Learning,
     OwnSums,
     Show,
     Showing,
+    UpdateCalls,
     empty_slot,
     optimizer_states,
     own_variables,
@@ -61,7 +61,7 @@ from replicator.engine.step.update_dependence import (
 from replicator.inputs.remainder import MASK
 
 
-class _Collected(NamedTuple):
+class _Microbatches(NamedTuple):
     """What is known once the step ran over all microbatches."""
 
     summed: tuple[PyTree, Sums]  # the state before the update; all gradients
@@ -188,7 +188,7 @@ def _asking(
         each
         or Show(
             show=show,
-            given=Given(),
+            given=UpdateCalls(),
             shown=empty_slot(show, total, variable or default),
         )
         for each, total, variable in zip(
@@ -203,7 +203,7 @@ def _learned(
 ) -> list[PyTree]:
     """Trace a step abstractly; return shapes of what its optimizers are given."""
     pending = [each.pending for each in optimizer_states(state)]
-    asked = [each or Learning(given=Given()) for each in pending]
+    asked = [each or Learning(given=UpdateCalls()) for each in pending]
     jax.eval_shape(step, with_pending(state, asked), batch, key)
     calls = [each.given.calls if isinstance(each, Learning) else [] for each in asked]
     totals = [each[-1].total if each else None for each in calls]
@@ -228,10 +228,10 @@ def _own_position(state: PyTree) -> AbstractContextManager[None]:
 
 def _run_all(
     step: KeyedStep, count: int, state: PyTree, batch: PyTree, key: Key | None
-) -> _Collected:
+) -> _Microbatches:
     """Run the step over all microbatches, collecting."""
     first = jax.tree.map(lambda leaf: leaf[0], batch)
-    with noting_in(asked := Asked()):
+    with noting_in(asked := RealAsked()):
         start = zero_sums(step, state, first, key, count=count)
     real = _real_microbatches(batch) if asked.by_step else None
     tail = find_update_dependent(step, state, start, first, key, count=count)
@@ -250,7 +250,7 @@ def _run_all(
     (moved, sums), reported = lax.scan(
         run_microbatch, (_others(tail.leaves, leaves), start), (indices, batch)
     )
-    return _Collected(
+    return _Microbatches(
         summed=(state, sums),
         data=(jax.tree.map(lambda leaf: leaf[-1], batch), key),
         moved=moved,

@@ -42,7 +42,7 @@ class Leaves:
     gated: list[bool]
 
 
-class Traced(NamedTuple):
+class TracedUpdate(NamedTuple):
     """A traced update.
 
     Attributes:
@@ -78,7 +78,11 @@ _MEETING = {"old": "met", "new": "weighs", "bare": "places"}
 
 
 def find_moving(
-    leaves: Leaves, traced: Traced, whole: Callable[[], Traced], *, lone: bool
+    leaves: Leaves,
+    traced: TracedUpdate,
+    whole: Callable[[], TracedUpdate],
+    *,
+    lone: bool,
 ) -> set[int]:
     """Return which leaves that read no batch move with each microbatch.
 
@@ -156,7 +160,7 @@ def _refusal(
 
 
 def _flow(
-    traced: Traced, leaves: Leaves, expressions: "_Expressions", new: Mapping
+    traced: TracedUpdate, leaves: Leaves, expressions: "_Expressions", new: Mapping
 ) -> list[_Mark]:
     """Return the marks of the new leaves."""
     marks = []

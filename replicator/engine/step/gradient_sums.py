@@ -32,7 +32,7 @@ from replicator.engine.step.optimizer_state import (
 from replicator.errors import ArgumentError
 
 
-class Given(NamedTuple):
+class UpdateArguments(NamedTuple):
     """What `update` of a wrapped optimizer is given in one call."""
 
     grads: PyTree
@@ -42,7 +42,7 @@ class Given(NamedTuple):
 
 def checked_given(
     grads: PyTree, weight: ArrayLike | None, count: ArrayLike | None
-) -> Given:
+) -> UpdateArguments:
     """Check what `update` is given, and mark it for the proof.
 
     Raises:
@@ -65,7 +65,7 @@ def checked_given(
             mark_given(part, count)
             for part, count in zip(grads.parts, grads.counts, strict=True)
         )
-        return Given(GradientsOfSums(parts), "count", grads.counts)
+        return UpdateArguments(GradientsOfSums(parts), "count", grads.counts)
     if weight is not None and count is not None:
         raise ArgumentError(
             "`weight` and `count` must not be given together, got both. Pass `count` "
@@ -73,13 +73,13 @@ def checked_given(
         )
     if count is not None:
         scalar = _scalar("count", count)
-        return Given(mark_given(grads, count), "count", scalar)
+        return UpdateArguments(mark_given(grads, count), "count", scalar)
     grads = mark_given(grads)
     if weight is None:
-        return Given(grads, "equal", None)
+        return UpdateArguments(grads, "equal", None)
     scalar = _scalar("weight", weight)
     marked = jax.tree.map(lambda leaf: mark_weighted(leaf, scalar), grads)
-    return Given(marked, "weight", scalar)
+    return UpdateArguments(marked, "weight", scalar)
 
 
 class Valued(NamedTuple):
@@ -89,7 +89,7 @@ class Valued(NamedTuple):
     value: jax.Array
 
 
-def with_value(given: Given, value: jax.Array) -> Given:
+def with_value(given: UpdateArguments, value: jax.Array) -> UpdateArguments:
     """Return what is given with the value of the mean loss of its examples.
 
     Raises:
@@ -138,7 +138,7 @@ def _scalar(name: str, weight: ArrayLike) -> jax.Array:
 
 
 def collect_given(
-    pending: Collecting, given: Given, reduction: Reduction
+    pending: Collecting, given: UpdateArguments, reduction: Reduction
 ) -> Collecting:
     """Return the sums with those of one more microbatch."""
     scalar = jnp.ones(()) if given.weight is None else given.weight

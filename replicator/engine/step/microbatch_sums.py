@@ -12,10 +12,10 @@ from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.optimizer_state import (
     Collected,
     Collecting,
-    Given,
     Learning,
     OptimizerState,
     Showing,
+    UpdateCalls,
     empty_slot,
     nothing_yet,
     optimizer_states,
@@ -112,7 +112,7 @@ def zero_sums(
     optimizers = optimizer_states(state)
     _check_can_collect(optimizers)
     variables = own_variables(state)
-    given = [Given() for _ in optimizers]
+    given = [UpdateCalls() for _ in optimizers]
 
     def run(state: PyTree, batch: PyTree, key: Key | None) -> list:
         pending = [
@@ -173,7 +173,7 @@ def _check_can_collect(optimizers: list[OptimizerState]) -> None:
         )
 
 
-def _learned(given: Given) -> Collecting:
+def _learned(given: UpdateCalls) -> Collecting:
     """Return the shapes that calls of `update` were given, and how many they were."""
     last = given.calls[-1] if given.calls else nothing_yet()
     return dataclasses.replace(last, calls=len(given.calls))

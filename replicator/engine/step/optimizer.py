@@ -26,7 +26,7 @@ from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
 from replicator.engine.step.gradient_sums import (
-    Given,
+    UpdateArguments,
     Valued,
     added,
     check_own_grads,
@@ -252,7 +252,7 @@ class _Wrapped:
         elif isinstance(state.pending, Learning | Collecting):
             check_shapes(grads, jax.eval_shape(update, grads, state.inner))
 
-    def _mean_of(self, given: Given) -> PyTree:
+    def _mean_of(self, given: UpdateArguments) -> PyTree:
         """Reduce the gradients of a single call over replicas."""
         if given.share == "count" and given.weight is not None:
             return self._reduced(given.grads, given.weight, like=given.grads)

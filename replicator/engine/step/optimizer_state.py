@@ -85,7 +85,7 @@ def nothing_yet() -> Collecting:
 
 
 @dataclasses.dataclass(eq=False)
-class Given:
+class UpdateCalls:
     """What calls of `update` were given; compared by identity, as a trace is one.
 
     Attributes:
@@ -101,7 +101,7 @@ class Given:
 class Learning:
     """Ask what `update` would collect, and change nothing."""
 
-    given: Given = dataclasses.field(metadata=_STATIC)
+    given: UpdateCalls = dataclasses.field(metadata=_STATIC)
 
 
 @jax.tree_util.register_dataclass
@@ -139,7 +139,7 @@ class Show:
     """
 
     show: Showing = dataclasses.field(metadata=_STATIC)
-    given: Given = dataclasses.field(metadata=_STATIC)
+    given: UpdateCalls = dataclasses.field(metadata=_STATIC)
     shown: PyTree = None
 
 

@@ -26,7 +26,7 @@ from replicator.base.types import Key, PyTree, StepFn
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
 from replicator.collectives.context.step_number import in_step
-from replicator.engine.analysis.lookup_notes import names_noted
+from replicator.engine.analysis.lookup_hints import names_noted
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows, refuse_rows
 from replicator.engine.step.accumulate import accumulated, single

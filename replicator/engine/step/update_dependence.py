@@ -37,7 +37,7 @@ from replicator.engine.analysis.meeting import (
 )
 from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.metrics import declared as metrics
-from replicator.engine.step.counters import Leaves, Traced, find_moving
+from replicator.engine.step.counters import Leaves, TracedUpdate, find_moving
 from replicator.engine.step.microbatch_sums import KeyedStep, Sums, finish
 from replicator.engine.step.optimizer_state import (
     OptimizerState,
@@ -119,7 +119,7 @@ def find_update_dependent(
     if count > 1:
         sizes = [len(jax.tree.leaves(each)) for each in (sums, state, batch, key)]
         known = {*range(sum(sizes[:3]), sum(sizes)), len(in_marks) - 1}
-        traced = Traced(closed, state=sizes[0], known=known)
+        traced = TracedUpdate(closed, state=sizes[0], known=known)
         whole = (sums, state, _whole(batch, count), key)
         moving = find_moving(
             _leaves(state, marks),

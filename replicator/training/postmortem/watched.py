@@ -50,7 +50,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class BadNumber:
     """Where a number first went bad.
 
     Attributes:
@@ -97,7 +97,7 @@ def watched(
     return run, places, closed
 
 
-def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> Found | None:
+def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> BadNumber | None:
     """Find where the first NaN (`kind` 0) or infinity (1) began.
 
     Args:
@@ -119,7 +119,7 @@ def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> Found | N
     if not origins:
         return None
     (_, turn, _), place = min(origins, key=lambda origin: origin[0])
-    return Found(place=place, turn=turn)
+    return BadNumber(place=place, turn=turn)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
