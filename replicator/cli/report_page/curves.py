@@ -1,7 +1,7 @@
 """Turn rows of metrics into curves that are small enough to draw.
 
 A curve keeps the least and the greatest of each stretch of steps, so that no spike is
-lost: not every n-th point, which loses them, and no mean, which shrinks them.
+lost: every n-th point alone would lose them, and a mean would shrink them.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from replicator.cli.report_page.run_files import MetricRow
 
 _MOST_POINTS, _MOST_EARLIER_POINTS = 500, 150
 _MOST_EARLIER = 5
-# Groups of numbers that a run tells of itself, in the order in which they are shown.
+# Groups of numbers about the run itself, in the order in which they are shown.
 ABOUT_THE_RUN = ("progress", "memory", "compile", "program", "goodput")
 
 
@@ -22,9 +22,9 @@ class Line:
     """Points of one metric in one run, in order.
 
     Attributes:
-      steps: Of each point.
-      seconds: Of training until each point, time between processes left out.
-      values: None where the number is not finite: the line breaks there.
+      steps: Step of each point.
+      seconds: Training time until each point, time between processes left out.
+      values: Value of each point; None if it is not finite: the line breaks there.
     """
 
     steps: Sequence[int]
@@ -37,9 +37,9 @@ class MetricCurve:
     """One metric over a run.
 
     Attributes:
-      name: Of the metric.
-      line: Of the present run.
-      earlier: Of the runs before it, the newest first.
+      name: Name of the metric.
+      line: Line of the present run.
+      earlier: Lines of the runs before it, the newest first.
       last: Its last value.
       least: Its least finite value; NaN if there is none.
       greatest: Its greatest finite value, likewise.
@@ -61,8 +61,8 @@ def make_curves(
     """Return one curve for each metric of the present run, in the order of first use.
 
     Args:
-      rows: Of the present run.
-      earlier: Of runs before it, oldest first; the newest few are drawn, too.
+      rows: Rows of the present run.
+      earlier: Rows of runs before it, oldest first; the newest few are drawn, too.
     """
     names = dict.fromkeys(name for row in rows for name in row.numbers)
     seconds = training_s(rows)
@@ -100,9 +100,9 @@ def _losses_first(curve: MetricCurve) -> bool:
 
 
 def training_s(rows: Sequence[MetricRow]) -> list[float]:
-    """Return for each row how many seconds were trained until then.
+    """Return for each row the training time until then, in seconds.
 
-    Each process starts its clock anew: where it goes back another process goes on.
+    Each process starts its clock anew: if the clock goes back, another process goes on.
     """
     before_s, last_s, seconds = 0.0, 0.0, []
     for row in rows:
@@ -132,11 +132,14 @@ def thin(values: Sequence[float | None], most: int = _MOST_POINTS) -> list[int]:
     """Choose which points to draw.
 
     Args:
-      values: In order; None breaks the line.
+      values: Values in order; None breaks the line.
       most: About how many to choose.
 
     Returns:
       Their indices: of each stretch the least, the greatest and any break.
+
+    >>> thin([0.0, 1.0, None, 2.0])
+    [0, 1, 2, 3]
     """
     if len(values) <= most:
         return list(range(len(values)))

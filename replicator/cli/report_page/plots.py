@@ -1,7 +1,7 @@
 """The curves of the page: cards that a script fills, their data, and plotly itself.
 
 plotly.js is packed into the page (2 MB), so that it opens years from now, on a machine
-without a network: it draws SVG, zooms and tells values, and comes by pip, locked by
+without a network: it draws SVG, zooms and shows values, and comes by pip, locked by
 hash (extra `report`). matplotlib's SVG does neither, bokeh brings pandas. Only the
 script is used: plotly's Python objects take a second to import.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from replicator.cli.report_page import words
+from replicator.cli.report_page import formats
 from replicator.cli.report_page.curves import (
     ABOUT_THE_RUN,
     Line,
@@ -30,7 +30,7 @@ _MOST_BAD_STEPS = 5
 
 
 def plotly_script() -> Markup:
-    """Return plotly.js, packed, in an element that nothing runs before it is unpacked.
+    """Return plotly.js, packed, in an element that does not run before it is unpacked.
 
     Raises:
       ImportError: plotly is not installed.
@@ -49,8 +49,8 @@ def plotly_script() -> Markup:
 def cards(curves: Sequence[MetricCurve]) -> Markup:
     """Return a card for each curve; a script draws in them."""
     if not curves:
-        told = element("p", "No metrics were written.", class_="sub")
-        return element("section", element("h2", "Metrics"), told)
+        text = element("p", "No metrics were written.", class_="sub")
+        return element("section", element("h2", "Metrics"), text)
     numbers = {id(curve): number for number, curve in enumerate(curves)}
     users, runs = [], []
     for prefix, group in group_curves(curves).items():
@@ -66,7 +66,7 @@ def cards(curves: Sequence[MetricCurve]) -> Markup:
 
 
 def plot_data(run: RunFiles, curves: Sequence[MetricCurve]) -> Markup:
-    """Return what the script draws, as JSON in an element that nothing runs."""
+    """Return the data that the script draws, as JSON in an element that is not run."""
     data = {
         "curves": [
             {
@@ -78,11 +78,11 @@ def plot_data(run: RunFiles, curves: Sequence[MetricCurve]) -> Markup:
         ],
         "marks": _marks(run),
     }
-    told = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    # In a script nothing is unescaped, and "</script>" ends it wherever it stands.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    # In a script nothing is unescaped, and "</script>" ends it anywhere.
     for character in "<>&":
-        told = told.replace(character, f"\\u{ord(character):04x}")
-    return element("script", raw(told), type="application/json", id="data")
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return element("script", raw(text), type="application/json", id="data")
 
 
 def _grid(title: str, drawn: Sequence[Markup], *, class_: str) -> Markup | None:
@@ -129,8 +129,8 @@ def _box(name: str, label: str) -> Markup:
 
 
 def _card(number: int, curve: MetricCurve) -> Markup:
-    write = words.size if _is_bytes(curve) else words.number
-    told = write(curve.last)
+    write = formats.size if _is_bytes(curve) else formats.number
+    text = write(curve.last)
     extent = f"from {write(curve.least)} to {write(curve.greatest)}"
     prefix, slash, name = curve.name.removeprefix("progress/").rpartition("/")
     return element(
@@ -138,7 +138,7 @@ def _card(number: int, curve: MetricCurve) -> Markup:
         element(
             "figcaption",
             element("b", element("i", prefix + slash), name, title=curve.name),
-            element("span", told, title=f"the last; all are {extent}"),
+            element("span", text, title=f"the last; all are {extent}"),
             element("button", "⤢", type="button", title="wide or narrow"),
         ),
         element("p", _bad(curve.bad_steps), class_="bad") if curve.bad_steps else None,
@@ -161,7 +161,7 @@ def _points(line: Line) -> dict[str, Any]:
 
 
 def _marks(run: RunFiles) -> list[dict[str, Any]]:
-    """Return where on the curves something happened that one should see."""
+    """Return the events that are marked on the curves."""
     marks = [
         {"step": event["step"], "kind": kind, "tone": tone_of(kind)}
         for event in run.events
