@@ -60,13 +60,13 @@ def make_layout(
     if reduction == "ordered":
         raise ArgumentError(
             "`reduction` must be 'fast' under a strategy that partitions, got "
-            f"'ordered' and {name}. Leave it out: no replicas stand in order."
+            f"'ordered' and {name}. Leave it out: there is one replica."
         )
     return PartitionedLayout(strategy, list(mesh.devices.flat), processes)
 
 
 def check_own_sums(layout: Layout, accumulate: int) -> None:
-    """Refuse an optimizer that adds up, call by call, what each replica has.
+    """Refuse an optimizer that adds up gradients of each replica call by call.
 
     Raises:
       ArgumentError: `accumulate` is not 1, and all devices are one replica.
@@ -89,15 +89,15 @@ def compiled_step(
     """Return a step that runs on all replicas, compiled at its first call.
 
     Args:
-      step_fn: What one replica does.
-      layout: How replicas lie on devices.
-      options: How it is lifted.
+      step_fn: Step of one replica.
+      layout: Layout of the replicas on devices.
+      options: Options of the compiled step.
       counted: Whether its state is a run's, with a step count and a key of its own.
       skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
-      reports_norms: Whether metrics tell the gradients' norms; for `counted`.
+      reports_norms: Whether metrics hold the gradients' norms; for `counted`.
       phases: Notes that the run compiles, and times it; None for neither.
-      check: How its first updates are checked, where the layout partitions; None if
-        they are not.
+      check: Options of the check of its first updates, if the layout partitions; None
+        for no check.
     """
     phases = phases or Untimed()
     update = lift(
@@ -133,14 +133,14 @@ def debug_step(
     """Return a step that runs as one replica on the whole batch, without `jit`.
 
     Args:
-      step_fn: What one replica does.
-      options: How it would be lifted; of these only `accumulate` may differ from the
-        default.
+      step_fn: Step of one replica.
+      options: Options of the compiled step; of these only `accumulate` may differ from
+        the default.
       counted: As in `compiled_step`.
       reports_norms: As in `compiled_step`.
 
     Raises:
-      ArgumentError: `options` ask for what only a compiled step does.
+      ArgumentError: `options` are for a compiled step only.
     """
     if options.steps_per_call > 1 or options.checks is not None:
         raise ArgumentError(

@@ -39,9 +39,9 @@ class PartitionedLayout:
     """One replica over all devices; see `Layout` for attributes and methods.
 
     Args:
-      strategy: One that partitions, or a builder of one: it is called once, with the
-        variables of the first state whose shardings are asked for.
-      devices: To choose from, those of one process side by side.
+      strategy: A strategy that partitions, or a builder of one: it is called once, with
+        the variables of the first state whose shardings are asked for.
+      devices: Devices to choose from, those of one process side by side.
       processes: The processes that share them.
 
     Raises:
@@ -84,7 +84,7 @@ class PartitionedLayout:
         return NamedSharding(self.mesh, spec)
 
     def pad_state(self, state: PyTree) -> PyTree:
-        """Return a state with what its rules pad as `Padded`.
+        """Return a state with the leaves that its rules pad as `Padded`.
 
         Raises:
           ArgumentError: As `state_shardings`.
@@ -170,8 +170,8 @@ class PartitionedLayout:
     ) -> None:
         """Refuse a strategy that was not written for this state, as `check_state`.
 
-        One replica cannot differ from itself, so nothing is to be proven; what only
-        many have is refused where the step asks for it.
+        One replica cannot differ from itself, so there is nothing to prove; calls that
+        are for many replicas are refused when the step makes them.
         """
         del traced, batch, batch_axis
         self.check_state(state)
@@ -215,7 +215,7 @@ class PartitionedLayout:
         return jax.lax.with_sharding_constraint(leaf, self._sharding(cut))
 
     def _lie(self, kind: ValueKind, value: PyTree) -> PyTree:
-        """Say in the program where a value lies that comes from outside, or goes."""
+        """Constrain an argument or a result of the program to its place."""
         if not jax.tree.leaves(value):
             return value
         if kind == STATE:
@@ -258,7 +258,7 @@ def _choose(strategy: Strategy, devices: Sequence[Device]) -> _Chosen:
         )
     if mesh.devices.size < len(devices):
         _log.warning(
-            "`strategy` %s uses %d of %d devices; the others stand idle.",
+            "`strategy` %s uses %d of %d devices; the others are idle.",
             *(strategy.name, mesh.devices.size, len(devices)),
         )
     return _Chosen(strategy, mesh, _owners(mesh, strategy.batch_axes))
@@ -280,12 +280,12 @@ def _built(
             "`strategy` must return one that partitions where it is a function, got "
             f"{found.name}. For copies alone return `Rules([], replica=None)`."
         )
-    # Its rules are for these: `check_state` refuses another model.
+    # Its rules are for these variables: `check_state` refuses another model.
     return found if found.variables else found.made_for(variables)
 
 
 def _kept(leaf: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array with padding up to `shape`, or none where it needs none."""
+    """Return an array with padding up to `shape`, if it needs any."""
     if is_padded(leaf):
         if leaf.padded.shape == shape != leaf.shape:
             return leaf
@@ -312,7 +312,7 @@ def _processes(devices: Iterable[Device]) -> set[int]:
 
 
 def refuse_own_sums(accumulate: int) -> None:
-    """Refuse an optimizer that adds up, call by call, what each replica has.
+    """Refuse an optimizer that adds up gradients of each replica call by call.
 
     Raises:
       ArgumentError: Always: all devices are one replica.
@@ -325,7 +325,7 @@ def refuse_own_sums(accumulate: int) -> None:
 
 
 def _refuse_own(state: PyTree) -> None:
-    """Refuse what each replica would hold its own of."""
+    """Refuse `PerReplica` leaves."""
 
     def is_own(node: PyTree) -> bool:
         return is_per_replica(node) or isinstance(node, OwnSums)

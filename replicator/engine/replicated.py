@@ -1,8 +1,8 @@
 """Give each device a replica: `shard_map` over a mesh whose only axis is `replica`.
 
-Parameters are whole on each device; what replicas say to each other is the user's
-collectives and the wrapped optimizer. What `shard_map` does not check of that,
-`replication_check` proves.
+Parameters are whole on each device; replicas exchange values by the user's collectives
+and the wrapped optimizer. `replication_check` proves that the state stays equal, which
+`shard_map` does not check.
 """
 
 import functools
@@ -45,7 +45,7 @@ class ReplicatedLayout:
         self.processes = processes or OneProcess()
         self.num_replicas = mesh.size
         self.batch_owners = [device.process_index for device in mesh.devices.flat]
-        # For each batch; JAX takes a sharding that it has seen in less time.
+        # Called for each batch; JAX takes a sharding that it has seen in less time.
         self._cut = functools.cache(functools.partial(split_over_replicas, mesh))
 
     def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
@@ -62,13 +62,13 @@ class ReplicatedLayout:
         return [NamedSharding(self.mesh, spec) for spec in per_replica_specs(shapes)]
 
     def check_state(self, shapes: PyTree) -> None:
-        """Take any state: there are no rules for variables."""
+        """Accept any state: there are no rules for variables."""
         del shapes
 
     def spread(
         self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
     ) -> Callable[..., Any]:
-        """Return what replicas do together, as one `shard_map`."""
+        """Return the function of all replicas together, as one `shard_map`."""
 
         def replica(*values: PyTree) -> PyTree:
             own = [
@@ -79,7 +79,7 @@ class ReplicatedLayout:
 
         def program(*values: PyTree) -> PyTree:
             given = [
-                # Specs are no arrays: a node that checks itself is not built of them.
+                # Specs are not arrays: a node that checks itself refuses them.
                 FlatTree.of(value) if kind == STATE else value
                 for kind, value in zip(inputs, values, strict=True)
             ]
@@ -97,7 +97,7 @@ class ReplicatedLayout:
                     in_specs=tuple(map(specs, inputs)),
                     out_specs=jax.tree.map(specs, outputs),
                     # Gradients of replicated parameters must stay local until the
-                    # optimizer reduces them; `check` proves what this would check.
+                    # optimizer reduces them; `check` proves that the state is equal.
                     check_vma=False,
                 )(*given)
 
@@ -125,7 +125,7 @@ class ReplicatedLayout:
         """Prove that the state is equal on all replicas, declared leaves apart.
 
         Raises:
-          ArgumentError: The step says where something lies on another mesh.
+          ArgumentError: The step constrains a value to another mesh.
           ReplicationError: A leaf may differ; see `prove_replicated`.
 
         Warns:
@@ -163,7 +163,7 @@ def _in_no_mesh(replica: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _give_back(kind: ValueKind, result: PyTree) -> PyTree:
-    """Return a replica's result as it is put together with those of others."""
+    """Return a replica's result in the form in which all are put together."""
     if kind == STATE:
         return FlatTree.of(give_own(result))
     if kind.name == "per_replica":

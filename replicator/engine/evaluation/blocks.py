@@ -77,7 +77,7 @@ class BlockRunner:
 
     Attributes:
       block_fn: What one replica does with one block.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       name: Of the user's function, in errors.
       block: Examples in a block. Bits depend on it. It is rounded up to a multiple of
         the devices that share a replica's examples.

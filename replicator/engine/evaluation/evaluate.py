@@ -42,7 +42,7 @@ class Evaluation:
         batches are dicts. A mask of the dataset's own is multiplied by it; if that has
         one number per example, rows of plain arrays count so much. `Concat` keeps its
         rows: one for each example, in the order of the dataset.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       block: Examples that `eval_fn` gets at a time. Bits depend on it.
       max_in_flight: Calls dispatched and not yet finished, at most.
 

@@ -32,7 +32,7 @@ class Prediction:
     Args:
       predict_fn: Gets a block of examples, and returns a pytree of arrays with one row
         for each. Some examples of the last block only fill up; their rows are dropped.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       block: Examples that `predict_fn` gets at a time. Bits depend on it.
       max_in_flight: Calls dispatched and not yet finished, at most.
 

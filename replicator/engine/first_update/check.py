@@ -91,7 +91,7 @@ class FirstUpdates:
     Args:
       update: What one replica does in one update.
       layout: How it is partitioned.
-      options: How it is lifted.
+      options: Options of the compiled step.
       check: What is known, and who hears of it.
       once: `update` compiled by itself, where a program makes several in one call:
         between them nobody sees the state.

@@ -117,7 +117,7 @@ def in_form(state: PyTree, shapes: PyTree, layout: Layout) -> PyTree:
     Args:
       state: After an update that was not compiled here.
       shapes: Of the first state.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
 
     Raises:
       StateError: Its structure, a shape or a dtype is another.
@@ -145,7 +145,7 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
     Args:
       state: Arrays and numbers, of JAX or of NumPy; declared `PerReplica` leaves have a
         leading replica axis.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       name: Of the argument, for errors.
 
     Raises:
@@ -202,7 +202,7 @@ def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
     Args:
       state: Arrays or `jax.ShapeDtypeStruct`s, `PerReplica` leaves with a leading
         replica axis; or an `init_fn(key)`.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       name: Of the argument, for errors.
 
     Raises:
@@ -228,7 +228,7 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
 
     Args:
       init_fn: Returns one replica's state; any pytree of arrays.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       key: The key it gets.
 
     Returns:
@@ -309,7 +309,7 @@ def first_run(init_fn: InitFn, layout: Layout, *, seed: int) -> FirstState:
 
     Args:
       init_fn: Returns one replica's state.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       seed: Of the run's random key, from which `init_fn`'s key is split off.
 
     Returns:
@@ -324,7 +324,7 @@ def given_run(state: PyTree, layout: Layout, *, seed: int) -> FirstState:
 
     Args:
       state: As in `run(init_state=...)`.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       seed: Of the run's random key; steps get the same as with `first_run`.
 
     Returns:
