@@ -1,4 +1,4 @@
-"""Evaluate a jaxpr equation by equation, as its caller evaluates one."""
+"""Evaluate a jaxpr equation by equation, by a function of the caller."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -29,9 +29,14 @@ def evaluate(
     Args:
       closed: The program.
       arguments: Values of its inputs.
-      apply: Returns the results of an equation, of its operands. What it traces has
-        the equation's context (precision, types), source line and name scope.
+      apply: Returns the results of an equation for its operands. It runs in the context
+        (precision, types), source line and name scope of the equation.
       constant: Returns the value of a constant or a literal.
+
+    >>> closed = jax.make_jaxpr(lambda x: jnp.sin(x) * 2.0)(1.0)
+    >>> names = lambda eqn, operands: [f"{eqn.primitive}({', '.join(operands)})"]
+    >>> evaluate(closed, ["x"], names, constant=str)
+    ['mul(sin(x), 2.0)']
     """
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.constvars, map(constant, closed.consts), strict=True))

@@ -23,7 +23,7 @@ from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
 
 PredictFn = Callable[[PyTree, PyTree], PyTree]
-"""`predict_fn(state, batch) -> rows`: what one replica does with one block."""
+"""`predict_fn(state, batch) -> rows`: the function of one replica, of one block."""
 
 
 class Prediction:
@@ -33,12 +33,12 @@ class Prediction:
       predict_fn: Gets a block of examples, and returns a pytree of arrays with one row
         for each. Some examples of the last block only fill up; their rows are dropped.
       layout: Layout of the replicas on devices.
-      block: Examples that `predict_fn` gets at a time. Bits depend on it.
-      max_in_flight: Calls dispatched and not yet finished, at most.
+      block: Number of examples that `predict_fn` gets at a time. Bits depend on it.
+      max_in_flight: Largest number of calls dispatched and not yet finished.
 
     Raises:
-      ArgumentError: `predict_fn` is no function of a state and a batch, or `block` is
-        below 1.
+      ArgumentError: `predict_fn` is not a function of a state and a batch, or `block`
+        is below 1.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Prediction:
           inputs: As in `Evaluation`.
 
         Returns:
-          What `predict_fn` returns, for all examples in the order of the dataset: NumPy
+          The rows of `predict_fn` for all examples, in the order of the dataset: NumPy
           leaves [examples, ...].
         """
         kept: list[PyTree] = []

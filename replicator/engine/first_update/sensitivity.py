@@ -1,17 +1,17 @@
-"""Tell which results of a step may differ between two ways to round, and be right.
+"""Find the results of a step that may differ between two ways to round, and be right.
 
-A result is compared unless it follows, by its value, from something that a rounding can
-turn over. Before the backward pass that is a comparison, an order, a rounding or an
-index of the largest of what was rounded: an accuracy, a queue of sorted indices. What
-only chooses between values that are near each other there (a `relu`, a mask, sorted
-values themselves) is none. With the backward pass this begins anew: gradients are
-always compared. Behind it it is the sign of a gradient, too, and a quotient by it: Adam
-makes ± its rate of a gradient that is nothing but rounding. A clip is none: a quotient
-by one number of more gradients than the one that is divided, or by what is at least
-some number, or one that is at most some number.
+A result is compared unless it follows, by its value, from one that a rounding can turn
+over. Before the backward pass that is a comparison, an order, a rounding or an index of
+the largest of rounded numbers: an accuracy, a queue of sorted indices. A choice between
+values that are near each other there (a `relu`, a mask, sorted values themselves) does
+not count. With the backward pass this begins anew: gradients are always compared. After
+it the sign of a gradient counts, too, and a quotient by it: Adam makes ± its rate of a
+gradient that is nothing but rounding. A clip does not count: a quotient by one number
+of more gradients than the one that is divided, or by a number with a lower bound, or
+a quotient with an upper bound.
 
-The backward pass is known by the name scope that JAX gives it. What finds gradients
-otherwise (forward mode, formulas by hand) is treated as the forward pass.
+The backward pass is known by the name scope that JAX gives it. Gradients found
+otherwise (forward mode, formulas by hand) are treated as the forward pass.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,14 @@ from replicator.engine.analysis.dataflow import Rules, flow, sub_jaxprs
 
 
 class RoundingMark(NamedTuple):
-    """What is known of a value.
+    """Facts about a value.
 
     Attributes:
       varies: Whether it follows from floats of state or batch.
-      turns: What a rounding may turn over in it: `_NOTHING`, `_QUOTIENT` or `_STEP`.
-      gradients: Those that it follows from, by number.
-      is_least: Whether it is at least some number that follows from none.
+      turns: Kind of value that a rounding may turn over in it: `_NOTHING`, `_QUOTIENT`
+        or `_STEP`.
+      gradients: Gradients that it follows from, by number.
+      is_least: Whether it is at least some number that follows from no gradient.
     """
 
     varies: bool = False
@@ -40,7 +41,7 @@ class RoundingMark(NamedTuple):
 
 
 _NOTHING, _QUOTIENT, _STEP = range(3)
-_LEAST = 1e-3  # below, a number is there to avoid a zero
+_LEAST = 1e-3  # a smaller number only avoids a zero
 
 _STEPS = frozenset(
     {
@@ -70,8 +71,12 @@ def comparable(
     """Return per result whether it is compared, and whether it shows gradients.
 
     Args:
-      jaxpr: Of a step.
+      jaxpr: Program of a step.
       given: Per input whether it belongs to state or batch.
+
+    >>> jaxpr = jax.make_jaxpr(lambda x: (2.0 * x, x > 1.0))(jnp.ones(3)).jaxpr
+    >>> comparable(jaxpr, [True])
+    ([True, False], [False, False])
     """
     marks = [
         RoundingMark(varies=is_given and _is_float(var))
@@ -110,7 +115,7 @@ class _Rounding(Rules[RoundingMark]):
             ]
         if name == "select_n":
             chosen = self.join(marks[1:])
-            # Between numbers that are the same everywhere the choice is all there is.
+            # Between numbers that are the same everywhere only the choice counts.
             return [chosen if chosen.varies else self.join(marks)]
         if sub_jaxprs(eqn) and not name.startswith(("scatter", "reduce", "cum")):
             return None
@@ -133,7 +138,7 @@ class _Rounding(Rules[RoundingMark]):
         return [mark] * len(eqn.outvars)
 
     def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> bool:
-        """Tell whether one number, of more gradients than one, divides."""
+        """Return whether one number, of more gradients than one, divides."""
         over, under = (mark.gradients for mark in marks)
         if getattr(eqn.invars[1].aval, "ndim", 0) or not under:
             return False

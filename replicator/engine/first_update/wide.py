@@ -1,8 +1,8 @@
-"""Run a traced program in wider floats: what is rounding shows as the difference.
+"""Run a traced program in wider floats: the difference is rounding.
 
 Floats of fewer than 32 bits become float32, and every product is of the highest
-precision. Keys, integers and random bits stay. What cannot be widened (a kernel, a cast
-of bits) is done as it was, between casts.
+precision. Keys, integers and random bits stay. An equation that cannot be widened (a
+kernel, a cast of bits) is done as it was, between casts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,11 @@ def narrowest(jaxpr: core.Jaxpr, *, on_cpu: bool) -> float:
     """Return the coarsest rounding below that of float32 in a program; 0 for none.
 
     Args:
-      jaxpr: Of the program.
-      on_cpu: Whether it runs where products of float32 are of float32.
+      jaxpr: The program.
+      on_cpu: Whether it runs on a CPU, where products of float32 are in float32.
+
+    >>> narrowest(jax.make_jaxpr(jnp.sin)(jnp.float32(1.0)).jaxpr, on_cpu=True)
+    0.0
     """
     coarse = float(jnp.finfo(jnp.bfloat16).eps)
     return min(coarse, max(_roundings(jaxpr), default=0.0)) if on_cpu else coarse
@@ -40,9 +43,9 @@ def _roundings(jaxpr: core.Jaxpr) -> Iterator[float]:
 
 
 def widened(closed: core.ClosedJaxpr) -> Callable[..., list]:
-    """Return a program in wider floats, with results in the floats that they have.
+    """Return a program in wider floats, with results in their own floats.
 
-    That a result is kept in fewer bits is no difference to be measured.
+    The rounding of a result to fewer bits is not a difference to be measured.
     """
     wanted = [_dtype(atom) for atom in closed.jaxpr.outvars]
 
@@ -75,7 +78,7 @@ def _done(eqn: core.JaxprEqn, inputs: list) -> list:
         try:
             return list(map(_wide, bind(eqn, inputs, **wide)))
         except (TypeError, ValueError, NotImplementedError):
-            pass  # as it was, then: it takes what it took before
+            pass  # it takes only its own floats
     return list(map(_wide, bind(eqn, _as(map(_dtype, eqn.invars), inputs))))
 
 
