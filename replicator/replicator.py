@@ -19,17 +19,18 @@ from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
+from replicator.distributed import same_everywhere
 from replicator.distributed.jax_group import require_joined
 from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.debug_step import DebugStep
-from replicator.engine.eager_calls import eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.evaluation.predict import PredictFn, Prediction
 from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.inspection.inspection import Inspection
 from replicator.engine.layout import Layout
+from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step import optimizer as optimizers
@@ -43,6 +44,7 @@ from replicator.inputs.feed import open_input
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
+from replicator.monitoring.phases import Phases
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
@@ -102,7 +104,7 @@ class Replicator:
             enable_compilation_cache()
         mesh = replica_mesh(num_replicas, devices=devices)
         self._layout: Layout = make_step.make_layout(
-            mesh, strategy, reduction=reduction
+            mesh, strategy, reduction=reduction, processes=same_everywhere
         )
         self._defaults = CompileOptions(
             max_in_flight=max_in_flight, reduction=reduction
@@ -255,7 +257,7 @@ class Replicator:
             return make_step.debug_step(step_fn, options, counted=False)
         check = FirstUpdateCheck() if check_first_updates else None
         return make_step.compiled_step(
-            step_fn, self._layout, options, counted=False, check=check
+            step_fn, self._layout, options, counted=False, phases=Phases(), check=check
         )
 
     def inspect(

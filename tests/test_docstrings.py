@@ -117,15 +117,6 @@ def test_the_example_of(name, names, tmp_path, monkeypatch):
 # `run` is `Replicator.run`; of the rest the name and its first line say it all, or
 # another one's example shows it; many are Launchpad's, for its own programs.
 OBVIOUS = {
-    "replicator.strategies.data_parallel",
-    "replicator.strategies.from_json",
-    "replicator.strategies.hybrid",
-    "replicator.strategies.table",
-    "replicator.strategies.to_json",
-    "replicator.strategies.to_yaml",
-    "replicator.strategies.variables_made_by",
-    "replicator.strategies.zero1",
-    "replicator.strategies.zero2",
     "replicator.run",
     "replicator.hooks.checked_hooks",
     "replicator.launchpad_bridge.batched_handler",

@@ -772,7 +772,7 @@ ROWS = [
         BatchError,
         '`step_fn` must read `batch["mask"]` where a batch is padded, got 10 examples '
         "at batch 1 and gradients of `params/b1` computed without it. Weight the loss "
-        "by it, or drop what is left over: `InputOptions(remainder='drop')`.",
+        "by it, or drop the remainder: `InputOptions(remainder='drop')`.",
     ),
     Row(
         "A shuffle without a seed in a run that goes on",
@@ -853,7 +853,7 @@ ROWS = [
         lambda: compiled(alone),
         ReplicationError,
         "`psum` at train.py:12 in mean must be reached by all replicas, got a branch "
-        "that may go another way on each (it depends on the batch). Reduce the "
+        "that may differ between them (it depends on the batch). Reduce the "
         "condition with `replicator.all_reduce` first.",
     ),
     Row(
@@ -887,7 +887,7 @@ ROWS = [
         ReplicationError,
         "`grads` must be a mean over replicas, got a sum: `psum` at train.py:12 in "
         "step_fn, with no division by the number of replicas or by a count of all "
-        "examples. Give `rep.wrap_optimizer` what `jax.grad` returns, or write "
+        "examples. Pass the result of `jax.grad` to the wrapped optimizer, or write "
         "`lax.pmean(grads, 'replica')` or `lax.psum(grads, 'replica') / "
         "replicator.num_replicas()`.",
     ),
@@ -950,8 +950,8 @@ ROWS = [
         "A state that was donated to an earlier call",
         donated_state,
         ArgumentError,
-        "`state` must be the one that the last call returned, got one that a call took "
-        "over: `params/b1` is gone. Write `state, metrics = step(state, batch)`.",
+        "`state` must be the one that the last call returned, got one that was "
+        "donated (`params/b1`). Write `state, metrics = step(state, batch)`.",
     ),
     Row(
         "An unknown `op`",
@@ -1118,7 +1118,7 @@ ROWS = [
         "`strategy` must give the answer of one device, got `seen` off by 6.8e-01 of "
         "its norm (1.1e-05 is allowed), under fsdp on 8 devices: the step was cut "
         "wrongly. Use another one; `replicator.testing.assert_replica_invariant("
-        "step_fn, init_fn, batch, strategy=...)` tells which are right.",
+        "step_fn, init_fn, batch, strategy=...)` checks one.",
     ),
     Row(
         "A checkpoint of another model",
@@ -1419,8 +1419,8 @@ ROWS = [
         "A function that makes an optimizer for the optimizer",
         lambda: replicas(8).wrap_optimizer(optax.adam),
         ArgumentError,
-        "`tx` must be an optax transformation, got adam. Pass what its function "
-        "returns: `optax.adam(1e-3)`.",
+        "`tx` must be an optax transformation, got adam. Pass the result of its "
+        "function: `optax.adam(1e-3)`.",
     ),
     Row(
         "A number for a loss scale",
@@ -1744,15 +1744,16 @@ ROWS = [
         "examples in the first axis; for sums and means use `evaluate`.",
     ),
     Row(
-        "A prediction that speaks to other replicas",
+        "A prediction that calls collectives",
         lambda: replicas(8).predict(
             lambda state, batch: replicator.all_reduce(batch["y"], op="sum"),
             [regression_batch()],
             {},
         ),
         ArgumentError,
-        "`predict_fn` must not speak to other replicas, got `psum` at train.py:12 in "
-        "<lambda>. Return what one replica finds: the blocks of all are put together.",
+        "`predict_fn` must not call collectives, got `psum` at train.py:12 in "
+        "<lambda>. Return the results of one replica: the blocks of all are put "
+        "together.",
     ),
     Row(
         "A batch for a function to predict",
@@ -1806,8 +1807,8 @@ ROWS = [
         "A whole state for that of an optimizer",
         lambda: replicator.scale_loss(1.0, {"params": 1.0}),
         ArgumentError,
-        "`state` must be a wrapped optimizer's, got dict. Pass what the wrapped one's "
-        "`init` returned.",
+        "`state` must be a wrapped optimizer's, got dict. Pass the result of the "
+        "wrapped one's `init`.",
     ),
     Row(
         "A compiled step under `jit`",
@@ -1899,8 +1900,8 @@ ROWS = [
         "A state and gradients in the wrong order",
         lambda: compiled(swapped),
         ArgumentError,
-        "`state` must be a wrapped optimizer's, got dict. Pass what the wrapped one's "
-        "`init` returned.",
+        "`state` must be a wrapped optimizer's, got dict. Pass the result of the "
+        "wrapped one's `init`.",
     ),
     Row(
         "A number for a schedule",
@@ -2170,7 +2171,7 @@ ROWS = [
         ArgumentError,
         "`init_fn` must make variables that are not placed on a mesh, got one of flax "
         "NNX that names axes. Make the module under `with nnx.use_eager_sharding(False)"
-        ":`; a strategy's rules say where it lies.",
+        ":`, and place its variables by the rules of a strategy.",
     ),
     Row(
         "A replica's number where a strategy makes all devices one replica",
@@ -2233,7 +2234,7 @@ ROWS = [
         lambda: replicas(8, strategy=FSDP, reduction="ordered"),
         ArgumentError,
         "`reduction` must be 'fast' under a strategy that partitions, got 'ordered'"
-        " and fsdp. Leave it out: no replicas stand in order.",
+        " and fsdp. Leave it out: there is one replica.",
     ),
     Row(
         "Sums of an own loop where a strategy makes all devices one replica",

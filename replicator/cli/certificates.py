@@ -1,4 +1,4 @@
-"""`replicator certificates`: what a program needs to speak TLS between hosts."""
+"""`replicator certificates`: the TLS files of a program that spans hosts."""
 
 import argparse
 import datetime
@@ -11,7 +11,7 @@ SUMMARY = "Make the TLS certificates of one program: for its servers, for its cl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     parser.add_argument(
         "folder",
         type=expanded,
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the files, and say who needs which."""
+    """Write the files, and print which of them servers and clients need."""
     try:
         from replicator.rpc.security import certificates  # `cryptography` is optional
     except ModuleNotFoundError as missing:

@@ -1,4 +1,4 @@
-"""`replicator completion SHELL`: print what makes a shell complete our commands.
+"""`replicator completion SHELL`: print a shell's completion script for our commands.
 
 shtab writes the script from the argument parser, once: pressing Tab then starts no
 Python, which with JAX in it would take half a second each time (argcomplete does that).
@@ -20,7 +20,7 @@ _HOW = """add one line to the file that your shell reads at its start:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     parser.add_argument("shell", choices=SHELLS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HOW

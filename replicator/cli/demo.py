@@ -34,7 +34,7 @@ _PEAK_RATE = 5e-3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     parser.add_argument(
         "--steps", type=int, default=400, help="updates (default: %(default)s)"
     )
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Train, test and say how it went."""
+    """Train, test and print the results."""
     steps, directory = arguments.steps, arguments.directory
     check_count("steps", steps)
     check_count("global_batch", arguments.global_batch)
@@ -101,11 +101,11 @@ def stand_in_for_accelerators() -> None:
 def make_training(
     rep: Replicator, steps: int
 ) -> tuple[Callable[[jax.Array], dict], Callable[[dict, dict], tuple[dict, dict]]]:
-    """Return what makes the state, and what one replica does with a batch.
+    """Return `init_fn`, which makes the state, and `step_fn`, one replica's step.
 
     Args:
       rep: Wraps the optimizer.
-      steps: Updates, over which the rate of learning rises and falls.
+      steps: Number of updates, over which the learning rate rises and falls.
     """
     rate = optax.cosine_onecycle_schedule(max(steps, 10), _PEAK_RATE)
     optimizer = rep.wrap_optimizer(optax.adamw(rate))
@@ -130,6 +130,10 @@ def split_digits() -> tuple[dict, dict]:
 
     Returns:
       Two of {"image": float32 [n, 8, 8, 1] in 0..1, "label": int32 [n]}.
+
+    >>> train, test = split_digits()
+    >>> train["image"].shape, test["label"].shape
+    ((1437, 8, 8, 1), (360,))
     """
     with np.load(_DIGITS, allow_pickle=False) as stored:
         digits = {
@@ -144,7 +148,12 @@ def split_digits() -> tuple[dict, dict]:
 
 
 def shuffled_batches(digits: dict, size: int, seed: int) -> Iterator[dict]:
-    """Yield full batches for ever; each epoch has another order."""
+    """Yield full batches without end, each epoch in another order.
+
+    >>> batches = shuffled_batches(split_digits()[0], 32, seed=0)
+    >>> next(batches)["label"].shape
+    (32,)
+    """
     order = np.random.default_rng(seed)
     waiting = np.empty(0, np.int64)
     while True:

@@ -1,4 +1,4 @@
-"""`replicator devices`: what JAX sees, and the mesh a `Replicator` makes of it."""
+"""`replicator devices`: the devices that JAX sees, and the mesh of a `Replicator`."""
 
 import argparse
 
@@ -15,7 +15,7 @@ _TO_TRY = "REPLICATOR_FAKE_DEVICES=8 shows eight fake CPU devices."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes: nothing."""
+    """Declare no arguments."""
     parser.epilog = _TO_TRY
 
 
@@ -33,7 +33,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def device_row(device: Device) -> tuple[str, ...]:
-    """Say in a row of cells what a device is; its memory where it tells."""
+    """Return a row of cells that describes a device; memory if the backend reports it.
+
+    >>> device_row(jax.devices("cpu")[0])[1]
+    'cpu'
+    """
     stats = device.memory_stats() or {}
     return (
         str(device.id),
@@ -46,7 +50,11 @@ def device_row(device: Device) -> tuple[str, ...]:
 
 
 def mesh_lines(devices: list[Device]) -> list[str]:
-    """Say in lines how many processes there are, and what the mesh would be."""
+    """Return lines about the number of processes and the mesh of a `Replicator`.
+
+    >>> mesh_lines(jax.devices()[:2])[1]
+    'Replicator(): 2 replicas, mesh (replica=2)'
+    """
     layout = ReplicatedLayout(replica_mesh(devices=devices))
     shape = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     count = layout.num_replicas

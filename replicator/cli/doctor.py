@@ -1,4 +1,4 @@
-"""`replicator doctor`: check an installation, and say what to fix."""
+"""`replicator doctor`: check an installation, and print remedies."""
 
 import argparse
 import importlib.metadata
@@ -17,7 +17,7 @@ from replicator.cli.checks import judge, measure
 from replicator.cli.checks.judge import Finding
 from replicator.cli.tables import make_console, print_table
 
-SUMMARY = "Check versions, devices, disk, ports and limits, and say what to fix"
+SUMMARY = "Check versions, devices, disk, ports and limits, and print remedies"
 _DISTRIBUTION = "jax-replicator"
 _PROBE_TIMEOUT_S = 120.0
 _NOT_INSTALLED = Finding(
@@ -29,7 +29,7 @@ _NOT_INSTALLED = Finding(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     parser.add_argument(
         "--directory",
         type=expanded,
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_PROBE_TIMEOUT_S,
         metavar="SECONDS",
-        help="how long JAX may take to start and to add up (default: %(default)g)",
+        help="seconds that JAX may take to start and to add (default: %(default)g)",
     )
-    parser.epilog = "Exit code 1 if a check fails; warnings are no failures."
+    parser.epilog = "Exit code 1 if a check fails; warnings are not failures."
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
         *jax_findings(arguments.timeout, coordinator),
         *machine_findings(arguments.directory.absolute(), coordinator),
     ]
-    rows = [(each.name, each.status, _told(each)) for each in findings]
+    rows = [(each.name, each.status, _detail(each)) for each in findings]
     print_table(("check", "status", "found"), rows)
     statuses = [each.status for each in findings]
     failed, warned = statuses.count("fail"), statuses.count("warn")
@@ -128,5 +128,5 @@ def _probed(timeout_s: float) -> measure.Probe | str:
         return str(failure)
 
 
-def _told(finding: Finding) -> str:
+def _detail(finding: Finding) -> str:
     return "\n→ ".join(part for part in (finding.detail, finding.remedy) if part)

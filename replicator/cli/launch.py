@@ -23,7 +23,7 @@ go on; 128 + n after signal n; otherwise the first failure's.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     defaults = Policy(processes=1)
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own"
     )
-    own.required = False  # only in words: a message would name it with what is missing
+    own.required = (
+        False  # else argparse would name it in messages about what is missing
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -81,8 +83,8 @@ def main(arguments: argparse.Namespace) -> int:
         )
     if arguments.module and not _is_module(arguments.script):
         raise ArgumentError(
-            f"`module` must be one that Python finds, got {arguments.script!r}. Start "
-            "it from the folder that holds it, or set PYTHONPATH."
+            f"`module` must be one that Python finds, got {arguments.script!r}. Run "
+            "`replicator launch` in the folder that holds it, or set PYTHONPATH."
         )
     policy = Policy(
         processes=arguments.processes,

@@ -1,12 +1,12 @@
-"""Find the command that is asked for, run it, and say in one line what went wrong.
+"""Find the command that is asked for, run it, and report an error in one line.
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `main(arguments)`,
 which returns the exit code; `COMMANDS` is the one list of them. Only the command that
 is asked for is imported, and none starts JAX before its `main`.
 
-Exit codes: what the command says; 2 for bad input, 130 after Ctrl-C, 1 for any other
-error, and where a line of the output could not be written: in silence where its reader
-went away. `launch` alone says what became of its processes.
+Exit codes: that of the command; 2 for bad input, 130 after Ctrl-C, 1 for any other
+error, and if a line of the output could not be written (without a message if its reader
+went away). `launch` returns the exit code of its processes.
 """
 
 import argparse
@@ -38,30 +38,28 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that `words` ask for.
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit code.
 
     Args:
-      words: As typed after `replicator`; those of this process by default.
-
-    Returns:
-      The exit code.
+      command_line: Arguments as typed after `replicator`; those of this process by
+        default.
     """
     with lossy_output():
-        code = _run(sys.argv[1:] if words is None else list(words))
+        code = _run(sys.argv[1:] if command_line is None else list(command_line))
         if loss := take_loss():
-            code, (told, why) = code or FAILED, loss
+            code, (message, why) = code or FAILED, loss
             if not isinstance(why, BrokenPipeError):
-                print(f"replicator: error: {told}", file=sys.stderr)
+                print(f"replicator: error: {message}", file=sys.stderr)
         return code
 
 
-def _run(words: Sequence[str]) -> int:
-    asked = next((word for word in words if not word.startswith("-")), "")
+def _run(command_line: Sequence[str]) -> int:
+    asked = next((each for each in command_line if not each.startswith("-")), "")
     known = [asked] if asked in COMMANDS else list(COMMANDS)
     try:
-        arguments = make_parser(known).parse_args(words)
-    except SystemExit as end:  # argparse has said why
+        arguments = make_parser(known).parse_args(command_line)
+    except SystemExit as end:  # argparse has printed the reason
         return end.code if isinstance(end.code, int) else BAD_INPUT
     return run_guarded(lambda: arguments.run(arguments), show_trace=arguments.traceback)
 
@@ -71,11 +69,14 @@ def make_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentParse
 
     Args:
       commands: Their names, all by default; their modules are imported.
+
+    >>> make_parser(["report"]).parse_args(["report", "runs/a"]).directory.name
+    'a'
     """
     parser = argparse.ArgumentParser(
         prog="replicator",
         description="Write what one replica does; run it on many devices.",
-        epilog="`replicator COMMAND --help` says what a command takes.",
+        epilog="`replicator COMMAND --help` shows the arguments of a command.",
     )
     parser.add_argument("--version", action="version", version=_versions())
     parser.add_argument("--traceback", action="store_true", help=_TRACEBACK)
@@ -86,7 +87,11 @@ def make_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentParse
 
 
 def run_guarded(run: Callable[[], int], *, show_trace: bool) -> int:
-    """Call `run`; turn what it raises into a line on standard error and a code."""
+    """Call `run`; turn an exception into a line on standard error and an exit code.
+
+    >>> run_guarded(lambda: 0, show_trace=False)
+    0
+    """
     try:
         return run()
     except KeyboardInterrupt:
@@ -122,12 +127,12 @@ def _versions() -> str:
 
 
 def _in_one_line(failure: Exception) -> str:
-    told = " ".join(str(failure).split())
-    if isinstance(failure, ReplicatorError | OSError | ImportError) and told:
-        return told
-    # Not written for a user's eyes: say what it is, and how to see more.
+    message = " ".join(str(failure).split())
+    if isinstance(failure, ReplicatorError | OSError | ImportError) and message:
+        return message
+    # Not written for users: name its type, and how to see more.
     name = type(failure).__name__
-    return f"{name}: {told or 'no message'} (`--traceback` shows where)"
+    return f"{name}: {message or 'no message'} (`--traceback` shows where)"
 
 
 def _code(failure: Exception) -> int:

@@ -10,11 +10,11 @@ from replicator.training.postmortem.replay import (
     replay_step,
 )
 
-SUMMARY = "Run a failed step again, and say where a number first went bad"
+SUMMARY = "Run a failed step again, and show where a number first went bad"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Declare the arguments."""
     parser.add_argument("directory", help="the bundle: <run>/postmortem/<step>")
     parser.add_argument(
         "--step",

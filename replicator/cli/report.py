@@ -1,4 +1,4 @@
-"""`replicator report DIR`: write what is known of a run as one HTML page."""
+"""`replicator report DIR`: write one HTML page about a run."""
 
 import argparse
 
@@ -9,7 +9,7 @@ SUMMARY = "Write a page of a run's curves, events and environment"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     parser.add_argument(
         "directory", type=expanded, metavar="DIR", help="what `run(directory=...)` got"
     )
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the page, and say where."""
+    """Write the page, and print its path."""
     target = arguments.output or arguments.directory / "report.html"
     write_report(arguments.directory, target)
     print(target)

@@ -31,16 +31,23 @@ def print_table(
     """Print rows below a header.
 
     Args:
-      header: The columns; the last takes what room there is.
-      rows: A cell a column. What is in them is shown as it is; `ok`, `warn` and `fail`
-        get a colour where the terminal has colours.
-      right: Columns of numbers, which end below each other.
+      header: The columns; the last takes the room that is left.
+      rows: A cell per column, shown as it is; `ok`, `warn` and `fail` get a colour if
+        the terminal has colours.
+      right: Columns of numbers, aligned to the right.
+
+    >>> print_table(("check", "status"), [("disk", "ok")])
+    <BLANKLINE>
+      check   status
+     ────────────────
+      disk    ok
+    <BLANKLINE>
     """
     make_console().print(_table(header, rows, right=right))
 
 
 def live_display() -> Live:
-    """Return the place below the cursor, drawn anew by `show_table`; the last stays."""
+    """Return a live display, which `show_table` redraws; the last table stays."""
     return Live(console=make_console(), auto_refresh=False)
 
 
@@ -53,15 +60,15 @@ def show_table(
     below: str = "",
     right: Iterable[str] = (),
 ) -> None:
-    """Draw a table in its place.
+    """Redraw a table.
 
     Args:
-      live: The place.
+      live: The display.
       header: The columns.
-      rows: A cell a column, shown as it is.
+      rows: A cell per column, shown as it is.
       above: A line before it.
       below: A line after it; "" for none.
-      right: Columns of numbers, which end below each other.
+      right: Columns of numbers, aligned to the right.
     """
     table = _table(header, rows, right=right)
     parts = [Text(above), table, *([Text(below)] if below else [])]
@@ -85,11 +92,11 @@ def _table(
 
 
 def make_console() -> Console:
-    """Return a console on today's standard output; it obeys `NO_COLOR`."""
+    """Return a console on the present standard output; it obeys `NO_COLOR`."""
     terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if terminal else _PIPE_WIDTH)
 
 
 def _cell(value: object) -> Text:
-    told = str(value)
-    return Text(told, style=_STYLES.get(told, ""))
+    text = str(value)
+    return Text(text, style=_STYLES.get(text, ""))

@@ -1,4 +1,4 @@
-"""What replicas say to each other inside a step: pure, traced, differentiable."""
+"""Collectives of a step's replicas: pure, traced, differentiable."""
 
 from replicator.collectives.all_gather import all_gather
 from replicator.collectives.all_reduce import all_reduce

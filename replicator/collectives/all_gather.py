@@ -43,8 +43,8 @@ def all_gather(
       `[n, ...]` an array `[replicas * n, ...]`. The same on every replica of a group.
 
     Raises:
-      ArgumentError: `groups` is no equal partition of the replicas, `axis_name` is a
-        dead axis, or a scalar leaf was to be concatenated.
+      ArgumentError: `groups` is not an equal partition of the replicas, `axis_name` is
+        a dead axis, or a scalar leaf was to be concatenated.
 
     >>> jax.vmap(all_gather, axis_name="replica")(jnp.array([3, 5]))
     Array([[3, 5],

@@ -81,8 +81,13 @@ def all_reduce(
 
     Raises:
       ArgumentError: `op` or `reduction` is unknown, they do not go together, `weight`
-        is no scalar or not for a mean, a leaf's dtype does not suit `op`, `groups` is
-        no partition of the replicas, or `axis_name` is a dead axis.
+        is not a scalar or not for a mean, a leaf's dtype does not suit `op`, `groups`
+        is not a partition of the replicas, or `axis_name` is a dead axis.
+
+    Outside of a step there is one replica:
+
+    >>> all_reduce(jnp.array([1.0, 2.0]), op="sum")
+    Array([1., 2.], dtype=float32)
 
     Four replicas, and their mean by numbers of examples:
 
@@ -107,10 +112,21 @@ def all_reduce(
     return jax.tree.map(lambda leaf: like_leaf(combine(leaf, axis), leaf), tree)
 
 
-def check_op_dtypes(tree: PyTree, op: str, *, door: str = "`tree` must hold") -> None:
-    """Refuse a leaf whose dtype means nothing under `op`; `door` opens the message."""
-    accepted, words = _ACCEPTED[op]
-    check_dtypes(tree, accepted, rule=f"{door} {words} for `op='{op}'`")
+def check_op_dtypes(
+    tree: PyTree, op: str, *, subject: str = "`tree` must hold"
+) -> None:
+    """Refuse a leaf whose dtype means nothing under `op`.
+
+    Args:
+      tree: Arrays.
+      op: The reduction.
+      subject: Beginning of the error message.
+
+    Raises:
+      ArgumentError: There is one.
+    """
+    accepted, kinds = _ACCEPTED[op]
+    check_dtypes(tree, accepted, rule=f"{subject} {kinds} for `op='{op}'`")
 
 
 def _check_reduction(reduction: str, op: str) -> None:

@@ -35,7 +35,7 @@ def all_to_all(
       replica, in the order of their senders.
 
     Raises:
-      ArgumentError: A leaf does not divide, `groups` is no equal partition, or
+      ArgumentError: A leaf does not divide, `groups` is not an equal partition, or
         `axis_name` is a dead axis.
 
     >>> jax.vmap(all_to_all, axis_name="replica")(jnp.array([[0, 1], [2, 3]]))

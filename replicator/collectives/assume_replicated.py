@@ -3,7 +3,7 @@
 The proof walks the step's jaxpr and trusts sums and gathers over all replicas. A ring
 of `permute` calls may agree by arithmetic that it does not know. The promise is a
 primitive of its own, so that the proof finds it by name; the compiler never sees it.
-It also tells the proof that random numbers are meant to be shared by all examples.
+It also marks random numbers that are meant to be shared by all examples.
 """
 
 import jax
@@ -20,9 +20,9 @@ ASSUME_REPLICATED = "assume_replicated"
 def assume_replicated(tree: PyTree) -> PyTree:
     """Return `tree` unchanged, promised to be equal on all replicas.
 
-    The promise is not checked. State that breaks it drifts apart without a word: use it
-    only where `compile` refuses a value that you can show to be equal. Random numbers
-    that pass through it are meant to be shared by all replicas, and not warned of.
+    The promise is not checked. State that breaks it drifts apart without an error: use
+    it only where `compile` refuses a value that you can show to be equal. Random
+    numbers that pass through it are meant to be shared by all replicas: no warning.
 
     Args:
       tree: Per-replica arrays that are equal on all replicas.
@@ -42,6 +42,6 @@ def assume_replicated(tree: PyTree) -> PyTree:
 
 
 _assume_p = make_marker(ASSUME_REPLICATED)
-# A tangent of equal values is equal, so it carries the promise too; a cotangent is what
-# each replica's own loss says, so it does not.
+# A tangent of equal values is equal, so it carries the promise too; a cotangent comes
+# from each replica's own loss, so it does not.
 ad.deflinear2(_assume_p, lambda cotangent, _: [cotangent])

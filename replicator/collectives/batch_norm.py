@@ -1,6 +1,6 @@
 """Batch normalisation whose statistics are those of the batch on all replicas.
 
-A norm is three verbs, and its mode is which of them are called:
+A norm is three functions, and its mode decides which of them are called:
 
     windows = make_windows(len(x), stats="all")
     moments = batch_moments(x, windows)                                   # moments.py
@@ -45,7 +45,11 @@ from replicator.collectives.moments import Moments, per_example, wider_dtype
 
 
 class RunningMoments(NamedTuple):
-    """Mean and biased variance, averaged over the batches of many updates."""
+    """Mean and biased variance, averaged over the batches of many updates.
+
+    >>> RunningMoments(mean=jnp.zeros(3), var=jnp.ones(3)).mean.shape
+    (3,)
+    """
 
     mean: Float[Array, "features"]
     var: Float[Array, "features"]
@@ -64,7 +68,7 @@ def normalize(
 
     Args:
       x: This replica's examples.
-      moments: Of the windows the examples lie in, or running ones for all of them.
+      moments: Moments of the windows of the examples, or running ones for all of them.
       scale: Factor per feature ("gamma"); 1 if None.
       bias: Offset per feature ("beta"); 0 if None.
       epsilon: Added to the variance.
@@ -72,6 +76,10 @@ def normalize(
     Returns:
       The normalised examples, in the wider of the dtypes of `x` and `moments`; 0 in a
       window of weight 0, whatever it holds.
+
+    >>> running = RunningMoments(mean=jnp.array([1.0]), var=jnp.array([4.0]))
+    >>> normalize(jnp.array([[3.0]]), running, epsilon=0.0)
+    Array([[1.]], dtype=float32)
     """
     dtype = wider_dtype(x.dtype, moments.mean.dtype)
     var = moments.var
@@ -99,8 +107,8 @@ def update_running(
 
     Args:
       running: The average so far.
-      moments: Of one window, equal on all replicas: from `pooled`.
-      momentum: What is kept of the old value, in [0, 1).
+      moments: Moments of one window, equal on all replicas: from `pooled`.
+      momentum: Share of the old value that is kept, in [0, 1).
 
     Returns:
       The average that counts this microbatch.
@@ -115,9 +123,9 @@ def update_standing(
 
     Args:
       standing: The mean so far; anything finite before the first batch.
-      moments: Of one window, equal on all replicas: from `pooled`.
-      batches: How many updates the mean counts so far; plus a half within an update
-        that it counts already.
+      moments: Moments of one window, equal on all replicas: from `pooled`.
+      batches: Number of updates that the mean counts so far; plus a half within an
+        update that it counts already.
 
     Returns:
       The mean that counts this microbatch, and the number of updates it counts: one
@@ -125,7 +133,7 @@ def update_standing(
     """
     place = _place(moments, standing.mean.dtype)
     whole = jnp.floor(batches)
-    # Until one counts, what the average holds has no share for those before.
+    # Until one counts, the average has no share for those before.
     place = place._replace(done=jnp.where(batches > whole, place.done, 0))
     moved = _moved(standing, moments, whole / (whole + 1), place)
     # Reading the index keeps the half from microbatch to microbatch: what reads neither
@@ -136,7 +144,7 @@ def update_standing(
 
 
 class _Place(NamedTuple):
-    """How many microbatches count before this one and in all, and whether it does."""
+    """Number of microbatches that count before this one and in all; if it counts."""
 
     done: Float[Array, ""]
     total: Float[Array, ""]
@@ -159,7 +167,7 @@ def _moved(
     average: RunningMoments, moments: Moments, momentum: float | Array, place: _Place
 ) -> RunningMoments:
     """Give a microbatch the share that all will have after the last."""
-    # What the average so far weighs, if it weighs 1 after the last microbatch.
+    # Weight of the average so far, if it has weight 1 after the last microbatch.
     before = momentum + (1 - momentum) * place.done / place.total
     share = (1 - momentum) / place.total
 

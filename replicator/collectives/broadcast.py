@@ -22,8 +22,8 @@ def broadcast(
 ) -> PyTree:
     """Give every replica the value of `tree` on replica `source`.
 
-    One collective per leaf, with the bytes of an all-reduce. What the other replicas
-    hold does not matter, be it NaN. Differentiable: the source alone gets a gradient.
+    One collective per leaf, with the bytes of an all-reduce. The values of the other
+    replicas do not matter, not even NaN. Differentiable: the source gets the gradient.
 
     Args:
       tree: Per-replica arrays of numbers or booleans; shapes agree on all replicas.

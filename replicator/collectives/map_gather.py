@@ -34,12 +34,12 @@ from replicator.collectives.precision import sum_dtype, wire_dtype
 from replicator.errors import ArgumentError, check_function, check_word
 
 WorkFn = Callable[[PyTree], PyTree]
-_PICKS = ("max", "min")  # what picks one of the results needs no wider dtype
+_PICKS = ("max", "min")  # they pick one of the results, and need no wider dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Items of one shape: their places in the user's list, and what fills them up."""
+    """Items of one shape: their places in the user's list, and a filler."""
 
     places: list[int]
     items: list[PyTree]
@@ -59,7 +59,7 @@ def map_gather(
     context `fn` is called on each item in turn.
 
     Args:
-      fn: Pure function of one item; it must not talk to other replicas.
+      fn: Pure function of one item, without collectives.
       items: Pytrees of arrays, equal on all replicas.
       pad: A harmless item to fill up with, or, for items of several shapes, a function
         from an item to a filler of its shape. By default a group's first item.
@@ -104,11 +104,11 @@ def map_reduce(
     multiplies in float32 at least; on the wire float16 is float32, bfloat16 is not.
 
     Args:
-      fn: Pure function of one item, whose result has the same shapes for every item; it
-        must not talk to other replicas.
+      fn: Pure function of one item, without collectives, whose result has the same
+        shapes for every item.
       items: Pytrees of arrays, equal on all replicas.
       op: "sum", "mean" over items, "max", "min" or "product".
-      pad: As in `map_gather`; what `fn` makes of it does not count.
+      pad: As in `map_gather`; the result of a filler does not count.
       axis_name: Mesh axis to spread over.
 
     Returns:
@@ -202,7 +202,7 @@ def _result_shape(fn: WorkFn, groups: list[_Group]) -> PyTree:
 
 
 def _identities(shapes: PyTree, op: str) -> PyTree:
-    check_op_dtypes(shapes, op, door="`fn` must return")
+    check_op_dtypes(shapes, op, subject="`fn` must return")
     dtype_of = jnp.dtype if op in _PICKS else sum_dtype
     return jax.tree.map(
         lambda leaf: jnp.full(leaf.shape, _identity_of(op, dtype_of(leaf.dtype))),

@@ -17,13 +17,14 @@ from replicator.base.types import PyTree
 
 LOCAL_SUM = "local_sum"
 """Marks a loss that must be a sum over this replica's own examples; the second operand
-is how many they are."""
+is their number."""
 
 ALONE = "alone"
-"""Marks what a collective returns where there is one replica; `name` says which."""
+"""Marks the result of the collective `name` where there is one replica."""
 
 GLOBAL = "global"
-"""Marks what all replicas must use alike: parameters of a loss of all, cotangents."""
+"""Marks values that all replicas must use alike: parameters of a common loss,
+cotangents."""
 
 WEIGHTED_GRADIENT = "weighted_gradient"
 """Marks a gradient of a mean; the second operand is the weight of that mean."""
@@ -33,10 +34,10 @@ GIVEN_GRADIENT = "given_gradient"
 count of the sum that it is of."""
 
 MOVED_AVERAGE = "moved_average"
-"""Marks running statistics that were moved; the second operand is what they were."""
+"""Marks running statistics that were moved; the second operand is their old value."""
 
 REDUCED_GRADIENT = "reduced_gradient"
-"""Marks a gradient that an optimizer gets; its parameter `name` says of what."""
+"""Marks a gradient that an optimizer gets; the parameter `name` is its path."""
 
 
 NORM = "replicator_norm"
@@ -69,12 +70,12 @@ def mark_local_sum(total: Shaped[Array, ""], count: ArrayLike) -> Shaped[Array, 
 
 
 def mark_alone(leaf: Shaped[Array, "*shape"], name: str) -> Shaped[Array, "*shape"]:
-    """Return what the collective `name` makes of `leaf` where there is one replica."""
+    """Return `leaf`, marked as the result of the collective `name` on one replica."""
     return _alone_p.bind(leaf, name=name)
 
 
 def mark_global(tree: PyTree) -> PyTree:
-    """Return a tree, marked leaf by leaf as what all replicas must use alike."""
+    """Return a tree, each leaf marked as one that all replicas must use alike."""
     return jax.tree.map(_global_p.bind, tree)
 
 
@@ -84,7 +85,7 @@ def mark_weighted(gradient: PyTree, weight: Shaped[Array, ""]) -> PyTree:
 
 
 def mark_given(gradients: PyTree, count: ArrayLike | None = None) -> PyTree:
-    """Return gradients, marked leaf by leaf as what `update` is given."""
+    """Return gradients, each leaf marked as one that `update` is given."""
     if count is None:
         return jax.tree.map(_given_mean_p.bind, gradients)
     return jax.tree.map(lambda leaf: _given_sum_p.bind(leaf, count), gradients)
@@ -96,7 +97,7 @@ def mark_moved(moved: Shaped[Array, "..."], old: Array) -> Shaped[Array, "..."]:
 
 
 def mark_reduced(gradients: PyTree, name: str) -> PyTree:
-    """Return gradients of `name`, marked leaf by leaf as what its optimizer gets."""
+    """Return gradients of `name`, each leaf marked as one that its optimizer gets."""
     leaves, treedef = jax.tree.flatten(gradients)
     paths = [path for path, _ in named_leaves(gradients)]
     return treedef.unflatten(
@@ -122,4 +123,4 @@ MARKERS = frozenset(
         *(MOVED_AVERAGE, "assume_replicated"),
     }
 )
-"""Those that say nothing of other replicas where there is one."""
+"""Names of the markers that do not concern other replicas where there is one."""

@@ -1,8 +1,8 @@
 """Mean and variance of a batch that lies on many replicas, without cancellation.
 
 `E[x²] − E[x]²` loses every digit where |mean| ≫ std: in float32 at mean 1e4, std 1 it
-answers 0…8. Here both are sums of deviations from a shift, corrected for what the shift
-misses (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance",
+is 0…8. Here both are sums of deviations from a shift, corrected for the error of the
+shift (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance",
 eq. 1.7; merging partial results: eq. 2.1 with the shift as the common origin):
 
     d = x − shift        mean = shift + E[d]        var = E[d²] − E[d]²
@@ -45,18 +45,18 @@ Groups: TypeAlias = Sequence[Sequence[int]]
 """Disjoint groups of equal size that name every replica once."""
 
 Stats: TypeAlias = str | int | Groups
-"""Who shares statistics: `"all"` replicas, each `"replica"` for itself, runs of so many
+"""Replicas that share statistics: `"all"`, each `"replica"` for itself, runs of so many
 consecutive replicas, or explicit groups of replicas."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """Which examples share statistics, as each replica sees it.
+    """Examples that share statistics, as each replica sees it.
 
     Attributes:
       per_replica: Equal runs of examples into which each replica's batch is cut.
-      groups: Replicas that share their windows; a group of one shares with nobody.
-        None in there: nobody shares by choice, however many replicas there are.
+      groups: Replicas that share their windows; a group of one shares with no other.
+        None as a group: no sharing by choice, for any number of replicas.
     """
 
     per_replica: int
@@ -64,7 +64,7 @@ class Windows:
 
     @property
     def is_whole_batch(self) -> bool:
-        """Whether a single window holds the examples of all replicas."""
+        """True if a single window holds the examples of all replicas."""
         return self.per_replica == 1 and len(self.groups) == 1
 
 
@@ -84,8 +84,8 @@ def make_windows(
     A replica that is alone, as outside a replicated step, is a group by itself.
 
     Args:
-      replica_batch: Examples on each replica in this microbatch.
-      stats: Who shares statistics: `"all"` replicas, each `"replica"` for itself, runs
+      replica_batch: Number of examples on each replica in this microbatch.
+      stats: Replicas that share statistics: `"all"`, each `"replica"` for itself, runs
         of so many consecutive replicas, or groups of replicas given one by one.
       stats_batch: Share over fixed runs of so many consecutive examples of the global
         batch instead. The answer then depends neither on the number of replicas nor
@@ -96,6 +96,9 @@ def make_windows(
 
     Raises:
       ArgumentError: The arguments exclude each other or do not fit the replicas.
+
+    >>> make_windows(8, stats_batch=4).per_replica
+    2
     """
     check_stats(stats, stats_batch)
     if stats != "all":
@@ -117,6 +120,11 @@ def check_stats(stats: Stats, stats_batch: int | None) -> None:
 
     Raises:
       ArgumentError: The choice is unknown, not positive, or made twice.
+
+    >>> check_stats("all", None)
+    >>> check_stats("some", None)
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `stats` must be 'all', 'replica', a number of...
     """
     if isinstance(stats, str) and stats not in ("all", "replica"):
         raise ArgumentError(
@@ -155,13 +163,17 @@ def batch_moments(
 
     Args:
       x: This replica's examples.
-      windows: Who shares statistics, from `make_windows`.
-      weight: How much each example counts; 0 for padding, whatever it holds. A window
-        of weight 0 has mean 0 and variance 0, and no gradient.
+      windows: Examples that share statistics, from `make_windows`.
+      weight: Weight of each example; 0 for padding, whatever it holds. A window of
+        weight 0 has mean 0 and variance 0, and no gradient.
 
     Returns:
       The moments of this replica's windows, in float32 at least; replicas of one group
       hold equal ones.
+
+    >>> x = jnp.array([[1.0], [3.0]])
+    >>> batch_moments(x, make_windows(2)).var
+    Array([[1.]], dtype=float32)
     """
     x = x.astype(wider_dtype(x.dtype, jnp.float32))
     if weight is not None:
@@ -183,11 +195,11 @@ def batch_moments(
 def pooled(moments: Moments, windows: Windows) -> Moments:
     """Average the moments of all windows of all replicas, for running statistics.
 
-    The variance is the mean of the windows' own, which is what normalised the batch;
-    the scatter of their means is no part of it.
+    The variance is the mean of those of the windows, which normalised the batch;
+    without the scatter of their means.
 
     Args:
-      moments: Of this replica's windows.
+      moments: Moments of this replica's windows.
       windows: The windows they were computed over.
 
     Returns:
@@ -286,14 +298,14 @@ def _location(
     """Return the mean of each window, a constant, and the weight of its examples."""
     x = lax.stop_gradient(x)
     if weight is None:
-        # Constants: what tells full windows from empty ones costs nothing here.
+        # Constants: to distinguish full windows from empty ones costs nothing here.
         examples = len(x) // windows.per_replica
         own = jnp.full((windows.per_replica, 1), examples, x.dtype)
     else:
         own = weight.reshape(windows.per_replica, -1).sum(axis=1, keepdims=True)
     located = _window_sum(x, windows, weight)
     if _is_shared(windows.groups):
-        # To the last digit: what this misses, nothing corrects.
+        # To the last digit: nothing corrects an error of this.
         rough = _divide(located, own)
         located += _window_sum(x - per_example(rough, x), windows, weight)
     if weight is None:

@@ -38,6 +38,9 @@ def add_in_order(
 
     Raises:
       ArgumentError: `tree` does not fit `total`, or `axis_name` is a dead axis.
+
+    >>> add_in_order(jnp.array(1.0), jnp.array(2.0))     # outside of a step
+    Array(3., dtype=float32)
     """
     axis = resolve_axis(axis_name)
     total, tree = with_arrays(total), with_arrays(tree)

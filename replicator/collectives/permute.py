@@ -26,12 +26,12 @@ def permute(tree: PyTree, pairs: Pairs, *, axis_name: str = REPLICA_AXIS) -> PyT
 
     Args:
       tree: Per-replica arrays; shapes agree on all replicas.
-      pairs: Who sends to whom: nobody sends twice and nobody receives twice.
+      pairs: Senders and receivers: no replica sends twice or receives twice.
       axis_name: Mesh axis to send over.
 
     Returns:
-      A tree of the same structure, shapes and dtypes: what this replica received, or
-      zeros where nobody sends to it.
+      A tree of the same structure, shapes and dtypes: the arrays that this replica
+      received, or zeros if none sends to it.
 
     Raises:
       ArgumentError: A pair names a replica that does not exist, a replica sends or
@@ -62,6 +62,9 @@ def ring_pairs(shift: int = 1, *, axis_name: str = REPLICA_AXIS) -> Pairs:
 
     Raises:
       ArgumentError: `axis_name` is a dead axis.
+
+    >>> jax.vmap(lambda x: permute(x, ring_pairs()), axis_name="replica")(jnp.arange(3))
+    Array([2, 0, 1], dtype=int32)
     """
     size = num_replicas(axis_name=axis_name)
     return [(replica, (replica + shift) % size) for replica in range(size)]

@@ -1,4 +1,4 @@
-"""Know in which dtype numbers are added, and in which they travel.
+"""Dtypes in which numbers are added, and in which they are sent.
 
 float16 overflows at 65,504: a sum of eight gradients may be infinite where their mean
 is small. Such narrow floats are added, and sent to be added, in float32. bfloat16 has
@@ -14,7 +14,11 @@ from jaxtyping import Array
 
 
 def sum_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """Return the dtype in which one device adds: float32 at least for floats."""
+    """Return the dtype in which one device adds: float32 at least for floats.
+
+    >>> sum_dtype(jnp.bfloat16), sum_dtype(jnp.int8)
+    (dtype('float32'), dtype('int8'))
+    """
     dtype = jnp.dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.inexact) or jnp.finfo(dtype).bits >= 32:
         return dtype
@@ -22,7 +26,11 @@ def sum_dtype(dtype: DTypeLike) -> jnp.dtype:
 
 
 def wire_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """Return the dtype in which devices add: float32 for floats of a small range."""
+    """Return the dtype in which devices add: float32 for floats of a small range.
+
+    >>> wire_dtype(jnp.float16), wire_dtype(jnp.bfloat16)
+    (dtype('float32'), dtype(bfloat16))
+    """
     dtype = jnp.dtype(dtype)
     return dtype if dtype == jnp.bfloat16 else sum_dtype(dtype)
 
@@ -42,7 +50,7 @@ def move(leaf: Array, send: Callable[[Array], Array]) -> Array:
 
     Args:
       leaf: Any array.
-      send: Linear, for any dtype; its transpose may add over replicas.
+      send: A linear function, for any dtype; its transpose may add over replicas.
     """
     if wire_dtype(leaf.dtype) == leaf.dtype:
         return send(leaf)

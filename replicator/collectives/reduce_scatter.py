@@ -46,7 +46,7 @@ def reduce_scatter(
 
     Raises:
       ArgumentError: `op` is unknown, a leaf does not divide or its dtype does not suit
-        `op`, `groups` is no equal partition, or `axis_name` is a dead axis.
+        `op`, `groups` is not an equal partition, or `axis_name` is a dead axis.
 
     >>> jax.vmap(reduce_scatter, axis_name="replica")(jnp.array([[1.0, 2], [3.0, 4]]))
     Array([[2.],

@@ -42,7 +42,7 @@ from replicator.compat.layout import (
     put_rows,
     several_processes,
 )
-from replicator.engine.eager_calls import in_no_mesh
+from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 from replicator.errors import ArgumentError
 

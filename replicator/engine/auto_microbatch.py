@@ -1,8 +1,8 @@
 """Find the smallest number of microbatches that fits into memory.
 
-Divisors are tried from 1 on: most often that fits. A program is compiled, which tells
-what it needs, and run only if it seems to fit; if it does not after all (fragmentation,
-other programs), the next one is tried.
+Divisors are tried from 1 on: most often that fits. A program is compiled, which shows
+how much memory it needs, and run only if it seems to fit; if it does not after all
+(fragmentation, other programs), the next one is tried.
 """
 
 import dataclasses
@@ -42,17 +42,25 @@ def find_accumulate(
     """Return the smallest number of microbatches with which a step fits.
 
     Args:
-      compile_need: Compiles the step for a number of microbatches and says what it
-        needs; None where the backend does not tell.
-      run_once: Runs the step once, for what only a run can tell.
-      replica_batch: Examples of one replica in a global batch.
-      limit_bytes: The memory of a device; None where it is not known.
+      compile_need: Compiles the step for a number of microbatches and returns the
+        memory that it needs; None if the backend does not report it.
+      run_once: Runs the step once for a number of microbatches; raises if it does not
+        fit.
+      replica_batch: Number of examples of one replica in a global batch.
+      limit_bytes: Memory of a device; None if it is not known.
 
     Returns:
       A divisor of `replica_batch`.
 
     Raises:
       DeviceMemoryError: Not even one example at a time fits.
+
+    >>> find_accumulate(
+    ...     lambda k: MemoryNeed(arguments_bytes=0, outputs_bytes=0, aliased_bytes=0,
+    ...                          program_bytes=0, temporaries_bytes=600 // k),
+    ...     lambda k: None, replica_batch=8, limit_bytes=200
+    ... )
+    4
     """
     need: MemoryNeed | None = None
     for accumulate in (1, *larger_divisors(replica_batch, 1)):
@@ -70,10 +78,12 @@ def find_accumulate(
 
 
 def check_memory_limit(limit_bytes: int | None, *, auto_microbatch: bool) -> None:
-    """Refuse a limit that is no number of bytes, or that nothing would obey.
+    """Refuse a limit that is not a number of bytes, or that would have no effect.
 
     Raises:
       ArgumentError: It is.
+
+    >>> check_memory_limit(8 << 30, auto_microbatch=True)
     """
     if limit_bytes is None:
         return
@@ -98,12 +108,12 @@ def fit_accumulate(
     """Return the smallest `accumulate` with which a run's step fits.
 
     Args:
-      step_fn: What one replica does.
-      layout: How replicas lie on devices.
-      options: How it is to be lifted, but for `accumulate`.
+      step_fn: Step of one replica.
+      layout: Layout of the replicas on devices.
+      options: Options of the compiled step, without `accumulate`.
       make_state: Makes the run's first state, anew for each try.
       batch: One global batch, as the step gets it, mask included.
-      limit_bytes: The memory of a device; the devices' own word by default.
+      limit_bytes: Memory of a device; as the devices report it by default.
 
     Raises:
       DeviceMemoryError: Not even one example at a time fits.
@@ -141,8 +151,8 @@ def first_batch(dataset: Dataset, layout: Layout, options: InputOptions) -> PyTr
 
     Args:
       dataset: It is read again afterwards.
-      layout: How replicas lie on devices.
-      options: How it is read.
+      layout: Layout of the replicas on devices.
+      options: Options of the input.
 
     Raises:
       ArgumentError: The dataset can be read only once, or its shapes change.

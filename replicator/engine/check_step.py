@@ -30,9 +30,9 @@ def trace_checked(
 
     Args:
       program: From `shard_step`, with the same layout and options.
-      layout: How replicas lie on devices.
-      options: How the step is lifted.
-      state: What the program takes: arrays, or shapes with shardings.
+      layout: Layout of the replicas on devices.
+      options: Options of the compiled step.
+      state: State of the program: arrays, or shapes with shardings.
       batch: Likewise, as placed.
       key: Likewise.
 
@@ -70,10 +70,12 @@ def _check_optimizers(state: PyTree, options: CompileOptions) -> None:
 
 
 def check_keys(key: Key | None, steps_per_call: int) -> None:
-    """Refuse what is not one random key, or not one for each step of a call.
+    """Refuse a value that is not one random key, or not one for each step of a call.
 
     Raises:
       ArgumentError: It is not.
+
+    >>> check_keys(jax.random.split(jax.random.key(0), 4), steps_per_call=4)
     """
     check_key(key)
     if key is None:
@@ -84,7 +86,7 @@ def check_keys(key: Key | None, steps_per_call: int) -> None:
             f"`key` must be a random key, got {describe(key)}. Pass "
             "`jax.random.key(0)`."
         )
-    # A key of the old kind is an array of numbers: its last axis is no axis of keys.
+    # A key of the old kind is an array of numbers: its last axis does not count keys.
     shape = key.shape if typed else key.shape[:-1]
     if steps_per_call > 1 and shape != (steps_per_call,):
         raise ArgumentError(

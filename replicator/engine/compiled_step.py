@@ -1,31 +1,32 @@
 """Compile a lifted step for a layout, and call it with bounded run-ahead.
 
-A call takes one global batch and makes one update (or n, with `steps_per_call=n`).
-What has new shapes is traced once; `check_step` refuses what is wrong (design law 2)
-before XLA sees it, and the executable is kept.
+A call takes one global batch and makes one update (or n, with `steps_per_call=n`). A
+call with new shapes is traced; `check_step` refuses a wrong step (design law 2) before
+XLA sees it, and the executable is kept.
 """
 
 import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, Protocol
 
 import jax
 from jax.extend import core
 
 from replicator.base.flat_tree import FlatTree
+from replicator.base.host.clock import Clock
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
-from replicator.distributed.same_everywhere import require_same_program
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.check_step import check_keys, trace_checked
-from replicator.engine.eager_calls import in_no_mesh, require_eager, without_mesh
 from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates
-from replicator.engine.first_update.one_device import Given
+from replicator.engine.first_update.one_device import UpdateInputs
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
 from replicator.engine.memory import (
@@ -36,6 +37,7 @@ from replicator.engine.memory import (
 )
 from replicator.engine.program_cost import Compilation, program_cost
 from replicator.engine.program_key import program_key
+from replicator.engine.require_eager import in_no_mesh, require_eager, without_mesh
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.sharded_step import (
     CompileOptions,
@@ -48,22 +50,51 @@ from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.state import as_arrays, check_own_axes, state_shapes
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
 from replicator.inputs.placement import Placed, place, placed_shapes
-from replicator.monitoring.phases import Phases
 
 
 class RecompilationWarning(UserWarning):
     """A step was compiled again because an argument changed."""
 
 
+class CompilePhases(Protocol):
+    """The note of what a run is doing, and the clock that times it."""
+
+    @property
+    def clock(self) -> Clock:
+        """Source of the time."""
+        ...
+
+    def during(self, phase: Literal["compile"]) -> AbstractContextManager[None]:
+        """Note a phase for as long as the context lasts."""
+        ...
+
+
+class Untimed:
+    """Phases that nobody watches: a step that is not timed."""
+
+    @property
+    def clock(self) -> "Untimed":
+        """A clock that stands still."""
+        return self
+
+    def now_s(self) -> float:
+        """Return zero."""
+        return 0.0
+
+    def during(self, phase: Literal["compile"]) -> AbstractContextManager[None]:
+        """Note nothing."""
+        return nullcontext()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Executable:
-    """A compiled program, and what has to be known of it at each call.
+class _CachedProgram:
+    """A compiled program, and facts about it that each call needs.
 
     Attributes:
       run: The program.
-      unmasked: What it learns without the batch's mask; None for nothing.
-      alike: Which of the arrays that it takes could share memory.
-      key: Of `program_key`, where its first updates are checked.
+      unmasked: Path of a leaf that follows from the batch without its mask; or None.
+      alike: Arguments that could share memory.
+      key: Its `program_key`, if its first updates are checked.
     """
 
     run: jax.stages.Compiled
@@ -84,19 +115,19 @@ class CompiledStep:
         update: KeyedStep,
         layout: Layout,
         options: CompileOptions,
-        phases: Phases | None = None,
+        phases: CompilePhases | None = None,
         *,
         first_updates: FirstUpdates | None = None,
     ) -> None:
         self._layout = layout
         self._first_updates = first_updates
         self._options = options
-        self._phases = phases or Phases()
+        self._phases = phases or Untimed()
         self._program = shard_step(update, layout, options)
-        self._programs: dict[tuple, _Executable] = {}
-        # The program that served such a batch last: no look at the state for each call.
-        self._by_batch: dict[tuple, _Executable] = {}
-        self._newest: PyTree = None  # shapes of what was compiled last
+        self._programs: dict[tuple, _CachedProgram] = {}
+        # The last program of such a batch: each call then need not look at the state.
+        self._by_batch: dict[tuple, _CachedProgram] = {}
+        self._newest: PyTree = None  # shapes of the arguments compiled last
         self._donation = Donation()
         self._run_ahead = RunAhead(options.max_in_flight)
         self._compilations: list[Compilation] = []
@@ -104,7 +135,7 @@ class CompiledStep:
 
     @property
     def compilations(self) -> Sequence[Compilation]:
-        """What was compiled so far; its costs are counted when somebody asks."""
+        """Compilations so far; their costs are counted when this is read."""
         while self._uncounted:
             seconds, jaxpr, compiled = self._uncounted.pop(0)
             self._compilations.append(
@@ -118,7 +149,7 @@ class CompiledStep:
 
     @property
     def checked_updates(self) -> Sequence[CheckedUpdate]:
-        """What came of the check of the first updates, if that was asked for."""
+        """Results of the check of the first updates, if that was asked for."""
         return [] if self._first_updates is None else self._first_updates.found
 
     def __call__(
@@ -127,8 +158,8 @@ class CompiledStep:
         """Make one update (or `steps_per_call`) from one global batch.
 
         Args:
-          state: From `rep.init` or the call before; donated. A `FlatTree` comes back as
-            one: that is what a loop hands on.
+          state: State of `rep.init` or the call before; donated. A loop passes a
+            `FlatTree`, and gets one back.
           batch: Leaves [global_batch, ...]; with `steps_per_call=n` [n, global_batch,
             ...]; or a `Placed` batch.
           key: A random key if `step_fn` takes one; n keys with `steps_per_call=n`.
@@ -142,8 +173,8 @@ class CompiledStep:
           StateError: `step_fn` returned another structure.
           ReplicationError: The returned state may differ between replicas.
           DeviceMemoryError: The step needs more memory than a device has.
-          PartitionError: One of the first updates, where these are checked, is not what
-            one device makes of it.
+          PartitionError: One of the first updates, if these are checked, differs from
+            that of one device.
           ArgumentError: The state or the key does not fit, or JAX traces the call.
 
         Warns:
@@ -159,7 +190,7 @@ class CompiledStep:
             raise self.explained(failure) from failure
 
     def explained(self, failure: Exception) -> DeviceMemoryError:
-        """Return the error to raise where XLA says that memory was short."""
+        """Return the error to raise for an out-of-memory error of XLA."""
         k, depth = self._options.accumulate, int(self._options.steps_per_call > 1)
         shape = jax.tree.leaves(self._newest["batch"])[0].shape
         examples = math.prod(shape[depth : depth + 1 + int(k > 1)])
@@ -186,12 +217,12 @@ class CompiledStep:
             foreign = range(len(flat.leaves))
         if program.unmasked and isinstance(batch, Placed) and batch.padded:
             refuse_padding(batch, program.unmasked)
-        # A batch from `rep.batches`, or of NumPy's, was put on the devices just now.
+        # A batch from `rep.batches`, or of NumPy, was put on the devices just now.
         loose = not isinstance(batch, Placed) and any(
             isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch)
         )
 
-        def run(program: _Executable, flat: FlatTree, foreign: Sequence[int]):
+        def run(program: _CachedProgram, flat: FlatTree, foreign: Sequence[int]):
             alike = program.alike
             if foreign or alike.key or (loose and alike.batch):
                 flat = donation.apart(
@@ -203,8 +234,8 @@ class CompiledStep:
         try:
             held, outputs = run(program, flat, foreign)
         except (TypeError, ValueError):
-            # Before anything ran: state or key are not what the program is for, or lie
-            # elsewhere.
+            # Before anything ran: the program is for another state or key, or for other
+            # places of them.
             program, flat = self._prepare(flat, value, key, stated)
             held, outputs = run(program, flat, range(len(flat.leaves)))
         if held is not None:
@@ -220,14 +251,14 @@ class CompiledStep:
         return after, joined_metrics(outputs)
 
     def _held(
-        self, program: _Executable, flat: FlatTree, batch: PyTree, key: Key | None
-    ) -> Given | None:
-        """Copy what an update begins with, if it is to be checked."""
+        self, program: _CachedProgram, flat: FlatTree, batch: PyTree, key: Key | None
+    ) -> UpdateInputs | None:
+        """Copy the inputs of an update, if it is to be checked."""
         check = self._first_updates
         if check is None or check.is_done(program.key):
             return None
         if not all(isinstance(leaf, jax.Array) for leaf in flat.leaves):
-            raise TypeError  # numbers of the caller's own: no program takes all of them
+            raise TypeError  # numbers of the caller, which no program takes
         with self._phases.during("compile"):
             return check.hold(program.key, flat.tree, batch, key)
 
@@ -249,7 +280,7 @@ class CompiledStep:
     def inspect(
         self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
     ) -> Inspection:
-        """Say what the step sends, keeps and computes; see `Replicator.inspect`."""
+        """Report collectives, memory and arithmetic; see `Replicator.inspect`."""
         if state is not None or batch is not None:
             check_keys(key, self._options.steps_per_call)
             shapes = state_shapes(state, self._layout, name="state")
@@ -280,14 +311,14 @@ class CompiledStep:
         if (batch.accumulate, batch.steps_per_call) != (k, n):
             raise BatchError(
                 f"`batch` must be placed for accumulate={k} and steps_per_call={n}, "
-                f"got {batch.accumulate} and {batch.steps_per_call}. Say so in "
+                f"got {batch.accumulate} and {batch.steps_per_call}. Set both in "
                 "`rep.batches(dataset, InputOptions(...))`."
             )
         return batch.value
 
     def _prepare(
         self, flat: FlatTree, batch: PyTree, key: Key | None, stated: bool
-    ) -> tuple[_Executable, FlatTree]:
+    ) -> tuple[_CachedProgram, FlatTree]:
         """Find or compile the program for these; put the state in its place."""
         state = self._layout.pad_state(as_arrays(flat.tree))
         shardings = self._layout.state_shardings(state)
@@ -305,7 +336,7 @@ class CompiledStep:
 
     def _compile(
         self, state: PyTree, batch: PyTree, key: Key | None, stated: bool
-    ) -> _Executable:
+    ) -> _CachedProgram:
         clock = self._phases.clock
         started_s = clock.now_s()
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
@@ -315,10 +346,12 @@ class CompiledStep:
             traced = self._trace(state, batch, key)
             self._newest = given
             lowered = _lowered(traced)
-        require_same_program(self._layout.mesh, lambda: program_key(lowered))
+        self._layout.processes.require_same_program(
+            self._layout.mesh, lambda: program_key(lowered)
+        )
         compiled = lowered.compile()
         self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
-        return _Executable(
+        return _CachedProgram(
             run=compiled,
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),
@@ -341,7 +374,7 @@ def _warn_of_change(before: PyTree, now: PyTree) -> None:
     if change is not None:
         warnings.warn(
             f"the step is compiled again: {change}. Keep shapes and dtypes of state "
-            "and batch the same; pad what is uneven.",
+            "and batch the same; pad uneven ones.",
             RecompilationWarning,
             stacklevel=user_stacklevel(),
         )

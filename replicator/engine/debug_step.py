@@ -1,9 +1,9 @@
 """Run a step as one replica on the whole global batch, in plain Python.
 
 No `jit`, no `shard_map`: outside `grad` every value is concrete, so `print`, `pdb` and
-`float(x)` work. Under accumulation, too, the step runs once, on all examples: what
-follows from its microbatches must be traced. It needs one device's memory for the whole
-batch, and is slow.
+`float(x)` work. Under accumulation, too, the step runs once, on all examples: effects
+of microbatches can only be seen in a traced step. It needs one device's memory for the
+whole batch, and is slow.
 """
 
 from typing import NoReturn
@@ -15,7 +15,7 @@ from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree
-from replicator.engine.eager_calls import in_no_mesh
+from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed
@@ -48,7 +48,7 @@ class DebugStep:
           The new state and the metrics.
 
         Raises:
-          ArgumentError: The state has leaves of each replica's own.
+          ArgumentError: The state has `PerReplica` leaves.
         """
         _refuse_per_replica(state)
         placed = isinstance(batch, Placed)
@@ -59,7 +59,7 @@ class DebugStep:
         return self._update(*plain)
 
     def inspect(self, *_: PyTree) -> NoReturn:
-        """Refuse what `CompiledStep.inspect` does: no compiler has seen this step.
+        """Refuse the call: no compiler has seen this step.
 
         Raises:
           ArgumentError: Always.

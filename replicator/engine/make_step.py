@@ -5,10 +5,10 @@ import dataclasses
 from jax.sharding import Mesh
 
 from replicator.base.types import StepFn
-from replicator.engine.compiled_step import CompiledStep
+from replicator.engine.compiled_step import CompiledStep, CompilePhases, Untimed
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
-from replicator.engine.layout import Layout
+from replicator.engine.layout import Layout, ProcessGroup
 from replicator.engine.partitioned import PartitionedLayout, refuse_own_sums
 from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.sharded_step import CompileOptions
@@ -21,13 +21,16 @@ from replicator.engine.step.transforms import (
     report_norms,
 )
 from replicator.errors import ArgumentError, check_kind, takes
-from replicator.monitoring.phases import Phases
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 
 
 def make_layout(
-    mesh: Mesh, strategy: Strategy | Builder | None, *, reduction: Reduction
+    mesh: Mesh,
+    strategy: Strategy | Builder | None,
+    *,
+    reduction: Reduction,
+    processes: ProcessGroup | None = None,
 ) -> Layout:
     """Return the layout of a strategy over the devices of `mesh`.
 
@@ -36,10 +39,11 @@ def make_layout(
       strategy: None for a replica on each of them; a builder of one that partitions is
         called once the variables of a state are known.
       reduction: How gradients add up.
+      processes: The processes that share the devices; None for this one alone.
 
     Raises:
-      ArgumentError: It is no strategy, does not fit the devices, or partitions where an
-        order of replicas is asked for.
+      ArgumentError: It is not a strategy, does not fit the devices, or partitions where
+        an order of replicas is asked for.
     """
     if callable(strategy):
         name = getattr(strategy, "__name__", "a function")
@@ -51,18 +55,18 @@ def make_layout(
     else:
         check_kind("strategy", strategy, Strategy)
         if strategy is None or strategy.kind == "replicates":
-            return ReplicatedLayout(mesh)
+            return ReplicatedLayout(mesh, processes)
         name = strategy.name
     if reduction == "ordered":
         raise ArgumentError(
             "`reduction` must be 'fast' under a strategy that partitions, got "
-            f"'ordered' and {name}. Leave it out: no replicas stand in order."
+            f"'ordered' and {name}. Leave it out: there is one replica."
         )
-    return PartitionedLayout(strategy, list(mesh.devices.flat))
+    return PartitionedLayout(strategy, list(mesh.devices.flat), processes)
 
 
 def check_own_sums(layout: Layout, accumulate: int) -> None:
-    """Refuse an optimizer that adds up, call by call, what each replica has.
+    """Refuse an optimizer that adds up gradients of each replica call by call.
 
     Raises:
       ArgumentError: `accumulate` is not 1, and all devices are one replica.
@@ -79,22 +83,23 @@ def compiled_step(
     counted: bool,
     skips_bad: bool = False,
     reports_norms: bool = True,
-    phases: Phases | None = None,
+    phases: CompilePhases | None = None,
     check: FirstUpdateCheck | None = None,
 ) -> CompiledStep:
     """Return a step that runs on all replicas, compiled at its first call.
 
     Args:
-      step_fn: What one replica does.
-      layout: How replicas lie on devices.
-      options: How it is lifted.
+      step_fn: Step of one replica.
+      layout: Layout of the replicas on devices.
+      options: Options of the compiled step.
       counted: Whether its state is a run's, with a step count and a key of its own.
       skips_bad: Whether updates that bring NaN or infinity are left out; for `counted`.
-      reports_norms: Whether metrics tell the gradients' norms; for `counted`.
-      phases: Where the run notes that it compiles.
-      check: How its first updates are checked, where the layout partitions; None if
-        they are not.
+      reports_norms: Whether metrics hold the gradients' norms; for `counted`.
+      phases: Notes that the run compiles, and times it; None for neither.
+      check: Options of the check of its first updates, if the layout partitions; None
+        for no check.
     """
+    phases = phases or Untimed()
     update = lift(
         step_fn,
         accumulate=options.accumulate,
@@ -110,7 +115,9 @@ def compiled_step(
     if check is not None and isinstance(layout, PartitionedLayout):
         alone = dataclasses.replace(options, steps_per_call=1)
         once = CompiledStep(update, layout, alone) if alone != options else None
-        first_updates = FirstUpdates(update, layout, options, check, once=once)
+        first_updates = FirstUpdates(
+            update, layout, options, check, once=once, clock=phases.clock
+        )
     if options.steps_per_call > 1:
         update = repeat_steps(update)
     return CompiledStep(update, layout, options, phases, first_updates=first_updates)
@@ -126,14 +133,14 @@ def debug_step(
     """Return a step that runs as one replica on the whole batch, without `jit`.
 
     Args:
-      step_fn: What one replica does.
-      options: How it would be lifted; of these only `accumulate` may differ from the
-        default.
+      step_fn: Step of one replica.
+      options: Options of the compiled step; of these only `accumulate` may differ from
+        the default.
       counted: As in `compiled_step`.
       reports_norms: As in `compiled_step`.
 
     Raises:
-      ArgumentError: `options` ask for what only a compiled step does.
+      ArgumentError: `options` are for a compiled step only.
     """
     if options.steps_per_call > 1 or options.checks is not None:
         raise ArgumentError(

@@ -1,8 +1,8 @@
-"""Say what a step needed of a device's memory, and what would make it fit.
+"""Memory that a step needs of each device, and settings that make it fit.
 
-XLA says how many bytes one buffer asked for, which nobody can act on. A compiled
-program knows what it needs of each device: arguments (state, batch), results, and
-temporaries, which accumulation makes smaller.
+XLA reports the size of one buffer, which does not help a user. A compiled program knows
+what it needs of each device: arguments (state, batch), results, and temporaries, which
+accumulation makes smaller.
 """
 
 import dataclasses
@@ -14,21 +14,21 @@ import jax
 from replicator.base.types import Device
 from replicator.errors import DeviceMemoryError
 
-# The CPU's word for what fails behind the call is "INTERNAL: ... Out of memory ...".
-_SAID = ("RESOURCE_EXHAUSTED", "out of memory")
+# A failure behind the call is "INTERNAL: ... Out of memory ..." on a CPU.
+_MARKS = ("RESOURCE_EXHAUSTED", "out of memory")
 _ASKED_FOR = re.compile(r"(?:allocat\w*|requested)\D{0,20}(\d+)\s*(?:bytes|B)\b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryNeed:
-    """What a compiled program needs of each device's memory, in bytes.
+    """Memory that a compiled program needs of each device, in bytes.
 
     Attributes:
-      arguments_bytes: State, batch and keys.
-      outputs_bytes: The new state and the metrics.
-      temporaries_bytes: What lives while it runs; accumulation makes it smaller.
-      aliased_bytes: Outputs that lie where donated arguments lay: counted once.
-      program_bytes: The program itself.
+      arguments_bytes: Size of state, batch and keys.
+      outputs_bytes: Size of the new state and the metrics.
+      temporaries_bytes: Size of temporaries; accumulation makes it smaller.
+      aliased_bytes: Size of outputs that reuse donated arguments: counted once.
+      program_bytes: Size of the program itself.
     """
 
     arguments_bytes: int
@@ -39,12 +39,12 @@ class MemoryNeed:
 
     @property
     def total_bytes(self) -> int:
-        """All of it, at its peak."""
+        """Memory at the peak."""
         kept = self.arguments_bytes + self.outputs_bytes - self.aliased_bytes
         return kept + self.temporaries_bytes + self.program_bytes
 
     def describe(self) -> str:
-        """Write it for an error: "3.1 GiB (temporaries 2.0 GiB, ...)"."""
+        """Return a text for an error: "3.1 GiB (temporaries 2.0 GiB, ...)"."""
         parts = {
             "temporaries": self.temporaries_bytes,
             "state and batch": self.arguments_bytes,
@@ -56,7 +56,7 @@ class MemoryNeed:
 
 
 def memory_need(compiled: jax.stages.Compiled) -> MemoryNeed | None:
-    """Ask a compiled program what it needs; None where the backend does not tell."""
+    """Return what a compiled program needs; None if the backend does not report it."""
     stats = compiled.memory_analysis()
     if stats is None:
         return None
@@ -70,18 +70,22 @@ def memory_need(compiled: jax.stages.Compiled) -> MemoryNeed | None:
 
 
 def memory_limit_bytes(devices: Iterable[Device]) -> int | None:
-    """Return the memory of the smallest of `devices`; None where they do not tell."""
+    """Return the memory of the smallest of `devices`; None if they do not report it."""
     stats = [device.memory_stats() or {} for device in devices]
     limits = [each["bytes_limit"] for each in stats if "bytes_limit" in each]
     return min(limits, default=None)
 
 
 def is_out_of_memory(failure: BaseException) -> bool:
-    """Tell whether `failure` is XLA's way to say that memory was not enough."""
-    # Only the text tells: XLA has one class for all that fails in it.
+    """Return whether `failure` is an out-of-memory error of XLA.
+
+    >>> is_out_of_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 8 GiB"))
+    True
+    """
+    # By the text: XLA has one class for all of its errors.
     text = str(failure)
-    said = any(word in text or word in text.lower() for word in _SAID)
-    return said and isinstance(failure, jax.errors.JaxRuntimeError)
+    is_marked = any(mark in text or mark in text.lower() for mark in _MARKS)
+    return is_marked and isinstance(failure, jax.errors.JaxRuntimeError)
 
 
 def out_of_memory(
@@ -95,14 +99,14 @@ def out_of_memory(
     """Return the error to raise from XLA's own.
 
     Args:
-      failure: What XLA raised.
-      need: What the program needs; None if it was not compiled.
-      limit_bytes: The memory of a device, if known.
-      accumulate: Microbatches per update, so far.
-      replica_batch: Examples of one replica in a global batch.
+      failure: The error of XLA.
+      need: Memory that the program needs; None if it was not compiled.
+      limit_bytes: Memory of a device, if known.
+      accumulate: Number of microbatches per update, so far.
+      replica_batch: Number of examples of one replica in a global batch.
 
     Returns:
-      An error that says what was needed, and which `accumulate` may help.
+      An error with the memory needed, and values of `accumulate` that may help.
     """
     needed = need.describe() if need is not None else _asked_for(failure)
     there = f" and there are {readable(limit_bytes)}" if limit_bytes is not None else ""
@@ -114,7 +118,7 @@ def out_of_memory(
 
 
 def larger_divisors(replica_batch: int, accumulate: int) -> list[int]:
-    """List the next larger numbers of microbatches that a replica's batch allows.
+    """List larger numbers of microbatches that divide a replica's batch.
 
     >>> larger_divisors(12, 2)
     [3, 4, 6, 12]
@@ -125,7 +129,11 @@ def larger_divisors(replica_batch: int, accumulate: int) -> list[int]:
 
 
 def readable(size_bytes: int) -> str:
-    """Write a size with a unit: "1.5 GiB"."""
+    """Write a size with a unit.
+
+    >>> readable(3 << 29)
+    '1.5 GiB'
+    """
     size, unit = float(size_bytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -158,6 +166,6 @@ def _remedy(
 
 
 def _may_fit(need: MemoryNeed, limit_bytes: int, smaller: float) -> bool:
-    """Guess: temporaries shrink with the microbatch; a half may stay what it is."""
+    """Guess: temporaries shrink with the microbatch; up to a half may not shrink."""
     shrunk = need.temporaries_bytes * (0.5 + 0.5 / smaller)
     return need.total_bytes - need.temporaries_bytes + shrunk <= limit_bytes

@@ -22,8 +22,8 @@ from replicator.base.padded import Padded, is_padded, pad_to, unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import named_leaves
 from replicator.base.types import Device, PyTree
-from replicator.engine.layout import STATE, Kind
-from replicator.engine.sharding_constraints.emit import Mark, reemit
+from replicator.engine.layout import STATE, OneProcess, ProcessGroup, ValueKind
+from replicator.engine.sharding_constraints.emit import Partitioned, reemit
 from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.optimizer_state import OwnSums
 from replicator.engine.step.state import RunState
@@ -39,9 +39,10 @@ class PartitionedLayout:
     """One replica over all devices; see `Layout` for attributes and methods.
 
     Args:
-      strategy: One that partitions, or a builder of one: it is called once, with the
-        variables of the first state whose shardings are asked for.
-      devices: To choose from, those of one process side by side.
+      strategy: A strategy that partitions, or a builder of one: it is called once, with
+        the variables of the first state whose shardings are asked for.
+      devices: Devices to choose from, those of one process side by side.
+      processes: The processes that share them.
 
     Raises:
       ArgumentError: The strategy does not fit the devices.
@@ -49,7 +50,13 @@ class PartitionedLayout:
 
     num_replicas = 1
 
-    def __init__(self, strategy: Strategy | Builder, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        strategy: Strategy | Builder,
+        devices: Sequence[Device],
+        processes: ProcessGroup | None = None,
+    ) -> None:
+        self.processes = processes or OneProcess()
         self._given, self._devices = strategy, list(devices)
         self._chosen: _Chosen | None = None
         if isinstance(strategy, Strategy):
@@ -77,7 +84,7 @@ class PartitionedLayout:
         return NamedSharding(self.mesh, spec)
 
     def pad_state(self, state: PyTree) -> PyTree:
-        """Return a state with what its rules pad as `Padded`.
+        """Return a state with the leaves that its rules pad as `Padded`.
 
         Raises:
           ArgumentError: As `state_shardings`.
@@ -109,7 +116,7 @@ class PartitionedLayout:
         self.strategy.check_variables(variables_of(_user(shapes)))
 
     def spread(
-        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+        self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
     ) -> Callable[..., Any]:
         """Return the one replica's program, with its constraints in it."""
 
@@ -122,7 +129,7 @@ class PartitionedLayout:
             state = dict(zip(inputs, given, strict=True)).get(STATE)
             placed = self._placements(state)
 
-            def wanted(kind: Kind, result: PyTree) -> list[Cut | None]:
+            def wanted(kind: ValueKind, result: PyTree) -> list[Cut | None]:
                 if kind == STATE and len(jax.tree.leaves(result)) == len(placed):
                     return [_gradient(each) for each in placed]
                 return [None] * len(jax.tree.leaves(result))
@@ -163,8 +170,8 @@ class PartitionedLayout:
     ) -> None:
         """Refuse a strategy that was not written for this state, as `check_state`.
 
-        One replica cannot differ from itself, so nothing is to be proven; what only
-        many have is refused where the step asks for it.
+        One replica cannot differ from itself, so there is nothing to prove; calls that
+        are for many replicas are refused when the step makes them.
         """
         del traced, batch, batch_axis
         self.check_state(state)
@@ -207,8 +214,8 @@ class PartitionedLayout:
     def _constrain(self, leaf: jax.Array, cut: Cut) -> jax.Array:
         return jax.lax.with_sharding_constraint(leaf, self._sharding(cut))
 
-    def _lie(self, kind: Kind, value: PyTree) -> PyTree:
-        """Say in the program where a value lies that comes from outside, or goes."""
+    def _lie(self, kind: ValueKind, value: PyTree) -> PyTree:
+        """Constrain an argument or a result of the program to its place."""
         if not jax.tree.leaves(value):
             return value
         if kind == STATE:
@@ -222,13 +229,13 @@ class PartitionedLayout:
             where = replicated(self.mesh)
         return jax.lax.with_sharding_constraint(value, where)
 
-    def _give_back(self, kind: Kind, result: PyTree) -> PyTree:
+    def _give_back(self, kind: ValueKind, result: PyTree) -> PyTree:
         if kind.name == "per_replica":
             result = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, kind.axis), result)
         if kind == STATE:
             result = self.pad_state(result)
         if kind.name == "examples":  # every process can read all
-            kind = Kind("equal")
+            kind = ValueKind("equal")
         return self._lie(kind, result)
 
 
@@ -251,7 +258,7 @@ def _choose(strategy: Strategy, devices: Sequence[Device]) -> _Chosen:
         )
     if mesh.devices.size < len(devices):
         _log.warning(
-            "`strategy` %s uses %d of %d devices; the others stand idle.",
+            "`strategy` %s uses %d of %d devices; the others are idle.",
             *(strategy.name, mesh.devices.size, len(devices)),
         )
     return _Chosen(strategy, mesh, _owners(mesh, strategy.batch_axes))
@@ -273,12 +280,12 @@ def _built(
             "`strategy` must return one that partitions where it is a function, got "
             f"{found.name}. For copies alone return `Rules([], replica=None)`."
         )
-    # Its rules are for these: `check_state` refuses another model.
+    # Its rules are for these variables: `check_state` refuses another model.
     return found if found.variables else found.made_for(variables)
 
 
 def _kept(leaf: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array with padding up to `shape`, or none where it needs none."""
+    """Return an array with padding up to `shape`, if it needs any."""
     if is_padded(leaf):
         if leaf.padded.shape == shape != leaf.shape:
             return leaf
@@ -305,7 +312,7 @@ def _processes(devices: Iterable[Device]) -> set[int]:
 
 
 def refuse_own_sums(accumulate: int) -> None:
-    """Refuse an optimizer that adds up, call by call, what each replica has.
+    """Refuse an optimizer that adds up gradients of each replica call by call.
 
     Raises:
       ArgumentError: Always: all devices are one replica.
@@ -318,7 +325,7 @@ def refuse_own_sums(accumulate: int) -> None:
 
 
 def _refuse_own(state: PyTree) -> None:
-    """Refuse what each replica would hold its own of."""
+    """Refuse `PerReplica` leaves."""
 
     def is_own(node: PyTree) -> bool:
         return is_per_replica(node) or isinstance(node, OwnSums)
@@ -343,10 +350,10 @@ def _whole(tree: PyTree) -> list[Placement]:
     return [Placement(stored=cut, computed=cut, gradient=cut) for cut in cuts]
 
 
-def _mark(placed: Placement) -> Mark | None:
+def _mark(placed: Placement) -> Partitioned | None:
     if not any(placed.stored) and not any(placed.computed):
         return None
-    return Mark(stored=placed.stored, computed=placed.computed)
+    return Partitioned(stored=placed.stored, computed=placed.computed)
 
 
 def _gradient(placed: Placement) -> Cut | None:

@@ -1,6 +1,6 @@
-"""What one call of a compiled program costs: arithmetic, bytes on the wire, memory.
+"""Cost of one call of a compiled program: arithmetic, bytes on the wire, memory.
 
-Arithmetic is counted in the program as it was traced: there a loop says how often it
+Arithmetic is counted in the program as it was traced: there a loop has its number of
 turns, while the compiler's own reports count its body once. Where replicas have
 collectives of their own, wire bytes are counted there, too, as a collective has the
 dtype that goes over the wire; a CPU's program shows bfloat16 as float32 (jaxlib 0.10).
@@ -19,7 +19,7 @@ from replicator.engine.analysis.dataflow import sub_jaxprs
 from replicator.engine.inspection.collectives import collectives_of, ring_bytes
 from replicator.engine.memory import MemoryNeed, memory_need
 
-# By primitive, what XLA calls it.
+# Name of XLA for each primitive.
 _COLLECTIVES = {
     "all_gather": "all-gather",
     "all_gather_invariant": "all-gather",
@@ -38,18 +38,19 @@ _COLLECTIVES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramCost:
-    """What one call of a program costs.
+    """Cost of one call of a program.
 
     Attributes:
-      flops: Of its matrix products and convolutions on all devices together, what is
-        computed again in the backward pass included. A loop without a known number of
-        turns counts once, a branch as its dearest way.
-      collective_bytes: What one device sends in collectives, if they are rings. Where
-        the partitioner adds them, both ways of a branch count, and on a CPU bfloat16
-        has four bytes.
-      bytes_accessed: What one device reads and writes, as the compiler estimates; None
-        if it does not say, or the program has a loop, whose body it counts once.
-      memory: On each device; None if the backend does not say.
+      flops: Number of operations of its matrix products and convolutions on all devices
+        together, recomputation in the backward pass included. A loop without a known
+        number of turns counts once, a branch as its dearest way.
+      collective_bytes: Number of bytes that one device sends in collectives, if they
+        are rings. Where the partitioner adds them, both ways of a branch count, and on
+        a CPU bfloat16 has four bytes.
+      bytes_accessed: Number of bytes that one device reads and writes, by the
+        compiler's estimate; None without one, or if the program has a loop, whose body
+        the estimate counts once.
+      memory: Memory on each device; None if the backend does not report it.
     """
 
     flops: int
@@ -63,9 +64,9 @@ class Compilation:
     """One compilation of a step.
 
     Attributes:
-      seconds: To trace, prove, lower and compile it.
-      steps_per_call: Updates that a call makes.
-      cost: What a call costs.
+      seconds: Time to trace, prove, lower and compile it; 0 if nobody timed it.
+      steps_per_call: Number of updates of a call.
+      cost: Cost of a call.
     """
 
     seconds: float
@@ -73,7 +74,7 @@ class Compilation:
     cost: ProgramCost
 
     def per_step(self) -> dict[str, float]:
-        """Return what one step costs, by name; `memory_bytes` is there if known."""
+        """Return the costs of one step, by name; `memory_bytes` only if known."""
         numbers: dict[str, float] = {
             "flops": self.cost.flops / self.steps_per_call,
             "collective_bytes": self.cost.collective_bytes / self.steps_per_call,
@@ -83,7 +84,7 @@ class Compilation:
         return numbers
 
     def __str__(self) -> str:
-        """Tell it on one line: `compiled in 3.2 s · 1.4 GFLOP/step · …`."""
+        """Return one line: `compiled in 3.2 s · 1.4 GFLOP/step · …`."""
         units = {
             "flops": "FLOP/step",
             "collective_bytes": "B on the wire/step",
@@ -100,12 +101,16 @@ class Compilation:
 def program_cost(
     traced: core.ClosedJaxpr, compiled: jax.stages.Compiled
 ) -> ProgramCost:
-    """Say what a call of a program costs.
+    """Return the cost of a call of a program.
 
     Args:
       traced: The program's jaxpr, `jax.stages.Traced.jaxpr`. With a `shard_map` in it
         the collectives are its own; else they are those of the partitioner.
       compiled: The same, compiled.
+
+    >>> traced = jax.jit(lambda x: x @ x).trace(jnp.ones((4, 4)))
+    >>> program_cost(traced.jaxpr, traced.lower().compile()).flops
+    128
     """
     work = _work(traced.jaxpr, {})
     wire_bytes = work.wire_bytes
@@ -182,7 +187,7 @@ def _convolution_flops(eqn: core.JaxprEqn) -> int:
     kernel = _shape(eqn.invars[1])
     _, features, *window = eqn.params["dimension_numbers"].rhs_spec
     products = math.prod(kernel[dimension] for dimension in (features, *window))
-    # Of a dilated input, as in the gradient of a strided convolution, most is zeros.
+    # A dilated input, as in the gradient of a strided convolution, is mostly zeros.
     zeros = math.prod(eqn.params["lhs_dilation"])
     return 2 * products * math.prod(_shape(eqn.outvars[0])) // zeros
 
@@ -201,7 +206,11 @@ def _bytes_accessed(compiled: jax.stages.Compiled) -> float | None:
 
 
 def engineering(value: float) -> str:
-    """Write a quantity with a prefix for its unit: `1.4 G`, `730 k`, `12 `."""
+    """Write a quantity with a prefix for its unit.
+
+    >>> engineering(1.4e9) + "FLOP"
+    '1.4 GFLOP'
+    """
     for prefix in ("", "k", "M", "G", "T", "P"):
         if value < 999.5 or prefix == "P":
             return f"{value:.3g} {prefix}"

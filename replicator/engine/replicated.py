@@ -1,8 +1,8 @@
 """Give each device a replica: `shard_map` over a mesh whose only axis is `replica`.
 
-Parameters are whole on each device; what replicas say to each other is the user's
-collectives and the wrapped optimizer. What `shard_map` does not check of that,
-`replication_check` proves.
+Parameters are whole on each device; replicas exchange values by the user's collectives
+and the wrapped optimizer. `replication_check` proves that the state stays equal, which
+`shard_map` does not check.
 """
 
 import functools
@@ -27,7 +27,7 @@ from replicator.base.types import PyTree
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof
 from replicator.engine.analysis.other_meshes import names_axes, refuse_other_meshes
-from replicator.engine.layout import STATE, Kind
+from replicator.engine.layout import STATE, OneProcess, ProcessGroup, ValueKind
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -37,13 +37,15 @@ class ReplicatedLayout:
 
     Args:
       mesh: The devices, under the axis `replica`.
+      processes: The processes that share them.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, processes: ProcessGroup | None = None) -> None:
         self.mesh = mesh
+        self.processes = processes or OneProcess()
         self.num_replicas = mesh.size
         self.batch_owners = [device.process_index for device in mesh.devices.flat]
-        # For each batch; JAX takes a sharding that it has seen in less time.
+        # Called for each batch; JAX takes a sharding that it has seen in less time.
         self._cut = functools.cache(functools.partial(split_over_replicas, mesh))
 
     def batch_shardings(self, shapes: PyTree, *, axis: int) -> PyTree:
@@ -60,13 +62,13 @@ class ReplicatedLayout:
         return [NamedSharding(self.mesh, spec) for spec in per_replica_specs(shapes)]
 
     def check_state(self, shapes: PyTree) -> None:
-        """Take any state: there are no rules for variables."""
+        """Accept any state: there are no rules for variables."""
         del shapes
 
     def spread(
-        self, fn: Callable[..., Any], *, inputs: tuple[Kind, ...], outputs: PyTree
+        self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
     ) -> Callable[..., Any]:
-        """Return what replicas do together, as one `shard_map`."""
+        """Return the function of all replicas together, as one `shard_map`."""
 
         def replica(*values: PyTree) -> PyTree:
             own = [
@@ -77,12 +79,12 @@ class ReplicatedLayout:
 
         def program(*values: PyTree) -> PyTree:
             given = [
-                # Specs are no arrays: a node that checks itself is not built of them.
+                # Specs are not arrays: a node that checks itself refuses them.
                 FlatTree.of(value) if kind == STATE else value
                 for kind, value in zip(inputs, values, strict=True)
             ]
 
-            def specs(kind: Kind) -> PyTree:
+            def specs(kind: ValueKind) -> PyTree:
                 if kind != STATE:
                     return _spec(kind)
                 state: FlatTree = given[inputs.index(STATE)]
@@ -95,7 +97,7 @@ class ReplicatedLayout:
                     in_specs=tuple(map(specs, inputs)),
                     out_specs=jax.tree.map(specs, outputs),
                     # Gradients of replicated parameters must stay local until the
-                    # optimizer reduces them; `check` proves what this would check.
+                    # optimizer reduces them; `check` proves that the state is equal.
                     check_vma=False,
                 )(*given)
 
@@ -111,7 +113,7 @@ class ReplicatedLayout:
 
         return program
 
-    def _readable(self, kind: Kind, result: PyTree) -> PyTree:
+    def _readable(self, kind: ValueKind, result: PyTree) -> PyTree:
         if kind == STATE:
             return whole(result)
         apart = kind.name in ("examples", "per_replica")
@@ -123,7 +125,7 @@ class ReplicatedLayout:
         """Prove that the state is equal on all replicas, declared leaves apart.
 
         Raises:
-          ArgumentError: The step says where something lies on another mesh.
+          ArgumentError: The step constrains a value to another mesh.
           ReplicationError: A leaf may differ; see `prove_replicated`.
 
         Warns:
@@ -160,8 +162,8 @@ def _in_no_mesh(replica: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return run
 
 
-def _give_back(kind: Kind, result: PyTree) -> PyTree:
-    """Return a replica's result as it is put together with those of others."""
+def _give_back(kind: ValueKind, result: PyTree) -> PyTree:
+    """Return a replica's result in the form in which all are put together."""
     if kind == STATE:
         return FlatTree.of(give_own(result))
     if kind.name == "per_replica":
@@ -169,5 +171,5 @@ def _give_back(kind: Kind, result: PyTree) -> PyTree:
     return result
 
 
-def _spec(kind: Kind) -> PartitionSpec:
+def _spec(kind: ValueKind) -> PartitionSpec:
     return PartitionSpec() if kind.name == "equal" else replica_spec(kind.axis)

@@ -1,6 +1,6 @@
-"""Bound how many steps are in flight, so that no program runs away from its devices.
+"""Bound the number of steps in flight.
 
-JAX dispatches without waiting. On fake CPU devices every step in flight parks a thread
+JAX dispatches without waiting. On fake CPU devices every step in flight holds a thread
 per device in a collective, and a pool without free threads aborts the process: on eight
 devices 17 steps are too many. Elsewhere running ahead costs memory and makes errors
 late. The bound waits on arrays, it never polls.
@@ -24,10 +24,16 @@ class RunAhead:
     with `limit=1` that is when the step is done.
 
     Args:
-      limit: Steps in flight, at least 1.
+      limit: Number of steps in flight, at least 1.
 
     Raises:
       ArgumentError: `limit` is below 1.
+
+    >>> ahead = RunAhead(limit=2)
+    >>> for step in range(5):
+    ...     ahead.admit(jnp.ones(()))
+    >>> ahead.in_flight <= 2
+    True
     """
 
     def __init__(self, limit: int = DEFAULT_RUN_AHEAD):
@@ -48,9 +54,9 @@ class RunAhead:
         """Count a dispatched step; wait until there is room for one more.
 
         Args:
-          outputs: Arrays that the step returned and nobody donates. All are kept: JAX
-            hands back an output that is an input unchanged, and such a one is ready
-            before the step is.
+          outputs: Arrays that the step returned and that are not donated. All are kept:
+            JAX returns an output that is an unchanged input at once, before the step
+            is done.
         """
         arrays = _arrays(outputs)
         if not arrays:
@@ -67,11 +73,14 @@ class RunAhead:
 
 
 def is_under_way(outputs: PyTree) -> bool:
-    """Tell, without waiting, whether a step is still being computed.
+    """Return, without waiting, whether a step is still being computed.
 
     Args:
-      outputs: What it returned, and nobody donates: one array stands for all. False
-        where that is no array of a device.
+      outputs: Its results, which are not donated: one array stands for all. The answer
+        is False if that is not an array of a device.
+
+    >>> is_under_way({"loss": 1.0})
+    False
     """
     leaf = outputs
     while isinstance(leaf, dict):

@@ -1,8 +1,8 @@
 """Make the one program that runs a lifted step on every replica of a layout.
 
-A replica takes its slice of the batch and of declared leaves, runs, and hands back
-state, merged metrics, metrics of its own, and what `checkify` found: four parts,
-because each is of its own kind.
+A replica takes its slice of the batch and of declared leaves, runs, and returns state,
+merged metrics, metrics of its own, and the errors of `checkify`: four parts, because
+each is of its own kind.
 """
 
 import dataclasses
@@ -25,18 +25,19 @@ from replicator.inputs.placement import batch_axis
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """How a lifted step is compiled.
+    """Options of a compiled step.
 
     Attributes:
-      accumulate: Microbatches per update.
-      steps_per_call: Updates per call; batches and keys then have a leading axis.
-      max_in_flight: Calls dispatched and not yet finished, at most.
+      accumulate: Number of microbatches per update.
+      steps_per_call: Number of updates per call; batches and keys then have a leading
+        axis.
+      max_in_flight: Largest number of calls dispatched and not yet finished.
       checks: `checkify` errors to look for, e.g. `checkify.user_checks`; None for none.
-      reduction: How gradients add up; `"ordered"` allows the step no collectives of
-        its own.
+      reduction: Way in which gradients add up; `"ordered"` allows the step no
+        collectives of its own.
 
     Raises:
-      ArgumentError: A number is below 1, or `checks` is no set.
+      ArgumentError: A number is below 1, or `checks` is not a set.
     """
 
     accumulate: int = 1
@@ -55,13 +56,13 @@ class CompileOptions:
 
 
 class Outputs(NamedTuple):
-    """What a replica hands back, apart by kind."""
+    """Results of a replica, a field for each kind."""
 
     state: PyTree
     shared: PyTree  # metrics, with None in place of declared per-replica ones
     own: PyTree  # the per-replica metrics, with None in place of all others
     error: Any  # `checkify.Error`, or None where nothing was checked
-    token: Any  # an array, there when the program is done, and donated to nobody
+    token: Any  # an array, ready when the program is done, and never donated
 
 
 def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
@@ -69,8 +70,8 @@ def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
 
     Args:
       update: A lifted step of one replica.
-      layout: How replicas lie on devices.
-      options: How it is lifted.
+      layout: Layout of the replicas on devices.
+      options: Options of the compiled step.
 
     Returns:
       A jitted `program(state, batch, key) -> Outputs` of global arrays; it takes and
@@ -102,7 +103,7 @@ def shard_step(update: KeyedStep, layout: Layout, options: CompileOptions):
 def one_replica(
     update: KeyedStep, options: CompileOptions
 ) -> Callable[[PyTree, PyTree, Key | None], Outputs]:
-    """Return what one replica does in a call of the program of all of them."""
+    """Return the function of one replica in the program of all of them."""
 
     def replica(state: PyTree, batch: PyTree, key: Key | None) -> Outputs:
         run = update if options.checks is None else _checked(update, options.checks)
@@ -130,13 +131,13 @@ def _checked(update: KeyedStep, checks: frozenset) -> Callable:
 
 
 def raise_error(error: checkify.Error, num_replicas: int) -> None:
-    """Raise what a `checkify` check found, with the replicas that found it."""
+    """Raise the error of a `checkify` check, with the replicas that found it."""
     found: dict[str, list[int]] = {}
     for replica in range(num_replicas):
         message = jax.tree.map(lambda leaf, r=replica: leaf[r], error).get()
         if message is not None:
             found.setdefault(message, []).append(replica)
-    # A NaN spreads through collectives: where it began, fewer replicas say so.
+    # A NaN spreads through collectives: where it began, fewer replicas report it.
     causes = sorted(found.items(), key=lambda item: len(item[1]))
     if causes:
         lines = [f"{_named(where)}: {message}" for message, where in causes]

@@ -1,4 +1,4 @@
-"""Norms and training steps for flax NNX modules; flax is met here only.
+"""Norms and training steps for flax NNX modules; only this folder imports flax.
 
 A module is a pytree and lives in the state like any other. A step differentiates with
 respect to its parameters, which are plain nested dicts of arrays, and gets back a moved

@@ -37,8 +37,8 @@ Model = TypeVar("Model", bound=nnx.Module)
 class BatchNorm(nnx.Module):
     """Batch norm over the global batch, in the place of `flax.nnx.BatchNorm`.
 
-    Inside a replicated step the statistics span replicas as `stats` says; elsewhere
-    they are those of the batch. `train()` and `eval()` switch between the batch's
+    Inside a replicated step the statistics span the replicas of `stats`; elsewhere they
+    are those of the batch. `train()` and `eval()` switch between the batch's
     statistics and the running ones; `with_standing_statistics` to a plain mean over
     batches, for sampling with fixed weights.
 
@@ -85,18 +85,18 @@ class BatchNorm(nnx.Module):
         Args:
           num_features: Size of the last axis of the inputs.
           use_running_average: Use the running statistics and leave them alone.
-          momentum: What each update keeps of the running statistics, in [0, 1).
+          momentum: Share of the running statistics that each update keeps, in [0, 1).
           epsilon: Added to the variance.
-          stats: Who shares statistics: `"all"` replicas, each `"replica"` for itself,
+          stats: Replicas that share statistics: `"all"`, each `"replica"` for itself,
             runs of so many consecutive replicas, or explicit groups of replicas.
           stats_batch: Share over fixed runs of so many consecutive examples instead,
             for any number of replicas and microbatches.
           use_scale: Learn a factor per feature.
           use_bias: Learn an offset per feature.
-          dtype: Of the outputs; None takes the widest of inputs and parameters.
-          param_dtype: Of the parameters.
-          scale_init: Makes the factors.
-          bias_init: Makes the offsets.
+          dtype: Dtype of the outputs; None for the widest of inputs and parameters.
+          param_dtype: Dtype of the parameters.
+          scale_init: Initializer of the factors.
+          bias_init: Initializer of the offsets.
           rngs: Random keys for both.
 
         Raises:
@@ -141,9 +141,9 @@ class BatchNorm(nnx.Module):
 
         Args:
           x: This replica's examples.
-          weight: How much each example counts in the statistics; 0 for padding. Where
+          weight: Weight of each example in the statistics; 0 for padding. Where
             statistics are shared by padding alone, outputs and gradients are 0.
-          use_running_average: Overrides what `train()` or `eval()` set.
+          use_running_average: Overrides the mode of `train()` or `eval()`.
 
         Returns:
           The normalised examples.
@@ -189,8 +189,8 @@ class BatchNorm(nnx.Module):
         else:
             moved, batches = update_standing(running, moments, self.batches[...])
             self.batches.set_value(batches)
-        # `self.mean[...] = mean` asks a tracer for its sharding, which it has not: the
-        # words of that error take JAX 3 ms to find, each time.
+        # `self.mean[...] = mean` asks a tracer for its sharding, which it has not: to
+        # make the message of that error takes JAX 3 ms, each time.
         self.mean.set_value(moved.mean)
         self.var.set_value(moved.var)
 

@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def params_of(model: nnx.Module) -> PyTree:
-    """Take the parameters out of a model: what an optimizer is for.
+    """Take the parameters, which an optimizer updates, out of a model.
 
     Args:
       model: Any module.
@@ -36,7 +36,7 @@ def params_of(model: nnx.Module) -> PyTree:
       Its `nnx.Param` arrays in nested dicts, named as the module's attributes.
 
     Raises:
-      ArgumentError: `model` is no module.
+      ArgumentError: `model` is not a module.
 
     >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     >>> jax.tree.map(jnp.shape, params_of(model))
@@ -57,7 +57,7 @@ def with_params(model: Model, params: PyTree) -> Model:
       The copy; `model` keeps its own.
 
     Raises:
-      ArgumentError: `model` is no module, or `params` are those of another.
+      ArgumentError: `model` is not a module, or `params` are those of another.
 
     >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     >>> zero = with_params(model, jax.tree.map(jnp.zeros_like, params_of(model)))
@@ -72,8 +72,8 @@ def with_params(model: Model, params: PyTree) -> Model:
     if odd := sorted(named ^ found):
         raise ArgumentError(
             "`params` must be named as in `params_of(model)`, got others: "
-            f"`{odd[0]}` is {'missing' if odd[0] in named else 'new'}. Pass what "
-            "`optax.apply_updates` made of them."
+            f"`{odd[0]}` is {'missing' if odd[0] in named else 'new'}. Pass the result "
+            "of `optax.apply_updates`."
         )
     return nnx.merge(graphdef, params, rest, copy=True)
 
@@ -91,7 +91,7 @@ def value_and_grad(
       loss_fn: `loss_fn(model, *args)` returns a loss, or `(loss, aux)`. A loss is a
         scalar, the mean over this replica's examples; or a `LocalSum`, which is exact
         where replicas have different numbers of them.
-      has_aux: Whether it returns the latter.
+      has_aux: Whether it returns `(loss, aux)`.
 
     Returns:
       A function of the same arguments that returns `((loss, model), grads)` or
@@ -100,7 +100,7 @@ def value_and_grad(
       as it is, and the gradient is for `update(..., count=loss.weight)`.
 
     Raises:
-      ArgumentError: `loss_fn` is no function; or, later, its model no module.
+      ArgumentError: `loss_fn` is not a function; or, later, its model is not a module.
 
     >>> def loss_fn(model, batch):
     ...     return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
@@ -147,7 +147,7 @@ def _checked_mean(loss: Any) -> Array:
 
 
 def _check_module(model: object) -> None:
-    # NNX takes lists and dicts of modules, too, and whatever is built of them.
+    # NNX takes lists and dicts of modules, too, and anything built of them.
     if model is None or isinstance(model, jax.Array | int | float | str):
         raise ArgumentError(
             f"`model` must be a module of flax NNX, got `{type(model).__name__}`. Pass "

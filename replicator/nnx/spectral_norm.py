@@ -24,7 +24,7 @@ class SpectralNorm(nnx.Module):
     The kernel in the layer stays as the optimizer left it: only the call divides it.
 
     Attributes:
-      layer: Whatever has a `kernel`; its other parameters are used as they are.
+      layer: A layer with a `kernel`; its other parameters are used as they are.
       vector: Right singular vector of the kernel, always float32 [outputs].
 
     >>> dense = SpectralNorm(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
@@ -46,8 +46,8 @@ class SpectralNorm(nnx.Module):
         Args:
           layer: The layer, `nnx.Linear` or `nnx.Conv` for example. All axes of its
             `kernel` but the last are the rows of a matrix.
-          epsilon: Up to what singular value a kernel counts as zeros, and is left as
-            it is.
+          epsilon: Largest singular value at which a kernel counts as zeros, and is left
+            as it is.
           rngs: Random keys for the first vector.
 
         Raises:
@@ -65,18 +65,18 @@ class SpectralNorm(nnx.Module):
         self.layer = layer
         self.vector = nnx.BatchStat(_unit(vector, epsilon))
         self.epsilon = epsilon
-        self.use_running_average = False  # what `train()` and `eval()` set
+        self.use_running_average = False  # set by `train()` and `eval()`
 
     def __call__(self, *args: Any) -> Any:
         """Call the layer with its weight divided.
 
         Args:
-          *args: What the layer takes.
+          *args: Arguments of the layer.
 
         Returns:
-          What it makes of it.
+          Its result.
         """
-        layer: Any = nnx.clone(self.layer)  # whose own kernel is left alone
+        layer: Any = nnx.clone(self.layer)  # its own kernel stays as it is
         kernel = layer.kernel[...]
         matrix = kernel.reshape(-1, kernel.shape[-1])
         matrix = matrix.astype(wider_dtype(matrix.dtype, self.vector[...].dtype))

@@ -1,4 +1,4 @@
-"""Strategies that have a name, each as a function that returns the data.
+"""Builders of the named strategies.
 
 A builder of your own is a function `(variables, devices) -> Strategy`; see README.md.
 Partitioning in three stages: Rajbhandari et al. 2020, "ZeRO", §5; whole copies over
@@ -19,11 +19,15 @@ from replicator.strategies.strategy import (
 from replicator.strategies.variables import Variable
 
 Builder = Callable[[tuple[Variable, ...], Sequence[Device]], Strategy]
-"""What makes a strategy for the variables of a state and the devices there are."""
+"""A function of the variables of a state and the devices that returns a strategy."""
 
 
 def data_parallel() -> Strategy:
-    """Give each device a replica: parameters whole, gradients reduced by the step."""
+    """Give each device a replica: parameters whole, gradients reduced by the step.
+
+    >>> data_parallel().sizes(8)
+    {'replica': 8, 'shard': 1, 'model': 1}
+    """
     return Strategy(name="data_parallel", kind="replicates", replica=None)
 
 
@@ -36,14 +40,17 @@ def zero1(
 ) -> Strategy:
     """Cut the optimizer's state; parameters and gradients are whole.
 
-    With `accumulate` the sums of gradients are gathered at every microbatch: there take
-    `zero2`.
+    With `accumulate` the sums of gradients are gathered at every microbatch: use
+    `zero2` there.
 
     Args:
-      replicas: Whole copies, each on its part of the devices.
-      shards: Devices that share a copy; all that there are by default.
+      replicas: Number of whole copies, each on its part of the devices.
+      shards: Number of devices that share a copy; all by default.
       whole_below_bytes: Smaller variables stay whole.
-      uneven: What becomes of those that do not divide, as in a `Rule`.
+      uneven: Treatment of variables that do not divide, as in a `Rule`.
+
+    >>> zero1(shards=4, replicas=2).batch_axes
+    ('replica', 'shard')
     """
     rule = Rule(pattern="*", optimizer="shard", gradient=(), uneven=uneven)
     return _sharded("zero1", rule, replicas, shards, whole_below_bytes)
@@ -56,7 +63,12 @@ def zero2(
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
     uneven: Uneven = "whole",
 ) -> Strategy:
-    """Cut the optimizer's state and gradients; arguments as for `zero1`."""
+    """Cut the optimizer's state and gradients; arguments as for `zero1`.
+
+    >>> rule = zero2().rules[0]
+    >>> rule.stored, rule.optimizer                      # the parameter is whole
+    ((), 'shard')
+    """
     rule = Rule(pattern="*", optimizer="shard", uneven=uneven)
     return _sharded("zero2", rule, replicas, shards, whole_below_bytes)
 
@@ -71,8 +83,9 @@ def fsdp(
     """Cut all state; each parameter is whole where it is multiplied.
 
     XLA merges its gathers forward and backward into one, and it stays whole between,
-    but in layers under `jax.checkpoint`. State that is no parameter (replay buffers,
-    caches) is gathered where it is used, too, unless its rule has `computed="shard"`.
+    except in layers under `jax.checkpoint`. State that is not a parameter (replay
+    buffers, caches) is gathered where it is used, too, unless its rule has
+    `computed="shard"`.
 
     Args: as for `zero1`.
 
@@ -92,9 +105,12 @@ def hybrid(
     """Cut all state over `shard` devices; all devices together hold whole copies.
 
     Args:
-      shard: Devices that share a copy: those of a host, where links are fast.
+      shard: Number of devices that share a copy: those of a host, where links are fast.
       whole_below_bytes: Smaller variables stay whole.
-      uneven: What becomes of those that do not divide, as in a `Rule`.
+      uneven: Treatment of variables that do not divide, as in a `Rule`.
+
+    >>> hybrid(shard=4).sizes(32)
+    {'replica': 8, 'shard': 4, 'model': 1}
     """
     rule = Rule(pattern="*", stored="shard", uneven=uneven)
     return _sharded("hybrid", rule, None, shard, whole_below_bytes)
@@ -111,12 +127,12 @@ def tensor_parallel(
 
     Args:
       rules: Partition for each pattern of paths; all others stay whole.
-      model: Devices that share a copy; all by default.
-      replicas: Copies, each of which gets its part of a batch.
-      uneven: What becomes of parameters that do not divide, as in a `Rule`.
+      model: Number of devices that share a copy; all by default.
+      replicas: Number of copies, each of which gets its part of a batch.
+      uneven: Treatment of parameters that do not divide, as in a `Rule`.
 
     Raises:
-      ArgumentError: `rules` map no patterns to partitions.
+      ArgumentError: `rules` does not map patterns to partitions.
 
     >>> cut = {"params/up/*": (None, "model"), "params/down/*": ("model",)}
     >>> tensor_parallel(cut, model=4, replicas=2).sizes(8)
@@ -146,18 +162,17 @@ def Rules(
     model: int | None = 1,
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
 ) -> Strategy:
-    """Return the strategy of rules that are given, the first match first.
+    """Return the strategy of a list of rules, of which the first match decides.
 
     Args:
-      rules: Each with a pattern of paths.
+      rules: Rules, each with a pattern of paths.
       replica: Size of the mesh axis; None for all devices that the others leave.
       shard: Likewise.
       model: Likewise.
-      whole_below_bytes: Smaller variables stay whole, but where a rule names
-        dimensions.
+      whole_below_bytes: Smaller variables stay whole, unless a rule names dimensions.
 
     Raises:
-      ArgumentError: What is given is no list of rules, or sizes break their rule.
+      ArgumentError: `rules` is not a list of rules, or sizes break their rule.
 
     >>> kept = Rules([Rule(pattern="params/head/*"), Rule(pattern="*", stored="shard")])
     >>> kept.rules[0].stored                             # whole

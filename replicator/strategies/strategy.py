@@ -1,9 +1,9 @@
 """A strategy: how each variable of a state lies on devices, as data.
 
-A partition says along which mesh axes the dimensions of an array are cut: `()` whole;
-`(None, "model")` the second dimension over `model`; `"shard"` the largest dimension
-that divides over `shard`, the first of equals: its pieces are contiguous. Where none
-does, a rule may have the largest padded.
+A partition names the mesh axes along which the dimensions of an array are cut: `()`
+whole; `(None, "model")` the second dimension over `model`; `"shard"` the largest
+dimension that divides over `shard`, the first of equals: its pieces are contiguous. If
+none does, a rule may have the largest padded.
 """
 
 import difflib
@@ -31,21 +31,21 @@ AXES = ("replica", "shard", "model")
 WHOLE_BELOW_BYTES = 16 * 1024
 
 Uneven = Literal["whole", "refuse", "pad"]
-"""What becomes of a variable that does not divide."""
+"""Treatment of a variable that does not divide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How variables are kept whose path matches.
+    """Partitions of the variables whose path matches a pattern.
 
     Attributes:
-      pattern: Of the parameter's path, as `fnmatch`: `*` matches slashes too.
+      pattern: Pattern of the parameter's path, as `fnmatch`: `*` matches slashes too.
       stored: Partition between uses.
       computed: Partition where it is multiplied; whole by default.
       gradient: Partition of its gradient; None for that of the optimizer's state.
-      optimizer: Partition of what an optimizer keeps for it; None for `stored`.
-      uneven: What becomes of a variable that does not divide: left `"whole"`,
-        `"refuse"`d, or cut with padding behind it: `"pad"`.
+      optimizer: Partition of the optimizer's state for it; None for `stored`.
+      uneven: Treatment of a variable that does not divide: left `"whole"`, `"refuse"`d,
+        or cut with padding behind it: `"pad"`.
     """
 
     pattern: str
@@ -69,12 +69,12 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """How one variable lies: a mesh axis, or None, for each of its dimensions.
+    """Place of one variable: a mesh axis, or None, for each of its dimensions.
 
     Attributes:
-      stored: Between steps.
-      computed: Where it is multiplied.
-      gradient: Its gradient, or its parameter's.
+      stored: Axes between steps.
+      computed: Axes where it is multiplied.
+      gradient: Axes of its gradient, or of its parameter's.
     """
 
     stored: Cut
@@ -84,21 +84,20 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """How a step and its state are spread over devices.
+    """Description of how a step and its state are spread over devices.
 
     Attributes:
-      name: Of the builder.
+      name: Name of the builder.
       kind: `"replicates"`: a replica on each device. `"partitions"`: one replica over
         all of them.
-      replica: Size of the mesh axis `replica`, over which nothing is cut but batches;
-        None for all devices that the other axes leave, as it must be where it
+      replica: Size of the mesh axis `replica`, over which only batches are cut; None
+        for all devices that the other axes leave, and for every strategy that
         replicates.
       shard: Size of the mesh axis `shard`.
       model: Size of the mesh axis `model`.
       batch_axes: Mesh axes that batches are cut over.
-      rules: The first one that matches a parameter's path decides.
-      whole_below_bytes: Smaller variables stay whole, but where a rule names
-        dimensions.
+      rules: Rules, of which the first that matches a parameter's path decides.
+      whole_below_bytes: Smaller variables stay whole, unless a rule names dimensions.
       variables: `path shape` of the parameters that it was made for; empty for any.
 
     Raises:
@@ -126,12 +125,12 @@ class Strategy:
         if sizes.count(None) > 1:
             raise ArgumentError(
                 "`strategy` must leave the size of one mesh axis open at most, got "
-                f"{self._mesh_words()}. Give the others a number."
+                f"{self._mesh_text()}. Give the others a number."
             )
         if self.kind == "replicates" and sizes != (None, 1, 1):
             raise ArgumentError(
                 "`strategy` must have replica=None (all devices), shard=1 and model=1 "
-                f"where it replicates, got {self._mesh_words()}. Use "
+                f"where it replicates, got {self._mesh_text()}. Use "
                 "`data_parallel()`."
             )
         for name, kind, remedy in (
@@ -159,6 +158,9 @@ class Strategy:
 
         Raises:
           ArgumentError: That many devices do not suffice, or do not divide.
+
+        >>> Strategy(name="mine", replica=None, shard=4).sizes(8)
+        {'replica': 2, 'shard': 4, 'model': 1}
         """
         given = {axis: getattr(self, axis) for axis in AXES}
         fixed = math.prod(size for size in given.values() if size is not None)
@@ -166,14 +168,14 @@ class Strategy:
         if fixed > num_devices or (is_open and num_devices % fixed):
             raise ArgumentError(
                 f"`strategy` must fit {num_devices} devices, got {self.name} with "
-                f"{self._mesh_words()}. Choose sizes whose product is {num_devices}."
+                f"{self._mesh_text()}. Choose sizes whose product is {num_devices}."
             )
         return {
             axis: num_devices // fixed if size is None else size
             for axis, size in given.items()
         }
 
-    def _mesh_words(self) -> str:
+    def _mesh_text(self) -> str:
         sizes = ((axis, getattr(self, axis)) for axis in AXES)
         return ", ".join(f"{axis}={'all' if n is None else n}" for axis, n in sizes)
 
@@ -182,6 +184,11 @@ class Strategy:
 
         Raises:
           ArgumentError: It does not divide, and may not stay whole.
+
+        >>> rule = Rule(pattern="*", stored="shard")
+        >>> kernel = Variable(path="w", shape=(64, 512), dtype="float32", follows="w")
+        >>> Strategy(name="mine", rules=(rule,)).place(kernel, {"shard": 8}).stored
+        (None, 'shard')
         """
         rule = self.rule_of(variable)
         if rule is None or not variable.shape or variable.dtype.startswith("key<"):
@@ -197,7 +204,7 @@ class Strategy:
         )
 
     def rule_of(self, variable: Variable) -> Rule | None:
-        """Return the rule that decides; None where none matches."""
+        """Return the rule that decides; None if none matches."""
         matching = (r for r in self.rules if fnmatchcase(variable.follows, r.pattern))
         return next(matching, None)
 
@@ -206,7 +213,7 @@ class Strategy:
     ) -> Cut:
         shape = variable.shape
         whole = (None,) * len(shape)
-        # What an optimizer keeps in another shape has no dimensions that a rule means.
+        # Optimizer state of another shape has none of the dimensions that a rule names.
         is_other = variable.is_optimizer and variable.follows == variable.path
         pads = rule.uneven == "pad" and not is_other
         if isinstance(partition, str):
@@ -260,7 +267,7 @@ class Strategy:
         return json.loads(json.dumps(asdict(self)))
 
     def diff(self, other: "Strategy") -> str:
-        """Return in lines what `other` has instead; empty where they are equal.
+        """Return the differences to `other`, a line each; empty if they are equal.
 
         >>> print(Strategy(name="a").diff(Strategy(name="a", shard=8)))
         -"shard": 1,
@@ -280,7 +287,7 @@ class Strategy:
 def padded_shape(
     shape: tuple[int, ...], cut: Cut, sizes: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return a shape with what is cut rounded up, so that it divides.
+    """Return a shape with the dimensions that are cut rounded up, so that they divide.
 
     >>> padded_shape((50257, 512), ("shard", None), {"shard": 8})
     (50264, 512)
@@ -291,7 +298,7 @@ def padded_shape(
 
 
 def parameters_of(variables: tuple[Variable, ...]) -> tuple[str, ...]:
-    """Return what `Strategy.variables` says of a state: `path shape` of parameters."""
+    """Return the `Strategy.variables` of a state: `path shape` of its parameters."""
     return tuple(
         f"{each.path} {each.dtype}{list(each.shape)}"
         for each in variables
@@ -300,10 +307,10 @@ def parameters_of(variables: tuple[Variable, ...]) -> tuple[str, ...]:
 
 
 def _checked(name: str, partition: Any) -> Partition | None:
-    """Return a partition with its dimensions in a tuple, whatever list it came in.
+    """Return a partition with its dimensions in a tuple, from any list of them.
 
     Raises:
-      ArgumentError: It is none, or names what is no axis, or one axis twice.
+      ArgumentError: It is not a partition, names an unknown axis, or one axis twice.
     """
     if partition is not None and not isinstance(partition, str):
         if not isinstance(partition, Iterable):
@@ -324,15 +331,17 @@ def _checked(name: str, partition: Any) -> Partition | None:
 
 
 def _listed(name: str, value: Any, kind: type, remedy: str) -> tuple[Any, ...]:
-    """Return a list of what a field holds as a tuple.
+    """Return the list in a field as a tuple.
 
     Raises:
-      ArgumentError: It is none, or holds something else.
+      ArgumentError: It is not a list, or holds something else.
     """
     is_list = isinstance(value, (tuple, list))
     if not is_list or not all(isinstance(each, kind) for each in value):
-        of = "strings" if kind is str else "rules"
-        raise ArgumentError(f"`{name}` must be a list of {of}, got {value!r}. {remedy}")
+        kinds = "strings" if kind is str else "rules"
+        raise ArgumentError(
+            f"`{name}` must be a list of {kinds}, got {value!r}. {remedy}"
+        )
     return tuple(value)
 
 

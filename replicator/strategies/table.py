@@ -1,4 +1,4 @@
-"""Print a strategy for the variables of a state: what lies where, and what it costs."""
+"""Print a strategy for the variables of a state: partitions, and bytes."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from replicator.strategies.variables import Variable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class TableRow:
     """One variable under a strategy.
 
     Attributes:
       path: Its path.
-      nbytes: Bytes of the whole array, without padding.
-      stored: The mesh axis of each dimension.
-      device_bytes: Bytes on each device between steps, with padding.
-      wire_bytes: Bytes that a device sends a step for it, if collectives are rings:
-        gathered where it is used, forward and backward; its gradient scattered, or
-        summed whole. Tensor-parallel activations are not in it.
+      nbytes: Number of bytes of the whole array, without padding.
+      stored: Mesh axis of each dimension.
+      device_bytes: Number of bytes on each device between steps, with padding.
+      wire_bytes: Number of bytes that a device sends for it in a step, if collectives
+        are rings: gathered where it is used, forward and backward; its gradient
+        scattered, or summed whole. Tensor-parallel activations are not counted.
     """
 
     path: str
@@ -31,8 +31,14 @@ class Row:
 
 def rows(
     strategy: Strategy, variables: Sequence[Variable], num_devices: int
-) -> list[Row]:
-    """Return a row for each variable."""
+) -> list[TableRow]:
+    """Return a row for each variable.
+
+    >>> w = Variable(path="w", shape=(64, 64), dtype="float32", follows="w")
+    >>> [row] = rows(Strategy(name="mine"), [w], 8)
+    >>> row.nbytes, row.device_bytes
+    (16384, 16384)
+    """
     sizes = strategy.sizes(num_devices)
     return [_row(strategy, each, sizes) for each in variables]
 
@@ -42,6 +48,10 @@ def table(strategy: Strategy, variables: Sequence[Variable], num_devices: int) -
 
     Raises:
       ArgumentError: The strategy does not fit the devices or a variable.
+
+    >>> w = Variable(path="w", shape=(64, 64), dtype="float32", follows="w")
+    >>> print(table(Strategy(name="mine"), [w], num_devices=8).splitlines()[0])
+    variable  bytes   partition  bytes/device  wire bytes/step
     """
     found = rows(strategy, variables, num_devices)
     lines: list[tuple[str, ...]] = [
@@ -62,7 +72,11 @@ def table(strategy: Strategy, variables: Sequence[Variable], num_devices: int) -
 
 
 def aligned(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[str]:
-    """Return rows of a table as lines; in the columns `numbers` cells stand right."""
+    """Return rows of a table as lines, with the columns `numbers` aligned to the right.
+
+    >>> aligned([("w", "16,384"), ("bias", "64")], numbers=[1])
+    ['w     16,384', 'bias      64']
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -73,10 +87,10 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[st
     ]
 
 
-def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Row:
+def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> TableRow:
     placed = strategy.place(variable, sizes)
     kept = _padded(variable, [placed.stored], sizes)
-    return Row(
+    return TableRow(
         path=variable.path,
         nbytes=variable.nbytes,
         stored=placed.stored,

@@ -1,4 +1,4 @@
-"""Read and write strategies as JSON and YAML; an unknown key is told with its line."""
+"""Read and write strategies as JSON and YAML; errors name the line of a bad key."""
 
 import json
 from dataclasses import fields
@@ -13,23 +13,31 @@ T = TypeVar("T")
 
 
 def to_json(strategy: Strategy) -> str:
-    """Write a strategy as JSON, which `from_json` reads back."""
+    """Write a strategy as JSON, which `from_json` reads back.
+
+    >>> from_json(to_json(Strategy(name="mine", shard=8))).shard
+    8
+    """
     return json.dumps(strategy.as_json(), indent=2)
 
 
 def to_yaml(strategy: Strategy) -> str:
-    """Write a strategy as YAML, which `from_yaml` reads back."""
+    """Write a strategy as YAML, which `from_yaml` reads back.
+
+    >>> to_yaml(Strategy(name="mine")).splitlines()[0]
+    'name: mine'
+    """
     return yaml.safe_dump(strategy.as_json(), sort_keys=False)
 
 
 def from_yaml(text: str) -> Strategy:
-    """Read a strategy; what is left out has its default.
+    """Read a strategy; fields that are left out have their defaults.
 
     Args:
-      text: As `to_yaml` writes it.
+      text: Text as `to_yaml` writes it.
 
     Raises:
-      ArgumentError: It is no YAML, a key is unknown (its line is told), or a field
+      ArgumentError: It is not YAML, a key is unknown (its line is named), or a field
         breaks its rule.
 
     >>> text = to_yaml(Strategy(name="mine", shard=8))
@@ -42,7 +50,7 @@ def from_yaml(text: str) -> Strategy:
         plain = yaml.safe_load(text)
     except yaml.YAMLError as failure:
         raise ArgumentError(
-            f"`text` must be YAML, got what is not: {failure}. Mend that line."
+            f"`text` must be YAML, got text that is not: {failure}. Mend that line."
         ) from failure
     _check_keys(root, Strategy)
     assert isinstance(plain, dict), "the check of its keys would have raised"
@@ -61,7 +69,11 @@ def from_yaml(text: str) -> Strategy:
 
 
 def from_json(text: str) -> Strategy:
-    """Read a strategy; JSON is YAML, so errors tell lines here, too."""
+    """Read a strategy; JSON is YAML, so errors name lines here, too.
+
+    >>> from_json('{"name": "mine", "shard": 8}').shard
+    8
+    """
     return from_yaml(text)
 
 

@@ -1,4 +1,4 @@
-"""List the variables of a state: which are an optimizer's, and what those follow."""
+"""List the variables of a state, and the parameters that an optimizer's follow."""
 
 import math
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ class Variable:
       path: Its path in the user's state: `params/dense/kernel`; for a flax NNX
         `Variable` its own, without the `value` in it.
       shape: Its global shape.
-      dtype: As JAX writes it.
+      dtype: Name of its dtype.
       follows: Path of the variable whose rule decides. For moments of an optimizer that
         is their parameter: the longest common end of paths among arrays of the same
         shape. Of equals, the longest common beginning; then the most names that the
         moment's path has, too (`opt_gen` has `gen`); then one in `params` or `model`,
         rather than in a copy beside it; then the first. For all others it is `path`.
-      is_optimizer: Whether it lies in the state of an optimizer.
+      is_optimizer: Whether it is in the state of an optimizer.
     """
 
     path: str
@@ -52,9 +52,9 @@ class Variable:
 def variables_of(state: PyTree) -> tuple[Variable, ...]:
     """List the variables of a state, in the order of its leaves.
 
-    What lies in a node of optax's own types, in the state of a wrapped optimizer, or
-    under `opt`, `opt_state`, `optimizer` or `opt_*` at the top of the state, is an
-    optimizer's; but not the `model` right below, as `nnx.ModelAndOptimizer` has it.
+    Arrays in a node of optax's own types, in the state of a wrapped optimizer, or under
+    `opt`, `opt_state`, `optimizer` or `opt_*` at the top of the state, are an
+    optimizer's; but not the `model` right below, as in `nnx.ModelAndOptimizer`.
 
     Args:
       state: Arrays or `jax.ShapeDtypeStruct`s, the user's part of a run's state. An
@@ -97,7 +97,10 @@ def variables_made_by(init_fn: InitFn) -> tuple[Variable, ...]:
     """List the variables of the state that `init_fn(key)` returns; nothing runs.
 
     Raises:
-      ArgumentError: `init_fn` is no function of a key.
+      ArgumentError: `init_fn` is not a function of a key.
+
+    >>> [each.path for each in variables_made_by(lambda key: {"w": jnp.ones(3)})]
+    ['w']
     """
     check_function("init_fn", init_fn, "key")
     return variables_of(jax.eval_shape(init_fn, jax.random.key(0)))
@@ -111,7 +114,7 @@ def _names(path: tuple) -> list[str]:
 
 
 def _is_optimizer(node: Any) -> bool:
-    # By name: who wraps optimizers lives above strategies, and imports none of them.
+    # By name: the module that wraps optimizers is above strategies.
     kind = type(node)
     return kind.__module__.partition(".")[0] == "optax" or (
         kind.__name__ == "OptimizerState"
@@ -119,19 +122,19 @@ def _is_optimizer(node: Any) -> bool:
 
 
 def _named_optimizer(parts: list[str]) -> bool:
-    # At the top alone: below it, `optical` or `option` are words of a model.
+    # At the top alone: below it, `optical` or `option` are names of a model.
     is_one = parts[:1] and (parts[0] in _OPTIMIZERS or parts[0].startswith("opt_"))
     return bool(is_one) and parts[1:2] != ["model"]
 
 
 def _parameter_of(path: str, candidates: Sequence[str]) -> str:
     own = path.split("/")
-    words = f"_{path.replace('/', '_')}_"
+    names = f"_{path.replace('/', '_')}_"
 
     def likeness(candidate: str) -> tuple[int, int, int, bool]:
         other = candidate.split("/")
         start = _common(own, other)
-        named = sum(f"_{part}_" in words for part in other)
+        named = sum(f"_{part}_" in names for part in other)
         is_parameter = start < len(other) and other[start] in _PARAMETERS
         return _common(own[::-1], other[::-1]), start, named, is_parameter
 

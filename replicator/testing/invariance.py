@@ -22,13 +22,13 @@ from replicator.base.per_replica import is_per_replica, repeat_own, take_own
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
-from replicator.engine.eager_calls import in_no_mesh
 from replicator.engine.first_update.comparison import (
     GRADIENT_TOLERANCE,
     SPLIT_TOLERANCE,
 )
 from replicator.engine.layout import EQUAL, STATE, Layout, examples
 from replicator.engine.make_step import make_layout
+from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.step.accumulate import accumulated, single
 from replicator.engine.step.microbatch_sums import KeyedStep, zero_sums
 from replicator.engine.step.optimizer_state import optimizer_states

@@ -17,12 +17,12 @@ from replicator.engine.auto_microbatch import (
     fit_accumulate,
 )
 from replicator.engine.compiled_step import CompiledStep
-from replicator.engine.eager_calls import in_no_mesh, require_eager
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.engine.first_update.check import FirstUpdateCheck
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step, debug_step
+from replicator.engine.require_eager import in_no_mesh, require_eager
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import ArgumentError, check_flags, check_function, check_kind

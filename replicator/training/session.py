@@ -19,7 +19,7 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import Key, PyTree, StepFn
-from replicator.engine.eager_calls import in_no_mesh
+from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.run_ahead import RunAhead
 from replicator.engine.step.state import in_form, step_key
 from replicator.errors import ArgumentError, check_function

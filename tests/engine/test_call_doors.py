@@ -58,7 +58,7 @@ def test_a_batch_placed_for_another_step_is_refused(rep):
         rep.compile(total)({"a": jnp.ones(3)}, next(batches))
     assert str(caught.value) == (
         "`batch` must be placed for accumulate=1 and steps_per_call=1, got 4 and 1. "
-        "Say so in `rep.batches(dataset, InputOptions(...))`."
+        "Set both in `rep.batches(dataset, InputOptions(...))`."
     )
 
 

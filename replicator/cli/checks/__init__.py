@@ -1,1 +1,1 @@
-"""What `replicator doctor` looks at: each check is a function of what was measured."""
+"""Checks of `replicator doctor`: each is a function of measurements."""

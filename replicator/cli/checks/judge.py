@@ -15,7 +15,7 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 
 _GIB, _MIB = 2**30, 2**20
 _SLOW_START_S = 30.0
-# Facts: fewer threads than this starve under a few steps of several fake devices.
+# With fewer threads a few steps of several fake devices starve.
 _SMALLEST_POOL = 16
 _LITTLE_DISK, _NO_DISK = 10 * _GIB, 100 * _MIB
 _SLOW_FSYNC_S = 1.0
@@ -32,10 +32,10 @@ class Finding:
     """One line of the doctor's table.
 
     Attributes:
-      name: What was looked at.
-      status: `fail` where runs will not work, `warn` where some will not.
-      detail: What was found.
-      remedy: What to do; empty if it is ok.
+      name: Name of the check.
+      status: `fail` if runs will not work, `warn` if some will not.
+      detail: Result of the check.
+      remedy: A sentence to the user; empty if the status is `ok`.
     """
 
     name: str
@@ -45,7 +45,11 @@ class Finding:
 
 
 def check_python(found: str, *, wanted: str) -> Finding:
-    """Compare Python's version with `wanted`, such as `>=3.11`."""
+    """Compare Python's version with `wanted`, such as `>=3.11`.
+
+    >>> check_python("3.10.2", wanted=">=3.11").status
+    'fail'
+    """
     if _satisfies(found, SpecifierSet(wanted)):
         return Finding("Python", "ok", found)
     remedy = "Make a virtual environment with a newer Python."
@@ -60,7 +64,10 @@ def check_package(line: str, installed: Mapping[str, str]) -> Finding | None:
       installed: Versions by lower-case name.
 
     Returns:
-      What was found; None for a requirement that no run has.
+      The finding; None for a requirement that no run has.
+
+    >>> check_package("optax>=0.2", {"optax": "0.1.9"}).remedy
+    "Run `pip install 'optax>=0.2'`."
     """
     wanted = Requirement(line)
     extra = re.search(r"extra == [\"']([^\"']+)[\"']", str(wanted.marker))
@@ -78,7 +85,11 @@ def check_package(line: str, installed: Mapping[str, str]) -> Finding | None:
 
 
 def check_jaxlib(jax: str, installed: Mapping[str, str]) -> Finding:
-    """Compare jaxlib and the plugins for accelerators with jax: they go together."""
+    """Compare the versions of jaxlib and of accelerator plugins with that of jax.
+
+    >>> check_jaxlib("0.10.2", {"jaxlib": "0.10.1"}).remedy
+    'Run `pip install jaxlib==0.10.2`.'
+    """
     parts = {
         name: version
         for name, version in sorted(installed.items())
@@ -93,11 +104,14 @@ def check_jaxlib(jax: str, installed: Mapping[str, str]) -> Finding:
 
 
 def check_devices(found: Probe | str, *, accelerators: tuple[str, ...]) -> Finding:
-    """Judge whether JAX starts, adds up right, and sees what the machine has.
+    """Judge whether JAX starts, adds correctly, and uses the machine's accelerators.
 
     Args:
-      found: What it saw, or why it did not start.
+      found: Result of the probe, or why JAX did not start.
       accelerators: Kinds of which the machine has device files: "gpu", "tpu".
+
+    >>> check_devices("no answer from JAX", accelerators=()).status
+    'fail'
     """
     if isinstance(found, str):
         remedy = (
@@ -145,7 +159,7 @@ def check_dispatch(found: Probe, *, several_processes: bool) -> Finding:
     """Judge whether CPU computations may run ahead of the host.
 
     Args:
-      found: What JAX saw.
+      found: Result of the probe.
       several_processes: Whether the environment announces more than one process.
     """
     if found.platform != "cpu":
@@ -167,7 +181,7 @@ def check_cache(found: Probe, *, write_problem: str, chosen_off: bool) -> Findin
     """Judge where compiled programs are kept.
 
     Args:
-      found: What JAX was set up with.
+      found: Result of the probe.
       write_problem: Why the directory cannot be written to; empty if it can.
       chosen_off: Whether the user switched it off.
     """
@@ -176,13 +190,13 @@ def check_cache(found: Probe, *, write_problem: str, chosen_off: bool) -> Findin
         return Finding(name, "ok", "switched off by you")
     if found.cache_directory is None:
         remedy = (
-            "Each run compiles anew until the directory is yours alone: `chmod 700` "
-            "it, or set XDG_CACHE_HOME to another place."
+            "Each run compiles anew until only you can write to the directory: "
+            "`chmod 700` it, or set XDG_CACHE_HOME to another one."
         )
         return Finding(name, "warn", found.cache_problem or "off", remedy)
     if write_problem:
         detail = f"{found.cache_directory}: {write_problem}"
-        remedy = "Free space there, or set XDG_CACHE_HOME to another place."
+        remedy = "Free space there, or set XDG_CACHE_HOME to another directory."
         return Finding(name, "warn", detail, remedy)
     return Finding(name, "ok", found.cache_directory)
 
@@ -205,10 +219,13 @@ def check_disk(facts: DiskFacts) -> Finding:
 
 
 def check_loopback(problem: str) -> Finding:
-    """Judge whether processes of this machine can talk to each other.
+    """Judge whether processes of this machine can connect to each other.
 
     Args:
       problem: Why a connection to 127.0.0.1 failed; empty if it did not.
+
+    >>> check_loopback("").detail
+    '127.0.0.1 binds and connects'
     """
     if not problem:
         return Finding("ports", "ok", "127.0.0.1 binds and connects")
@@ -217,7 +234,7 @@ def check_loopback(problem: str) -> Finding:
 
 
 def check_coordinator(facts: CoordinatorFacts) -> Finding:
-    """Judge what the environment says of other processes."""
+    """Judge the environment's variables about other processes."""
     name = "coordinator"
     if facts.malformed:
         remedy = "See `docs/clusters.md` for the variables of each launcher."
@@ -247,7 +264,11 @@ def check_launchers(facts: CoordinatorFacts) -> Finding:
 
 
 def check_shared_memory(size_bytes: int | None) -> Finding:
-    """Judge the size of /dev/shm; None if there is none."""
+    """Judge the size of /dev/shm; None if there is none.
+
+    >>> check_shared_memory(8 << 30).status
+    'ok'
+    """
     size = "no /dev/shm" if size_bytes is None else f"{size_bytes / _MIB:,.0f} MiB"
     if size_bytes is not None and size_bytes >= _LITTLE_SHARED_MEMORY:
         return Finding("shared memory", "ok", size)
@@ -257,7 +278,11 @@ def check_shared_memory(size_bytes: int | None) -> Finding:
 
 
 def check_open_files(soft: int, hard: int) -> Finding:
-    """Judge how many files a process may open."""
+    """Judge how many files a process may open.
+
+    >>> check_open_files(256, 65536).remedy
+    'Run `ulimit -n 65536` before a run of many processes.'
+    """
     detail = f"{soft:,} (hard limit {hard:,})"
     if soft >= _FEW_FILES:
         return Finding("open files", "ok", detail)
@@ -271,7 +296,7 @@ def check_clock(now_s: float, *, installed_s: float, disk: DiskFacts) -> Finding
     Args:
       now_s: The time of day, in seconds since 1970.
       installed_s: When the files of this installation were written, likewise.
-      disk: What writing showed.
+      disk: Result of writing to a directory.
     """
     now = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
     detail = f"{now:%Y-%m-%d %H:%M:%S} UTC"

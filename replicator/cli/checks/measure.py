@@ -1,9 +1,8 @@
 """Measure what the checks judge: each function touches the machine and never raises.
 
-As a program (`python -m`) it starts JAX, adds up numbers over all devices and says what
-it saw, as the JSON of a `Probe`. Starting an accelerator, or a collective over several,
-is what hangs or aborts on a machine that is not well: `probe` waits for it, with a
-bound.
+As a program (`python -m`) it starts JAX, adds numbers over all devices and prints the
+JSON of a `Probe`. On a faulty machine the start of an accelerator, or a collective over
+several, hangs or aborts: `probe` waits for it, with a bound.
 """
 
 import dataclasses
@@ -44,18 +43,18 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What a fresh process saw.
+    """Devices and settings of JAX in a fresh process.
 
     Attributes:
-      platform: Of JAX's devices: cpu, gpu, tpu.
-      kind: Of the first device.
-      devices: How many.
-      pool: Threads that XLA's CPU client has at most for them.
+      platform: Platform of the devices: cpu, gpu, tpu.
+      kind: Kind of the first device.
+      devices: Number of devices.
+      pool: Most threads that XLA's CPU client has for them.
       asynchronous: Whether CPU computations return before they are done.
-      total: What adding 1 over all devices gave.
-      seconds: From the first look at the devices to that sum.
-      cache_directory: Where compiled programs are kept; None for nowhere.
-      cache_problem: Why they are not.
+      total: Sum of 1 over all devices.
+      seconds: Time from the first look at the devices to that sum.
+      cache_directory: Directory of compiled programs; None if they are not kept.
+      cache_problem: Why they are not kept.
     """
 
     platform: str
@@ -71,14 +70,14 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DiskFacts:
-    """What writing to a directory showed.
+    """Result of writing to a directory.
 
     Attributes:
-      directory: Which one.
+      directory: The directory.
       problem: Why it could not be written to; empty if it could.
-      free_bytes: What this user may still write.
-      fsync_s: How long 1 MiB took to be on the disk, its name included.
-      skew_s: By how much the files' clock is ahead of this machine's.
+      free_bytes: Number of bytes that this user may still write.
+      fsync_s: Seconds until 1 MiB, and the name of its file, were on the disk.
+      skew_s: Seconds by which the files' clock is ahead of this machine's.
     """
 
     directory: str
@@ -90,14 +89,14 @@ class DiskFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorFacts:
-    """What the environment says of other processes, and of the one they all ask first.
+    """Other processes that the environment names, and their coordinator.
 
     Attributes:
       cluster: Those processes; None if there are no others.
-      malformed: What is wrong with the variables; empty if nothing is.
-      problem: Why this process cannot play its part: to listen as process 0, to reach
-        process 0 as another one. Empty if it can.
-      launchers: A line on each launcher: what was found of it, or what was looked for.
+      malformed: Fault of the variables; empty if there is none.
+      problem: Why process 0 cannot listen, or another process cannot reach it; empty
+        if it can.
+      launchers: A line on each launcher: the variables found, or looked for.
     """
 
     cluster: Cluster | None = None
@@ -112,14 +111,14 @@ class CoordinatorFacts:
 
 
 def probe(*, timeout_s: float) -> Probe:
-    """Ask a new process what it sees.
+    """Start JAX in a new process, and return its report.
 
     Args:
-      timeout_s: How long it may take; then it is killed.
+      timeout_s: Seconds until it is killed.
 
     Raises:
       TimeoutError: It took longer.
-      RuntimeError: It ended with an error; its last line is told.
+      RuntimeError: It ended with an error; the message is its last line.
     """
     # A run that holds the GPU's memory must not be asked for most of it once more.
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -168,7 +167,11 @@ def look() -> Probe:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the version of each installed distribution, by lower-case name."""
+    """Return the version of each installed distribution, by lower-case name.
+
+    >>> installed_versions()["jax"] == jax.__version__
+    True
+    """
     return {
         (found.metadata["Name"] or "").lower(): found.version
         for found in importlib.metadata.distributions()
@@ -176,7 +179,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def accelerators() -> tuple[str, ...]:
-    """Name the kinds of accelerators that are there, if the user named none."""
+    """Return the kinds of accelerators of this machine, if the user named none."""
     if os.environ.get("JAX_PLATFORMS") or os.environ.get(FAKE_DEVICES_VARIABLE):
         return ()
     files = {"gpu": ("/dev/nvidia[0-9]*", "/dev/kfd"), "tpu": ("/dev/accel[0-9]*",)}
@@ -201,7 +204,7 @@ def disk_facts(directory: Path) -> DiskFacts:
             skew_s = os.fstat(file.fileno()).st_mtime - wall_s
         found = os.statvfs(there)
     except OSError as failure:
-        return DiskFacts(directory=str(directory), problem=_told(failure))
+        return DiskFacts(directory=str(directory), problem=_message(failure))
     return DiskFacts(
         directory=str(directory),
         free_bytes=found.f_bavail * found.f_frsize,
@@ -211,22 +214,26 @@ def disk_facts(directory: Path) -> DiskFacts:
 
 
 def write_problem(directory: str | None) -> str:
-    """Say why a directory cannot be written to; nothing if it can, or is None."""
+    """Return why a directory cannot be written to; "" if it can, or is None.
+
+    >>> write_problem(None)
+    ''
+    """
     return "" if directory is None else disk_facts(Path(directory)).problem
 
 
 def loopback_problem() -> str:
-    """Listen on 127.0.0.1 and connect to it; say what went wrong, if anything."""
+    """Listen on 127.0.0.1 and connect to it; return the error, or ""."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             return _connect_problem("127.0.0.1", port)
     except OSError as failure:
-        return _told(failure)
+        return _message(failure)
 
 
 def coordinator_facts() -> CoordinatorFacts:
-    """Find the coordinator in the environment; listen as it, or knock at it."""
+    """Find the coordinator in the environment; listen as it, or connect to it."""
     launchers: tuple[str, ...] = ()
     try:
         environ = with_tpu_metadata(os.environ)
@@ -265,7 +272,7 @@ def _listen_problem(host: str, port: int) -> str:
     try:
         socket.create_server((host, port)).close()
     except OSError as failure:
-        return _told(failure)
+        return _message(failure)
     return ""
 
 
@@ -273,11 +280,11 @@ def _connect_problem(host: str, port: int) -> str:
     try:
         socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as failure:
-        return _told(failure)
+        return _message(failure)
     return ""
 
 
-def _told(failure: OSError) -> str:
+def _message(failure: OSError) -> str:
     return failure.strerror or str(failure)
 
 
@@ -292,15 +299,15 @@ def _add_over_devices() -> float:
 
 
 def _is_asynchronous() -> bool:
-    # This setting, unlike others, is no attribute of `jax.config` (0.10 to 0.12).
+    # This setting, unlike others, is not an attribute of `jax.config` (0.10 to 0.12).
     return jax.config.read("jax_cpu_enable_async_dispatch")  # pyright: ignore
 
 
 def _last_error(stderr: str) -> str:
-    told = [
+    errors = [
         line for line in stderr.splitlines() if re.match(r"\S.*(Error|error)", line)
     ]
-    return (told or stderr.splitlines() or [""])[-1].strip()
+    return (errors or stderr.splitlines() or [""])[-1].strip()
 
 
 if __name__ == "__main__":

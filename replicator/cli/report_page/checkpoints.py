@@ -1,4 +1,4 @@
-"""List the checkpoints of a run: those that it told of, and those that are there."""
+"""List the checkpoints of a run: those in its journal, and those on disk."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ class CheckpointLine:
     """One checkpoint.
 
     Attributes:
-      step: Updates done.
+      step: Number of updates done.
       state: "there", "damaged" or "removed" (by retention, or by hand).
-      size_bytes: Of its files; None if it is not there.
-      time: When it was saved, as the journal says; empty if that is not known.
+      size_bytes: Size of its files; None if it is not there.
+      time: When it was saved, by the journal; empty if that is not known.
     """
 
     step: int
@@ -30,7 +30,7 @@ class CheckpointLine:
 
 def list_checkpoints(run: RunFiles) -> list[CheckpointLine]:
     """Return what is known of a run's checkpoints, by step."""
-    told = {
+    saved = {
         event["step"]: str(event.get("time", ""))
         for event in run.events
         if event.get("kind") == "saved" and isinstance(event.get("step"), int)
@@ -38,19 +38,19 @@ def list_checkpoints(run: RunFiles) -> list[CheckpointLine]:
     directory = find_directory(run)
     there = _steps_in(directory)
     return [
-        _line(directory, step, step in there, told.get(step, ""))
-        for step in sorted(set(told) | set(there))
+        _line(directory, step, step in there, saved.get(step, ""))
+        for step in sorted(set(saved) | set(there))
     ]
 
 
 def find_directory(run: RunFiles) -> Path | None:
-    """Return where a run's checkpoints are, if it says so or if they are inside it."""
+    """Return a run's directory of checkpoints, recorded or inside its own."""
     arguments = run.record.get("arguments")
-    said = [arguments.get("checkpoint_dir")] if isinstance(arguments, Mapping) else []
-    # In this order: the place of the newest checkpoint is that of the run.
-    said += [event.get("directory") for event in reversed(run.events)]
+    named = [arguments.get("checkpoint_dir")] if isinstance(arguments, Mapping) else []
+    # In this order: the directory of the newest checkpoint is that of the run.
+    named += [event.get("directory") for event in reversed(run.events)]
     inside = [run.directory / name for name in ("checkpoints", "checkpoint", ".")]
-    for path in [*(Path(name) for name in said if isinstance(name, str)), *inside]:
+    for path in [*(Path(name) for name in named if isinstance(name, str)), *inside]:
         if _steps_in(path):
             return path
     return None

@@ -1,7 +1,7 @@
 """Turn rows of metrics into curves that are small enough to draw.
 
 A curve keeps the least and the greatest of each stretch of steps, so that no spike is
-lost: not every n-th point, which loses them, and no mean, which shrinks them.
+lost: every n-th point alone would lose them, and a mean would shrink them.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from replicator.cli.report_page.run_files import Row
+from replicator.cli.report_page.run_files import MetricRow
 
 _MOST_POINTS, _MOST_EARLIER_POINTS = 500, 150
 _MOST_EARLIER = 5
-# Groups of numbers that a run tells of itself, in the order in which they are shown.
+# Groups of numbers about the run itself, in the order in which they are shown.
 ABOUT_THE_RUN = ("progress", "memory", "compile", "program", "goodput")
 
 
@@ -22,9 +22,9 @@ class Line:
     """Points of one metric in one run, in order.
 
     Attributes:
-      steps: Of each point.
-      seconds: Of training until each point, time between processes left out.
-      values: None where the number is not finite: the line breaks there.
+      steps: Step of each point.
+      seconds: Training time until each point, time between processes left out.
+      values: Value of each point; None if it is not finite: the line breaks there.
     """
 
     steps: Sequence[int]
@@ -33,13 +33,13 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class MetricCurve:
     """One metric over a run.
 
     Attributes:
-      name: Of the metric.
-      line: Of the present run.
-      earlier: Of the runs before it, the newest first.
+      name: Name of the metric.
+      line: Line of the present run.
+      earlier: Lines of the runs before it, the newest first.
       last: Its last value.
       least: Its least finite value; NaN if there is none.
       greatest: Its greatest finite value, likewise.
@@ -56,13 +56,13 @@ class Curve:
 
 
 def make_curves(
-    rows: Sequence[Row], earlier: Mapping[str, Sequence[Row]]
-) -> list[Curve]:
+    rows: Sequence[MetricRow], earlier: Mapping[str, Sequence[MetricRow]]
+) -> list[MetricCurve]:
     """Return one curve for each metric of the present run, in the order of first use.
 
     Args:
-      rows: Of the present run.
-      earlier: Of runs before it, oldest first; the newest few are drawn, too.
+      rows: Rows of the present run.
+      earlier: Rows of runs before it, oldest first; the newest few are drawn, too.
     """
     names = dict.fromkeys(name for row in rows for name in row.numbers)
     seconds = training_s(rows)
@@ -78,12 +78,12 @@ def make_curves(
     ]
 
 
-def group_curves(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+def group_curves(curves: Sequence[MetricCurve]) -> dict[str, list[MetricCurve]]:
     """Sort curves by what comes before the `/` of their names; the plain ones first.
 
     Rates and other numbers about the run itself come last.
     """
-    groups: dict[str, list[Curve]] = {}
+    groups: dict[str, list[MetricCurve]] = {}
     for curve in curves:
         prefix = curve.name.rpartition("/")[0]
         groups.setdefault(prefix, []).append(curve)
@@ -95,14 +95,14 @@ def _place(prefix: str) -> int:
     return 1 + ABOUT_THE_RUN.index(prefix) if prefix in ABOUT_THE_RUN else -(not prefix)
 
 
-def _losses_first(curve: Curve) -> bool:
+def _losses_first(curve: MetricCurve) -> bool:
     return "loss" not in curve.name
 
 
-def training_s(rows: Sequence[Row]) -> list[float]:
-    """Return for each row how many seconds were trained until then.
+def training_s(rows: Sequence[MetricRow]) -> list[float]:
+    """Return for each row the training time until then, in seconds.
 
-    Each process starts its clock anew: where it goes back another process goes on.
+    Each process starts its clock anew: if the clock goes back, another process goes on.
     """
     before_s, last_s, seconds = 0.0, 0.0, []
     for row in rows:
@@ -114,7 +114,7 @@ def training_s(rows: Sequence[Row]) -> list[float]:
     return seconds
 
 
-def process_starts(rows: Sequence[Row]) -> list[int]:
+def process_starts(rows: Sequence[MetricRow]) -> list[int]:
     """Return the steps at which another process went on: its first rows."""
     return [
         row.step
@@ -132,11 +132,14 @@ def thin(values: Sequence[float | None], most: int = _MOST_POINTS) -> list[int]:
     """Choose which points to draw.
 
     Args:
-      values: In order; None breaks the line.
+      values: Values in order; None breaks the line.
       most: About how many to choose.
 
     Returns:
       Their indices: of each stretch the least, the greatest and any break.
+
+    >>> thin([0.0, 1.0, None, 2.0])
+    [0, 1, 2, 3]
     """
     if len(values) <= most:
         return list(range(len(values)))
@@ -153,11 +156,14 @@ def thin(values: Sequence[float | None], most: int = _MOST_POINTS) -> list[int]:
 
 
 def _curve(
-    name: str, rows: Sequence[Row], seconds: Sequence[float], earlier: Sequence[Line]
-) -> Curve:
+    name: str,
+    rows: Sequence[MetricRow],
+    seconds: Sequence[float],
+    earlier: Sequence[Line],
+) -> MetricCurve:
     found = [(row.step, row.numbers[name]) for row in rows if name in row.numbers]
     finite = [value for _, value in found if math.isfinite(value)]
-    return Curve(
+    return MetricCurve(
         name=name,
         line=_line(name, rows, seconds),
         earlier=[line for line in earlier if line.steps],
@@ -169,7 +175,10 @@ def _curve(
 
 
 def _line(
-    name: str, rows: Sequence[Row], seconds: Sequence[float], most: int = _MOST_POINTS
+    name: str,
+    rows: Sequence[MetricRow],
+    seconds: Sequence[float],
+    most: int = _MOST_POINTS,
 ) -> Line:
     there = [index for index, row in enumerate(rows) if name in row.numbers]
     values = [_finite(rows[index].numbers[name]) for index in there]

@@ -1,7 +1,7 @@
-"""Write HTML so that nothing can be forgotten to be escaped.
+"""Write HTML in which all text is escaped.
 
-What is not `Markup` is text, and is escaped where it goes in; `Markup` comes from
-`element` and `raw` alone.
+A value that is not `Markup` is text, and is escaped where it goes in; `Markup` comes
+from `element` and `raw` alone.
 """
 
 import html
@@ -14,7 +14,11 @@ class Markup(str):
 
 
 def raw(text: str) -> Markup:
-    """Take our own HTML, style or script as it is; never what a run wrote."""
+    """Take our own HTML, style or script as it is; never text that a run wrote.
+
+    >>> element("p", raw("&middot;"))
+    '<p>&middot;</p>'
+    """
     return Markup(text)
 
 
@@ -26,6 +30,9 @@ def element(tag: str, *children: object, **attributes: object) -> Markup:
       *children: `Markup` as it is, all else as text; None is left out.
       **attributes: By name; a last `_` is dropped (`class_`), other `_` become `-`.
         None and False leave an attribute out, True writes it without a value.
+
+    >>> element("p", "1 < 2", class_="sub")
+    '<p class="sub">1 &lt; 2</p>'
     """
     inner = "".join(_inner(child) for child in children if child is not None)
     given = "".join(_attribute(name, value) for name, value in attributes.items())

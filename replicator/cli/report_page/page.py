@@ -1,4 +1,4 @@
-"""Put the page together: one file that asks nothing of any network."""
+"""Put the page together: one file that loads nothing from a network."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from replicator.cli.report_page.plots import cards, plot_data, plotly_script
 from replicator.cli.report_page.run_files import RunFiles, read_run
 from replicator.monitoring.goodput import Goodput, goodput
 
-# The browser itself refuses whatever the page, or a name in it, might ask for.
+# The browser itself refuses all requests of the page, or of a name in it.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:"
@@ -26,11 +26,11 @@ def write_report(directory: Path, target: Path) -> None:
     """Write the page of a run.
 
     Args:
-      directory: The run's.
+      directory: Directory of the run.
       target: The page; replaced if it is there.
 
     Raises:
-      ArgumentError: `directory` is no directory of a run.
+      ArgumentError: `directory` is not the directory of a run.
       ImportError: plotly is not installed.
       OSError: The page cannot be written.
     """
@@ -74,11 +74,15 @@ def make_page(run: RunFiles) -> str:
 
 
 def time_spent(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
-    """Return where the time of a run went; None if nothing usable was noted."""
+    """Return the goodput of a run; None if its journal has no usable events.
+
+    >>> time_spent([]) is None
+    True
+    """
     try:
         found = goodput(events)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # a journal that another version, or a hand, wrote
+        return None  # a journal of another version, or edited by hand
     return found if found.wall_s > 0 else None
 
 

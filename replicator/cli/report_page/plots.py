@@ -1,7 +1,7 @@
 """The curves of the page: cards that a script fills, their data, and plotly itself.
 
 plotly.js is packed into the page (2 MB), so that it opens years from now, on a machine
-without a network: it draws SVG, zooms and tells values, and comes by pip, locked by
+without a network: it draws SVG, zooms and shows values, and comes by pip, locked by
 hash (extra `report`). matplotlib's SVG does neither, bokeh brings pandas. Only the
 script is used: plotly's Python objects take a second to import.
 """
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from replicator.cli.report_page import words
+from replicator.cli.report_page import formats
 from replicator.cli.report_page.curves import (
     ABOUT_THE_RUN,
-    Curve,
     Line,
+    MetricCurve,
     group_curves,
     process_starts,
 )
@@ -30,7 +30,7 @@ _MOST_BAD_STEPS = 5
 
 
 def plotly_script() -> Markup:
-    """Return plotly.js, packed, in an element that nothing runs before it is unpacked.
+    """Return plotly.js, packed, in an element that does not run before it is unpacked.
 
     Raises:
       ImportError: plotly is not installed.
@@ -46,11 +46,11 @@ def plotly_script() -> Markup:
     return element("script", raw(packed.decode()), type="text/plain", id="plotly")
 
 
-def cards(curves: Sequence[Curve]) -> Markup:
+def cards(curves: Sequence[MetricCurve]) -> Markup:
     """Return a card for each curve; a script draws in them."""
     if not curves:
-        told = element("p", "No metrics were written.", class_="sub")
-        return element("section", element("h2", "Metrics"), told)
+        text = element("p", "No metrics were written.", class_="sub")
+        return element("section", element("h2", "Metrics"), text)
     numbers = {id(curve): number for number, curve in enumerate(curves)}
     users, runs = [], []
     for prefix, group in group_curves(curves).items():
@@ -65,8 +65,8 @@ def cards(curves: Sequence[Curve]) -> Markup:
     )
 
 
-def plot_data(run: RunFiles, curves: Sequence[Curve]) -> Markup:
-    """Return what the script draws, as JSON in an element that nothing runs."""
+def plot_data(run: RunFiles, curves: Sequence[MetricCurve]) -> Markup:
+    """Return the data that the script draws, as JSON in an element that is not run."""
     data = {
         "curves": [
             {
@@ -78,11 +78,11 @@ def plot_data(run: RunFiles, curves: Sequence[Curve]) -> Markup:
         ],
         "marks": _marks(run),
     }
-    told = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    # In a script nothing is unescaped, and "</script>" ends it wherever it stands.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    # In a script nothing is unescaped, and "</script>" ends it anywhere.
     for character in "<>&":
-        told = told.replace(character, f"\\u{ord(character):04x}")
-    return element("script", raw(told), type="application/json", id="data")
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return element("script", raw(text), type="application/json", id="data")
 
 
 def _grid(title: str, drawn: Sequence[Markup], *, class_: str) -> Markup | None:
@@ -93,7 +93,7 @@ def _grid(title: str, drawn: Sequence[Markup], *, class_: str) -> Markup | None:
     )
 
 
-def _controls(curves: Sequence[Curve]) -> Markup:
+def _controls(curves: Sequence[MetricCurve]) -> Markup:
     several = any(curve.earlier for curve in curves)
     return element(
         "form",
@@ -128,9 +128,9 @@ def _box(name: str, label: str) -> Markup:
     return element("label", box, f" {label}")
 
 
-def _card(number: int, curve: Curve) -> Markup:
-    write = words.size if _is_bytes(curve) else words.number
-    told = write(curve.last)
+def _card(number: int, curve: MetricCurve) -> Markup:
+    write = formats.size if _is_bytes(curve) else formats.number
+    text = write(curve.last)
     extent = f"from {write(curve.least)} to {write(curve.greatest)}"
     prefix, slash, name = curve.name.removeprefix("progress/").rpartition("/")
     return element(
@@ -138,7 +138,7 @@ def _card(number: int, curve: Curve) -> Markup:
         element(
             "figcaption",
             element("b", element("i", prefix + slash), name, title=curve.name),
-            element("span", told, title=f"the last; all are {extent}"),
+            element("span", text, title=f"the last; all are {extent}"),
             element("button", "⤢", type="button", title="wide or narrow"),
         ),
         element("p", _bad(curve.bad_steps), class_="bad") if curve.bad_steps else None,
@@ -146,7 +146,7 @@ def _card(number: int, curve: Curve) -> Markup:
     )
 
 
-def _is_bytes(curve: Curve) -> bool:
+def _is_bytes(curve: MetricCurve) -> bool:
     return "bytes" in curve.name
 
 
@@ -161,7 +161,7 @@ def _points(line: Line) -> dict[str, Any]:
 
 
 def _marks(run: RunFiles) -> list[dict[str, Any]]:
-    """Return where on the curves something happened that one should see."""
+    """Return the events that are marked on the curves."""
     marks = [
         {"step": event["step"], "kind": kind, "tone": tone_of(kind)}
         for event in run.events

@@ -1,7 +1,7 @@
-"""Read what a run left in its directory, whatever state that is in.
+"""Read the files of a run, whatever state its directory is in.
 
 A run may have been killed in the middle of a line, may have written NaN, may have
-lost files: what cannot be read is left out and said, and never ends the report.
+lost files: what cannot be read is left out and reported, and never ends the report.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ _MOST_TEXT_BYTES = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class MetricRow:
     """One line of metrics.
 
     Attributes:
-      step: Updates done.
-      time_s: Since the process that wrote it opened the file.
-      numbers: By name; may be NaN or infinite.
+      step: Number of updates done.
+      time_s: Seconds since the process that wrote it opened the file.
+      numbers: Metrics by name; may be NaN or infinite.
     """
 
     step: int
@@ -41,9 +41,9 @@ class LeftFile:
     """A post-mortem or a stack dump.
 
     Attributes:
-      path: Below the run's directory.
-      size_bytes: Of the file.
-      text: How it begins, if it is a small text; None otherwise.
+      path: Path below the run's directory.
+      size_bytes: Size of the file.
+      text: Its beginning, if it is a small text; None otherwise.
     """
 
     path: str
@@ -56,19 +56,19 @@ class RunFiles:
     """All that is in the directory of a run.
 
     Attributes:
-      directory: Where.
+      directory: The directory.
       record: `run.json`; empty if it cannot be read.
-      rows: Of the present run, those of all its processes one after the other.
+      rows: Rows of the present run, those of all its processes one after the other.
       earlier: Rows of runs that were set aside, by name.
-      events: In the order of time.
+      events: Events in the order of time.
       left: Post-mortems and stack dumps.
-      problems: What could not be read, a sentence each.
+      problems: A sentence for each file that could not be read.
     """
 
     directory: Path
     record: Mapping[str, Any]
-    rows: Sequence[Row]
-    earlier: Mapping[str, Sequence[Row]]
+    rows: Sequence[MetricRow]
+    earlier: Mapping[str, Sequence[MetricRow]]
     events: Sequence[Mapping[str, Any]]
     left: Sequence[LeftFile]
     problems: Sequence[str]
@@ -78,7 +78,7 @@ def read_run(directory: Path) -> RunFiles:
     """Read the directory of a run.
 
     Raises:
-      ArgumentError: It is no directory of a run.
+      ArgumentError: It is not the directory of a run.
     """
     _require_run(directory)
     problems: list[str] = []
@@ -107,7 +107,7 @@ def _require_run(directory: Path) -> None:
         what = f"holds no {RECORD_NAME}, {METRICS_NAME} or events.jsonl"
     raise ArgumentError(
         f"`DIR` must be the directory of a run, got {directory}, which {what}. "
-        "Name what `run(directory=...)` was given."
+        "Use the one that `run(directory=...)` was given."
     )
 
 
@@ -116,16 +116,16 @@ def _read_record(directory: Path, problems: list[str]) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
-        problems.append(f"{RECORD_NAME} could not be read: {_told(failure)}.")
+        problems.append(f"{RECORD_NAME} could not be read: {_message(failure)}.")
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _read_rows(path: Path, problems: list[str]) -> list[Row]:
+def _read_rows(path: Path, problems: list[str]) -> list[MetricRow]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as failure:
-        problems.append(f"{path.name} could not be read: {_told(failure)}.")
+        problems.append(f"{path.name} could not be read: {_message(failure)}.")
         return []
     rows = [row for line in lines if line.strip() and (row := _parse_row(line))]
     if torn := sum(bool(line.strip()) for line in lines) - len(rows):
@@ -133,7 +133,7 @@ def _read_rows(path: Path, problems: list[str]) -> list[Row]:
     return rows
 
 
-def _parse_row(line: bytes) -> Row | None:
+def _parse_row(line: bytes) -> MetricRow | None:
     try:
         found = json.loads(line)
         step, time_s = int(found.pop("step")), float(found.pop("time_s", math.nan))
@@ -142,7 +142,7 @@ def _parse_row(line: bytes) -> Row | None:
     numbers = {
         name: number for name, value in found.items() for number in _float(value)
     }
-    return Row(step=step, time_s=time_s, numbers=numbers)
+    return MetricRow(step=step, time_s=time_s, numbers=numbers)
 
 
 def _float(value: Any) -> Iterator[float]:
@@ -158,7 +158,7 @@ def _read_events(directory: Path, problems: list[str]) -> list[dict[str, Any]]:
     try:
         return read_events(directory)
     except (OSError, ValueError, TypeError) as failure:
-        problems.append(f"events.jsonl could not be read: {_told(failure)}.")
+        problems.append(f"events.jsonl could not be read: {_message(failure)}.")
         return []
 
 
@@ -188,5 +188,5 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _told(failure: Exception) -> str:
+def _message(failure: Exception) -> str:
     return (getattr(failure, "strerror", None) or str(failure)).rstrip(".")

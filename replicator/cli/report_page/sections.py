@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replicator.cli.report_page import words
+from replicator.cli.report_page import formats
 from replicator.cli.report_page.checkpoints import CheckpointLine
-from replicator.cli.report_page.curves import Curve, training_s
+from replicator.cli.report_page.curves import MetricCurve, training_s
 from replicator.cli.report_page.markup import Markup, element
 from replicator.cli.report_page.run_files import LeftFile, RunFiles
 from replicator.monitoring.goodput import Goodput
 
-# What people ask about first; `saved` and the like are the rest.
+# Kinds of events that are shown first; `saved` and the like are the rest.
 BAD_KINDS = frozenset({"save_failed", "hung", "rolled_back"})
 ODD_KINDS = frozenset({"preempted", "resumed", "skipped", "spike", "straggler"})
 _QUIET_KINDS = frozenset({"phases"})
@@ -20,7 +20,7 @@ _MOST_EVENTS = 2000
 
 
 def head(run: RunFiles) -> Markup:
-    """Return the title: which run, where, how it ended."""
+    """Return the title: the run, its machine, how it ended."""
     record = run.record
     devices = record.get("devices")
     first = run.events[0].get("time") if run.events else record.get("started_at")
@@ -38,12 +38,20 @@ def head(run: RunFiles) -> Markup:
 
 
 def element_badge(label: str, tone: str) -> Markup:
-    """Return a word in a box of a colour: good, odd, bad or plain."""
+    """Return a label in a box of a colour: good, odd, bad or plain.
+
+    >>> element_badge("finished", "good")
+    '<span class="badge good">finished</span>'
+    """
     return element("span", label, class_=f"badge {tone}")
 
 
 def outcome(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Say how a run ended, and in which tone, by the last event that tells."""
+    """Return how a run ended, and the tone of its label, by the last such event.
+
+    >>> outcome([])
+    ('no end recorded', 'plain')
+    """
     telling = {"ended": "good", "preempted": "odd", "hung": "bad"}
     for event in reversed(events):
         kind = str(event.get("kind"))
@@ -55,8 +63,10 @@ def outcome(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return ("no end recorded", "plain")
 
 
-def tiles(run: RunFiles, curves: Sequence[Curve], goodput: Goodput | None) -> Markup:
-    """Return the few numbers that say most."""
+def tiles(
+    run: RunFiles, curves: Sequence[MetricCurve], goodput: Goodput | None
+) -> Markup:
+    """Return the most important numbers."""
     arguments = run.record.get("arguments")
     wanted = arguments.get("steps") if isinstance(arguments, Mapping) else None
     done = max((row.step for row in run.rows), default=0)
@@ -64,11 +74,11 @@ def tiles(run: RunFiles, curves: Sequence[Curve], goodput: Goodput | None) -> Ma
     last = {curve.name: curve.last for curve in curves}
     for name, label in _TOLD:
         if name in last:
-            facts.append((label, words.number(last[name])))
+            facts.append((label, formats.number(last[name])))
     if seconds := training_s(run.rows):
-        facts.append(("trained for", words.duration(seconds[-1])))
+        facts.append(("trained for", formats.duration(seconds[-1])))
     if goodput is not None:
-        facts.append(("goodput", words.share(goodput.share)))
+        facts.append(("goodput", formats.share(goodput.share)))
     kinds = Counter(str(event.get("kind")) for event in run.events)
     facts += [(label, str(kinds[kind])) for kind, label in _COUNTED if kinds[kind]]
     boxes = [
@@ -87,15 +97,15 @@ _COUNTED = (("saved", "saves"), ("resumed", "times resumed"), ("skipped", "skipp
 
 
 def problems(run: RunFiles) -> Markup | None:
-    """Return what could not be read, or nothing."""
+    """Return the list of files that could not be read; None if all could."""
     if not run.problems:
         return None
-    said = [element("li", problem) for problem in run.problems]
-    return element("ul", *said, class_="problems")
+    items = [element("li", problem) for problem in run.problems]
+    return element("ul", *items, class_="problems")
 
 
 def goodput_bar(goodput: Goodput | None) -> Markup:
-    """Return one bar for the whole time of the run, cut by what it went into."""
+    """Return one bar for the whole time of the run, cut by phase."""
     if goodput is None:
         return _section("Where the time went", _none("not recorded"))
     lost = sorted(goodput.lost_s.items(), key=lambda item: -item[1])
@@ -103,10 +113,10 @@ def goodput_bar(goodput: Goodput | None) -> Markup:
     for index, (label, seconds) in enumerate([("steps", goodput.useful_s), *lost]):
         part = seconds / goodput.wall_s
         tone = f"part-{min(index, _MOST_TONES)}"
-        told = f"{label} {words.share(part)} ({words.duration(seconds)})"
+        text = f"{label} {formats.share(part)} ({formats.duration(seconds)})"
         style = f"flex-grow:{part:.6f}"
-        parts.append(element("div", class_=tone, style=style, title=told))
-        legend.append(element("li", element("i", class_=tone), told))
+        parts.append(element("div", class_=tone, style=style, title=text))
+        legend.append(element("li", element("i", class_=tone), text))
     return _section(
         "Where the time went",
         element("div", *parts, class_="bar"),
@@ -133,7 +143,13 @@ def events(found: Sequence[Mapping[str, Any]]) -> Markup:
     rows = [_event_row(event, several=several) for event in shown]
     left_out = len(found) - len(shown)
     note = f"The first {left_out:,} are in the journal only." if left_out else None
-    names = ["time (UTC)", *(["process"] if several else []), "step", "event", "said"]
+    names = [
+        "time (UTC)",
+        *(["process"] if several else []),
+        "step",
+        "event",
+        "details",
+    ]
     return _section(
         "Events",
         element("p", *boxes, class_="kinds") if boxes else _none("none recorded"),
@@ -143,29 +159,29 @@ def events(found: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def environment(record: Mapping[str, Any]) -> Markup:
-    """Return where and with what the run ran."""
+    """Return the machine and the versions of the run."""
     names = ("started_at", "host", "seed", "devices", "versions", "git")
     return _pairs("Environment", {name: record.get(name) for name in names})
 
 
 def arguments(record: Mapping[str, Any]) -> Markup:
-    """Return what the run was told, its strategy apart."""
-    said = record.get("arguments")
-    said = dict(said) if isinstance(said, Mapping) else {}
-    said.pop("strategy", None)
-    return _pairs("Arguments", said)
+    """Return what the run was text, its strategy apart."""
+    given = record.get("arguments")
+    given = dict(given) if isinstance(given, Mapping) else {}
+    given.pop("strategy", None)
+    return _pairs("Arguments", given)
 
 
 def strategy(record: Mapping[str, Any]) -> Markup | None:
     """Return the strategy, if one was recorded."""
-    said = record.get("arguments")
-    below = said.get("strategy") if isinstance(said, Mapping) else None
+    given = record.get("arguments")
+    below = given.get("strategy") if isinstance(given, Mapping) else None
     found = record.get("strategy") or below
     return _pairs("Strategy", found) if found else None
 
 
 def checkpoints(lines: Sequence[CheckpointLine]) -> Markup:
-    """Return the checkpoints as a table, or say that there are none."""
+    """Return the checkpoints as a table, or a line if there are none."""
     if not lines:
         return _section("Checkpoints", _none("none known"))
     kept = [line for line in lines if line.state != "removed"]
@@ -174,8 +190,8 @@ def checkpoints(lines: Sequence[CheckpointLine]) -> Markup:
             "tr",
             _cell(f"{line.step:,}", class_="n"),
             _cell(line.state, class_="bad" if line.state == "damaged" else None),
-            _cell(words.size(line.size_bytes or 0), class_="n"),
-            _cell(words.clock(line.time)),
+            _cell(formats.size(line.size_bytes or 0), class_="n"),
+            _cell(formats.clock(line.time)),
         )
         for line in kept
     ]
@@ -194,20 +210,20 @@ def left_files(files: Sequence[LeftFile]) -> Markup | None:
         return None
     items = []
     for file in files:
-        told = f"{file.path} ({words.size(file.size_bytes)})"
+        text = f"{file.path} ({formats.size(file.size_bytes)})"
         if file.text:
-            told = element(
-                "details", element("summary", told), element("pre", file.text)
+            text = element(
+                "details", element("summary", text), element("pre", file.text)
             )
-        items.append(element("li", told))
+        items.append(element("li", text))
     return _section("Post-mortems and stacks", element("ul", *items, class_="files"))
 
 
 def _pairs(title: str, value: Any) -> Markup:
     rows = [
-        element("tr", element("th", name), _cell(told))
-        for name, told in words.flat(value)
-        if name or told
+        element("tr", element("th", name), _cell(text))
+        for name, text in formats.flat(value)
+        if name or text
     ]
     body = _table((), rows, class_="pairs") if rows else _none("not recorded")
     return _section(title, body)
@@ -217,8 +233,8 @@ def _section(title: str, *children: Markup | None) -> Markup:
     return element("section", element("h2", title), *children)
 
 
-def _none(told: str) -> Markup:
-    return element("p", told, class_="sub")
+def _none(text: str) -> Markup:
+    return element("p", text, class_="sub")
 
 
 def _table(names: Sequence[str], rows: Iterable[Markup], *, class_: str = "") -> Markup:
@@ -241,23 +257,29 @@ def _column(name: str) -> Markup:
 
 def _event_row(event: Mapping[str, Any], *, several: bool) -> Markup:
     kind = str(event.get("kind"))
-    said = {name: value for name, value in event.items() if name not in _OWN_FIELDS}
-    told = " · ".join(f"{name} {words.one_line(value)}" for name, value in said.items())
+    fields = {name: value for name, value in event.items() if name not in _OWN_FIELDS}
+    text = " · ".join(
+        f"{name} {formats.one_line(value)}" for name, value in fields.items()
+    )
     step = event.get("step")
     return element(
         "tr",
-        _cell(words.clock(event.get("time"))),
+        _cell(formats.clock(event.get("time"))),
         _cell(event.get("process", "")) if several else None,
         _cell(f"{step:,}" if _is_int(step) else "", class_="n"),
         _cell(kind, class_=tone_of(kind)),
-        _cell(told, class_="said"),
+        _cell(text, class_="details"),
         data_kind=kind,
         hidden=not _is_shown(kind),
     )
 
 
 def tone_of(kind: str) -> str:
-    """Return the class of colours that a kind of event bears."""
+    """Return the tone (a class of colours) of a kind of event.
+
+    >>> tone_of("resumed")
+    'odd'
+    """
     return "bad" if kind in BAD_KINDS else "odd" if kind in ODD_KINDS else "plain"
 
 
@@ -270,7 +292,7 @@ def _cell(value: object, *, class_: str | None = None) -> Markup:
 
 
 def _when(time: Any) -> str:
-    return f"started {words.clock(time)} UTC" if time else ""
+    return f"started {formats.clock(time)} UTC" if time else ""
 
 
 def _on(devices: Any) -> str:

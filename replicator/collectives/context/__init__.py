@@ -1,1 +1,1 @@
-"""Where a traced step is: axis, replica, microbatch, update; keys for these."""
+"""Position of a traced step: axis, replica, microbatch, update; keys for these."""

@@ -1,9 +1,9 @@
-"""Know which replicas a collective speaks to: how many, which one is this, what groups.
+"""Replicas of a collective: their number, this one's place, groups.
 
 A step runs with the mesh axis `replica` bound. Where no axis is bound there is no
 replica context, and every collective acts as one replica would: the same function runs
-on one device without a `Replicator`. What would make that silence a lie is refused: an
-axis that was named but is not there, and a `shard_map` over axes called otherwise.
+on one device without a `Replicator`. An axis that was named but is not bound, and a
+`shard_map` over axes of other names, are refused: there that would be wrong.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Axis:
 
     @property
     def group_size(self) -> int:
-        """How many replicas speak to each other; groups must be equally large."""
+        """Number of replicas in a group; groups must be equally large."""
         return len(self.groups[0]) if self.groups else self.size
 
 
@@ -42,12 +42,12 @@ _in_init = jax.make_user_context(None)
 
 
 def one_replica_on_many_devices() -> AbstractContextManager[None]:
-    """Refuse, inside a `with` block, what only means something with many replicas."""
+    """Refuse, inside a `with` block, functions that are for many replicas only."""
     return _partitioned(True)
 
 
 def one_state_for_all() -> AbstractContextManager[None]:
-    """Refuse, inside a `with` block, what would tell replicas apart."""
+    """Refuse, inside a `with` block, functions that distinguish replicas."""
     return _in_init(True)
 
 
@@ -66,7 +66,11 @@ def refuse_in_init(what: str) -> None:
 
 
 def is_partitioned() -> bool:
-    """Tell whether a step is traced whose strategy makes all devices one replica."""
+    """Return whether a step is traced whose strategy makes all devices one replica.
+
+    >>> is_partitioned()
+    False
+    """
     return bool(_partitioned.value)
 
 
@@ -84,7 +88,7 @@ def refuse_if_partitioned(what: str, remedy: str) -> None:
 
 
 def num_replicas(*, axis_name: str = REPLICA_AXIS) -> int:
-    """Return how many replicas run this step; 1 outside any replica context.
+    """Return the number of replicas of this step; 1 outside any replica context.
 
     Args:
       axis_name: Mesh axis to ask about.
@@ -102,7 +106,7 @@ def num_replicas(*, axis_name: str = REPLICA_AXIS) -> int:
 
 
 def replica_id(*, axis_name: str = REPLICA_AXIS) -> Int[Array, ""]:
-    """Return which replica this is, from 0; always 0 outside any replica context.
+    """Return this replica's number, from 0; always 0 outside any replica context.
 
     Args:
       axis_name: Mesh axis to ask about.
@@ -129,7 +133,7 @@ def resolve_axis(axis_name: str, groups: Sequence[Sequence[int]] | None = None) 
 
     Args:
       axis_name: Mesh axis to look up.
-      groups: Replica ids that speak to each other, or None for all.
+      groups: Replica ids of each group, or None for all in one.
 
     Returns:
       The axis, with no name where the default axis is unbound.
@@ -153,7 +157,7 @@ def resolve_axis(axis_name: str, groups: Sequence[Sequence[int]] | None = None) 
 
 
 def resolve_equal_axis(axis_name: str, groups: Sequence[Sequence[int]] | None) -> Axis:
-    """Do as `resolve_axis`, and refuse groups of unequal size too."""
+    """Find replicas as `resolve_axis` does, and refuse groups of unequal size too."""
     axis = resolve_axis(axis_name, groups)
     if axis.groups and len({len(group) for group in axis.groups}) > 1:
         raise ArgumentError(
@@ -175,7 +179,10 @@ def with_arrays(tree: PyTree) -> PyTree:
     """Turn Python and NumPy leaves into JAX arrays, so that each has a dtype.
 
     Raises:
-      ArgumentError: A leaf is no number and no array.
+      ArgumentError: A leaf is neither a number nor an array.
+
+    >>> with_arrays({"w": 1.5})
+    {'w': Array(1.5, dtype=float32, weak_type=True)}
     """
     if found := first_without_numbers(tree):
         raise ArgumentError(
@@ -195,7 +202,7 @@ def check_divides(tree: PyTree, axis: Axis) -> None:
 
 
 def check_dtypes(tree: PyTree, accepted: tuple[type, ...], *, rule: str) -> None:
-    """Refuse a leaf whose dtype is none of `accepted`; `rule` says what must be."""
+    """Refuse a leaf whose dtype is not one of `accepted`; `rule` begins the error."""
     for path, leaf in named_leaves(tree):
         if not any(jnp.issubdtype(leaf.dtype, kind) for kind in accepted):
             raise ArgumentError(
@@ -205,7 +212,11 @@ def check_dtypes(tree: PyTree, accepted: tuple[type, ...], *, rule: str) -> None
 
 
 def at_leaf(path: str) -> str:
-    """Say in an error which leaf is meant; a tree that is one array has no path."""
+    """Return how an error names a leaf; a tree that is one array has no path.
+
+    >>> at_leaf("params/w")
+    ' (leaf `params/w`)'
+    """
     return f" (leaf `{path}`)" if path else ""
 
 

@@ -26,7 +26,7 @@ from replicator.collectives.context.microbatch import microbatch
 from replicator.errors import ArgumentError, check_whole
 
 RANDOM_STREAMS = 2
-"""How random bits follow from a run's key: counted up where that changes."""
+"""Version of how random bits follow from a run's key: counted up if that changes."""
 
 
 def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
@@ -40,7 +40,7 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
       `key`, folded with the microbatch's index and then with `replica_id()`.
 
     Raises:
-      ArgumentError: `key` is no key, `axis_name` is a dead axis, the strategy
+      ArgumentError: `key` is not a key, `axis_name` is a dead axis, the strategy
         partitions, or this is `init_fn`.
 
     >>> def noise(x, key):                # other numbers on each replica
@@ -59,10 +59,12 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
 
 
 def check_key(key: Key | None) -> None:
-    """Refuse what is neither None nor a random key.
+    """Refuse a value that is neither None nor a random key.
 
     Raises:
-      ArgumentError: It is not.
+      ArgumentError: It is neither.
+
+    >>> check_key(jax.random.key(0))
     """
     if key is not None and not hasattr(key, "dtype"):
         seed = key if isinstance(key, int) else 0
@@ -94,7 +96,7 @@ def example_keys(
 
     Args:
       key: A scalar key, the same on all replicas.
-      n: How many examples this replica has in this microbatch; the same in all.
+      n: Number of examples of this replica in this microbatch; the same in all.
       axis_name: Mesh axis of the replicas.
 
     Returns:
@@ -102,7 +104,8 @@ def example_keys(
       place of example i in the global batch.
 
     Raises:
-      ArgumentError: `key` is no key, `n` no whole number, or `axis_name` a dead axis.
+      ArgumentError: `key` is not a key, `n` is not a whole number, or `axis_name` is a
+        dead axis.
 
     >>> def noisy(x, key):
     ...     return x + jax.vmap(jax.random.normal)(example_keys(key, len(x)))
@@ -120,10 +123,10 @@ def example_places(n: int, *, axis_name: str = REPLICA_AXIS) -> Int32[Array, "n"
     """Return the place of each example in the global batch, counted from 0.
 
     It follows the example to any cut of the batch: for noise from a table or a
-    quasi-random sequence, for pairs of neighbours, to say which examples were hard.
+    quasi-random sequence, for pairs of neighbours, to report which examples were hard.
 
     Args:
-      n: How many examples this replica has in this microbatch; the same in all.
+      n: Number of examples of this replica in this microbatch; the same in all.
       axis_name: Mesh axis of the replicas.
 
     Returns:
@@ -131,7 +134,7 @@ def example_places(n: int, *, axis_name: str = REPLICA_AXIS) -> Int32[Array, "n"
       `(microbatch * num_replicas() + replica_id()) * n + i`.
 
     Raises:
-      ArgumentError: `n` is no whole number, or `axis_name` a dead axis.
+      ArgumentError: `n` is not a whole number, or `axis_name` is a dead axis.
 
     >>> x = jnp.ones((2, 3))
     >>> jax.vmap(lambda x: example_places(len(x)), axis_name="replica")(x)

@@ -1,4 +1,4 @@
-"""Know, inside a step, which microbatch of the update this is.
+"""Position of a step among the microbatches of its update.
 
 The position is a JAX user context: part of the key of every `jit` cache, so a jitted
 function that asks for it is traced anew for each update and cannot keep a stale answer.
@@ -19,12 +19,12 @@ class Microbatch:
     Compared by identity: as a key of a trace cache it stands for one trace.
 
     Attributes:
-      index: Microbatches before this one.
-      count: Microbatches of the update.
-      last: Whether this is the last one, where that is known by other means; the
-        analysis of a step marks `index`, and what waits for the last in another way.
+      index: Number of microbatches before this one.
+      count: Number of microbatches of the update.
+      last: Whether this is the last one, if that is known by other means; the analysis
+        of a step marks `index` and values that wait for the last in different ways.
       real: Whether each microbatch of the update holds a real example on any replica,
-        bool [count]; None where nobody knows before it has run.
+        bool [count]; None if that is not known before it has run.
     """
 
     index: jax.Array | int
@@ -33,8 +33,8 @@ class Microbatch:
     real: jax.Array | None = None
 
 
-class Asked:
-    """Whether a step, while it is traced, asks which microbatches are real."""
+class RealAsked:
+    """A note that a step, while it was traced, read which microbatches are real."""
 
     by_step = False
 
@@ -44,24 +44,28 @@ _asked = jax.make_user_context(None)
 
 
 def in_microbatch(position: Microbatch) -> AbstractContextManager[None]:
-    """Make `position` the answer inside a `with` block, while a step is traced."""
+    """Make `position` that of the step inside a `with` block, while it is traced."""
     return _position(position)
 
 
 def microbatch() -> Microbatch:
-    """Return the position of the step being traced; 0 of 1 outside accumulation."""
+    """Return the position of the step being traced; 0 of 1 outside accumulation.
+
+    >>> microbatch().index, microbatch().count
+    (0, 1)
+    """
     return _position.value or Microbatch(0, 1)
 
 
-def noting_in(asked: Asked) -> AbstractContextManager[None]:
-    """Note in `asked` what a step asks that is traced inside a `with` block."""
+def noting_in(asked: RealAsked) -> AbstractContextManager[None]:
+    """Note in `asked` whether a step reads `real`, traced inside a `with` block."""
     return _asked(asked)
 
 
 def real_microbatches() -> jax.Array | None:
-    """Return `Microbatch.real` of the step being traced, and note the question.
+    """Return `Microbatch.real` of the step being traced, and note the call.
 
-    The answer takes a collective, which no step is to have that does not ask.
+    The value takes a collective, which only a step that reads it should have.
     """
     if _asked.value is not None:
         _asked.value.by_step = True
@@ -69,7 +73,7 @@ def real_microbatches() -> jax.Array | None:
 
 
 def num_microbatches() -> int:
-    """Return of how many microbatches this update is made; 1 outside accumulation.
+    """Return the number of microbatches of this update; 1 outside accumulation.
 
     Returns:
       A Python integer, as `num_replicas()` is: it is known while the step is traced.
@@ -83,11 +87,11 @@ def num_microbatches() -> int:
 
 
 def is_last_microbatch() -> jax.Array:
-    """Tell whether this call of the step completes its update.
+    """Return whether this call of the step completes its update.
 
     State that reads the batch (running statistics) moves at every microbatch; it moves
-    once per update if it moves only where this is true. What reads no batch (counters,
-    target networks) moves once per update by itself.
+    once per update if it moves only where this is true. State that reads no batch
+    (counters, target networks) moves once per update by itself.
 
     Returns:
       A scalar bool array; always true outside an accumulating step. With

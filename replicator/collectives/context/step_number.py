@@ -1,4 +1,4 @@
-"""Know, inside a step of a run, how many updates came before this one.
+"""Number of updates of a run before the step that is traced.
 
 The number is a JAX user context, as the position among microbatches is: a jitted
 function that asks for it is traced anew for each step that is traced.
@@ -16,7 +16,7 @@ from replicator.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """Compared by identity: as a key of a trace cache it stands for one trace."""
+    """A number, compared by identity: as a key of a trace cache it is of one trace."""
 
     number: jax.Array
 
@@ -25,23 +25,23 @@ _here = jax.make_user_context(None)
 
 
 def in_step(number: jax.Array) -> AbstractContextManager[None]:
-    """Make `number` the answer inside a `with` block, while a step is traced."""
+    """Make `number` that of the step inside a `with` block, while it is traced."""
     return _here(_Step(number))
 
 
 def step_number() -> Int32[Array, ""]:
-    """Return how many updates the run made before this one.
+    """Return the number of updates that the run made before this one.
 
     It is the same on all replicas and in all microbatches, counts on where a run goes
     on from a checkpoint, and is right for each update of `steps_per_call`: for a
-    schedule of one's own, a warm-up, or what is done at every n-th update. Updates that
-    were left out for a bad number count, too.
+    schedule of one's own, a warm-up, or work at every n-th update. Updates that were
+    left out for a bad number count, too.
 
     Returns:
       An int32 scalar; 0 at the first update.
 
     Raises:
-      ArgumentError: This is no step of a run: in a loop of one's own nobody counts.
+      ArgumentError: This is not a step of a run: a loop of one's own has no count.
 
     >>> def step_fn(state, batch):        # warm up over 100 updates
     ...     rate = jnp.minimum(step_number() / 100, 1.0)

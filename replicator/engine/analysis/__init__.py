@@ -1,1 +1,1 @@
-"""What a jaxpr proves: what varies over replicas, where noise and padding go."""
+"""Proofs on a jaxpr: values that vary over replicas, noise, padding."""

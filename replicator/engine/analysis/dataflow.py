@@ -1,11 +1,11 @@
-"""Follow marks forward through a jaxpr: what does each output depend on?
+"""Follow marks forward through a jaxpr: the dependences of each output.
 
-A mark says something about a value ("may differ between replicas", "depends on the
-summed gradients"). `flow` walks the equations in order: a rule may decide an equation;
+A mark is a fact about a value ("may differ between replicas", "depends on the summed
+gradients"). `flow` walks the equations in order: a rule may decide an equation;
 otherwise calls are entered, loops are walked until nothing changes, branches are joined
-with their predicate, and an equation that nobody knows joins all its inputs with what
-the jaxprs that it holds could make. The mark of a mutable array is that of its content:
-a write changes it, also from inside a call. Marks only ever grow, so the walk ends.
+with their predicate, and an unknown equation joins all its inputs with all results that
+the jaxprs inside it could have. The mark of a mutable array is that of its content: a
+write changes it, also from inside a call. Marks only ever grow, so the walk ends.
 """
 
 import abc
@@ -14,12 +14,14 @@ from typing import Any, Generic, TypeGuard, TypeVar
 
 from jax.extend import core
 
+from replicator.engine.analysis.evaluator import CALLS, REMAT
+
 Mark = TypeVar("Mark")
 Extra = TypeVar("Extra")
 
 
 class Rules(abc.ABC, Generic[Mark]):
-    """What one analysis knows: its bottom, its join, and its own equations, if any."""
+    """Rules of one analysis: its bottom, its join, and its own equations, if any."""
 
     clean: Mark
 
@@ -45,7 +47,7 @@ class Rules(abc.ABC, Generic[Mark]):
 
 
 class DependsOn(Rules[frozenset[int]]):
-    """Which of some marked inputs, by number, a value depends on."""
+    """Rules to find the marked inputs, by number, that a value depends on."""
 
     clean: frozenset[int] = frozenset()
 
@@ -71,6 +73,11 @@ def flow(
 
     Returns:
       One mark per output variable.
+
+    >>> jaxpr = jax.make_jaxpr(lambda a, b, c: (a + b, jnp.sin(c)))(1.0, 2.0, 3.0).jaxpr
+    >>> marks = [frozenset({n}) for n in range(3)]
+    >>> [sorted(mark) for mark in flow(jaxpr, marks, DependsOn())]
+    [[0, 1], [2]]
     """
     return _run(jaxpr, in_marks, rules, constants)[0]
 
@@ -94,13 +101,17 @@ def find_equation(
     """Return an equation of `jaxpr`, however deep, that satisfies `predicate`.
 
     Args:
-      jaxpr: Where to look.
-      predicate: What to look for.
-      but_in: What is in this name scope is left out.
+      jaxpr: The program.
+      predicate: Whether an equation is the one.
+      but_in: A name scope whose equations are left out.
+
+    >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0).jaxpr
+    >>> find_equation(jaxpr, lambda eqn: eqn.primitive.name == "sin").primitive
+    sin
     """
     for eqn in jaxpr.eqns:
         if but_in is not None and but_in in str(eqn.source_info.name_stack):
-            continue  # with all that is inside, where the scope may not be named
+            continue  # with all equations inside, which may not be in the scope
         if predicate(eqn):
             return eqn
         for sub in sub_jaxprs(eqn):
@@ -115,7 +126,7 @@ def find_collective(
     """Return an equation in which a device waits for others, as `find_equation`."""
 
     def waits(eqn: core.JaxprEqn) -> bool:
-        # Asking for its own place, it waits for nobody.
+        # To ask for its own place takes no waiting.
         return eqn.primitive.name != "axis_index" and over_axis(eqn, axis_name)
 
     return find_equation(jaxpr, waits, but_in=but_in)
@@ -124,7 +135,7 @@ def find_collective(
 def computing(
     jaxpr: core.Jaxpr, variable: core.Var | core.Literal
 ) -> list[core.JaxprEqn]:
-    """Return the equation that computes `variable`, behind those that it lies in."""
+    """Return the equation that computes `variable`, after those that hold it."""
     for eqn in jaxpr.eqns:
         for place, out in enumerate(eqn.outvars):
             if out is variable:
@@ -137,12 +148,12 @@ def computing(
 
 
 def shape_of(atom: core.Var | core.Literal) -> tuple[int, ...]:
-    """Return the shape of a value; that of a number for what has none."""
+    """Return the shape of a value; () for a value without one."""
     return getattr(atom.aval, "shape", ())
 
 
 def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
-    """Tell whether `eqn` speaks of the mesh axis `axis_name`."""
+    """Return whether `eqn` names the mesh axis `axis_name`."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return axis_name in (axes if isinstance(axes, (tuple, list)) else (axes,))
 
@@ -150,15 +161,15 @@ def over_axis(eqn: core.JaxprEqn, axis_name: str) -> bool:
 _NARROWING_TURNS = 4
 
 # They run the one jaxpr that they hold once, on their inputs, and return its outputs.
-# A primitive is not in here for looking alike: `reduce` and `run_state` do too.
-_CALLS = frozenset(
-    {
-        *("jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr"),
-        *("remat", "remat2", "checkpoint", "remat_opt"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-        *("custom_vmap_call", "linear_call", "composite", "compute_on"),
+# Its form alone is not enough: `reduce` and `run_state` look alike.
+_CALLS = (
+    CALLS
+    | REMAT
+    | {
+        *("call", "eval_jaxpr", "remat_opt", "custom_vmap_call", "linear_call"),
+        *("composite", "compute_on"),
         "program_order",  # jax 0.12: keeps the order of effects
-        # Whole programs are followed, too: what reads the mask of a batch is asked so.
+        # Whole programs are followed, too, for reads of a batch's mask.
         *("xla_metadata_call", "shard_map"),
     }
 )
@@ -174,7 +185,7 @@ def _run(
     rules: Rules[Mark],
     constants: Sequence[Mark] = (),
 ) -> tuple[list[Mark], list[Mark]]:
-    """Return the marks of outputs, and those of inputs after what was written."""
+    """Return the marks of outputs, and those of inputs after all writes."""
     clean, literal = rules.clean, rules.literal
     env: dict[core.Var, Mark] = {var: clean for var in jaxpr.constvars}
     env.update(zip(jaxpr.constvars, constants, strict=False))
@@ -197,7 +208,7 @@ def _run(
 
 
 def is_mutable(atom: core.Var | core.Literal) -> TypeGuard[core.Var]:
-    """Tell whether a value is a mutable array, which an equation may write into."""
+    """Return whether a value is a mutable array, which an equation may write into."""
     return hasattr(atom.aval, "inner_aval")
 
 
@@ -222,7 +233,7 @@ def _walk(
 
 
 def _is_root(eqn: core.JaxprEqn) -> bool:
-    """Tell whether `eqn` is a `custom_root` of jax 0.12, which runs `solve` alone.
+    """Return whether `eqn` is a `custom_root` of jax 0.12, which runs only `solve`.
 
     Its first inputs are those of `solve`; the others are for derivatives.
     """
@@ -230,7 +241,7 @@ def _is_root(eqn: core.JaxprEqn) -> bool:
 
 
 def _unknown(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
-    """Join all inputs with all that the bodies could make of them, in any order."""
+    """Join all inputs with all results that the bodies could have, in any order."""
     joined = rules.join(marks)
     rules.check_branch(eqn, joined)
     inner = rules.inside(eqn)
@@ -258,8 +269,8 @@ def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
     length = eqn.params["length"]
     if not length:
         return [*marks[num_consts:start], *outs[num_carry:]], marks
-    # The last turn made what the loop hands on: what it began with is gone, and with
-    # more turns what the first ones made of it.
+    # The loop returns results of its last turn: its first values, and with more turns
+    # those of the first turns, are replaced.
     for _ in range(min(length, _NARROWING_TURNS) - 1):
         if after == state:
             break
@@ -268,7 +279,7 @@ def _scan(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
 
 
 def scan_sizes(eqn: core.JaxprEqn) -> tuple[int, int]:
-    """Return how many of the inputs of a `scan` are constants, and how many carried."""
+    """Return the numbers of constants and of carried values of a `scan`."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()  # jax 0.12
@@ -285,7 +296,7 @@ def _while(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
         rules.check_branch(eqn, again)
         outs, after = _run(body, state[split:], rules)
         consts = [*seen[:split], *after[: start - split]]
-        # How often the loop turns decides every value that it carries.
+        # The number of turns decides every value that the loop carries.
         carry = [rules.join([out, again]) for out in outs]
         return [*_decided(eqn.invars, consts, again, rules), *carry], None
 
@@ -306,7 +317,7 @@ def _cond(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, list]:
 
 
 def _decided(atoms: Sequence, marks: Sequence, predicate: Any, rules: Rules) -> list:
-    """Add `predicate` to the marks of mutable arrays: it decides what is written."""
+    """Add `predicate` to the marks of mutable arrays: it decides about writes."""
     return [
         rules.join([mark, predicate]) if is_mutable(atom) else mark
         for atom, mark in zip(atoms, marks, strict=False)
@@ -326,7 +337,7 @@ def _run_state(eqn: core.JaxprEqn, marks: list, rules: Rules) -> tuple[list, lis
     body = _open(eqn.params["jaxpr"])
     if len(body.invars) != len(marks) or any(map(is_mutable, eqn.invars)):
         return _unknown(eqn, marks, rules)
-    _, after = _run(body, marks, rules)  # it returns what its arrays hold at the end
+    _, after = _run(body, marks, rules)  # it returns the contents of its arrays
     return after, marks
 
 

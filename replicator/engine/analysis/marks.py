@@ -1,11 +1,11 @@
-"""What the replication proof knows of one value of a step, and how that adds up."""
+"""Marks of the replication proof: facts about one value of a step, and their join."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Origin(NamedTuple):
-    """Where a mark comes from."""
+    """Source of a mark: the primitive, and the user's line."""
 
     what: str
     where: str
@@ -15,10 +15,10 @@ class Noise(NamedTuple):
     """Random numbers that every replica and microbatch draws alike.
 
     Attributes:
-      origin: Where they were drawn.
+      origin: Source of the numbers.
       by_example: Whether they were drawn with an axis as long as that of the examples.
-      on_weights: Whether they were added to weights (or multiplied by them), and are
-        no more than a noisy way to write these.
+      on_weights: Whether they were added to weights, or multiplied by them: then they
+        only make the weights noisy.
     """
 
     origin: Origin
@@ -30,7 +30,7 @@ class Reduced(NamedTuple):
     """A reduction over all replicas.
 
     Attributes:
-      origin: Where it is.
+      origin: Source of the reduction.
       factors: Numbers that its result was multiplied by; None for one not known.
     """
 
@@ -39,10 +39,10 @@ class Reduced(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What is known of one value of the step.
+    """Facts about one value of the step.
 
     Attributes:
-      varying: Why it may differ between replicas; the next three then mean nothing.
+      varying: Why it may differ between replicas; the next three then do not matter.
       noise: Random numbers that it follows from, the same on every replica.
       weights: Whether it follows from arrays of the state.
       reduced: A reduction over all replicas that it follows from, other than of
@@ -64,10 +64,14 @@ DECLARED = Mark(varying=Origin("a `PerReplica` leaf", ""))
 
 
 def join(marks: Sequence[Mark]) -> Mark:
-    """Return the mark of a value that follows from values with `marks`."""
+    """Return the mark of a value that follows from values with `marks`.
+
+    >>> join([STATE, BATCH]).varying.what
+    'the batch'
+    """
     joined = CLEAN
     for mark in marks:
-        # Most are one of few objects, and this is asked for every equation.
+        # Most are one of few objects, and this runs for every equation.
         if mark is CLEAN or mark is joined:
             continue
         if joined is CLEAN or (mark.varying and not (joined.varying or joined.carried)):

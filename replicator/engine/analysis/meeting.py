@@ -1,12 +1,12 @@
-"""Find collectives in a loss that speak for a microbatch where the batch is meant.
+"""Find collectives in a loss that reduce a microbatch where the batch is meant.
 
 With several microbatches a collective sees the examples of one. That is right where
 its result only adds to the loss or scales it: the gradient then is a sum over examples,
 whatever the cut. It is another loss where single examples meet the result: the other
 rows of a contrastive loss, a mean that advantages are whitened by. The walk follows
-what was reduced to the gradients that optimizers are given. A norm's own collectives
-are left out: what it does under accumulation is documented with it. Examples that meet
-without a collective are not seen.
+reduced values to the gradients that optimizers are given. A norm's own collectives are
+left out: their effect under accumulation is documented with the norm. Examples that
+meet without a collective are not seen.
 """
 
 import dataclasses
@@ -29,17 +29,17 @@ from replicator.engine.analysis.source_lines import (
 
 
 class MicrobatchCollectiveWarning(UserWarning):
-    """A collective in a loss speaks for a microbatch, not for the batch."""
+    """A collective in a loss reduces a microbatch, not the batch."""
 
 
 class Meeting(NamedTuple):
-    """What is known of one value.
+    """Facts about one value.
 
     Attributes:
-      own: Whether single examples are read by it.
+      own: Whether it reads single examples.
       params: Whether it follows from parameters.
       scale: A reduction of data alone (a count) that it is, or is a multiple of.
-      part: A reduction that it is, or that is added to something in it.
+      part: A reduction that it is, or that is a summand in it.
       meets: A reduction that single examples met.
     """
 
@@ -54,7 +54,7 @@ NOTHING, PARAMS, EXAMPLES = Meeting(), Meeting(params=True), Meeting(own=True)
 
 _PRODUCTS = frozenset({"mul", "div", "dot_general", "conv_general_dilated"})
 _SUMS = frozenset({"add", "sub", "concatenate", "select_n", "pad"})
-# Of their first operand; where they take it from is the examples' own affair.
+# They move their first operand; the other operands, which choose, may be of examples.
 _MOVES = frozenset(
     {
         *("neg", "reduce_sum", "cumsum", "broadcast_in_dim", "reshape", "squeeze"),
@@ -68,14 +68,14 @@ _REDUCTIONS = frozenset({"psum", "pmax", "pmin", "all_reduce"})
 
 @dataclasses.dataclass(frozen=True)
 class MeetingRules(dataflow.Rules[Meeting]):
-    """How what was reduced over a microbatch goes into a loss."""
+    """Rules to follow reductions over a microbatch into a loss."""
 
     clean = NOTHING
 
     outer: tuple[core.JaxprEqn, ...] = ()
 
     def join(self, marks: Sequence[Meeting]) -> Meeting:
-        """Return what is known of a value that follows from all of these."""
+        """Return the mark of a value that follows from all of these."""
         first, *others = marks or [NOTHING]
         for mark in others:
             if mark != first:
@@ -83,13 +83,13 @@ class MeetingRules(dataflow.Rules[Meeting]):
         return first
 
     def inside(self, eqn: core.JaxprEqn) -> "MeetingRules":
-        """Remember the equation that others lie in."""
+        """Remember the equation that holds others."""
         return dataclasses.replace(self, outer=(*self.outer, eqn))
 
     def decide(
         self, eqn: core.JaxprEqn, marks: Sequence[Meeting]
     ) -> list[Meeting] | None:
-        """Return what is known of the results of `eqn`."""
+        """Return the marks of the results of `eqn`."""
         name, mark = eqn.primitive.name, self.join(marks)
         if name in MARKERS:
             return [marks[0]]
@@ -111,9 +111,9 @@ class MeetingRules(dataflow.Rules[Meeting]):
     def _combined(
         self, eqn: core.JaxprEqn, marks: Sequence[Meeting], mark: Meeting
     ) -> Meeting:
-        """Return what is known of what `eqn` makes of something that was reduced."""
+        """Return the mark of the result of `eqn` for a reduced operand."""
         name = eqn.primitive.name
-        if name == "select_n":  # which of them is taken is no product
+        if name == "select_n":  # a choice is not a product
             marks = marks[1:]
             mark = self.join(marks)
         number = not dataflow.shape_of(eqn.outvars[0])
@@ -136,13 +136,13 @@ class MeetingRules(dataflow.Rules[Meeting]):
             if any(a and b for a, b in zip(met, others, strict=True)):
                 return mark._replace(meets=mark.meets or mark.part)
             return mark
-        # What a backward pass does to a cotangent but for products is linear.
+        # All but the products of a backward pass is linear in the cotangent.
         if mark.own and not is_transposed((*self.outer, eqn)):
             return mark._replace(meets=mark.meets or mark.part or mark.scale)
         return mark
 
     def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
-        """Tell whether a collective is of a norm: ours, a library's, or named so."""
+        """Return whether a collective is of a norm: ours, a library's, or named so."""
         for each in (*self.outer, eqn):
             if NORM in str(each.source_info.name_stack):
                 return True
@@ -157,5 +157,5 @@ class MeetingRules(dataflow.Rules[Meeting]):
 
 
 def is_weights(leaf: jax.Array) -> bool:
-    """Tell whether a leaf of a state may be parameters: more than a number."""
+    """Return whether a leaf of a state may be parameters: more than a number."""
     return jnp.ndim(leaf) > 0 and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)

@@ -1,8 +1,8 @@
 """Refuse a norm whose running statistics move twice in one of several microbatches.
 
-An average has room for itself alone, and each microbatch moves it by its share of the
-update (`batch_norm`). The share of a second call in the same step is another, which
-depends on how many calls there are: nobody knows at the first.
+An average holds only itself, and each microbatch moves it by its share of the update
+(`batch_norm`). With a second call in the same step the shares depend on the number of
+calls, which is not known at the first.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ONCE, _TWICE = frozenset({0}), frozenset({0, 1})
 
 
 class _Moves(dataflow.DependsOn):
-    """Mark averages that were moved; remember where it was the second time."""
+    """Rules that mark moved averages; they remember the line of the second move."""
 
     second = UNKNOWN_LINE
 
@@ -27,7 +27,7 @@ class _Moves(dataflow.DependsOn):
     ) -> list[frozenset[int]] | None:
         if eqn.primitive.name != MOVED_AVERAGE:
             return None
-        if not marks[1]:  # what it was moved from
+        if not marks[1]:  # of the old value
             return [_ONCE]
         self.second = user_line(eqn)
         return [_TWICE]
@@ -37,8 +37,8 @@ def refuse_moved_twice(jaxpr: core.Jaxpr, state_leaves: int) -> None:
     """Refuse a step of several microbatches that moves an average more than once.
 
     Args:
-      jaxpr: What one microbatch computes.
-      state_leaves: How many of its first outputs are the new state.
+      jaxpr: Program of one microbatch.
+      state_leaves: Number of its first outputs that are the new state.
 
     Raises:
       ArgumentError: It does; names the line.

@@ -9,7 +9,7 @@ Metrics add up in order over replicas only: under accumulation their last bits m
 depend on the cut.
 
 A collective of the step's own would bring back an order that depends on the replicas,
-so such a step is refused (design law 1). Our own run under a name scope that says so.
+so such a step is refused (design law 1). Our own run under a name scope of their own.
 """
 
 from contextlib import AbstractContextManager
@@ -31,10 +31,10 @@ def ordered_scope() -> AbstractContextManager:
 
 
 def refuse_other_collectives(jaxpr: core.Jaxpr) -> None:
-    """Refuse a step that speaks to other replicas on its own.
+    """Refuse a step that has collectives of its own.
 
     Args:
-      jaxpr: What one replica computes.
+      jaxpr: Program of one replica.
 
     Raises:
       ArgumentError: There is such a collective; names it and the user's line.

@@ -1,8 +1,8 @@
-"""Refuse a function that brings a mesh of its own, and say what to do instead.
+"""Refuse a function that brings a mesh of its own, with a remedy.
 
 The layout's mesh is the only one of its programs. JAX finds another one deep inside of
-what it traces, and says so in words that help nobody who has not written `shard_map`.
-They are known by what they say: others pass as they are.
+a trace, with errors that only help an author of `shard_map`. These errors are known by
+their text; others pass as they are.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from jax.extend import core
 from replicator.engine.analysis import dataflow
 from replicator.errors import ArgumentError, ReplicatorError
 
-# What JAX 0.10 to 0.12 says of an array that lies on another mesh,
+# Errors of JAX 0.10 to 0.12 for an array on another mesh,
 _ARRAY = (
     "Closing over inputs to shard_map",
     "Mesh for all inputs should be equal",
@@ -22,13 +22,13 @@ _ARRAY = (
     "is not equal to the size of the mesh",
     "out sharding could not be resolved",
 )
-# of a constraint that names axes of the mesh in context,
+# for a constraint that names axes of the mesh in context,
 _AXES = (
     "is not found in mesh",
     "can only refer to Auto axes of the mesh",
     "contains a manual axes",
 )
-# and of one that names another mesh, or needs one where none is set.
+# and for one that names another mesh, or needs one where none is set.
 _CONSTRAINT = (
     *_AXES,
     "requires a non-empty mesh in context",
@@ -41,8 +41,8 @@ _REFUSALS = (
     (
         _VARIABLE,
         "make variables that are not placed on a mesh, got one of flax NNX that names "
-        "axes. Make the module under `with nnx.use_eager_sharding(False):`; a "
-        "strategy's rules say where it lies.",
+        "axes. Make the module under `with nnx.use_eager_sharding(False):`, and place "
+        "its variables by the rules of a strategy.",
     ),
     (
         _ARRAY,
@@ -60,7 +60,7 @@ _REFUSALS = (
 
 @contextlib.contextmanager
 def other_meshes_refused(name: str) -> Iterator[None]:
-    """Refuse the function `name` where tracing it meets another mesh.
+    """Refuse the function `name` if its trace meets another mesh.
 
     Raises:
       ArgumentError: It does.
@@ -70,8 +70,8 @@ def other_meshes_refused(name: str) -> Iterator[None]:
     except ReplicatorError:
         raise
     except Exception as failure:
-        for words, refusal in _REFUSALS:
-            if _says(failure, words):
+        for texts, refusal in _REFUSALS:
+            if _has_any(failure, texts):
                 raise ArgumentError(f"`{name}` must {refusal}") from failure
         raise
 
@@ -94,9 +94,9 @@ def refuse_other_meshes(jaxpr: core.Jaxpr, axis_names: tuple[str, ...]) -> None:
 
 
 def names_axes(failure: Exception) -> bool:
-    """Tell whether JAX refused names of axes that the mesh in context has not."""
+    """Return whether JAX refused names of axes that the mesh in context has not."""
     return _says(failure, _AXES)
 
 
-def _says(failure: Exception, words: tuple[str, ...]) -> bool:
-    return any(each in str(failure) for each in words)
+def _has_any(failure: Exception, texts: tuple[str, ...]) -> bool:
+    return any(each in str(failure) for each in texts)

@@ -1,8 +1,8 @@
-"""Refuse a padded batch where what fills it up would change what a step learns.
+"""Refuse a padded batch if its padding would change the state of a step.
 
-That a metric reads the mask is not enough: the gradients that an optimizer gets must
-follow from it, leaf by leaf, where they follow from the batch at all. A state without
-a wrapped optimizer is asked itself.
+A metric that reads the mask is not enough: the gradients that an optimizer gets must
+follow from it, leaf by leaf, if they follow from the batch at all. For a state without
+a wrapped optimizer its own leaves must.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ _DATA, _MASK = 0, 1
 
 
 def without_mask(jaxpr: core.Jaxpr, state: PyTree, batch: PyTree) -> str | None:
-    """Say what a program learns from its batch without the batch's mask.
+    """Name a result of a program that reads the batch and not its mask.
 
     Args:
-      jaxpr: Of the program; its inputs are state, batch and key.
-      state: What it takes.
-      batch: What it takes.
+      jaxpr: The program; its inputs are state, batch and key.
+      state: Its state.
+      batch: Its batch.
 
     Returns:
-      For example "gradients of `params/w`"; None if there is nothing.
+      For example "gradients of `params/w`"; None if there is no such result.
     """
     marks = [frozenset()] * len(jaxpr.invars)
     before = len(jax.tree.leaves(state))
@@ -60,7 +60,7 @@ def refuse_padding(batch: Placed, what: str) -> None:
 
     Args:
       batch: The batch.
-      what: As `without_mask` says it.
+      what: Result of `without_mask`.
 
     Raises:
       BatchError: Always.
@@ -68,13 +68,13 @@ def refuse_padding(batch: Placed, what: str) -> None:
     raise BatchError(
         f'`step_fn` must read `batch["{MASK}"]` where a batch is padded, got '
         f"{batch.examples} examples at batch {batch.index} and {what} computed without "
-        "it. Weight the loss by it, or drop what is left over: "
+        "it. Weight the loss by it, or drop the remainder: "
         "`InputOptions(remainder='drop')`."
     )
 
 
 class _Gradients(dataflow.DependsOn):
-    """Note what the gradients depend on that optimizers get."""
+    """Rules that note the dependences of the gradients that optimizers get."""
 
     def __init__(self) -> None:
         self.read: dict[str, frozenset[int]] = {}

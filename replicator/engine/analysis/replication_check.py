@@ -3,12 +3,12 @@
 `shard_map(check_vma=False)` runs user code as pmap did, and proves nothing. This walk
 over the step's jaxpr does: the batch, declared per-replica leaves and `axis_index` vary
 over replicas; full reductions and gathers stop that; everything else passes it on
-(design law 2). A collective that only some replicas may reach is refused, wherever it
-hides. On the way the walk finds what else is wrong between replicas: random numbers
-that all share and each should have its own (`shared_noise`), a local sum or its count
-that was reduced already, global losses that are used as if each replica had its own,
-and weights of gradients that passed between replicas: cotangents of other replicas'
-losses are in them, each scaled by a weight that is not this one's.
+(design law 2). A collective that only some replicas may reach is refused. The walk also
+finds other errors between replicas: random numbers that all share and each should have
+its own (`shared_noise`), a local sum or its count that was reduced already, global
+losses that are used as if each replica had its own, and weights of gradients that
+passed between replicas: cotangents of other replicas' losses are in them, each scaled
+by a weight that is not this one's.
 """
 
 import dataclasses
@@ -51,9 +51,9 @@ __all__ = ["BATCH", "CLEAN", "DECLARED", "STATE", "Mark", "prove_replicated"]
 _REDUCTIONS = frozenset(
     {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 )
-# These return bits that were there: groups that begin with equal ones end with equal.
+# These return bits of their operands: groups that begin with equal ones end with equal.
 _EXACT = _REDUCTIONS - {"psum", "psum_invariant"}
-# What these return is not a function of their inputs: each device gets its own.
+# Their results are not functions of their inputs: each device gets its own.
 _IMPURE = frozenset(
     {"rng_uniform", "io_callback", "infeed", "empty", "empty2", "empty_ref"}
 )
@@ -61,15 +61,15 @@ _IMPURE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class _ReplicationRules(dataflow.Rules[Mark]):
-    """Which equations make values vary over replicas, and which make them agree.
+    """Rules for values that vary over replicas, and equations that make them agree.
 
     Attributes:
-      noise: What is found of random numbers.
-      num_replicas: How many there are, if that is known.
-      everyone: The number of all examples, where no replica counts as many.
-      counted: How many numbers were added up to one, of each sum so far.
-      given: Whether gradients that optimizers were given vary, of each.
-      outer: The calls and loops that these equations lie in.
+      noise: Random numbers found.
+      num_replicas: Number of replicas, if that is known.
+      everyone: Number of all examples, if no replica counts as many.
+      counted: Number of summands of each sum so far.
+      given: Whether each gradient that optimizers were given varies.
+      outer: Calls and loops that hold these equations.
     """
 
     clean = CLEAN
@@ -116,7 +116,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
                 line = user_line(found, caller=self._line(eqn))
                 raise ReplicationError(
                     f"`{found.primitive.name}` at {line} must be reached by all "
-                    f"replicas, got a {way} that may go another way on each (it "
+                    f"replicas, got a {way} that may differ between them (it "
                     f"depends on {predicate.varying.what}). Reduce the condition with "
                     "`replicator.all_reduce` first."
                 )
@@ -128,7 +128,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
         return Origin(eqn.primitive.name, self._line(eqn))
 
     def _collect(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> Mark:
-        """Return the mark of what an equation over the replicas makes."""
+        """Return the mark of the result of an equation over the replicas."""
         name = eqn.primitive.name
         joined = self.join(marks)
         backward = is_transposed((*self.outer, eqn))
@@ -147,12 +147,12 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             return Mark(varying=self._origin(eqn), carried=carried)
         if backward:
             return Mark(carried=carried)
-        # Wherever it is: JAX takes what is the same in all turns out of a loop, and out
-        # of the scope of the loss.
+        # Anywhere: JAX takes an equation that is the same in all turns out of a loop,
+        # and out of the scope of the loss.
         return Mark(reduced=Reduced(self._origin(eqn)))
 
     def _is_bijective(self, eqn: core.JaxprEqn) -> bool:
-        """Tell whether every replica sends to one, and every one receives."""
+        """Return whether every replica sends to one, and every one receives."""
         if eqn.primitive.name != "ppermute" or self.num_replicas is None:
             return False
         everyone = set(range(self.num_replicas))
@@ -196,14 +196,14 @@ _WAYS = {"while": "`while` loop", "cond": "branch"}
 
 
 def _number(atom: core.Var | core.Literal) -> float | None:
-    """Return the number that an operand is; None if it is not known, or an array."""
+    """Return the number of an operand; None if it is not known, or an array."""
     if not isinstance(atom, core.Literal) or getattr(atom.val, "shape", ()):
         return None
     return float(atom.val)
 
 
 def _multiplied(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
-    """Return the mark of a product of what was reduced, if that is equal everywhere."""
+    """Return the mark of a product of a reduced value, if it is equal everywhere."""
     if mark.varying or mark.reduced is None:
         return None
     factors = mark.reduced.factors | {_number(eqn.invars[0]), _number(eqn.invars[1])}
@@ -213,7 +213,7 @@ def _multiplied(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
 
 
 def _check_local(total: Mark, count: Mark, number: float | None) -> None:
-    """Refuse a sum over a replica's examples that is not, or whose count is not."""
+    """Refuse a sum that is not over a replica's own examples, or such a count."""
     for what, mark in (("sum over", total), ("count of", count)):
         if mark.varying or not mark.reduced or number in mark.reduced.factors:
             continue
@@ -258,12 +258,12 @@ def prove_replicated(
     """Refuse a step whose returned state may differ between replicas.
 
     Args:
-      jaxpr: What one replica computes.
+      jaxpr: Program of one replica.
       in_marks: One mark per input of `jaxpr`: `CLEAN`, `STATE`, `BATCH`, `DECLARED`.
       out_paths: One entry per output: the path of a state leaf that must be equal on
         all replicas, or None for an output that may differ.
-      num_replicas: How many there are, if that is known.
-      batch_axis: Which axis of an input marked `BATCH` counts its examples.
+      num_replicas: Number of replicas, if that is known.
+      batch_axis: Axis of an input marked `BATCH` that counts its examples.
 
     Raises:
       ReplicationError: A leaf may differ (the message names it, the primitive that
@@ -274,6 +274,11 @@ def prove_replicated(
 
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
+
+    >>> jaxpr = jax.make_jaxpr(lambda w, x: w - x.mean())(1.0, jnp.ones(4)).jaxpr
+    >>> prove_replicated(jaxpr, [STATE, BATCH], ["w"], num_replicas=2)
+    Traceback (most recent call last):
+    replicator.errors.ReplicationError: `w` may differ between replicas: ...
     """
     rules, out_marks = _walk(jaxpr, in_marks, num_replicas, batch_axis)
     guilty = [
@@ -302,9 +307,9 @@ def warn_of_microbatches(
     """Warn of random numbers that the microbatches of one replica share.
 
     Args:
-      jaxpr: What one microbatch computes, as a function of its place, too.
-      in_marks: As `prove_replicated` takes them; that of the place is `BATCH`.
-      reduced: Which outputs are averaged over microbatches.
+      jaxpr: Program of one microbatch, a function of its number, too.
+      in_marks: Marks as in `prove_replicated`; that of the number is `BATCH`.
+      reduced: Whether each output is averaged over microbatches.
 
     Warns:
       SharedRandomKeyWarning: Its examples are given numbers that others get as well.
@@ -320,11 +325,11 @@ def _walk(
     num_replicas: int | None,
     batch_axis: int,
 ) -> tuple[_ReplicationRules, list[Mark]]:
-    """Return what is found on the way, and the marks of the outputs."""
+    """Return the rules after the walk, and the marks of the outputs."""
     shapes = _shapes(jaxpr)
     like = [s for s, mark in zip(shapes, in_marks, strict=True) if mark is STATE]
     noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis), like)
-    # A number of the state, such as a count of steps, is no weights.
+    # A number of the state, such as a count of steps, does not count as weights.
     given = [
         CLEAN if mark is STATE and not shape else mark
         for mark, shape in zip(in_marks, shapes, strict=True)
@@ -344,9 +349,9 @@ def _everyone(
     batch_axis: int,
     num_replicas: int,
 ) -> int | None:
-    """Return how many examples all have, as `psum(len(x))` says it: a plain number.
+    """Return the number of examples of all replicas, the result of `psum(len(x))`.
 
-    None where an example may have as many parts, such as tokens, as there are replicas.
+    None if an example may have as many parts, such as tokens, as there are replicas.
     """
     batches = (s for s, mark in zip(shapes, in_marks, strict=True) if mark is BATCH)
     if num_replicas == 1 or any(num_replicas in s[batch_axis + 1 :] for s in batches):
@@ -357,7 +362,7 @@ def _everyone(
 def _num_examples(
     shapes: Sequence[tuple[int, ...]], in_marks: Sequence[Mark], batch_axis: int
 ) -> int:
-    """Return how many examples a replica sees at a time; 1 without a batch."""
+    """Return the number of examples of a replica at a time; 1 without a batch."""
     return next(
         (
             shape[batch_axis]

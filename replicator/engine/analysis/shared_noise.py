@@ -4,9 +4,9 @@ A key that folds neither replica nor microbatch draws the same numbers on each. 
 right for noise on weights, and for noise like weights (the signs of an estimate of
 curvature): one device draws it once for its batch, too. It is wrong
 where the numbers meet examples (a dropout mask) or stand for them (the latents of a
-GAN): then they depend on how the global batch is cut. What meets examples shares an
-equation with a value that varies. What stands for examples went through weights, as an
-input of theirs, and is reduced over replicas or added to what is.
+GAN): then they depend on how the global batch is cut. Numbers meet examples in an
+equation with a value that varies. Numbers that stand for examples went through weights,
+as an input of theirs, and are reduced over replicas or added to a reduced value.
 """
 
 import warnings
@@ -42,10 +42,10 @@ class SharedRandomKeyWarning(UserWarning):
 
 
 class SharedNoise:
-    """Where one step draws numbers that its replicas should not share.
+    """Random numbers of one step that its replicas should not share.
 
     Attributes:
-      found: The places, by the user's line.
+      found: Draws of such numbers, by the user's line.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SharedNoise:
 
         Args:
           examples: Length of a replica's batch axis.
-          weights: Shapes of arrays of the state.
+          weights: Shapes of the arrays of the state.
         """
         # An axis of length 1 may be anything.
         self._examples = examples if examples > 1 else None
@@ -67,7 +67,7 @@ class SharedNoise:
     ) -> Mark | None:
         """Return the mark of numbers that `eqn` draws; None where they vary."""
         shapes = [getattr(var.aval, "shape", ()) for var in eqn.outvars]
-        # A scalar is a coin thrown for all, and likely meant so.
+        # A scalar is drawn for all, and likely meant so.
         if not any(shapes):
             return None
         noise = Noise(origin, any(map(self._is_by_example, shapes)))
@@ -101,7 +101,7 @@ class SharedNoise:
                 self._note(mark.noise)
 
     def warn(self, part: str) -> None:
-        """Warn of what was found: all of these parts draw the same.
+        """Warn of the draws that were found: all of these parts draw the same.
 
         Args:
           part: `"replica"` or `"microbatch"`.
@@ -136,7 +136,7 @@ class SharedNoise:
     def _is_own(
         self, eqn: core.JaxprEqn, position: int, mark: Mark, noise: Noise
     ) -> bool:
-        """Tell whether noise is of the kind that each example should have its own."""
+        """Return whether each example should have noise of its own here."""
         if not mark.weights:
             # Where a slice starts is a scalar: one place for all.
             return eqn.primitive.name != "dynamic_update_slice" or position < 2
@@ -181,6 +181,6 @@ def _broadcast(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
 
 
 def _over_examples(eqn: core.JaxprEqn, position: int) -> bool:
-    """Tell whether operand `position` lines up with the first axis of the other."""
+    """Return whether operand `position` lines up with the first axis of the other."""
     contracted, batched = eqn.params["dimension_numbers"]
     return 0 in (*contracted[1 - position], *batched[1 - position])

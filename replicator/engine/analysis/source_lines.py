@@ -21,9 +21,9 @@ def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
 
     Args:
       eqn: Any equation.
-      caller: The line of the call that `eqn` lies in. JAX traces a jitted function of
-        its own (`jnp.where`, `jax.random.normal`) once for all its callers, so
-        equations in there know no user.
+      caller: Line of the call that holds `eqn`. JAX traces a jitted function of its own
+        (`jnp.where`, `jax.random.normal`) once for all its callers, so equations in
+        there have no line of the user.
 
     Returns:
       For example "train.py:12 in step_fn".
@@ -37,7 +37,7 @@ def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
 
 
 def innermost_line(eqns: Sequence[core.JaxprEqn]) -> str:
-    """Return the user's line of the last of equations that lie in each other."""
+    """Return the user's line of the last of equations that hold each other."""
     line = UNKNOWN_LINE
     for each in eqns:
         line = user_line(each, caller=line)
@@ -45,7 +45,7 @@ def innermost_line(eqns: Sequence[core.JaxprEqn]) -> str:
 
 
 def is_transposed(eqns: Sequence[core.JaxprEqn]) -> bool:
-    """Tell whether the last of equations in each other is part of a backward pass."""
+    """Return whether the last of equations in each other is of a backward pass."""
     scopes = [str(each.source_info.name_stack) for each in eqns]
     again = any("rematted_computation" in scope for scope in scopes)
     return not again and any("transpose(" in scope for scope in scopes)
@@ -60,7 +60,11 @@ def user_stacklevel() -> int:
 
 
 def user_line_of(frame: FrameType | None) -> str:
-    """Return the innermost line of the user's on a stack, as `user_line` does."""
+    """Return the innermost line of the user's on a stack, as `user_line` does.
+
+    >>> user_line_of(None)
+    'an unknown line'
+    """
     frame = user_frame_of(frame)
     if frame is None:
         return UNKNOWN_LINE
@@ -84,11 +88,15 @@ _LIBRARY_ROOTS = tuple(
     }
 )
 
-# Not all of "<": an interactive user's own code is "<stdin>" or "<ipython-input-…>".
+# Not every "<": an interactive user's own code is "<stdin>" or "<ipython-input-…>".
 _GENERATED = ("<frozen ", "<string>", "<@")
 
 
 @functools.lru_cache  # thousands of equations come from some tens of files
 def is_library(file_name: str) -> bool:
-    """Tell whether a file is no code of the user's: ours, JAX's, or installed."""
+    """Return whether a file is not the user's: ours, JAX's, or installed.
+
+    >>> is_library(jax.__file__), is_library("/home/me/train.py")
+    (True, False)
+    """
     return file_name.startswith((*_LIBRARY_ROOTS, *_GENERATED))

@@ -3,9 +3,9 @@
 The gradient of a mean over a replica's examples, summed by `psum`, is N times that of
 the global batch: the answer depends on the number of replicas. It is right once it is
 divided by that number (in the loss, or later), or by a count that was summed, too. A
-division by a number is told by its value; one that a mean over this replica's own
-examples makes is recognised by the sum that goes with it, and does not count. The
-gradient of a plain sum is right as it is.
+division by a number is recognised by its value; the division of a mean over this
+replica's own examples by the sum that goes with it, and it does not count. The gradient
+of a plain sum is right as it is.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from replicator.errors import ReplicationError
 
 
 class _Scale(NamedTuple):
-    """What is known of one value.
+    """Facts about one value.
 
     Attributes:
       own: Whether it may differ between replicas.
       total: Whether it follows from a sum over replicas, other than of gradients.
       gradient: Whether it follows from a backward pass; the others are of gradients.
-      divisor: What it was divided by, but for means over own examples; 0 for nothing.
+      divisor: Its divisor, without means over own examples; 0 for none.
       mean: Whether it is of a mean over own examples.
       shared: Whether it was divided by the number of replicas, or by a total.
-      summed: Where it was added up over replicas.
+      summed: Origin of its sum over replicas.
     """
 
     own: bool = False
@@ -61,11 +61,11 @@ def refuse_summed(
     """Refuse gradients of means that are summed over replicas, and not divided.
 
     Args:
-      jaxpr: What one replica computes.
-      own: Which inputs differ between replicas.
-      kept: Which outputs are state that gradients move by hand.
-      num_replicas: How many there are.
-      examples: How many of them a replica sees at a time.
+      jaxpr: Program of one replica.
+      own: Whether each input differs between replicas.
+      kept: Whether each output is state that gradients move by hand.
+      num_replicas: Number of replicas.
+      examples: Number of examples that a replica sees at a time.
 
     Raises:
       ReplicationError: There are such gradients.
@@ -82,8 +82,8 @@ def _check(mark: _Scale, is_wrong: bool) -> None:
         raise ReplicationError(
             "`grads` must be a mean over replicas, got a sum: "
             f"`{mark.summed.what}` at {mark.summed.where}, with no division by the "
-            "number of replicas or by a count of all examples. Give "
-            "`rep.wrap_optimizer` what `jax.grad` returns, or write "
+            "number of replicas or by a count of all examples. Pass the result of "
+            "`jax.grad` to the wrapped optimizer, or write "
             "`lax.pmean(grads, 'replica')` or `lax.psum(grads, 'replica') / "
             "replicator.num_replicas()`."
         )
@@ -116,7 +116,7 @@ class _Rules(dataflow.Rules[_Scale]):
         name, outs = eqn.primitive.name, len(eqn.outvars)
         mark = self.join(marks)
         if name == GIVEN_GRADIENT:
-            # Beside a count the optimizer divides: by all, if it was not summed before.
+            # With a count the optimizer divides: by all, if it was not summed before.
             summed_twice = len(marks) > 1 and not (
                 marks[1].total or self._counts_all(eqn.invars[1])
             )
@@ -173,7 +173,7 @@ class _Rules(dataflow.Rules[_Scale]):
         if not (backward or mark.gradient):
             shared = scalar and not mark.own and number and number % replicas == 0
             return mark._replace(divisor=number) if shared else mark
-        # A rate that was divided so is as good as what it multiplies.
+        # A rate that was divided counts as a division of its product.
         if not (backward or is_quotient) and any(map(self._is_shared_rate, marks)):
             return _Scale(own=mark.own, gradient=True, mean=mark.mean, shared=True)
         if number:
@@ -233,7 +233,7 @@ def _is_floating(eqn: core.JaxprEqn) -> bool:
 
 
 def _whole(atom: core.Var | core.Literal, is_divisor: bool) -> int:
-    """Return the whole number that an operand divides by; 0 if it is none."""
+    """Return the whole number that an operand divides by; 0 if it is not one."""
     if not isinstance(atom, core.Literal):
         return 0
     value = float(atom.val)

@@ -2,8 +2,8 @@
 
 The stream of examples is cut into blocks of a fixed size. Every block passes the same
 `lax.scan` body, always as one of `BLOCKS_PER_CALL`, so its numbers depend neither on
-how many replicas there are nor on how the dataset is batched; the host gets blocks in
-example order. The last ones are filled up with examples that are there already.
+the number of replicas nor on the batches of the dataset; the host gets blocks in
+example order. The last ones are filled up with copies of examples.
 
 One replica on many devices has every block cut over them: none computes the rows of
 another.
@@ -38,29 +38,29 @@ BlockFn = Callable[[PyTree, PyTree, jax.Array], PyTree]
 
 DEFAULT_BLOCK = 64
 # Fixed, because a loop of another length may be compiled otherwise; even, because the
-# door looks at the same rows in blocks of double size.
+# check before the first call runs the same rows in blocks of double size.
 BLOCKS_PER_CALL = 4
 
 
 class Block(NamedTuple):
-    """What one block of examples yielded: NumPy leaves."""
+    """Results of one block of examples: NumPy leaves."""
 
     outputs: PyTree
     real: np.ndarray  # which of its rows are examples; the others only fill up
     replica: int  # which replica ran it
 
 
-class Traced(NamedTuple):
-    """What is known of the outputs before anything runs.
+class TracedBlocks(NamedTuple):
+    """Traced program of blocks, and the shapes of its outputs.
 
     Attributes:
       outputs: Shapes, with an axis of blocks in front.
-      doubled: The same where blocks have twice the examples: an axis of examples is one
-        that grows with them, not one that happens to be as long.
+      doubled: Shapes for blocks of twice the examples: an axis of examples is one that
+        grows with them, not one that happens to be as long.
       jaxpr: The program, on the leaves of the state and of the rows.
-      state: What it is called with.
-      rows: Likewise, `{"batch": ..., "mask": ...}`.
-      block: Examples in a block.
+      state: State of the call.
+      rows: Rows of the call, `{"batch": ..., "mask": ...}`.
+      block: Number of examples in a block.
     """
 
     outputs: PyTree
@@ -73,19 +73,19 @@ class Traced(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class BlockRunner:
-    """Run a function on the blocks of datasets; what was compiled is kept.
+    """Run a function on the blocks of datasets; compiled programs are kept.
 
     Attributes:
-      block_fn: What one replica does with one block.
-      layout: How replicas lie on devices.
-      name: Of the user's function, in errors.
-      block: Examples in a block. Bits depend on it. It is rounded up to a multiple of
-        the devices that share a replica's examples.
-      max_in_flight: Calls dispatched and not yet finished, at most.
-      check: Refuses outputs that will not do, once for each signature.
+      block_fn: Function of one replica, of one block.
+      layout: Layout of the replicas on devices.
+      name: Name of the user's function, in errors.
+      block: Number of examples in a block. Bits depend on it. It is rounded up to a
+        multiple of the devices that share a replica's examples.
+      max_in_flight: Largest number of calls dispatched and not yet finished.
+      check: Refuses wrong outputs, once for each signature.
 
     Raises:
-      ArgumentError: `block` is no whole number, or below 1.
+      ArgumentError: `block` is not a whole number, or below 1.
     """
 
     block_fn: BlockFn
@@ -93,7 +93,7 @@ class BlockRunner:
     _: dataclasses.KW_ONLY
     name: str
     block: int
-    check: Callable[[Traced], None]
+    check: Callable[[TracedBlocks], None]
     max_in_flight: int = DEFAULT_RUN_AHEAD
 
     def __post_init__(self) -> None:
@@ -110,19 +110,19 @@ class BlockRunner:
         *,
         inputs: InputOptions | None,
     ) -> None:
-        """Hand every block that holds an example to `take`, in example order.
+        """Pass every block that holds an example to `take`, in example order.
 
         Args:
-          state: Of any replicas; neither changed nor donated.
+          state: A state of any replicas; neither changed nor donated.
           dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
             ends. It is read once.
           take: Gets the same blocks in every process, so all decide the same.
-          inputs: How the dataset is read.
+          inputs: Options of the input.
         """
         state = self._place(state)
         programs = self.programs
         ahead = RunAhead(self.max_in_flight)
-        waiting: deque[_Outputs] = deque()
+        waiting: deque[_BlockOutputs] = deque()
         with open_one_pass(
             dataset,
             self.layout,
@@ -165,7 +165,7 @@ class BlockRunner:
         jaxpr = traced.jaxpr.jaxpr
         _refuse_collectives(jaxpr, self.name)
         outputs, doubled = traced.out_info.outputs, self._double(state, rows)
-        self.check(Traced(outputs, doubled, jaxpr, state, rows, programs.block))
+        self.check(TracedBlocks(outputs, doubled, jaxpr, state, rows, programs.block))
         self._checked.add(signature)
 
     def _double(self, state: PyTree, rows: PyTree) -> PyTree:
@@ -181,17 +181,21 @@ class BlockRunner:
 
 
 def has_rows(leaf: Any, doubled: Any, block: int) -> bool:
-    """Tell whether an output has one row per example; see `Traced` for both."""
+    """Return whether an output has one row per example; see `TracedBlocks`.
+
+    >>> has_rows(jnp.ones((4, 8, 2)), jnp.ones((4, 16, 2)), block=8)
+    True
+    """
     return leaf.shape[1:2] == (block,) and doubled.shape[1:2] == (2 * block,)
 
 
 class _Programs(NamedTuple):
-    """What runs blocks.
+    """Programs that run blocks.
 
     Attributes:
-      run: The jitted `program(state, {"batch", "mask"}) -> _Outputs`.
+      run: The jitted `program(state, {"batch", "mask"}) -> _BlockOutputs`.
       doubled: The same for blocks of twice the examples; only traced.
-      block: Examples in a block.
+      block: Number of examples in a block.
       is_cut: Whether rows come as [blocks, block, ...], each block cut over devices.
     """
 
@@ -201,13 +205,14 @@ class _Programs(NamedTuple):
     is_cut: bool
 
 
-class _Outputs(NamedTuple):
-    """What one call hands back; leaves have a leading axis of blocks.
+class _BlockOutputs(NamedTuple):
+    """Results of one call; leaves have a leading axis of blocks.
 
     Attributes:
-      outputs: Of the function.
-      real: How many rows of each block are examples: the first ones. Of blocks that are
-        cut, which rows: processes that read for themselves fill up their own.
+      outputs: Results of the function.
+      real: Number of rows of each block that are examples: the first ones. For blocks
+        that are cut, whether each row is one: processes that read for themselves fill
+        up their own.
     """
 
     outputs: PyTree
@@ -219,15 +224,15 @@ def _make_program(
 ) -> Any:
     """Return a program; see `_Programs`."""
 
-    def replica(state: PyTree, rows: PyTree) -> _Outputs:
+    def replica(state: PyTree, rows: PyTree) -> _BlockOutputs:
         leaves, treedef = jax.tree.flatten(state)
 
-        def run(carry: None, each: PyTree) -> tuple[None, _Outputs]:
+        def run(carry: None, each: PyTree) -> tuple[None, _BlockOutputs]:
             # Built anew for each block: a module that counts or keeps statistics
-            # changes a copy of its own, and the next block meets it as it was.
+            # changes a copy of its own, and the next block gets the first one.
             own, real = treedef.unflatten(leaves), each[MASK]
             outputs = block_fn(own, each[BATCH], real)
-            return carry, _Outputs(outputs, real if is_cut else real.sum())
+            return carry, _BlockOutputs(outputs, real if is_cut else real.sum())
 
         after = 1 + int(is_cut)
         blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[after:]), rows)
@@ -237,8 +242,8 @@ def _make_program(
     return jax.jit(layout.spread(replica, inputs=inputs, outputs=examples()))
 
 
-def _hand_over(found: _Outputs, block: int, take: Callable[[Block], None]) -> None:
-    """Fetch what a call found: every process has the blocks of all."""
+def _hand_over(found: _BlockOutputs, block: int, take: Callable[[Block], None]) -> None:
+    """Fetch the results of a call: every process has the blocks of all."""
     found = jax.device_get(found)
     for index, given in enumerate(found.real):
         real = given != 0 if np.ndim(given) else np.arange(block) < given
@@ -248,11 +253,11 @@ def _hand_over(found: _Outputs, block: int, take: Callable[[Block], None]) -> No
 
 
 def _refuse_collectives(jaxpr: core.Jaxpr, name: str) -> None:
-    """Refuse to mix blocks: which ones run side by side depends on the replicas."""
+    """Refuse to mix blocks: the number of replicas decides which run side by side."""
     found = dataflow.find_collective(jaxpr, REPLICA_AXIS)
     if found is not None:
         raise ArgumentError(
-            f"`{name}` must not speak to other replicas, got `{found.primitive.name}` "
-            f"at {user_line(found)}. Return what one replica finds: the blocks of all "
+            f"`{name}` must not call collectives, got `{found.primitive.name}` at "
+            f"{user_line(found)}. Return the results of one replica: the blocks of all "
             "are put together."
         )

@@ -1,7 +1,7 @@
 """Evaluate a state on every example of a dataset, each counted once.
 
-Blocks of examples are run by `blocks`; the host adds up what they report in example
-order, in float64. What fills up the last blocks weighs nothing.
+Blocks of examples are run by `blocks`; the host adds up their results in example order,
+in float64. Rows that fill up the last blocks have weight 0.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ import jax.numpy as jnp
 
 from replicator.base.types import Dataset, PyTree
 from replicator.collectives.context.keys import refuse_keys
-from replicator.engine.analysis.lookup_notes import names_noted
-from replicator.engine.eager_calls import eager
+from replicator.engine.analysis.lookup_hints import names_noted
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.engine.layout import Layout
 from replicator.engine.metrics.exact import check_exact
 from replicator.engine.metrics.totals import BlockRows, MetricTotals
+from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
 
 EvalFn = Callable[[PyTree, PyTree], dict[str, PyTree]]
-"""`eval_fn(state, batch) -> metrics`: what one replica does with one block."""
+"""`eval_fn(state, batch) -> metrics`: the function of one replica, of one block."""
 
 EXAMPLES = "examples"
 
@@ -32,22 +32,22 @@ EXAMPLES = "examples"
 class Evaluation:
     """An evaluation on all replicas: `metrics = evaluation(state, dataset)`.
 
-    Make it once and call it often: what was compiled is kept.
+    Make it once and call it often: compiled programs are kept.
 
     Args:
       eval_fn: `eval_fn(state, batch)` gets a block of examples, and returns a dict of
-        metrics. A plain array has one row per example, and is averaged. Anything else
-        is declared: `Mean(value, weight)`, `Sum`, `Max`, `Min`, `PerReplica`, and
-        weighted by `batch["mask"]`, 0 for rows that only fill up, which is there where
-        batches are dicts. A mask of the dataset's own is multiplied by it; if that has
-        one number per example, rows of plain arrays count so much. `Concat` keeps its
+        metrics. A plain array has one row per example, and is averaged. Other metrics
+        are declared: `Mean(value, weight)`, `Sum`, `Max`, `Min`, `PerReplica`, and
+        weighted by `batch["mask"]`, 0 for rows that only fill up, which dicts of
+        batches get. A mask of the dataset's own is multiplied by it; if that has one
+        number per example, it weights the rows of plain arrays. `Concat` keeps its
         rows: one for each example, in the order of the dataset.
-      layout: How replicas lie on devices.
-      block: Examples that `eval_fn` gets at a time. Bits depend on it.
-      max_in_flight: Calls dispatched and not yet finished, at most.
+      layout: Layout of the replicas on devices.
+      block: Number of examples that `eval_fn` gets at a time. Bits depend on it.
+      max_in_flight: Largest number of calls dispatched and not yet finished.
 
     Raises:
-      ArgumentError: `eval_fn` is no function of a state and a batch, or `block` is
+      ArgumentError: `eval_fn` is not a function of a state and a batch, or `block` is
         below 1.
     """
 
@@ -82,21 +82,21 @@ class Evaluation:
         """Evaluate `state` on every example of `dataset`; wait for the result.
 
         Args:
-          state: From `rep.init`, a compiled step or `result.state`; it is not changed,
-            and not donated.
+          state: State of `rep.init`, a compiled step or `result.state`; it is neither
+            changed nor donated.
           dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
             ends. It is read once.
-          inputs: How it is read; its `steps` count batches of the dataset, and its
-            `accumulate`, `steps_per_call`, `epochs` and `remainder` mean nothing here.
+          inputs: Options of the input; its `steps` count batches of the dataset, and
+            its `accumulate`, `steps_per_call`, `epochs` and `remainder` have no effect.
           between: Called after each block, in all processes alike; may raise, to end
             the evaluation.
 
         Returns:
-          The metrics over all examples: Python numbers, and NumPy arrays where a metric
-          is no scalar. `examples` says how many there were.
+          The metrics over all examples: Python numbers, and NumPy arrays for a metric
+          that is not a scalar. `examples` is the number of examples.
 
         Raises:
-          ArgumentError: `eval_fn` returns what could not be counted exactly, or JAX
+          ArgumentError: `eval_fn` returns a metric that could not be exact, or JAX
             traces the call.
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
@@ -116,14 +116,14 @@ class Evaluation:
 def _evaluated(
     eval_fn: EvalFn, state: PyTree, batch: PyTree, real: jax.Array
 ) -> tuple[dict[str, PyTree], jax.Array]:
-    """Return the metrics of a block, and what each of its rows counts."""
+    """Return the metrics of a block, and the weight of each of its rows."""
     batch, weights = _with_mask(batch, real)
     with names_noted(state, batch):
         return _checked_dict(eval_fn(state, batch)), weights
 
 
 def _with_mask(batch: PyTree, real: jax.Array) -> tuple[PyTree, jax.Array]:
-    """Put the mask into a dict, times its own; return also what each row counts."""
+    """Put the mask into a dict, times its own; return also the weight of each row."""
     if not isinstance(batch, dict):
         return batch, real
     if MASK not in batch:

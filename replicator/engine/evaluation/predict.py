@@ -8,22 +8,22 @@ import numpy as np
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.analysis.lookup_notes import names_noted
-from replicator.engine.eager_calls import eager
+from replicator.engine.analysis.lookup_hints import names_noted
 from replicator.engine.evaluation.blocks import (
     DEFAULT_BLOCK,
     Block,
     BlockRunner,
-    Traced,
+    TracedBlocks,
     has_rows,
 )
 from replicator.engine.layout import Layout
+from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
 from replicator.errors import ArgumentError, check_function
 from replicator.inputs.options import InputOptions
 
 PredictFn = Callable[[PyTree, PyTree], PyTree]
-"""`predict_fn(state, batch) -> rows`: what one replica does with one block."""
+"""`predict_fn(state, batch) -> rows`: the function of one replica, of one block."""
 
 
 class Prediction:
@@ -32,13 +32,13 @@ class Prediction:
     Args:
       predict_fn: Gets a block of examples, and returns a pytree of arrays with one row
         for each. Some examples of the last block only fill up; their rows are dropped.
-      layout: How replicas lie on devices.
-      block: Examples that `predict_fn` gets at a time. Bits depend on it.
-      max_in_flight: Calls dispatched and not yet finished, at most.
+      layout: Layout of the replicas on devices.
+      block: Number of examples that `predict_fn` gets at a time. Bits depend on it.
+      max_in_flight: Largest number of calls dispatched and not yet finished.
 
     Raises:
-      ArgumentError: `predict_fn` is no function of a state and a batch, or `block` is
-        below 1.
+      ArgumentError: `predict_fn` is not a function of a state and a batch, or `block`
+        is below 1.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Prediction:
           inputs: As in `Evaluation`.
 
         Returns:
-          What `predict_fn` returns, for all examples in the order of the dataset: NumPy
+          The rows of `predict_fn` for all examples, in the order of the dataset: NumPy
           leaves [examples, ...].
         """
         kept: list[PyTree] = []
@@ -89,7 +89,7 @@ class Prediction:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *kept)
 
 
-def _check_rows(traced: Traced) -> None:
+def _check_rows(traced: TracedBlocks) -> None:
     doubled = jax.tree.leaves(traced.doubled)
     leaves = named_leaves(traced.outputs)
     if not leaves:

@@ -1,30 +1,30 @@
 """Make the first two updates of a program twice: as compiled, and on one device.
 
-XLA's partitioner is not right for every program, and no list knows which. So what a
-partitioned program returned is compared with what one device computes from the same
-state and batch, before anybody else sees it. Gradients are not among the results of a
-program: they show in what the optimizer keeps of them (moments, traces, sums of
-squares), or, where nothing divides by them, in how parameters moved. An optimizer that
-keeps only their signs shows nothing.
+XLA's partitioner is not right for every program, and it is not known for which. So the
+results of a partitioned program are compared with those of one device from the same
+state and batch, before the caller gets them. Gradients are not among the results of a
+program: they show in the state of the optimizer (moments, traces, sums of squares), or,
+if it does not divide by them, in how parameters moved. An optimizer that keeps only
+their signs shows nothing.
 """
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 
 from replicator.base.flat_tree import whole
+from replicator.base.host.clock import Clock
 from replicator.base.mesh import spans_processes
 from replicator.base.padded import unpadded
 from replicator.base.types import Key, PyTree
 from replicator.engine.first_update.comparison import differences, farthest_leaf, law
 from replicator.engine.first_update.one_device import (
-    Given,
     NotChecked,
     OneDevice,
+    UpdateInputs,
     on_host,
     results_of,
 )
@@ -37,7 +37,7 @@ from replicator.errors import PartitionError
 from replicator.inputs.placement import Placed, batch_axis
 
 UPDATES = 2
-"""How many are checked: at the first, much of a state is zero."""
+"""Number of updates that are checked: at the first, much of a state is zero."""
 
 _TIMES_ITSELF = 3.0
 _log = logging.getLogger(__name__)
@@ -47,15 +47,15 @@ Result = Literal["same", "rounding", "differs", "not checked"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedUpdate:
-    """What came of the check of one update.
+    """Result of the check of one update.
 
     Attributes:
-      program: Its key.
-      update: Which of them; `UPDATES` once there is nothing left to check.
-      result: `"same"` by law 1's bound; `"rounding"` where it is more, and no more than
-        one device differs from itself that rounds otherwise.
-      why: What differs most; or why it was not checked.
-      seconds: That it took: to compile for one device, too, if that came first.
+      program: Key of the program.
+      update: Number of the update; `UPDATES` once there is nothing left to check.
+      result: `"same"` by law 1's bound; `"rounding"` if the difference is more, and no
+        more than that of one device with other roundings.
+      why: The largest difference; or why it was not checked.
+      seconds: Time of the check: to compile for one device, too, if that came first.
     """
 
     program: str
@@ -65,36 +65,37 @@ class CheckedUpdate:
     seconds: float
 
     def __str__(self) -> str:
-        """Tell it on one line."""
+        """Return one line."""
         return f"update {self.update} is {self.result}: {self.why}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstUpdateCheck:
-    """What is known of checks before, and who hears of this one.
+    """Callbacks of the check of first updates.
 
     Attributes:
       is_known: Whether the program of a key was checked before, in another process.
-      tell: Takes what came of each update, before an error is raised.
+      report: Takes the result of each update, before an error is raised.
     """
 
     is_known: Callable[[str], bool] = lambda key: False
-    tell: Callable[[CheckedUpdate], None] = lambda told: None
+    report: Callable[[CheckedUpdate], None] = lambda update: None
 
 
 class FirstUpdates:
     """The check of a step's first updates, of each program that it becomes.
 
     Attributes:
-      found: What came of each check.
+      found: Result of each check.
 
     Args:
-      update: What one replica does in one update.
-      layout: How it is partitioned.
-      options: How it is lifted.
-      check: What is known, and who hears of it.
-      once: `update` compiled by itself, where a program makes several in one call:
-        between them nobody sees the state.
+      update: One update of one replica.
+      layout: The partitioned layout.
+      options: Options of the compiled step.
+      check: Callbacks.
+      once: `update` compiled by itself, if a program makes several in one call, between
+        which the state is not seen.
+      clock: Times each check.
     """
 
     def __init__(
@@ -105,30 +106,31 @@ class FirstUpdates:
         check: FirstUpdateCheck,
         *,
         once: Callable[..., tuple[PyTree, PyTree]] | None,
+        clock: Clock,
     ) -> None:
         self._replica = one_replica(update, options)
         self._layout, self._options = layout, options
-        self._check, self._once = check, once
+        self._check, self._once, self._clock = check, once, clock
         self._done: dict[str, int] = {}
         self._alone: dict[str, OneDevice] = {}
         self.found: list[CheckedUpdate] = []
 
     def is_done(self, program: str) -> bool:
-        """Tell whether nothing of the program of this key is left to be checked."""
+        """Return whether all updates of the program of this key are checked."""
         if program not in self._done:
             self._done[program] = UPDATES * self._check.is_known(program)
         return self._done[program] >= UPDATES
 
     def hold(
         self, program: str, state: PyTree, batch: PyTree, key: Key | None
-    ) -> Given | None:
-        """Copy what an update begins with; None if it is not to be compared.
+    ) -> UpdateInputs | None:
+        """Copy the inputs of an update; None if it is not to be compared.
 
         Args:
-          program: Its key.
-          state: Before the update, as it is kept.
-          batch: As placed.
-          key: As the step takes it.
+          program: Key of the program.
+          state: State before the update, as it is kept.
+          batch: The batch as placed.
+          key: The key of the step.
 
         Raises:
           PartitionError: As `compare`, for a program of several updates.
@@ -148,26 +150,26 @@ class FirstUpdates:
         return None
 
     def compare(
-        self, program: str, given: Given, state: PyTree, metrics: PyTree
+        self, program: str, given: UpdateInputs, state: PyTree, metrics: PyTree
     ) -> None:
-        """Compare an update with what one device makes of what was held.
+        """Compare an update with that of one device from the same inputs.
 
         Args:
-          program: Its key.
-          given: What it began with.
-          state: After it, as it is kept.
-          metrics: Of it.
+          program: Key of the program.
+          given: Inputs of the update.
+          state: State after it, as it is kept.
+          metrics: Metrics of it.
 
         Raises:
           PartitionError: It differs by more than rounding does.
         """
-        began_s = time.monotonic()
+        began_s = self._clock.now_s()
         self._done[program] += 1
         try:
             result, why = self._compared(program, given, results_of(state, metrics))
         except NotChecked as reason:
             result, why = "not checked", str(reason)
-        self._report(program, result, why, time.monotonic() - began_s)
+        self._report(program, result, why, self._clock.now_s() - began_s)
         if self.is_done(program):
             self._alone.pop(program, None)
         if result == "differs":
@@ -176,7 +178,7 @@ class FirstUpdates:
                 f"`strategy` must give the answer of one device, got {why}, under "
                 f"{strategy.name} on {devices.size} devices: the step was cut wrongly. "
                 "Use another one; `replicator.testing.assert_replica_invariant("
-                "step_fn, init_fn, batch, strategy=...)` tells which are right."
+                "step_fn, init_fn, batch, strategy=...)` checks one."
             )
 
     def _check_rows(
@@ -199,9 +201,9 @@ class FirstUpdates:
 
     def _given(
         self, program: str, state: PyTree, batch: PyTree, key: Key | None
-    ) -> Given | None:
-        """Copy what an update begins with; None if one device cannot make it."""
-        given = on_host(Given(unpadded(state), batch, key))
+    ) -> UpdateInputs | None:
+        """Copy the inputs of an update; None if one device cannot make it."""
+        given = on_host(UpdateInputs(unpadded(state), batch, key))
         device = self._layout.mesh.local_devices[0]
         try:
             if program not in self._alone:
@@ -211,7 +213,9 @@ class FirstUpdates:
             return None
         return given
 
-    def _compared(self, program: str, given: Given, found: list) -> tuple[Result, str]:
+    def _compared(
+        self, program: str, given: UpdateInputs, found: list
+    ) -> tuple[Result, str]:
         mesh = self._layout.mesh
         alone = self._alone[program]
         expected, before = alone.results(given), results_of(given.state, ())
@@ -231,26 +235,26 @@ class FirstUpdates:
                 if all(apart[group] <= allowed[group] for group in apart):
                     break
         worst = max(apart, key=lambda group: apart[group] / allowed[group])
-        words = f"{apart[worst]:.1e} of its norm ({allowed[worst]:.1e} is allowed)"
+        size = f"{apart[worst]:.1e} of its norm ({allowed[worst]:.1e} is allowed)"
         if apart[worst] <= allowed[worst]:
             shows = any(each and each.moves for each in alone.compared)
-            blind = "" if shows else ", and no gradient shows in what is compared"
-            return result, f"at most `{worst}` is off by {words}{blind}"
+            blind = "" if shows else ", and no gradient shows in the results compared"
+            return result, f"at most `{worst}` is off by {size}{blind}"
         leaf = farthest_leaf(worst, found, expected, alone.compared)
         wrong = sum(apart[group] > allowed[group] for group in apart)
         more = f", and {wrong - 1} more" if wrong > 1 else ""
-        return "differs", f"`{leaf}` off by {words}{more}"
+        return "differs", f"`{leaf}` off by {size}{more}"
 
     def _report(self, program: str, result: Result, why: str, seconds: float) -> None:
         if result == "not checked":
             self._done[program] = UPDATES
-        told = CheckedUpdate(
+        update = CheckedUpdate(
             program=program,
             update=self._done[program],
             result=result,
             why=why,
             seconds=round(seconds, 3),
         )
-        self.found.append(told)
-        _log.info("Checked: %s (%.1f s)", told, seconds)
-        self._check.tell(told)
+        self.found.append(update)
+        _log.info("Checked: %s (%.1f s)", update, seconds)
+        self._check.report(update)

@@ -1,9 +1,9 @@
-"""Compare what many devices made of a step with what one makes of it.
+"""Compare the results of a step on many devices with those of one.
 
-The rule is law 1's: a difference counts in the norm of all that belongs together, as
-the moments of all parameters do, since a leaf whose true gradient is zero is nothing
-but rounding. What shows gradients is measured by how far it moved, other state by what
-it is, and metrics by the largest of them: a mean of what was whitened is zero.
+The rule is law 1's: a difference counts in the norm of a whole group, such as the
+moments of all parameters, since a leaf whose true gradient is zero is nothing but
+rounding. A leaf that shows gradients is measured by how far it moved, other state by
+its value, and metrics by the largest of them: a mean of whitened numbers is zero.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ _LEAST = float(np.finfo(np.float64).tiny)
 
 
 class Compared(NamedTuple):
-    """A result that is compared, of all that a step returns.
+    """A result of a step that is compared.
 
     Attributes:
-      path: Of the leaf: `params/w`, or `metrics/loss`.
-      group: What it belongs to: `opt/0/mu`, `queue`, `metrics/loss`.
+      path: Path of the leaf: `params/w`, or `metrics/loss`.
+      group: Group of the leaf: `opt/0/mu`, `queue`, `metrics/loss`.
       moves: Whether it shows gradients, and counts by how far it moved.
     """
 
@@ -42,20 +42,27 @@ class Compared(NamedTuple):
 
 
 def law(mesh: Mesh) -> float:
-    """Return how far gradients may be apart on a mesh, of their norm."""
+    """Return the largest difference of gradients on a mesh, in parts of their norm.
+
+    >>> law(jax.make_mesh((1,), ("replica",)))
+    1.1e-05
+    """
     is_split = mesh.shape.get("model", 1) > 1
     return SPLIT_TOLERANCE if is_split else GRADIENT_TOLERANCE
 
 
 def paths_and_groups(state: PyTree, metrics: PyTree) -> list[tuple[str, str]]:
-    """Return the path of each leaf, and the group that it counts in.
+    """Return the path of each leaf, and its group.
 
-    What an optimizer keeps of all parameters under one name is a group, and so is all
-    else at one place at the top of the state.
+    State of an optimizer for all parameters under one name is a group, and so are all
+    other leaves below one name at the top of the state.
 
     Args:
-      state: The user's, unpadded; arrays or shapes.
-      metrics: As the step returns them.
+      state: The user's state, unpadded; arrays or shapes.
+      metrics: Metrics of the step.
+
+    >>> paths_and_groups({"params": {"w": 1.0}}, {"loss": 2.0})
+    [('params/w', 'params'), ('metrics/loss', 'metrics/loss')]
     """
     found = []
     for each in variables_of(state):
@@ -64,8 +71,8 @@ def paths_and_groups(state: PyTree, metrics: PyTree) -> list[tuple[str, str]]:
         end = (*alike, False).index(False)
         above = own[:-end] if end < len(own) and each.is_optimizer else own[:1]
         found.append((each.path, "/".join(above)))
-    told = [_METRICS + path for path, _ in named_leaves(metrics)]
-    return [*found, *zip(told, told, strict=True)]
+    named = [_METRICS + path for path, _ in named_leaves(metrics)]
+    return [*found, *zip(named, named, strict=True)]
 
 
 def differences(
@@ -74,16 +81,16 @@ def differences(
     before: Sequence,
     compared: Sequence[Compared | None],
 ) -> dict[str, float]:
-    """Return by group how far results are apart, in parts of what they count as.
+    """Return the difference of results by group, in parts of the group's norm.
 
-    A rounding of each result to its dtype is left out. Where a number is not finite on
-    one device there is nothing to measure, and the group is left out.
+    A rounding of each result to its dtype is left out. If a number is not finite on one
+    device there is nothing to measure, and the group is left out.
 
     Args:
       found: All results in order: the state, the metrics.
       expected: Likewise, of one device.
       before: The state before.
-      compared: What each result is; None for one that is not compared.
+      compared: Description of each result; None for one that is not compared.
     """
     off, scale, largest = {}, {}, _LEAST
     for number, each in enumerate(compared):

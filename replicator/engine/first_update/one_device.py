@@ -1,4 +1,4 @@
-"""One update as one device makes it: the program that a partitioned one is held to."""
+"""One update on one device: the standard for a partitioned program."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -26,11 +26,11 @@ _ROUNDINGS = 8  # of an input: a sum of many numbers in another order is off by 
 
 
 class NotChecked(Exception):
-    """Why an update is not checked."""
+    """Raised with the reason why an update is not checked."""
 
 
-class Given(NamedTuple):
-    """What an update begins with, on the host: a program takes its state over."""
+class UpdateInputs(NamedTuple):
+    """Inputs of an update, on the host: its state is donated."""
 
     state: PyTree
     batch: PyTree
@@ -38,14 +38,14 @@ class Given(NamedTuple):
 
 
 def results_of(state: PyTree, metrics: PyTree) -> list:
-    """Return what is looked at of an update, on the host: the user's state, metrics."""
+    """Return the results that are compared, on the host: the user's state, metrics."""
     state = unpadded(whole(state))
     user = state.user if isinstance(state, RunState) else state
     return jax.tree.leaves(on_host((user, metrics)))
 
 
 def on_host(tree: PyTree) -> PyTree:
-    """Copy a tree: on a CPU an array of NumPy's may lie where a donated one did."""
+    """Copy a tree: on a CPU an array of NumPy may share memory with a donated one."""
 
     def copy(leaf: Any) -> Any:
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -55,24 +55,24 @@ def on_host(tree: PyTree) -> PyTree:
 
 
 class OneDevice:
-    """An update as one device makes it.
+    """An update on one device.
 
     Attributes:
-      compared: What each of its results is; None for what is not compared.
-      rounding: Of its coarsest floats, where any is coarser than float32; else 0.
+      compared: Description of each of its results; None for one that is not compared.
+      rounding: Rounding of its coarsest floats, if any is coarser than float32; else 0.
 
     Args:
-      replica: What one replica does.
-      given: What the update begins with.
-      device: That makes it.
+      replica: Program of one replica.
+      given: Inputs of the update.
+      device: The device.
 
     Raises:
-      NotChecked: That device cannot, or should not; or others would draw other random
-        numbers.
+      NotChecked: The device cannot make it, or should not; or others would draw other
+        random numbers.
     """
 
     def __init__(
-        self, replica: Callable[..., Outputs], given: Given, device: Device
+        self, replica: Callable[..., Outputs], given: UpdateInputs, device: Device
     ) -> None:
         self._device = device
         self._programs: dict[bool, Any] = {}
@@ -80,7 +80,7 @@ class OneDevice:
         if find_equation(traced.jaxpr, _draws_by_place):
             raise NotChecked("its random numbers depend on where they are drawn")
         if find_equation(traced.jaxpr, lambda eqn: eqn.primitive.name == "io_callback"):
-            raise NotChecked("what its host callbacks do would be done twice")
+            raise NotChecked("its host callbacks would run twice")
         self._traced, self._outputs = traced, jax.tree.structure(outputs)
         self.rounding = narrowest(traced.jaxpr, on_cpu=device.platform == "cpu")
         user = [True] * len(jax.tree.leaves(given[:2]))
@@ -94,12 +94,12 @@ class OneDevice:
             for name, mark in zip(names, jax.tree.leaves(marked), strict=True)
         ]
 
-    def results(self, given: Given, *, wide: bool = False) -> list:
+    def results(self, given: UpdateInputs, *, wide: bool = False) -> list:
         """Return the state and the metrics after an update.
 
         Args:
-          given: What it begins with.
-          wide: Whether in float32 at the highest precision.
+          given: Inputs of the update.
+          wide: Whether to compute in float32 at the highest precision.
 
         Raises:
           NotChecked: The device cannot, or has not the memory.
@@ -114,14 +114,14 @@ class OneDevice:
         outputs = self._outputs.unflatten(_attempt(self._programs[wide], *leaves))
         return results_of(outputs.state, joined_metrics(outputs))
 
-    def others(self, given: Given) -> Iterator[list]:
-        """Yield results that differ as those of another way to round may.
+    def others(self, given: UpdateInputs) -> Iterator[list]:
+        """Yield results that differ as they may with other roundings.
 
-        In wider floats, where there are coarse ones; and of an input that is moved by
-        some roundings: what a rounding decides, and what is nothing else, shows so.
+        In wider floats, if there are coarse ones; and from an input that is moved by
+        some roundings: that shows results that a rounding decides.
 
         Args:
-          given: What the update begins with.
+          given: Inputs of the update.
 
         Raises:
           NotChecked: As `results`.
@@ -130,7 +130,7 @@ class OneDevice:
             yield self.results(given, wide=True)
         for seed in range(_NUDGES):
             state, batch = _nudged((given.state, given.batch), seed)
-            found = self.results(Given(state, batch, given.key))
+            found = self.results(UpdateInputs(state, batch, given.key))
             pairs = zip(results_of(given.state, ()), results_of(state, ()), strict=True)
             for number, (old, new) in enumerate(pairs):
                 each = self.compared[number]
@@ -168,7 +168,7 @@ def _looked_at(outputs: Outputs) -> tuple[PyTree, PyTree]:
 
 
 def _draws_by_place(eqn: core.JaxprEqn) -> bool:
-    """Tell whether XLA draws random numbers: other devices draw others."""
+    """Return whether XLA draws random numbers: other devices draw others."""
     name = eqn.primitive.name
     if name in ("random_bits", "random_gamma"):
         return "rbg" in str(getattr(eqn.invars[0].aval, "dtype", ""))
@@ -176,7 +176,7 @@ def _draws_by_place(eqn: core.JaxprEqn) -> bool:
 
 
 def _attempt(act: Callable[..., Any], *args: Any) -> Any:
-    """Do what one device may not be able to do."""
+    """Call a function that one device may not be able to run."""
     try:
         return jax.block_until_ready(act(*args))
     except Exception as failure:

@@ -1,17 +1,17 @@
-"""Tell which results of a step may differ between two ways to round, and be right.
+"""Find the results of a step that may differ between two ways to round, and be right.
 
-A result is compared unless it follows, by its value, from something that a rounding can
-turn over. Before the backward pass that is a comparison, an order, a rounding or an
-index of the largest of what was rounded: an accuracy, a queue of sorted indices. What
-only chooses between values that are near each other there (a `relu`, a mask, sorted
-values themselves) is none. With the backward pass this begins anew: gradients are
-always compared. Behind it it is the sign of a gradient, too, and a quotient by it: Adam
-makes ± its rate of a gradient that is nothing but rounding. A clip is none: a quotient
-by one number of more gradients than the one that is divided, or by what is at least
-some number, or one that is at most some number.
+A result is compared unless it follows, by its value, from one that a rounding can turn
+over. Before the backward pass that is a comparison, an order, a rounding or an index of
+the largest of rounded numbers: an accuracy, a queue of sorted indices. A choice between
+values that are near each other there (a `relu`, a mask, sorted values themselves) does
+not count. With the backward pass this begins anew: gradients are always compared. After
+it the sign of a gradient counts, too, and a quotient by it: Adam makes ± its rate of a
+gradient that is nothing but rounding. A clip does not count: a quotient by one number
+of more gradients than the one that is divided, or by a number with a lower bound, or
+a quotient with an upper bound.
 
-The backward pass is known by the name scope that JAX gives it. What finds gradients
-otherwise (forward mode, formulas by hand) is treated as the forward pass.
+The backward pass is known by the name scope that JAX gives it. Gradients found
+otherwise (forward mode, formulas by hand) are treated as the forward pass.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,15 @@ from jax.extend import core
 from replicator.engine.analysis.dataflow import Rules, flow, sub_jaxprs
 
 
-class Mark(NamedTuple):
-    """What is known of a value.
+class RoundingMark(NamedTuple):
+    """Facts about a value.
 
     Attributes:
       varies: Whether it follows from floats of state or batch.
-      turns: What a rounding may turn over in it: `_NOTHING`, `_QUOTIENT` or `_STEP`.
-      gradients: Those that it follows from, by number.
-      is_least: Whether it is at least some number that follows from none.
+      turns: Kind of value that a rounding may turn over in it: `_NOTHING`, `_QUOTIENT`
+        or `_STEP`.
+      gradients: Gradients that it follows from, by number.
+      is_least: Whether it is at least some number that follows from no gradient.
     """
 
     varies: bool = False
@@ -40,7 +41,7 @@ class Mark(NamedTuple):
 
 
 _NOTHING, _QUOTIENT, _STEP = range(3)
-_LEAST = 1e-3  # below, a number is there to avoid a zero
+_LEAST = 1e-3  # a smaller number only avoids a zero
 
 _STEPS = frozenset(
     {
@@ -70,11 +71,15 @@ def comparable(
     """Return per result whether it is compared, and whether it shows gradients.
 
     Args:
-      jaxpr: Of a step.
+      jaxpr: Program of a step.
       given: Per input whether it belongs to state or batch.
+
+    >>> jaxpr = jax.make_jaxpr(lambda x: (2.0 * x, x > 1.0))(jnp.ones(3)).jaxpr
+    >>> comparable(jaxpr, [True])
+    ([True, False], [False, False])
     """
     marks = [
-        Mark(varies=is_given and _is_float(var))
+        RoundingMark(varies=is_given and _is_float(var))
         for var, is_given in zip(jaxpr.invars, given, strict=True)
     ]
     shown = [each.gradients for each in flow(jaxpr, marks, _Rounding())]
@@ -86,29 +91,31 @@ def comparable(
     return compared, [bool(mark.gradients) for mark in found]
 
 
-class _Rounding(Rules[Mark]):
-    clean = Mark()
+class _Rounding(Rules[RoundingMark]):
+    clean = RoundingMark()
 
     def __init__(self, everything: frozenset[int] = frozenset()) -> None:
         self._everything = everything  # the gradients that results follow from
 
-    def join(self, marks: Sequence[Mark]) -> Mark:
-        return Mark(
+    def join(self, marks: Sequence[RoundingMark]) -> RoundingMark:
+        return RoundingMark(
             varies=any(mark.varies for mark in marks),
             turns=max((mark.turns for mark in marks), default=_NOTHING),
             gradients=frozenset().union(*(mark.gradients for mark in marks)),
         )
 
     def decide(
-        self, eqn: core.JaxprEqn, marks: Sequence[Mark]
-    ) -> Sequence[Mark] | None:
+        self, eqn: core.JaxprEqn, marks: Sequence[RoundingMark]
+    ) -> Sequence[RoundingMark] | None:
         name = eqn.primitive.name
         if "transpose(" in str(eqn.source_info.name_stack):
             # A variable is the same object at each walk through a loop.
-            return [Mark(True, gradients=frozenset({id(x)})) for x in eqn.outvars]
+            return [
+                RoundingMark(True, gradients=frozenset({id(x)})) for x in eqn.outvars
+            ]
         if name == "select_n":
             chosen = self.join(marks[1:])
-            # Between numbers that are the same everywhere the choice is all there is.
+            # Between numbers that are the same everywhere only the choice counts.
             return [chosen if chosen.varies else self.join(marks)]
         if sub_jaxprs(eqn) and not name.startswith(("scatter", "reduce", "cum")):
             return None
@@ -130,8 +137,8 @@ class _Rounding(Rules[Mark]):
             mark = mark._replace(turns=max(mark.turns, _turned(eqn, marks)))
         return [mark] * len(eqn.outvars)
 
-    def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> bool:
-        """Tell whether one number, of more gradients than one, divides."""
+    def _is_common(self, eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> bool:
+        """Return whether one number, of more gradients than one, divides."""
         over, under = (mark.gradients for mark in marks)
         if getattr(eqn.invars[1].aval, "ndim", 0) or not under:
             return False
@@ -139,7 +146,7 @@ class _Rounding(Rules[Mark]):
         return more or under >= self._everything > frozenset()
 
 
-def _turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> int:
+def _turned(eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> int:
     name = eqn.primitive.name
     floats = [mark for mark, x in zip(marks, eqn.invars, strict=True) if _is_float(x)]
     is_cast = name == "convert_element_type" and not _is_float(eqn.outvars[0])
@@ -153,7 +160,7 @@ def _turned(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> int:
     return _QUOTIENT if any(mark.gradients for mark in marks) else _NOTHING
 
 
-def _bound(eqn: core.JaxprEqn, marks: Sequence[Mark]) -> float | None:
+def _bound(eqn: core.JaxprEqn, marks: Sequence[RoundingMark]) -> float | None:
     """Return the number that gradients are bounded by; None if they are not.
 
     1 stands for one that is not known before the step runs.

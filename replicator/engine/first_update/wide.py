@@ -1,8 +1,8 @@
-"""Run a traced program in wider floats: what is rounding shows as the difference.
+"""Run a traced program in wider floats: the difference is rounding.
 
 Floats of fewer than 32 bits become float32, and every product is of the highest
-precision. Keys, integers and random bits stay. What cannot be widened (a kernel, a cast
-of bits) is done as it was, between casts.
+precision. Keys, integers and random bits stay. An equation that cannot be widened (a
+kernel, a cast of bits) is done as it was, between casts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from replicator.engine.analysis.dataflow import sub_jaxprs
-from replicator.engine.sharding_constraints.targets import CALLS, REMAT
+from replicator.engine.analysis.evaluator import bind, evaluate, held_program
 
 _HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 
@@ -23,8 +23,11 @@ def narrowest(jaxpr: core.Jaxpr, *, on_cpu: bool) -> float:
     """Return the coarsest rounding below that of float32 in a program; 0 for none.
 
     Args:
-      jaxpr: Of the program.
-      on_cpu: Whether it runs where products of float32 are of float32.
+      jaxpr: The program.
+      on_cpu: Whether it runs on a CPU, where products of float32 are in float32.
+
+    >>> narrowest(jax.make_jaxpr(jnp.sin)(jnp.float32(1.0)).jaxpr, on_cpu=True)
+    0.0
     """
     coarse = float(jnp.finfo(jnp.bfloat16).eps)
     return min(coarse, max(_roundings(jaxpr), default=0.0)) if on_cpu else coarse
@@ -40,77 +43,56 @@ def _roundings(jaxpr: core.Jaxpr) -> Iterator[float]:
 
 
 def widened(closed: core.ClosedJaxpr) -> Callable[..., list]:
-    """Return a program in wider floats, with results in the floats that they have.
+    """Return a program in wider floats, with results in their own floats.
 
-    That a result is kept in fewer bits is no difference to be measured.
+    The rounding of a result to fewer bits is not a difference to be measured.
     """
     wanted = [_dtype(atom) for atom in closed.jaxpr.outvars]
 
     def run(*inputs: Any) -> list:
         with jax.default_matmul_precision("highest"):
-            return _as(wanted, _run(closed.jaxpr, closed.consts, inputs))
+            return _as(wanted, _run(closed, inputs))
 
     return run
 
 
-def _run(jaxpr: core.Jaxpr, consts: Sequence, inputs: Sequence) -> list:
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: core.Var | core.Literal) -> Any:
-        found = atom.val if isinstance(atom, core.Literal) else values[atom]
-        return (
-            found.astype(np.float32)
-            if _is_narrow(getattr(found, "dtype", None))
-            else found
-        )
-
-    for eqn in jaxpr.eqns:
-        outs = _done(eqn, [read(atom) for atom in eqn.invars])
-        values.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _run(closed: core.ClosedJaxpr, inputs: Sequence) -> list:
+    return evaluate(closed, map(_wide, inputs), _done, constant=_wide)
 
 
-def _done(eqn: core.JaxprEqn, inputs: list) -> Sequence:
-    name, params = eqn.primitive.name, dict(eqn.params)
+def _wide(value: Any) -> Any:
+    is_narrow = _is_narrow(getattr(value, "dtype", None))
+    return value.astype(np.float32) if is_narrow else value
+
+
+def _done(eqn: core.JaxprEqn, inputs: list) -> list:
+    name = eqn.primitive.name
     if name == "reduce_precision":
         return inputs
-    for value in params.values() if name in CALLS | REMAT else ():
-        if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-            return _run(*_opened(value), inputs)
+    if (held := held_program(eqn)) is not None:
+        return _run(held, inputs)
     if name != "bitcast_convert_type":
-        wide = {name: _wide_param(value) for name, value in params.items()}
+        wide = {name: _wide_param(value) for name, value in eqn.params.items()}
         if "precision" in wide:
             wide["precision"] = _HIGHEST
         try:
-            return _bound(eqn, inputs, wide)
+            return list(map(_wide, bind(eqn, inputs, **wide)))
         except (TypeError, ValueError, NotImplementedError):
-            pass  # as it was, then: it takes what it took before
-    return _bound(eqn, _as(map(_dtype, eqn.invars), inputs), params)
-
-
-def _bound(eqn: core.JaxprEqn, inputs: list, params: dict) -> Sequence:
-    with eqn.ctx.manager:
-        found = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
-    return found if eqn.primitive.multiple_results else [found]
+            pass  # it takes only its own floats
+    return list(map(_wide, bind(eqn, _as(map(_dtype, eqn.invars), inputs))))
 
 
 def _wide_param(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_wide_param, value))
-    if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-        jaxpr, consts = _opened(value)
-        avals: list[Any] = [var.aval for var in jaxpr.invars]
+    if isinstance(value, core.Jaxpr):
+        return _wide_param(core.ClosedJaxpr(value, ())).jaxpr
+    if isinstance(value, core.ClosedJaxpr):
+        avals: list[Any] = value.in_avals
         wide = [jax.ShapeDtypeStruct(a.shape, _wide_param(a.dtype)) for a in avals]
-        made = jax.make_jaxpr(lambda *xs: _run(jaxpr, consts, xs))(*wide)
-        return made if isinstance(value, core.ClosedJaxpr) else made.jaxpr
+        return jax.make_jaxpr(lambda *xs: _run(value, xs))(*wide)
     is_narrow = isinstance(value, np.dtype) and _is_narrow(value)
     return np.dtype(np.float32) if is_narrow else value
-
-
-def _opened(value: core.ClosedJaxpr | core.Jaxpr) -> tuple[core.Jaxpr, Sequence]:
-    is_closed = isinstance(value, core.ClosedJaxpr)
-    return (value.jaxpr, value.consts) if is_closed else (value, ())
 
 
 def _as(dtypes: Any, values: Sequence) -> list:

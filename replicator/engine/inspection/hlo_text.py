@@ -53,7 +53,7 @@ Computation = dict[str, Instruction]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
+class SourceFrame:
     """One frame of a Python stack, as the program's text has it.
 
     Attributes:
@@ -83,7 +83,7 @@ class HloText:
     entry: str
     num_devices: int
     computations: dict[str, Computation]
-    frames: dict[int, Frame]
+    frames: dict[int, SourceFrame]
 
     def user_line(self, instruction: Instruction) -> str:
         """Return the user's innermost line behind an instruction; empty for none.
@@ -170,7 +170,7 @@ def _closing(line: str, start: int) -> int:
     return len(line)
 
 
-def _frames(text: str) -> dict[int, Frame]:
+def _frames(text: str) -> dict[int, SourceFrame]:
     files, functions, locations, frames = (
         _table(text, title)
         for title in ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -184,7 +184,7 @@ def _frames(text: str) -> dict[int, Frame]:
     found = {}
     for number, row in rows.items():
         place = places.get(row.get("file_location_id", 0), {})
-        found[number] = Frame(
+        found[number] = SourceFrame(
             file=files.get(place.get("file_name_id", 0), '""').strip('"'),
             line=place.get("line", 0),
             function=functions.get(place.get("function_name_id", 0), '""').strip('"'),

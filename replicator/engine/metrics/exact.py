@@ -11,7 +11,7 @@ import jax
 
 from replicator.base.trees import describe, named_leaves
 from replicator.engine.analysis import dataflow
-from replicator.engine.evaluation.blocks import Traced, has_rows
+from replicator.engine.evaluation.blocks import TracedBlocks, has_rows
 from replicator.engine.metrics.declared import (
     Concat,
     Max,
@@ -28,7 +28,7 @@ DATA_MARK: frozenset[int] = frozenset({0})
 MASK_MARK: frozenset[int] = frozenset({1})
 
 
-def check_exact(traced: Traced) -> None:
+def check_exact(traced: TracedBlocks) -> None:
     """Check every metric that a block reports.
 
     Args:
@@ -119,7 +119,7 @@ def _refuse_unmasked(path: str, kind: str) -> None:
     )
 
 
-def _follow(traced: Traced) -> list[frozenset[int]]:
+def _follow(traced: TracedBlocks) -> list[frozenset[int]]:
     """Tell of each output of a program whether it follows from batch and mask."""
     rows = jax.tree.map(lambda _: DATA_MARK, traced.rows)
     marks = jax.tree.leaves({**rows, MASK: MASK_MARK})

@@ -94,7 +94,7 @@ class _Average:
         return _as_python(_divide(self._sum, self._weight))
 
 
-class _Sum:
+class _RunningSum:
     def __init__(self) -> None:
         self._sum: Any = 0
 
@@ -161,13 +161,13 @@ class _EachReplica:
         return jax.tree.map(divide, self._sums)
 
 
-_Total = _Average | _Sum | _Extreme | _Rows | _EachReplica
+_Total = _Average | _RunningSum | _Extreme | _Rows | _EachReplica
 
 
 def _start(metric: PyTree, num_replicas: int) -> _Total:
     match metric:
         case Sum():
-            return _Sum()
+            return _RunningSum()
         case Max():
             return _Extreme(np.maximum)
         case Min():

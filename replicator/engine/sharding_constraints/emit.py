@@ -14,18 +14,25 @@ along the dimensions that matter (`guards`).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core, source_info_util
+from jax.extend import core
 
 from replicator.engine.analysis.dataflow import (
     find_equation,
     is_mutable,
     scan_sizes,
     sub_jaxprs,
+)
+from replicator.engine.analysis.evaluator import (
+    CALLS,
+    REMAT,
+    bind,
+    evaluate,
+    held_program,
 )
 from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.sharding_constraints.guards import (
@@ -43,10 +50,7 @@ from replicator.engine.sharding_constraints.moves import (
 )
 from replicator.engine.sharding_constraints.targets import (
     BARRIER,
-    CALLS,
-    REMAT,
     Targets,
-    held_program,
     wanted_cuts,
 )
 from replicator.strategies.strategy import Cut
@@ -55,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Partitioned:
     """A value that lies in pieces.
 
     Attributes:
@@ -68,7 +72,7 @@ class Mark:
 
 
 Constrain = Callable[[jax.Array, Cut], jax.Array]
-Marks = Sequence[Mark | None]
+Marks = Sequence[Partitioned | None]
 
 
 def reemit(
@@ -113,44 +117,21 @@ class _Emitter:
 
     def run(
         self, closed: core.ClosedJaxpr, args: Sequence, marks: Marks, targets: Targets
-    ) -> tuple[list[Any], list[Mark | None]]:
+    ) -> tuple[list[Any], list[Partitioned | None]]:
         """Bind the equations of a jaxpr one by one; return results and their marks."""
-        jaxpr = closed.jaxpr
-        wanted = wanted_cuts(jaxpr, targets)
-        values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        values.update(zip(jaxpr.invars, args, strict=True))
-        found: dict[core.Var, Mark | None] = dict(zip(jaxpr.invars, marks, strict=True))
+        wanted, filled = wanted_cuts(closed.jaxpr, targets), set[Any]()
 
-        def read(atom: core.Var | core.Literal) -> tuple[Any, Mark | None]:
-            if isinstance(atom, core.Literal):
-                return atom.val, None
-            return values[atom], found.get(atom)
-
-        filled = set[Any]()
-        for eqn in jaxpr.eqns:
-            operands = [read(atom) for atom in eqn.invars]
+        def apply(eqn: core.JaxprEqn, operands: list) -> Iterable:
             cuts = [wanted.get(var) for var in eqn.outvars]
             if eqn.primitive.name == "broadcast_in_dim" and not _rank(eqn.invars[0]):
                 filled.update(eqn.outvars)
             is_right = adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
             guard = None if is_right else guard_of(eqn, is_shared=self.is_shared)
-            source = eqn.source_info
-            stack = source_info_util.current_name_stack() + source.name_stack
-            with (
-                source_info_util.user_context(source.traceback, name_stack=stack),
-                eqn.ctx.manager,
-            ):
-                outs, after = self._emit(
-                    eqn,
-                    [x for x, _ in operands],
-                    [mark for _, mark in operands],
-                    cuts,
-                    guard,
-                )
-            values.update(zip(eqn.outvars, outs, strict=True))
-            found.update(zip(eqn.outvars, after, strict=True))
-        results = [read(atom) for atom in jaxpr.outvars]
-        return [value for value, _ in results], [mark for _, mark in results]
+            values, marks = _apart(operands)
+            return zip(*self._emit(eqn, values, marks, cuts, guard), strict=True)
+
+        pairs = zip(args, marks, strict=True)
+        return _apart(evaluate(closed, pairs, apply, constant=lambda x: (x, None)))
 
     def _emit(
         self,
@@ -166,20 +147,20 @@ class _Emitter:
             return self._guarded(eqn, values, marks, cuts, guard)
         is_plain = not any(marks) and all(cut is None for cut in cuts)
         if is_plain and not _holds_guarded(eqn):
-            return _bind(eqn, values), none
+            return bind(eqn, values), none
         if name in CALLS and (held := held_program(eqn)) is not None:
             return self.run(held, values, marks, cuts)
         if name in _LOOPS and not any(is_mutable(atom) for atom in eqn.invars):
             return _LOOPS[name](self, eqn, values, marks, cuts)
         if name == BARRIER:
-            return _bind(eqn, values), marks
+            return bind(eqn, values), marks
         if len(eqn.outvars) == 1:
             if is_elementwise(eqn):
-                return _bind(eqn, values), [next(filter(None, marks), None)]
+                return bind(eqn, values), [next(filter(None, marks), None)]
             if marks and marks[0] and (moved := _moved(eqn, marks[0])) is not None:
-                return _bind(eqn, values), [moved]
+                return bind(eqn, values), [moved]
             if is_reduction(eqn):
-                return _bind(eqn, values), none
+                return bind(eqn, values), none
         return self._use(eqn, values, marks, cuts)
 
     def _use(
@@ -196,7 +177,7 @@ class _Emitter:
             value if mark is None else self.constrain(value, mark.computed)
             for value, mark in zip(values, marks, strict=True)
         ]
-        return self._wanted_results(_bind(eqn, whole), cuts)
+        return self._wanted_results(bind(eqn, whole), cuts)
 
     def _guarded(
         self,
@@ -219,7 +200,7 @@ class _Emitter:
             self._lie(value, mark and mark.computed, kept)
             for value, mark, kept in zip(values, marks, guard.operands, strict=True)
         ]
-        outs = [self._lie(out, None, guard.result) for out in _bind(eqn, whole)]
+        outs = [self._lie(out, None, guard.result) for out in bind(eqn, whole)]
         return self._wanted_results(outs, cuts)
 
     def _lie(self, value: Any, cut: Cut | None, guard: GuardedCut) -> Any:
@@ -270,14 +251,16 @@ class _Emitter:
                 marks[number] = None
         carry = _carried(marks[num_consts:start], cuts[:num_carry])
         rows = [cut[1:] if cut and cut[0] is None else None for cut in cuts[num_carry:]]
-        slices = [m and Mark(m.stored[1:], m.computed[1:]) for m in marks[start:]]
+        slices = [
+            m and Partitioned(m.stored[1:], m.computed[1:]) for m in marks[start:]
+        ]
         body = self._body(
             eqn.params["jaxpr"],
             [*marks[:num_consts], *carry, *slices],
             [*_pieces(carry, cuts), *rows],
             pinned=num_carry,
         )
-        outs = _bind(eqn, values, jaxpr=body)
+        outs = bind(eqn, values, jaxpr=body)
         stacked = [None if row is None else _target_mark((None, *row)) for row in rows]
         return outs, [*carry, *stacked]
 
@@ -294,7 +277,7 @@ class _Emitter:
             _pieces(carry, cuts),
             pinned=len(carry),
         )
-        return _bind(eqn, values, cond_jaxpr=asked, body_jaxpr=body), carry
+        return bind(eqn, values, cond_jaxpr=asked, body_jaxpr=body), carry
 
     def _cond(
         self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
@@ -304,14 +287,14 @@ class _Emitter:
             for way in eqn.params["branches"]
         )
         after = [_target_mark(cut) for cut in cuts]
-        return _bind(eqn, values, branches=ways), after
+        return bind(eqn, values, branches=ways), after
 
     def _remat(
         self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
     ) -> tuple[list, Marks]:
         body = self._body(core.ClosedJaxpr(eqn.params["jaxpr"], ()), marks, cuts)
         after = [_target_mark(cut) for cut in cuts]
-        return _bind(eqn, values, jaxpr=body.jaxpr), after
+        return bind(eqn, values, jaxpr=body.jaxpr), after
 
 
 _LOOPS: dict[str, Callable] = {
@@ -322,19 +305,19 @@ _LOOPS: dict[str, Callable] = {
 }
 
 
-def _bind(eqn: core.JaxprEqn, values: Sequence, **replaced: Any) -> list:
-    params = eqn.primitive.get_bind_params(eqn.params | replaced)
-    outs = eqn.primitive.bind(*values, **params)
-    return list(outs) if eqn.primitive.multiple_results else [outs]
+def _apart(
+    pairs: Sequence[tuple[Any, Partitioned | None]],
+) -> tuple[list, list[Partitioned | None]]:
+    return [value for value, _ in pairs], [mark for _, mark in pairs]
 
 
-def _target_mark(cut: Cut | None) -> Mark | None:
+def _target_mark(cut: Cut | None) -> Partitioned | None:
     if cut is None or not any(cut):
         return None
-    return Mark(stored=cut, computed=(None,) * len(cut))
+    return Partitioned(stored=cut, computed=(None,) * len(cut))
 
 
-def _carried(marks: Marks, cuts: Targets) -> list[Mark | None]:
+def _carried(marks: Marks, cuts: Targets) -> list[Partitioned | None]:
     """Return how what a loop carries lies, all along: as it came, or as is wanted."""
     return [
         mark if mark is not None or cut is None else _target_mark(cut)
@@ -349,11 +332,11 @@ def _pieces(carry: Marks, cuts: Targets) -> list[Cut | None]:
     ]
 
 
-def _moved(eqn: core.JaxprEqn, mark: Mark) -> Mark | None:
+def _moved(eqn: core.JaxprEqn, mark: Partitioned) -> Partitioned | None:
     stored, computed = forward(eqn, mark.stored), forward(eqn, mark.computed)
     if stored is None or computed is None:
         return None
-    return Mark(stored, computed)
+    return Partitioned(stored, computed)
 
 
 def _holds_guarded(eqn: core.JaxprEqn) -> bool:

@@ -9,17 +9,10 @@ from collections.abc import Sequence
 from jax.extend import core
 
 from replicator.engine.analysis.dataflow import scan_sizes
+from replicator.engine.analysis.evaluator import CALLS, REMAT, held_program
 from replicator.engine.sharding_constraints.moves import backward
 from replicator.strategies.strategy import Cut
 
-# They run the one jaxpr that they hold once; nothing differentiates them any more.
-CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    }
-)
-REMAT = frozenset({"checkpoint", "remat", "remat2"})
 BARRIER = "optimization_barrier"
 
 Targets = Sequence[Cut | None]
@@ -81,16 +74,3 @@ def _before(eqn: core.JaxprEqn, cuts: Targets) -> list[Cut | None]:
 def _inside(closed: core.ClosedJaxpr, cuts: Targets) -> list[Cut | None]:
     wanted = wanted_cuts(closed.jaxpr, cuts)
     return [wanted.get(var) for var in closed.jaxpr.invars]
-
-
-def held_program(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
-    """Return the one jaxpr that a call runs on its operands."""
-    held = [
-        value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
-        for value in eqn.params.values()
-        if isinstance(value, (core.ClosedJaxpr, core.Jaxpr))
-    ]
-    fits = len(held) == 1 and len(held[0].jaxpr.invars) == len(eqn.invars)
-    return (
-        held[0] if fits and not held[0].jaxpr.constvars[len(held[0].consts) :] else None
-    )

@@ -2,12 +2,11 @@
 
 The step runs once per microbatch with its optimizers collecting: gradients add up in a
 `lax.scan`, nothing else moves but the state that reads the batch (running statistics).
-Then it is traced once more with the sums in hand and the state as it was before the
-update, for the parameters, the optimizer states, whatever follows from them, and
-whatever follows from state and key alone (counters, target networks). What this last
-trace would need of the data (forward and backward pass) is not used, so the compiler
-drops it: the program is the one written by hand, a scan of gradients, one reduction,
-one inner update.
+Then it is traced once more with the sums and the state before the update, for the
+parameters, the optimizer states, values that follow from them, and values that follow
+from state and key alone (counters, target networks). This last trace does not use its
+forward and backward pass, so the compiler drops them: the program is the one written by
+hand, a scan of gradients, one reduction, one inner update.
 """
 
 import warnings
@@ -23,8 +22,8 @@ from jax.core import Tracer
 from replicator.base.types import Key, PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.microbatch import (
-    Asked,
     Microbatch,
+    RealAsked,
     in_microbatch,
     microbatch,
     noting_in,
@@ -44,11 +43,11 @@ from replicator.engine.step.microbatch_sums import (
 )
 from replicator.engine.step.optimizer_state import (
     Collected,
-    Given,
     Learning,
     OwnSums,
     Show,
     Showing,
+    UpdateCalls,
     empty_slot,
     optimizer_states,
     own_variables,
@@ -61,18 +60,18 @@ from replicator.engine.step.update_dependence import (
 from replicator.inputs.remainder import MASK
 
 
-class _Collected(NamedTuple):
-    """What is known once the step ran over all microbatches."""
+class _Microbatches(NamedTuple):
+    """Results of the step over all microbatches."""
 
     summed: tuple[PyTree, Sums]  # the state before the update; all gradients
     data: tuple[PyTree, Key | None]  # the last microbatch, and the key
-    moved: list  # the leaves that are no tail, after the last microbatch
+    moved: list  # the leaves that do not follow from the update, after the last one
     reported: PyTree  # declared metrics, with a leading microbatch axis
     tail: UpdateDependent
 
 
 ShowingStep = Callable[[PyTree, PyTree, Key | None], tuple[PyTree, PyTree, dict]]
-"""An update that also returns what its optimizers showed, by their names."""
+"""An update that also returns the values that its optimizers show, by their names."""
 
 
 def accumulated(
@@ -82,16 +81,16 @@ def accumulated(
 
     Args:
       step: Runs over one microbatch; its state holds the state of a wrapped optimizer.
-      count: Microbatches per update.
-      show: What the optimizers are to show.
+      count: Number of microbatches per update.
+      show: Values that the optimizers show.
 
     Returns:
       An update whose batch leaves are [count, examples, ...]. Its metrics are declared:
       merged over microbatches, or, where they follow from the update, those of it.
 
     Raises:
-      ArgumentError: When traced: no optimizer can collect, or something would come out
-        otherwise than with one microbatch; see `zero_sums` and `find_update_dependent`.
+      ArgumentError: When traced: no optimizer can collect, or a result would not
+        be that of one microbatch; see `zero_sums` and `find_update_dependent`.
     """
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
@@ -117,7 +116,7 @@ def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
     """Treat the whole batch as the only microbatch of its update; as `accumulated`.
 
     In a loop of one's own that feeds microbatches one by one
-    (`wrap_optimizer(accumulate=k)`) a call is one of k, and knows which.
+    (`wrap_optimizer(accumulate=k)`) a call knows its number among the k.
     """
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple:
@@ -133,16 +132,16 @@ def single(step: KeyedStep, *, show: Showing = "nothing") -> ShowingStep:
 
 
 def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
-    """Return what optimizers showed by their names; without those that did not."""
+    """Return the values that optimizers showed, by their names."""
     return {
-        # One that is held in variables shows a norm in a variable.
+        # An optimizer held in variables shows a norm in a variable.
         optimizer.name: jax.tree.leaves(each.shown)[0]
         if each.show == "norm"
         else each.shown
         for optimizer, each in zip(optimizer_states(state), shown, strict=True)
         if isinstance(each, Collected | Show)
         and each.show != "nothing"
-        # What was not called showed nothing.
+        # An optimizer that was not called showed nothing.
         and each.shown is not None
         and (isinstance(each, Collected) or each.given.calls)
     }
@@ -151,10 +150,10 @@ def by_name(state: PyTree, shown: Sequence) -> dict[str, PyTree]:
 def _run_asked(
     step: KeyedStep, show: Showing, state: PyTree, batch: PyTree, key: Key | None
 ) -> tuple[PyTree, PyTree]:
-    """Run a step; ask its optimizers, but for those that accumulate, to show something.
+    """Run a step; ask its optimizers, except those that accumulate, to show a value.
 
-    In a loop of JAX's what they show needs a place from the start on; under `vmap`, and
-    where a loop runs over states, there must be none. A norm is not worth an error.
+    In a loop of JAX's the value needs a slot from the start on; under `vmap`, and where
+    a loop runs over states, there must be none. A norm is not worth an error.
     """
     if show == "nothing":
         return step(state, batch, key)
@@ -169,8 +168,8 @@ def _run_asked(
             # By itself: a trace that fails half-way would leave its effects here.
             jax.eval_shape(step, asking, batch, key)
         except Exception as failure:
-            # All but what JAX says of the carry of a loop is the step's own. Traced, it
-            # comes again below; on values the step would run again for that.
+            # All errors but JAX's about the carry of a loop are the step's own. Traced,
+            # they come again below; on values the step would run again for that.
             of_carry = asking is not ways[0] or ".pending.shown" in str(failure)
             if not (is_traced or of_carry):
                 raise
@@ -188,7 +187,7 @@ def _asking(
         each
         or Show(
             show=show,
-            given=Given(),
+            given=UpdateCalls(),
             shown=empty_slot(show, total, variable or default),
         )
         for each, total, variable in zip(
@@ -201,9 +200,9 @@ def _asking(
 def _learned(
     step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None
 ) -> list[PyTree]:
-    """Trace a step abstractly; return shapes of what its optimizers are given."""
+    """Trace a step abstractly; return shapes of its optimizers' gradients."""
     pending = [each.pending for each in optimizer_states(state)]
-    asked = [each or Learning(given=Given()) for each in pending]
+    asked = [each or Learning(given=UpdateCalls()) for each in pending]
     jax.eval_shape(step, with_pending(state, asked), batch, key)
     calls = [each.given.calls if isinstance(each, Learning) else [] for each in asked]
     totals = [each[-1].total if each else None for each in calls]
@@ -211,14 +210,14 @@ def _learned(
 
 
 def _take_shown(after: PyTree) -> tuple[PyTree, list]:
-    """Part what was shown from the state; what accumulates in it stays."""
+    """Split the values shown from the state; sums that accumulate in it stay."""
     shown = [each.pending for each in optimizer_states(after)]
     kept = [each if isinstance(each, OwnSums) else None for each in shown]
     return with_pending(after, kept), shown
 
 
 def _own_position(state: PyTree) -> AbstractContextManager[None]:
-    """Say which microbatch a call of a loop of one's own is, if it is one."""
+    """Set the position of a call in a loop of one's own that accumulates."""
     sums = [each.pending for each in optimizer_states(state)]
     own = [each for each in sums if isinstance(each, OwnSums)]
     if len({each.every for each in own}) != 1:
@@ -228,10 +227,10 @@ def _own_position(state: PyTree) -> AbstractContextManager[None]:
 
 def _run_all(
     step: KeyedStep, count: int, state: PyTree, batch: PyTree, key: Key | None
-) -> _Collected:
+) -> _Microbatches:
     """Run the step over all microbatches, collecting."""
     first = jax.tree.map(lambda leaf: leaf[0], batch)
-    with noting_in(asked := Asked()):
+    with noting_in(asked := RealAsked()):
         start = zero_sums(step, state, first, key, count=count)
     real = _real_microbatches(batch) if asked.by_step else None
     tail = find_update_dependent(step, state, start, first, key, count=count)
@@ -250,7 +249,7 @@ def _run_all(
     (moved, sums), reported = lax.scan(
         run_microbatch, (_others(tail.leaves, leaves), start), (indices, batch)
     )
-    return _Collected(
+    return _Microbatches(
         summed=(state, sums),
         data=(jax.tree.map(lambda leaf: leaf[-1], batch), key),
         moved=moved,
@@ -262,19 +261,19 @@ def _run_all(
 def _warn_of_meeting(tail: UpdateDependent) -> None:
     for origin in tail.meeting:
         warnings.warn(
-            f"`{origin.what}` at {origin.where} speaks for a microbatch, not for the "
-            "batch: single examples meet what it returns, in a loss that `accumulate` "
-            "above 1 makes another one. Compile with `accumulate=1`, or see what "
-            "`replicator.testing.assert_replica_invariant` says of the difference.",
+            f"`{origin.what}` at {origin.where} reduces a microbatch, not the batch: "
+            "single examples meet its result, in a loss that `accumulate` above 1 "
+            "changes. Compile with `accumulate=1`, or measure the difference by "
+            "`replicator.testing.assert_replica_invariant`.",
             MicrobatchCollectiveWarning,
             stacklevel=user_stacklevel(),
         )
 
 
 def _real_microbatches(batch: PyTree) -> jax.Array | None:
-    """Tell which microbatches hold a real example on any replica; None: all do.
+    """Return which microbatches hold a real example on any replica; None: all do.
 
-    The mask is there before the first of them runs: running statistics need to know.
+    Running statistics need that before the first of them runs.
     """
     masks = jax.tree.leaves(batch.get(MASK)) if isinstance(batch, dict) else []
     if not masks:

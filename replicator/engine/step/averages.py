@@ -15,7 +15,7 @@ class Ema(NamedTuple):
     """A pair of pure functions.
 
     Attributes:
-      init: `init(params) -> average`, a copy.
+      init: `init(params) -> average`; the average is a copy.
       update: `update(params, average) -> average`; call it once in each step, with the
         parameters after the optimizer's update.
     """

@@ -1,16 +1,16 @@
-"""Tell which leaves that read no batch move with the microbatches all the same.
+"""Find leaves that read no batch and yet move with each microbatch.
 
-What follows from state and key alone moves once per update. Three kinds of such leaves
-go with what the batch moves:
+A leaf that follows from state and key alone moves once per update. Three kinds of such
+leaves move with the leaves that read the batch:
 
 - a count whose new value weighs it (`count` in `mean + (x - mean) / count`);
-- a count of examples, or a pointer (`seen + len(x)`, `(ptr + n) % K`), which adds what
-  is a constant to a traced step: the step is traced once more with all examples of an
-  update in one microbatch, to see whether the constant grows;
-- what asks `is_last_microbatch` has said itself when it moves.
+- a count of examples, or a pointer (`seen + len(x)`, `(ptr + n) % K`), which adds a
+  constant in a traced step: the step is traced once more with all examples of an update
+  in one microbatch, to see whether the constant grows;
+- a leaf that asks `is_last_microbatch`, and so chooses itself when it moves.
 
-What meets it otherwise, and does not tell, is refused. All this is asked of the values
-that equations compute, whatever their spelling: `1 + n` is `n + 1.0` and a cast of it.
+A leaf that meets the batch otherwise, and does not choose, is refused. All this is
+decided by the values that equations compute: `1 + n` is `n + 1.0` and a cast of it.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from replicator.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaves:
-    """What is known of the leaves of a state.
+    """Properties of the leaves of a state.
 
     Attributes:
-      paths: Their names.
-      updated: Which follow from an update, or are an optimizer's own.
-      batch: Which read the batch.
-      gated: Which ask whether this microbatch is the last.
+      paths: Paths of the leaves.
+      updated: Whether each follows from an update, or is an optimizer's own.
+      batch: Whether each reads the batch.
+      gated: Whether each asks if this microbatch is the last.
     """
 
     paths: list[str]
@@ -42,13 +42,13 @@ class Leaves:
     gated: list[bool]
 
 
-class Traced(NamedTuple):
+class TracedUpdate(NamedTuple):
     """A traced update.
 
     Attributes:
-      closed: Its first outputs are the leaves of the state.
-      state: Where the leaves of the state begin among the inputs.
-      known: Which other inputs are the same for any batch.
+      closed: The program; its first outputs are the leaves of the state.
+      state: Position of the first leaf of the state among the inputs.
+      known: Positions of other inputs that are the same for any batch.
     """
 
     closed: core.ClosedJaxpr
@@ -57,15 +57,16 @@ class Traced(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """What is known of one value.
+    """Facts about one value.
 
     Attributes:
       value: The number of its expression; None if it follows from more than state, key
         and constants.
-      reads: What it reads: `("old", leaf)`, `("new", leaf)`; `("bare", leaf)` the old
-        value as a divisor or index; `("batch", -1)` and `("update", -1)` a leaf that
-        the batch, or an update, moves. And what met a leaf that the batch moves, other
-        than by a sum: `("met", leaf)`, `("weighs", leaf)`, `("places", leaf)`.
+      reads: Its operands: `("old", leaf)`, `("new", leaf)`; `("bare", leaf)` the old
+        value as a divisor or index; `("batch", -1)` and `("update", -1)` a leaf
+        that the batch, or an update, moves. And leaves that met one that the batch
+        moves, other than by a sum: `("met", leaf)`, `("weighs", leaf)`, `("places",
+        leaf)`.
     """
 
     value: int | None = None
@@ -78,12 +79,16 @@ _MEETING = {"old": "met", "new": "weighs", "bare": "places"}
 
 
 def find_moving(
-    leaves: Leaves, traced: Traced, whole: Callable[[], Traced], *, lone: bool
+    leaves: Leaves,
+    traced: TracedUpdate,
+    whole: Callable[[], TracedUpdate],
+    *,
+    lone: bool,
 ) -> set[int]:
-    """Return which leaves that read no batch move with each microbatch.
+    """Return the leaves that read no batch and move with each microbatch.
 
     Args:
-      leaves: Of the state.
+      leaves: Leaves of the state.
       traced: The update.
       whole: Traces it with all examples of an update in one microbatch.
       lone: Whether a microbatch has a single example: then `n + 1` may count it.
@@ -156,7 +161,7 @@ def _refusal(
 
 
 def _flow(
-    traced: Traced, leaves: Leaves, expressions: "_Expressions", new: Mapping
+    traced: TracedUpdate, leaves: Leaves, expressions: "_Expressions", new: Mapping
 ) -> list[_Mark]:
     """Return the marks of the new leaves."""
     marks = []
@@ -195,8 +200,9 @@ class _Expressions:
 
     Attributes:
       nodes: By number, what is computed, and of which numbers.
-      added: By number, what it adds to each leaf that it reads, by each way that it may
-        take; None instead of ways if it is no counter, and in them for what is unknown.
+      added: By number, the amounts that it adds to each leaf that it reads, by each way
+        that it may take; None instead of ways if it is not a counter, and in them for
+        an unknown amount.
     """
 
     def __init__(self) -> None:
@@ -241,7 +247,7 @@ class _Expressions:
         if name in _ANY_ORDER:
             return self.number(name, sorted(operands))
         how = "" if name == "rem" else str(eqn.params)
-        # A function is another in another trace.
+        # Text with a function in it differs from trace to trace.
         return None if " at 0x" in how else self.number(name, operands, how, place)
 
     def new(self, value: int | None, leaf: int) -> set[int]:
@@ -255,7 +261,7 @@ class _Expressions:
         return {value}.union(*(self.new(each, leaf) for each in ways))
 
     def ways(self, value: int | None, leaf: int) -> "_Ways | None":
-        """Return `added` of a value and a leaf; None if that is no counter of it."""
+        """Return `added` of a value and a leaf; None if it is not a counter of that."""
         return None if value is None else self.added[value].get(leaf)
 
     def steps(self, value: int | None, leaf: int) -> list[float] | None:
@@ -286,16 +292,16 @@ class _Expressions:
 
 
 def _cases(name: str, operands: tuple) -> tuple:
-    # Which of its cases a `select_n` takes is another question than what they are.
+    # The first operand of a `select_n` chooses a case, and is not one.
     return operands[1:] if name == "select_n" else operands
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reading(dataflow.Rules[_Mark]):
-    """Follow which leaves are read, and what meets leaves that the batch moves.
+    """Rules to find the leaves that are read, and that meet leaves of the batch.
 
     Attributes:
-      expressions: Numbers values.
+      expressions: Numbers of the values.
       new: By the number of an expression, marks of the leaves whose new value it is.
     """
 
@@ -309,7 +315,7 @@ class _Reading(dataflow.Rules[_Mark]):
     def join(self, marks: Sequence[_Mark]) -> _Mark:
         values = {mark.value for mark in marks}
         reads = frozenset().union(*(mark.reads for mark in marks))
-        # How these are joined nobody knows here: by a predicate, say.
+        # They may be joined in any way: by a predicate, for example.
         pairs = [(one, other) for one in marks for other in marks if one is not other]
         met = frozenset().union(*(_met(a.reads, b.reads) for a, b in pairs))
         return _Mark(values.pop() if len(values) == 1 else None, reads | met)
@@ -323,7 +329,7 @@ class _Reading(dataflow.Rules[_Mark]):
             return None
         reads = frozenset().union(*(mark.reads for mark in marks))
         if name.startswith(("random_", "threefry", "rng_")):
-            reads = frozenset()  # randomness of the n-th update is no average over n
+            reads = frozenset()  # randomness of the n-th update: not an average over n
         else:
             reads |= self._meetings(name, marks)
         operands = [mark.value for mark in marks]
@@ -336,7 +342,7 @@ class _Reading(dataflow.Rules[_Mark]):
         ]
 
     def _meetings(self, name: str, marks: Sequence[_Mark]) -> frozenset:
-        """Return what meets a leaf that the batch moves, other than by a sum."""
+        """Return the leaves that meet one that the batch moves, other than by a sum."""
         reads = [mark.reads for mark in marks]
         found = frozenset()
         if name == "div":
@@ -360,7 +366,7 @@ class _Reading(dataflow.Rules[_Mark]):
 
 
 def _met(held: frozenset, other: frozenset) -> frozenset:
-    """Return what a value meets that holds a leaf which the batch moves."""
+    """Return the leaves that a value meets, if it holds one that the batch moves."""
     if _BATCH not in held:
         return frozenset()
     return frozenset(

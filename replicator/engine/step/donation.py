@@ -1,10 +1,10 @@
-"""Let a program take over the arrays of a state: each is there, and stands alone.
+"""Check that the arrays of a state may be donated: each has a buffer of its own.
 
 A buffer that is donated twice, or donated and read, ends the process on several CPU
-devices (jaxlib 0.10). Two arrays share one without being one: `jax.device_put` copies
-only to devices where the values are not yet. What a call returned shares nothing with
-what was there before, so addresses are looked up only where an array of the state came
-from elsewhere, and where an input is like one.
+devices (jaxlib 0.10). Two arrays may share a buffer: `jax.device_put` copies only to
+devices where the values are not yet. Results of a call share nothing with arrays from
+before, so addresses are compared only if an array of the state came from elsewhere, or
+if an input is like one.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ class SharedBufferWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Alike:
-    """Which arrays of a program could share a buffer: those that are alike.
+    """Arrays of a program that could share a buffer: those that are alike.
 
     Attributes:
-      sizes: Bytes on each device, per leaf of the state.
-      batch: The leaves of the state that are like a leaf of the batch.
-      key: Those that are as large as the key, which may also be there as its data.
+      sizes: Number of bytes on each device, per leaf of the state.
+      batch: Leaves of the state that are like a leaf of the batch.
+      key: Leaves that are as large as the key, which may also be there as its data.
     """
 
     sizes: Sequence[int]
@@ -46,7 +46,7 @@ class Alike:
 
     @classmethod
     def of(cls, state: PyTree, batch: PyTree, key: PyTree) -> "Alike":
-        """Compare the state of a program with what else it reads."""
+        """Compare the state of a program with its other arguments."""
         leaves = jax.tree.leaves(state)
         sizes = list(map(_device_bytes, leaves))
         forms = set(map(_form, jax.tree.leaves(batch)))
@@ -63,8 +63,8 @@ class Alike:
         """List the leaves that may share memory.
 
         Args:
-          leaves: Of the state.
-          foreign: Those that are not from the last call.
+          leaves: Leaves of the state.
+          foreign: Positions of those that are not from the last call.
           loose: Whether the batch has arrays that could be made of the state's.
         """
         met = {*self.key, *self.batch} if loose else self.key
@@ -76,29 +76,29 @@ class Alike:
 
 
 class Donation:
-    """What one compiled step knows of the arrays that it takes over."""
+    """Checks of one compiled step on the arrays that are donated to it."""
 
     def __init__(self) -> None:
-        # Weak: the memory of a state that its owner let go of must be free.
+        # Weak: the memory of a state that its owner dropped must be free.
         self._flat: weakref.ref[FlatTree] | None = None
         self._leaves: list[weakref.ref] = []
         self._warned = False
 
     def returned(self, flat: FlatTree, *, as_tree: bool) -> None:
-        """Remember the state that a call returned, as it was handed out."""
+        """Remember the state that a call returned."""
         self._flat = weakref.ref(flat)
         self._leaves = list(map(weakref.ref, flat.leaves)) if as_tree else []
 
     def foreign(self, flat: FlatTree) -> Sequence[int]:
-        """List the leaves that are not those of the state that was returned last."""
+        """List the leaves that are not from the state that was returned last."""
         if self._flat is not None and self._flat() is flat:
             return ()
         leaves, last = flat.leaves, self._leaves
         if len(leaves) != len(last):
             return range(len(leaves))
         # A list's `==` would compare arrays. There are hundreds, at every step: the
-        # loop over them is C's. Of a live object there is one plain reference.
-        with contextlib.suppress(TypeError):  # of a Python number there is none
+        # loop over them is C's. A live object has one plain weak reference.
+        with contextlib.suppress(TypeError):  # a Python number has none
             if all(map(operator.is_, map(weakref.ref, leaves), last)):
                 return ()
         return [n for n, leaf in enumerate(leaves) if last[n]() is not leaf]
@@ -106,7 +106,7 @@ class Donation:
     def checked(
         self, flat: FlatTree, foreign: Sequence[int], *inputs: PyTree
     ) -> FlatTree:
-        """Copy an array that stands in the state twice, or is an input, too.
+        """Copy an array that is in the state twice, or is an input, too.
 
         Raises:
           ArgumentError: An array was donated before: to run with it crashes the process
@@ -135,14 +135,14 @@ class Donation:
         loose: bool = True,
         **inputs: PyTree,
     ) -> FlatTree:
-        """Copy what shares memory with another array of the call.
+        """Copy the arrays that share memory with another array of the call.
 
         Args:
           flat: The state.
-          foreign: As found by `foreign`.
-          alike: Of the program.
-          loose: As `Alike.suspects` takes it.
-          **inputs: What else the program reads.
+          foreign: Positions found by `foreign`.
+          alike: Arrays of the program that could share memory.
+          loose: As in `Alike.suspects`.
+          **inputs: Other arguments of the program.
 
         Returns:
           A state whose buffers may all be donated.
@@ -178,9 +178,9 @@ class Donation:
         name = paths[other] if isinstance(other, int) else other
         more = f" So were {len(shared) - 1} more." if len(shared) > 1 else ""
         warnings.warn(
-            f"`{paths[place]}` shares its memory with `{name}`, and a step takes over "
-            f"the memory of its state: it was copied.{more} To say so yourself, make "
-            "it with `jnp.copy`, or place the state with `rep.put`.",
+            f"`{paths[place]}` shares its memory with `{name}`, and the state is "
+            f"donated to the step: it was copied.{more} To copy it yourself, use "
+            "`jnp.copy`, or place the state with `rep.put`.",
             SharedBufferWarning,
             stacklevel=user_stacklevel(),
         )
@@ -201,8 +201,8 @@ def _refuse_donated(state: PyTree) -> None:
         if isinstance(leaf, jax.Array) and leaf.is_deleted()
     )
     raise ArgumentError(
-        "`state` must be the one that the last call returned, got one that a call took "
-        f"over: `{path}` is gone. Write `state, metrics = step(state, batch)`."
+        "`state` must be the one that the last call returned, got one that was donated "
+        f"(`{path}`). Write `state, metrics = step(state, batch)`."
     )
 
 
@@ -213,26 +213,31 @@ def _device_bytes(leaf: PyTree) -> int:
 
 
 def _form(leaf: PyTree) -> tuple:
-    """Return what `jax.device_put` keeps where it copies nothing."""
+    """Return the properties that `jax.device_put` keeps if it copies nothing."""
     shape = np.shape(leaf)
     sharding = getattr(leaf, "sharding", None)
     return shape, sharding.shard_shape(shape) if sharding else shape, leaf.dtype
 
 
 def _buffers(leaf: PyTree) -> set[tuple]:
-    """Name the buffers of an array: (device, address) of each."""
+    """Return (device, address) of each buffer of an array."""
     if not np.size(leaf):
         return set()
     return {(each.device, each.data.unsafe_buffer_pointer()) for each in _shards(leaf)}
 
 
 def _shards(leaf: PyTree) -> Sequence[Any]:
-    # Memory of NumPy's is donated to nobody.
+    # Memory of NumPy is never donated.
     return getattr(leaf, "addressable_shards", ())
 
 
 def copied(leaf: jax.Array) -> jax.Array:
-    """Copy an array where it lies, without the other processes."""
+    """Copy an array on its devices, without the other processes.
+
+    >>> x = jnp.ones(3)
+    >>> copied(x).unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    False
+    """
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = copied(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

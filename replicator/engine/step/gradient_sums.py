@@ -1,4 +1,4 @@
-"""Add gradients up in float32 at least, and divide the sums by what stands behind them.
+"""Add gradients up in float32 at least, and divide the sums by their weights.
 
 Gradients are of means that count alike, of means that count as much as their weight,
 or of sums over a count of examples: three ways to the same sums and one division.
@@ -32,8 +32,8 @@ from replicator.engine.step.optimizer_state import (
 from replicator.errors import ArgumentError
 
 
-class Given(NamedTuple):
-    """What `update` of a wrapped optimizer is given in one call."""
+class UpdateArguments(NamedTuple):
+    """Arguments of one call of a wrapped optimizer's `update`."""
 
     grads: PyTree
     share: Share
@@ -42,8 +42,8 @@ class Given(NamedTuple):
 
 def checked_given(
     grads: PyTree, weight: ArrayLike | None, count: ArrayLike | None
-) -> Given:
-    """Check what `update` is given, and mark it for the proof.
+) -> UpdateArguments:
+    """Check the arguments of `update`, and mark them for the proof.
 
     Raises:
       ArgumentError: A leaf is not floating-point, weight or count is not a scalar, or
@@ -65,7 +65,7 @@ def checked_given(
             mark_given(part, count)
             for part, count in zip(grads.parts, grads.counts, strict=True)
         )
-        return Given(GradientsOfSums(parts), "count", grads.counts)
+        return UpdateArguments(GradientsOfSums(parts), "count", grads.counts)
     if weight is not None and count is not None:
         raise ArgumentError(
             "`weight` and `count` must not be given together, got both. Pass `count` "
@@ -73,13 +73,13 @@ def checked_given(
         )
     if count is not None:
         scalar = _scalar("count", count)
-        return Given(mark_given(grads, count), "count", scalar)
+        return UpdateArguments(mark_given(grads, count), "count", scalar)
     grads = mark_given(grads)
     if weight is None:
-        return Given(grads, "equal", None)
+        return UpdateArguments(grads, "equal", None)
     scalar = _scalar("weight", weight)
     marked = jax.tree.map(lambda leaf: mark_weighted(leaf, scalar), grads)
-    return Given(marked, "weight", scalar)
+    return UpdateArguments(marked, "weight", scalar)
 
 
 class Valued(NamedTuple):
@@ -89,11 +89,11 @@ class Valued(NamedTuple):
     value: jax.Array
 
 
-def with_value(given: Given, value: jax.Array) -> Given:
-    """Return what is given with the value of the mean loss of its examples.
+def with_value(given: UpdateArguments, value: jax.Array) -> UpdateArguments:
+    """Return the arguments with the value of the mean loss of their examples.
 
     Raises:
-      ArgumentError: The gradients are of several sums: no one weight is the value's.
+      ArgumentError: The gradients are of several sums: the value has no one weight.
     """
     if isinstance(given.grads, GradientsOfSums):
         raise ArgumentError(
@@ -108,7 +108,7 @@ def check_shapes(grads: PyTree, params: PyTree) -> None:
     """Refuse gradients that are not of the parameters: those of single examples.
 
     Args:
-      grads: Of all parameters or of some: what is masked has no leaf.
+      grads: Gradients of all parameters or of some: a masked one has no leaf.
       params: The parameters, or updates for them.
 
     Raises:
@@ -138,7 +138,7 @@ def _scalar(name: str, weight: ArrayLike) -> jax.Array:
 
 
 def collect_given(
-    pending: Collecting, given: Given, reduction: Reduction
+    pending: Collecting, given: UpdateArguments, reduction: Reduction
 ) -> Collecting:
     """Return the sums with those of one more microbatch."""
     scalar = jnp.ones(()) if given.weight is None else given.weight
@@ -178,7 +178,7 @@ def no_own_sums(params: PyTree, every: int) -> OwnSums:
 
 
 def check_own_grads(total: PyTree, grads: PyTree) -> None:
-    """Refuse gradients that `init` could not know the sums of: of other parameters."""
+    """Refuse gradients of other parameters than `init` made sums for."""
     difference = first_difference(total, scaled(grads, None))
     if difference is not None:
         raise ArgumentError(
@@ -195,7 +195,11 @@ def added(total: PyTree | None, grads: PyTree, weight: jax.Array | None) -> PyTr
 
 
 def scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
-    """Multiply in float32 at least; factor 0 counts for nothing, not even by a NaN."""
+    """Multiply in float32 at least; factor 0 gives 0, also for a NaN.
+
+    >>> scaled(jnp.array([jnp.nan, 2.0]), jnp.array(0.0))
+    Array([0., 0.], dtype=float32)
+    """
     wide = jax.tree.map(lambda g: g.astype(sum_dtype(jnp.result_type(g))), grads)
     if factor is None:
         return wide
@@ -206,7 +210,11 @@ def scaled(grads: PyTree, factor: jax.Array | None) -> PyTree:
 
 
 def divided(total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
-    """Divide sums by their weight, in the dtypes of `like`; add up several."""
+    """Divide sums by their weight, in the dtypes of `like`; add up several.
+
+    >>> divided(jnp.array([6.0]), jnp.array(3.0), like=jnp.array([0.0]))
+    Array([2.], dtype=float32)
+    """
     # All examples may be padding: then the sums are zero, too.
     safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
     several = isinstance(total, GradientsOfSums)

@@ -48,7 +48,7 @@ from replicator.errors import ArgumentError, check_function
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LocalSum:
-    """A loss: the sum over the examples of this replica, and how many they are.
+    """A loss: the sum over the examples of this replica, and their number.
 
     Attributes:
       value: The sum, a scalar; not reduced over replicas.
@@ -63,11 +63,16 @@ class LocalSum:
     count: ArrayLike
 
     def __add__(self, other: "LocalSum | LocalSums") -> "LocalSums":
-        """Return a loss of both: the mean of this one plus those of the other."""
+        """Return a loss of both: the mean of this one plus those of the other.
+
+        >>> loss = LocalSum(6.0, count=2) + 0.5 * LocalSum(4.0, count=4)
+        >>> [part.count for part in loss.parts]
+        [2, 4]
+        """
         return LocalSums((self,)).__add__(other)
 
     def __mul__(self, factor: ArrayLike) -> "LocalSum":
-        """Return the sum times a factor; it has the count that it had."""
+        """Return the sum times a factor, with the same count."""
         return LocalSum(self.value * factor, self.count)
 
     __rmul__ = __mul__
@@ -111,14 +116,14 @@ def value_and_grad(loss_fn: LossFn, *, has_aux: bool = False) -> Callable[..., A
     Args:
       loss_fn: `loss_fn(params, *args)` returns a `LocalSum`, or `(LocalSum, aux)`; or
         several in the place of one: `LocalSum(...) + LocalSum(...)`.
-      has_aux: Whether it returns the latter.
+      has_aux: Whether it returns `(LocalSum, aux)`.
 
     Returns:
       A function of the same arguments that returns `(loss, grads)`, or
       `((loss, aux), grads)`. `loss` is a `Mean` over this replica's examples (0 if it
       has none), to be reported as it is; `grads` is the gradient of the local sum, not
-      reduced. Of several sums, `loss` is reported as the sum of their means, and
-      `grads` keeps their gradients and counts apart, one backward pass for each: hand
+      reduced. With several sums, `loss` is reported as the sum of their means, and
+      `grads` keeps their gradients and counts apart, one backward pass for each: pass
       it to `update` without `count`.
 
     Raises:
@@ -155,13 +160,17 @@ def grads_of_each(
 
     Args:
       total_fn: `total_fn(params)` returns the scalars, and aux.
-      params: Where.
+      params: The point at which to differentiate.
 
     Returns:
       The scalars, aux, and a gradient for each.
 
     Raises:
-      ArgumentError: `params` holds what has no gradient.
+      ArgumentError: `params` holds a leaf that has no gradient.
+
+    >>> values, _, grads = grads_of_each(lambda x: ([x**2, 3.0 * x], None), 2.0)
+    >>> [float(value) for value in values], [float(grad) for grad in grads]
+    ([4.0, 6.0], [4.0, 3.0])
     """
     for path, leaf in named_leaves(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
@@ -179,7 +188,7 @@ def grads_of_each(
 
 
 def together(grads: list[PyTree], counts: list[jax.Array]) -> PyTree:
-    """Return what `update` takes: one gradient, or several with their counts."""
+    """Return gradients for `update`: one, or several with their counts."""
     return (
         grads[0]
         if len(grads) == 1
@@ -193,12 +202,12 @@ def global_loss(
     """Return the mean loss over the examples of all replicas, as one function.
 
     Its value and, by `jax.grad` or `jax.value_and_grad`, its gradient with respect to
-    the first argument are equal on all replicas: what line searches and implicit
-    solvers evaluate as often as they like. One all-reduce of a scalar for the value,
-    one of the parameters' size for the gradient.
+    the first argument are equal on all replicas, so that line searches and implicit
+    solvers may evaluate them any number of times. One all-reduce of a scalar for the
+    value, one of the parameters' size for the gradient.
 
     Args:
-      loss_fn: As for `value_and_grad`, without `aux`.
+      loss_fn: A loss as for `value_and_grad`, without `aux`.
       axis_name: Mesh axis of the replicas.
 
     Returns:
@@ -232,13 +241,13 @@ def checked_sums(returned: object) -> tuple[list[jax.Array], list[jax.Array]]:
     """Return values and counts of a loss, values in float32 at least.
 
     Raises:
-      ArgumentError: It is no `LocalSum` and not several, or holds no scalars.
+      ArgumentError: It is neither a `LocalSum` nor several, or holds no scalars.
     """
     if not isinstance(returned, LocalSum | LocalSums):
         raise ArgumentError(
             "`loss_fn` must return a `LocalSum`, got "
             f"`{type(returned).__name__}`. Write `replicator.LocalSum(losses.sum(), "
-            "count)`: the sum over this replica's examples, and how many they are."
+            "count)`: the sum over this replica's examples, and their number."
         )
     values, counts = zip(*map(_checked_sum, _parts(returned)), strict=True)
     return list(values), list(counts)
@@ -257,7 +266,7 @@ def _checked_sum(returned: LocalSum) -> tuple[jax.Array, jax.Array]:
             "`loss_fn` must return a floating-point `value` in its `LocalSum`, got "
             f"{describe(value)}. Cast the losses first."
         )
-    # As it was returned: a number is known by its value.
+    # As it was returned: the proof knows a number by its value.
     total = mark_local_sum(value.astype(sum_dtype(value.dtype)), returned.count)
     return total, lax.stop_gradient(count.astype(float))
 
@@ -286,8 +295,8 @@ def _with_aux(returned: object) -> tuple[Any, Any]:
 # replica's own losses and wrong at the two ends of a global function: parameters are
 # one value used by all replicas, and the total is one value. Each of these two is the
 # other's transpose (the operators f and g of Shoeybi et al. 2019, "Megatron-LM", §3).
-# What `_of_all` gets, parameters and cotangents of a total, must be equal on all
-# replicas: it is marked, and the proof refuses what may differ.
+# The arguments of `_of_all`, parameters and cotangents of a total, must be equal on all
+# replicas: they are marked, and the proof refuses one that may differ.
 def _of_all(tree: PyTree, axis_name: str) -> PyTree:
     """Use a value that is equal on all replicas; its gradient is the sum of theirs."""
     return linear_call(

@@ -23,15 +23,19 @@ class LossScaleState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicLossScale:
-    """How the loss scale moves.
+    """Rules by which the loss scale moves.
 
     Attributes:
       initial: Scale of the first step.
-      factor: What it is multiplied or divided by.
-      growth_interval: Updates without overflow before it grows.
+      factor: Number by which it is multiplied or divided.
+      growth_interval: Number of updates without overflow before it grows.
 
     Raises:
       ArgumentError: A value is out of range.
+
+    >>> rule = DynamicLossScale(initial=1024.0)
+    >>> float(rule.update(rule.init(), finite=jnp.array(False)).scale)
+    512.0
     """
 
     initial: float = 2.0**15
@@ -49,7 +53,11 @@ class DynamicLossScale:
             )
 
     def init(self) -> LossScaleState:
-        """Return the state of the first step."""
+        """Return the state of the first step.
+
+        >>> float(DynamicLossScale(initial=1024.0).init().scale)
+        1024.0
+        """
         return LossScaleState(
             value=jnp.asarray(self.initial, jnp.float32), good=jnp.zeros((), jnp.int32)
         )
@@ -61,6 +69,6 @@ class DynamicLossScale:
         larger = state.value * self.factor
         # An infinite scale would stay: half of it is infinite, too.
         value = jnp.where(grow & jnp.isfinite(larger), larger, state.value)
-        # At least 1: a scale below it helps nobody, and a NaN loss would drive it to 0.
+        # At least 1: a smaller scale is of no use, and a NaN loss would drive it to 0.
         value = jnp.where(finite, value, jnp.maximum(state.value / self.factor, 1.0))
         return LossScaleState(value=value, good=jnp.where(grow, 0, good))

@@ -12,10 +12,10 @@ from replicator.engine.metrics import declared as metrics
 from replicator.engine.step.optimizer_state import (
     Collected,
     Collecting,
-    Given,
     Learning,
     OptimizerState,
     Showing,
+    UpdateCalls,
     empty_slot,
     nothing_yet,
     optimizer_states,
@@ -29,7 +29,7 @@ KeyedStep = Callable[[PyTree, PyTree, Key | None], tuple[PyTree, PyTree]]
 """A step that always takes a key (maybe None)."""
 
 Sums = list[Collecting | None]
-"""Per optimizer of the state, in leaf order: its sums; None if it is left alone."""
+"""Sums per optimizer of the state, in leaf order; None if it does not collect."""
 
 
 def collect(
@@ -39,10 +39,10 @@ def collect(
 
     Args:
       step: Any keyed step.
-      state: Without anything pending.
-      sums: What is added to.
+      state: A state without anything pending.
+      sums: The sums so far.
       batch: One microbatch.
-      key: As the step takes it.
+      key: The key of the step.
 
     Returns:
       The state after it, the sums, and declared metrics.
@@ -65,12 +65,12 @@ def finish(
     Args:
       step: Any keyed step.
       summed: The state before the update, and the sums over all microbatches.
-      data: One microbatch, and the key: of what follows from the sums nothing reads it.
-      position: Of the last microbatch.
+      data: One microbatch, and the key; no result that follows from the sums reads it.
+      position: Position of the last microbatch.
       show: As in `Collected`.
 
     Returns:
-      The state after it, what is pending in its optimizers, and declared metrics.
+      The state after it, the pending values of its optimizers, and declared metrics.
     """
     state, sums = summed
     collected = [
@@ -93,17 +93,17 @@ def finish(
 def zero_sums(
     step: KeyedStep, state: PyTree, batch: PyTree, key: Key | None, *, count: int
 ) -> Sums:
-    """Trace the step once, abstractly, to learn what its optimizers are given.
+    """Trace the step once, abstractly, to learn the arguments of its optimizers.
 
     Args:
       step: Any keyed step.
       state: Arrays or shapes.
       batch: One microbatch; arrays or shapes.
-      key: As the step takes it.
-      count: Microbatches per update.
+      key: The key of the step.
+      count: Number of microbatches per update.
 
     Returns:
-      Sums of nothing.
+      Sums of zero.
 
     Raises:
       ArgumentError: The state holds no optimizer that could collect, or the step calls
@@ -112,7 +112,7 @@ def zero_sums(
     optimizers = optimizer_states(state)
     _check_can_collect(optimizers)
     variables = own_variables(state)
-    given = [Given() for _ in optimizers]
+    given = [UpdateCalls() for _ in optimizers]
 
     def run(state: PyTree, batch: PyTree, key: Key | None) -> list:
         pending = [
@@ -154,7 +154,7 @@ def zero_sums(
 
 
 def take_pending(state: PyTree) -> tuple[PyTree, list]:
-    """Part what optimizers keep within an update from the rest of the state."""
+    """Split the pending values of optimizers from the rest of the state."""
     pending = [each.pending for each in optimizer_states(state)]
     return without_pending(state), pending
 
@@ -173,8 +173,8 @@ def _check_can_collect(optimizers: list[OptimizerState]) -> None:
         )
 
 
-def _learned(given: Given) -> Collecting:
-    """Return the shapes that calls of `update` were given, and how many they were."""
+def _learned(given: UpdateCalls) -> Collecting:
+    """Return the shapes of the arguments of `update`, and the number of calls."""
     last = given.calls[-1] if given.calls else nothing_yet()
     return dataclasses.replace(last, calls=len(given.calls))
 

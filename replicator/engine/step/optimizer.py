@@ -1,13 +1,13 @@
 """Reduce gradients over replicas, then update: a wrapper of any optax transformation.
 
 The reduction is innermost: clipping, schedules, masks and chains see the gradient of
-the whole global batch. What is reduced keeps its dtype on the wire, except float16,
-which is reduced in float32 and takes twice its bytes.
+the whole global batch. Gradients keep their dtype on the wire, except float16, which is
+reduced in float32 and takes twice its bytes.
 
 Under accumulation the step runs once per microbatch with the optimizer's state
 `Collecting` (gradients add up, updates are zero), then once more with the sums
-`Collected` (they are reduced and the inner transformation runs). Which of the two it
-is, is part of the structure of the state: no flag, and no buffer at one microbatch.
+`Collected` (they are reduced and the inner transformation runs). The structure of the
+state decides between the two: no flag, and no buffer at one microbatch.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
 from replicator.engine.step.gradient_sums import (
-    Given,
+    UpdateArguments,
     Valued,
     added,
     check_own_grads,
@@ -78,8 +78,8 @@ def wrap_optimizer(
     them; the result is exactly the gradient of the mean over the examples of all
     replicas and microbatches. Gradients of several sums bring their counts with them:
     leave `count` out. `weight=n` takes gradients of the mean over `n` examples
-    instead: exact where the loss speaks to no other replica, and refused where weights
-    differ and it does. With neither, all replicas and microbatches count alike. The
+    instead: exact if the loss has no collectives, and refused if it has and weights
+    differ. With neither, all replicas and microbatches count alike. The
     `value=` of the loss that some optimizers take (`optax.polyak_sgd`) is the mean of
     this replica's examples; `tx` gets that of all. Outside a replica context it acts as
     one replica.
@@ -107,7 +107,7 @@ def wrap_optimizer(
       An optax transformation whose state is an `OptimizerState`.
 
     Raises:
-      ArgumentError: `tx` is no transformation, or another argument breaks its rule.
+      ArgumentError: `tx` is not a transformation, or another argument breaks its rule.
 
     >>> optimizer = wrap_optimizer(optax.sgd(0.1))       # or `rep.wrap_optimizer`
     >>> def step_fn(state, batch):
@@ -150,20 +150,22 @@ def wrap_optimizer(
 
 
 def _check_transformation(tx: optax.GradientTransformation) -> None:
-    # By what it has: transformations of other libraries are as good.
+    # By its attributes: transformations of other libraries are as good.
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         name = getattr(tx, "__name__", type(tx).__name__)
         raise ArgumentError(
-            f"`tx` must be an optax transformation, got {name}. Pass what its function "
-            "returns: `optax.adam(1e-3)`."
+            f"`tx` must be an optax transformation, got {name}. Pass the result of its "
+            "function: `optax.adam(1e-3)`."
         )
 
 
 def check_reduction(reduction: Reduction) -> None:
-    """Refuse an unknown word for how gradients add up.
+    """Refuse an unknown way to add up gradients.
 
     Raises:
       ArgumentError: It is neither `"fast"` nor `"ordered"`.
+
+    >>> check_reduction("ordered")
     """
     if reduction not in ("fast", "ordered"):
         raise ArgumentError(
@@ -238,10 +240,10 @@ class _Wrapped:
                 return updates, after
 
     def _check_shapes(self, grads, state, params, extra) -> None:
-        """Refuse gradients of single examples, told by the parameters or the updates.
+        """Refuse gradients of single examples, by the shapes of parameters or updates.
 
-        Without parameters those updates are looked at that are there in time; where
-        gradients add up first, shapes of them.
+        Without parameters by the updates, or, if gradients add up first, by the shapes
+        that updates would have.
         """
 
         def update(grads, inner):
@@ -252,7 +254,7 @@ class _Wrapped:
         elif isinstance(state.pending, Learning | Collecting):
             check_shapes(grads, jax.eval_shape(update, grads, state.inner))
 
-    def _mean_of(self, given: Given) -> PyTree:
+    def _mean_of(self, given: UpdateArguments) -> PyTree:
         """Reduce the gradients of a single call over replicas."""
         if given.share == "count" and given.weight is not None:
             return self._reduced(given.grads, given.weight, like=given.grads)
@@ -261,7 +263,7 @@ class _Wrapped:
         )
 
     def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
-        """Divide the sums over microbatches by what stands behind them."""
+        """Divide the sums over microbatches by their weights."""
         if self.reduction == "ordered":  # summed over replicas already
             return divided(sums.total, sums.weight, like=like)
         if sums.share == "equal":
@@ -278,8 +280,8 @@ class _Wrapped:
     def _update_own(self, given, state, sums, finish):
         """Add one microbatch of an own loop; reduce and update at the last."""
         check_own_grads(sums.total.value, given.grads)
-        # Without weights a microbatch counts once, on however many replicas it was: the
-        # sums may be saved, and go on with microbatches of another number of them.
+        # Without weights a microbatch counts once, on any number of replicas: the sums
+        # may be saved, and go on with microbatches on another number of them.
         scalar = given.weight
         if scalar is None:
             scalar = jnp.ones(()) / num_replicas(axis_name=self.axis_name)
@@ -314,7 +316,7 @@ class _Wrapped:
         return updates, dataclasses.replace(after, pending=pending)
 
     def _master(self, params: PyTree) -> PyTree:
-        """Return what `tx` works on: float16 parameters under a scale in float32.
+        """Return the parameters of `tx`: float16 ones under a scale in float32.
 
         Unscaled gradients and their squares are below what float16 holds.
         """
@@ -331,7 +333,7 @@ class _Wrapped:
         if isinstance(grads, Valued):
             grads, extra = grads.grads, extra | {"value": grads.value}
         grads = mark_reduced(grads, self.name)
-        # Half precision would overflow in the norm, and lose what it is unscaled to.
+        # Half precision would overflow in the norm, and underflow when unscaled.
         factor = None if state.scale is None else 1 / state.scale.value
         wide = scaled(grads, factor)
         used = (
@@ -365,13 +367,13 @@ class _Wrapped:
 
 
 def _no_updates(grads: PyTree, params: PyTree) -> PyTree:
-    """Return updates of zero; parameters may be more than what gradients are of."""
+    """Return updates of zero; there may be more parameters than gradients."""
     alike = params is None or jax.tree.structure(params) == jax.tree.structure(grads)
     return optax.tree.zeros_like(grads if alike else params)
 
 
 def _shown(given: PyTree, reduced: PyTree, what: Showing) -> PyTree:
-    """Return what was asked for of the gradients; None if nothing was."""
+    """Return the gradients, or their norm, as asked for; None if neither is."""
     if what == "norm":
         return global_norm(reduced).astype(jnp.float32)
     return {"given": given, "reduced": reduced}.get(what)
@@ -380,7 +382,7 @@ def _shown(given: PyTree, reduced: PyTree, what: Showing) -> PyTree:
 def _show(
     state: OptimizerState, pending: Collected | Show | None, shown: PyTree
 ) -> OptimizerState:
-    """Put into the state what was asked for; nothing stays pending otherwise."""
+    """Put a shown value into the state; otherwise nothing stays pending."""
     if pending is not None and shown is not None:
         return dataclasses.replace(
             state, pending=dataclasses.replace(pending, shown=shown)

@@ -1,12 +1,12 @@
-"""What a wrapped optimizer carries from update to update, and within one.
+"""State of a wrapped optimizer, from update to update and within one.
 
-The slot `pending` says what `update` is to do: nothing there means reduce and update;
+The slot `pending` chooses the action of `update`: None means reduce and update;
 `Collecting` add up, `Collected` update from the sums, `Show` return the gradients or
 their norm, too. That is part of the structure of the state, so it is known while a step
-is traced, and what nobody asks for is not computed.
+is traced, and a value that is not asked for is not computed.
 
 A `flax.nnx.Optimizer` writes the values of its new state into the old one, whose
-structure cannot change. For such a state what `update` would collect is learned first
+structure cannot change. For such a state the structure of the sums is learned first
 (`Learning`), and sums and slots are there, in its variables, before it is called.
 """
 
@@ -26,12 +26,12 @@ from replicator.errors import ArgumentError
 Reduction = Literal["fast", "ordered"]
 
 Share = Literal["equal", "weight", "count"]
-"""What gradients are: of means that count alike, of means that count as much as their
+"""Kind of gradients: of means that count alike, of means that count as much as their
 weight, or of sums over a count of examples."""
 
 Showing = Literal["nothing", "given", "reduced", "norm"]
-"""What `update` hands back in `shown`: nothing; the gradients it was given, and does
-not use (the analysis asks what they depend on); the reduced ones; or their norm."""
+"""Value that `update` returns in `shown`: none; the gradients it was given, and does
+not use (the analysis follows them); the reduced ones; or their norm."""
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +41,7 @@ class GradientsOfSums:
 
     Attributes:
       parts: One tree like the parameters for each sum.
-      counts: Their counts, [sums]; None where they are kept elsewhere.
+      counts: Their counts, [sums]; None if they are kept elsewhere.
     """
 
     parts: tuple[PyTree, ...]
@@ -49,12 +49,12 @@ class GradientsOfSums:
 
 
 def one_of(gradients: PyTree) -> PyTree:
-    """Return one tree like the parameters of what `update` is given."""
+    """Return one tree like the parameters from the gradients given to `update`."""
     several = isinstance(gradients, GradientsOfSums)
     return gradients.parts[0] if several else gradients
 
 
-_STATIC = {"static": True}  # JAX's word for what is part of the structure
+_STATIC = {"static": True}  # part of the structure, in JAX's terms
 
 
 @jax.tree_util.register_dataclass
@@ -67,9 +67,9 @@ class Collecting:
         before the first.
       weight: Sum of weights or counts so far, a scalar of JAX's default float, or one
         for each of several sums.
-      count: Microbatches so far, an int32 scalar.
-      calls: How often `update` was called in this run of the step.
-      share: What the gradients are.
+      count: Number of microbatches so far, an int32 scalar.
+      calls: Number of calls of `update` in this run of the step.
+      share: Kind of the gradients.
     """
 
     total: PyTree
@@ -80,17 +80,17 @@ class Collecting:
 
 
 def nothing_yet() -> Collecting:
-    """Return sums of nothing, whose structure is not known."""
+    """Return sums before the first microbatch, whose structure is not known."""
     return Collecting(total=None, weight=jnp.zeros(()), count=jnp.zeros((), jnp.int32))
 
 
 @dataclasses.dataclass(eq=False)
-class Given:
-    """What calls of `update` were given; compared by identity, as a trace is one.
+class UpdateCalls:
+    """Arguments of the traced calls of `update`; compared by identity, as a trace is.
 
     Attributes:
-      calls: One for each call that was traced: `Collecting` of shapes, or None where
-        nobody asks for these.
+      calls: One for each call that was traced: `Collecting` of shapes, or None if these
+        are not asked for.
     """
 
     calls: list[Any] = dataclasses.field(default_factory=list)
@@ -99,9 +99,9 @@ class Given:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning:
-    """Ask what `update` would collect, and change nothing."""
+    """Ask for the shapes that `update` would collect, and change nothing."""
 
-    given: Given = dataclasses.field(metadata=_STATIC)
+    given: UpdateCalls = dataclasses.field(metadata=_STATIC)
 
 
 @jax.tree_util.register_dataclass
@@ -112,10 +112,10 @@ class Collected:
     Attributes:
       total: Sum of gradients, times their weights if they have such.
       weight: Sum of weights or counts, a scalar of JAX's default float.
-      count: How many microbatches, an int32 scalar.
-      share: What the gradients are.
-      show: What `update` hands back.
-      shown: Its place.
+      count: Number of microbatches, an int32 scalar.
+      share: Kind of the gradients.
+      show: Kind of the value that `update` returns.
+      shown: Slot of that value.
     """
 
     total: PyTree
@@ -132,14 +132,14 @@ class Show:
     """Ask an update without accumulation for something: gradients, or their norm.
 
     Attributes:
-      show: What `update` hands back.
-      given: Knows whether `update` was called.
-      shown: Its place. With zeros in it the state that `update` returns has the
-        structure of the one that it took, as `lax.scan` wants of its carry.
+      show: Kind of the value that `update` returns.
+      given: Calls of `update`.
+      shown: Slot of that value. With zeros in it the state that `update` returns has
+        the structure of the one that it took, as `lax.scan` wants of its carry.
     """
 
     show: Showing = dataclasses.field(metadata=_STATIC)
-    given: Given = dataclasses.field(metadata=_STATIC)
+    given: UpdateCalls = dataclasses.field(metadata=_STATIC)
     shown: PyTree = None
 
 
@@ -151,8 +151,8 @@ class OwnSums:
     Attributes:
       total: Sum of gradients, times their weights if they have such.
       weight: Sum of weights or counts.
-      count: Microbatches so far, an int32 scalar.
-      every: How many make an update.
+      count: Number of microbatches so far, an int32 scalar.
+      every: Number of microbatches of an update.
     """
 
     total: PerReplica
@@ -168,11 +168,12 @@ class OptimizerState:
 
     Attributes:
       inner: State of the wrapped transformation.
-      skipped: Updates skipped for a non-finite gradient, int32; None if not asked for.
+      skipped: Number of updates skipped for a non-finite gradient, int32; None if not
+        asked for.
       scale: The dynamic loss scale, or None.
       pending: None between updates; sums under accumulation.
-      name: Which parameters it updates: the first component of their path.
-      reduction: How its gradients add up.
+      name: First component of the path of the parameters that it updates.
+      reduction: Way in which its gradients add up.
     """
 
     inner: PyTree
@@ -184,17 +185,21 @@ class OptimizerState:
 
     @property
     def hyperparams(self) -> dict[str, jax.Array]:
-        """Those of `optax.inject_hyperparams`, to be read, or set between steps."""
+        """Hyperparameters of `optax.inject_hyperparams`, to read or to set."""
         return self.inner.hyperparams
 
 
 def is_optimizer_state(node: PyTree) -> bool:
-    """Tell whether `node` is the state of a wrapped optimizer."""
+    """Return whether `node` is the state of a wrapped optimizer.
+
+    >>> is_optimizer_state(optax.adam(1e-3).init(jnp.ones(2)))
+    False
+    """
     return isinstance(node, OptimizerState)
 
 
 def own_variables(tree: PyTree) -> list[Callable | None]:
-    """Return per optimizer state what makes a variable for it; None for plain arrays.
+    """Return per optimizer state the maker of its variables; None for plain arrays.
 
     A `flax.nnx.Optimizer` keeps its state, and its step, in variables.
     """
@@ -211,7 +216,7 @@ def own_variables(tree: PyTree) -> list[Callable | None]:
 
 
 def empty_slot(show: Showing, total: PyTree, variable: Callable | None) -> PyTree:
-    """Return where an update puts what it shows, if that must be there before."""
+    """Return the slot for a shown value, if it must be there before the update."""
     if variable is None or show == "nothing":
         return None
     total = total if show == "given" else one_of(total)
@@ -220,7 +225,7 @@ def empty_slot(show: Showing, total: PyTree, variable: Callable | None) -> PyTre
 
 
 def without_pending(tree: PyTree) -> PyTree:
-    """Drop what accumulation keeps in the optimizer states of `tree`."""
+    """Drop the values of accumulation from the optimizer states of `tree`."""
     return with_pending(tree, [None] * len(optimizer_states(tree)))
 
 
@@ -239,7 +244,11 @@ def with_pending(tree: PyTree, pending: Sequence) -> PyTree:
 
 
 def optimizer_states(tree: PyTree) -> list[OptimizerState]:
-    """List the states of wrapped optimizers in `tree`, in leaf order."""
+    """List the states of wrapped optimizers in `tree`, in leaf order.
+
+    >>> optimizer_states({"params": jnp.ones(2)})
+    []
+    """
     nodes = jax.tree.leaves(tree, is_leaf=is_optimizer_state)
     return [node for node in nodes if is_optimizer_state(node)]
 
@@ -250,7 +259,7 @@ def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
     A loss in half precision comes back in float32: times the scale it would overflow.
 
     Raises:
-      ArgumentError: `state` is not what a wrapped optimizer's `init` returned.
+      ArgumentError: `state` is not the state of a wrapped optimizer.
 
     >>> optimizer = wrap_optimizer(optax.adam(1e-3), loss_scale=DynamicLossScale())
     >>> def step_fn(state, batch):
@@ -270,7 +279,7 @@ def scale_loss(loss: jax.Array, state: OptimizerState) -> jax.Array:
 
 
 def check_optimizer_state(state: object) -> None:
-    """Refuse what is no state of a wrapped optimizer.
+    """Refuse a value that is not the state of a wrapped optimizer.
 
     Raises:
       ArgumentError: It is not.
@@ -278,5 +287,5 @@ def check_optimizer_state(state: object) -> None:
     if not isinstance(state, OptimizerState):
         raise ArgumentError(
             f"`state` must be a wrapped optimizer's, got {type(state).__name__}. Pass "
-            "what the wrapped one's `init` returned."
+            "the result of the wrapped one's `init`."
         )

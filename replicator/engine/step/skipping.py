@@ -2,7 +2,7 @@
 
 An update is bad if a merged metric or a reduced gradient is not finite. Both are the
 same on every replica, so all take the same branch and nothing more is sent. A state
-without a wrapped optimizer is watched itself: what was finite must stay so. (With one
+without a wrapped optimizer is checked itself: finite leaves must stay so. (With one
 it is not: the old state would have to be kept until all of the new one is there.)
 """
 
@@ -29,23 +29,23 @@ from replicator.engine.step.state import RunState
 from replicator.engine.step.transforms import Measured
 
 MOST_AXES = 1
-"""Metrics with more axes are no numbers but images, and not looked at."""
+"""Metrics with more axes are images rather than numbers, and not checked."""
 
 
 def skip_bad_updates(update: KeyedStep, *, reduction: Reduction = "fast") -> KeyedStep:
-    """Let `update` change nothing where it brought NaN or infinity.
+    """Let `update` change nothing if it brought NaN or infinity.
 
     The step is counted all the same: its key and its batch are used up. A loss scale
     moves, too, as it would never come down otherwise.
 
     Args:
-      update: Works on a `RunState`, as `count_steps` makes it; metrics are `Measured`.
+      update: An update of a `RunState`, from `count_steps`; metrics are `Measured`.
       reduction: As in `lift`.
 
     Returns:
-      An update that returns the user's state as it was, in every bit, where a number
-      went bad. `RunState.skipped`, if it is there, counts that, and a dict of metrics
-      tells it as `skipped_updates`.
+      An update that returns the user's state as it was, in every bit, if a number went
+      bad. `RunState.skipped`, if it is there, counts that, and a dict of metrics gets
+      it as `skipped_updates`.
     """
 
     def guarded(run: RunState, batch: PyTree, key: Key | None):
@@ -55,8 +55,8 @@ def skip_bad_updates(update: KeyedStep, *, reduction: Reduction = "fast") -> Key
         if skipped is not None:
             skipped += jnp.where(good, 0, 1).astype(skipped.dtype)
             if isinstance(measured.metrics, dict):
-                told = {"skipped_updates": skipped.astype(jnp.float32)}
-                measured = measured._replace(metrics=measured.metrics | told)
+                counted = {"skipped_updates": skipped.astype(jnp.float32)}
+                measured = measured._replace(metrics=measured.metrics | counted)
         user = _chosen(good, after.user, run.user)
         return dataclasses.replace(after, user=user, skipped=skipped), measured
 
@@ -66,7 +66,7 @@ def skip_bad_updates(update: KeyedStep, *, reduction: Reduction = "fast") -> Key
 def _is_good(
     before: PyTree, after: PyTree, measured: Measured, *, reduction: Reduction
 ) -> jax.Array:
-    """Tell, alike on all replicas, whether every number that counts is finite."""
+    """Return, alike on all replicas, whether every number that counts is finite."""
     norms = list(measured.gradient_norms.values())
     shared = norms + _numbers(measured.metrics, own=False)
     good = _all(map(_finite, shared))

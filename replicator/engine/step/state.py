@@ -24,10 +24,6 @@ from replicator.base.trees import (
 )
 from replicator.base.types import InitFn, Key, PyTree
 from replicator.collectives.context.axes import one_state_for_all
-from replicator.distributed.same_everywhere import (
-    require_same_program,
-    require_same_state,
-)
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.layout import Layout
 from replicator.engine.program_key import program_key
@@ -38,15 +34,16 @@ from replicator.errors import ArgumentError, StateError
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunState:
-    """All that one update hands to the next, and all that a checkpoint holds.
+    """Full state of a run between updates, as a checkpoint holds it.
 
     Attributes:
-      step: Updates done, an int32 scalar.
+      step: Number of updates done, an int32 scalar.
       key: Data of the run's random key (`jax.random.key_data`); a step gets
         `fold_in(key, step)`. A typed key would keep JAX from its fast way of calling a
         compiled program: 300 µs a step.
       user: The state that the user's step sees.
-      skipped: Updates left out for a bad number, an int32 scalar; None if not counted.
+      skipped: Number of updates left out for a bad number, an int32 scalar; None if not
+        counted.
     """
 
     step: jax.Array
@@ -57,7 +54,7 @@ class RunState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstState:
-    """A state that is known and not born: a run that resumes never needs it.
+    """A state whose shapes are known and that is not made yet: a resume needs no more.
 
     Attributes:
       shapes: `jax.ShapeDtypeStruct`s with shardings.
@@ -69,11 +66,14 @@ class FirstState:
 
 
 def strong(state: PyTree) -> PyTree:
-    """Return a state of strongly typed arrays: as a step returns it, or a file.
+    """Return a state of strongly typed arrays, like one from a step or a file.
 
-    A number of Python is weakly typed. Were a first state so, what a step computes of
-    it would have other dtypes than after an update, a resume, or a batch of another
-    size: other bits, and another program.
+    A number of Python is weakly typed. From such a first state a step would compute
+    other dtypes than after an update, a resume, or a batch of another size: other bits,
+    and another program.
+
+    >>> strong({"scale": 2.0})["scale"].weak_type
+    False
     """
 
     def array(leaf: Any) -> jax.Array:
@@ -86,8 +86,11 @@ def strong(state: PyTree) -> PyTree:
 def as_arrays(state: PyTree) -> PyTree:
     """Return a state whose leaves have JAX's dtypes, to be put on devices.
 
-    Arrays of NumPy stay on the host: a device may have no room for the whole of what it
-    is to hold a piece of.
+    Arrays of NumPy stay on the host: a device may have no room for the whole of an
+    array of which it is to hold a piece.
+
+    >>> as_arrays({"w": np.ones(2)})["w"].dtype
+    dtype('float32')
     """
 
     def array(leaf: Any) -> jax.Array | np.ndarray:
@@ -119,9 +122,9 @@ def in_form(state: PyTree, shapes: PyTree, layout: Layout) -> PyTree:
     """Return a state as it is kept, if it could be saved as that of a run.
 
     Args:
-      state: After an update that was not compiled here.
-      shapes: Of the first state.
-      layout: How replicas lie on devices.
+      state: State after an update that was not compiled here.
+      shapes: Shapes of the first state.
+      layout: Layout of the replicas on devices.
 
     Raises:
       StateError: Its structure, a shape or a dtype is another.
@@ -132,7 +135,7 @@ def in_form(state: PyTree, shapes: PyTree, layout: Layout) -> PyTree:
         getattr(leaf, "shape", None) == want.shape and leaf.dtype == want.dtype
         for leaf, want in zip(leaves, wanted, strict=True)
     ):
-        return state  # what follows costs a hundred times as much
+        return state  # the rest costs a hundred times as much
     state = layout.pad_state(state)
     difference = first_difference(shapes, state)
     if difference is not None:
@@ -149,20 +152,20 @@ def placed_copy(state: PyTree, layout: Layout, *, name: str = "state") -> PyTree
     Args:
       state: Arrays and numbers, of JAX or of NumPy; declared `PerReplica` leaves have a
         leading replica axis.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       name: Of the argument, for errors.
 
     Raises:
-      ArgumentError: A leaf is no array, or lacks its replica axis, or, where there is
+      ArgumentError: A leaf is not an array, or lacks its replica axis, or, if there is
         one replica, is not the same in all processes.
     """
     state, shardings = _given(name, state, layout)
     if layout.num_replicas == 1:  # each process keeps its pieces, and compares no more
-        require_same_state(layout.mesh, state)
+        layout.processes.require_same_state(layout.mesh, state)
 
     leaves, structure = jax.tree.flatten(state)
     # Leaf by leaf: `put` may leave arrays where they are, or cut them out of host
-    # memory, and nothing is there three times at once.
+    # memory; so no array is there three times at once.
     return structure.unflatten(
         copied(put(leaf, sharding))
         for leaf, sharding in zip(leaves, shardings, strict=True)
@@ -185,7 +188,7 @@ def _given(
 ) -> tuple[PyTree, list[NamedSharding]]:
     """Return a state as it is kept, and its shardings."""
     _check_numbers(name, state)
-    # First: a layout with no place for `PerReplica` leaves asks for no axis of theirs.
+    # First: a layout without `PerReplica` leaves refuses them, whatever their axis.
     state = layout.pad_state(as_arrays(state))
     shardings = layout.state_shardings(state)
     check_own_axes(name, state, layout)
@@ -206,7 +209,7 @@ def state_shapes(state: PyTree, layout: Layout, *, name: str) -> PyTree:
     Args:
       state: Arrays or `jax.ShapeDtypeStruct`s, `PerReplica` leaves with a leading
         replica axis; or an `init_fn(key)`.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       name: Of the argument, for errors.
 
     Raises:
@@ -232,14 +235,14 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
 
     Args:
       init_fn: Returns one replica's state; any pytree of arrays.
-      layout: How replicas lie on devices.
+      layout: Layout of the replicas on devices.
       key: The key it gets.
 
     Returns:
       The state to be; declared `PerReplica` leaves have a leading replica axis.
 
     Raises:
-      ArgumentError: A leaf is no array, or has no place in this layout.
+      ArgumentError: A leaf is not an array, or has no place in this layout.
     """
 
     def whole(key: Key) -> PyTree:
@@ -266,10 +269,11 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
     def born() -> PyTree:
         program = jax.jit(core.jaxpr_as_fun(traced), out_shardings=shardings)
         if layout.num_replicas == 1 and spans_processes(layout.mesh):
-            # Pieces of unlike states make one that nobody meant.
-            require_same_state(layout.mesh, {"key": key})
+            # Pieces of different states would make a wrong one.
+            processes, mesh = layout.processes, layout.mesh
+            processes.require_same_state(mesh, {"key": key})
             found = functools.partial(program_key, program.lower(key))
-            require_same_program(layout.mesh, found, name="init_fn")
+            processes.require_same_program(mesh, found, name="init_fn")
         with other_meshes_refused("init_fn"):
             return jax.tree.structure(shapes).unflatten(program(key))
 
@@ -280,11 +284,15 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     """Return two keys: for `init_fn`, and for the steps.
 
     Raises:
-      ArgumentError: `seed` is no whole number, or has more than 64 bits.
+      ArgumentError: `seed` is not a whole number, or has more than 64 bits.
+
+    >>> for_init, for_steps = run_keys(0)
+    >>> bool(for_init == for_steps)
+    False
     """
     try:
         operator.index(seed)
-        # As `jax.random.key` does: a whole number of Python's has 64 bits.
+        # As in `jax.random.key`: a whole number of Python has 64 bits.
         start = jnp.asarray(np.int64(seed) if isinstance(seed, int) else seed)
     except (TypeError, OverflowError) as failure:
         raise ArgumentError(
@@ -295,15 +303,20 @@ def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     return jax.random.wrap_key_data(for_init), jax.random.wrap_key_data(for_steps)
 
 
-# One program for all seeds: to seed, to split and to take apart would be four to
-# compile at a start. `jax.jit` does not look whether the default `impl` has changed.
+# One program for all seeds: single operations would be four programs to compile at a
+# start. `jax.jit` does not notice a change of the default `impl`.
 @functools.partial(jax.jit, static_argnames="impl")
 def _two_keys(seed: jax.Array, impl: str) -> jax.Array:
     return jax.random.key_data(jax.random.split(jax.random.key(seed, impl=impl)))
 
 
 def step_key(key: jax.Array, step: jax.Array) -> Key:
-    """Return what a step gets, of `RunState.key` and the updates before it."""
+    """Return the key of a step, from `RunState.key` and the updates before it.
+
+    >>> _, for_steps = run_keys(0)
+    >>> step_key(jax.random.key_data(for_steps), 7).shape
+    ()
+    """
     return jax.random.fold_in(jax.random.wrap_key_data(key), step)
 
 
@@ -312,8 +325,8 @@ def first_run(init_fn: InitFn, layout: Layout, *, seed: int) -> FirstState:
 
     Args:
       init_fn: Returns one replica's state.
-      layout: How replicas lie on devices.
-      seed: Of the run's random key, from which `init_fn`'s key is split off.
+      layout: Layout of the replicas on devices.
+      seed: Seed of the run's random key, from which `init_fn`'s key is split off.
 
     Returns:
       A `RunState` to be.
@@ -327,8 +340,8 @@ def given_run(state: PyTree, layout: Layout, *, seed: int) -> FirstState:
 
     Args:
       state: As in `run(init_state=...)`.
-      layout: How replicas lie on devices.
-      seed: Of the run's random key; steps get the same as with `first_run`.
+      layout: Layout of the replicas on devices.
+      seed: Seed of the run's random key; steps get the same as with `first_run`.
 
     Returns:
       A `RunState` to be.
@@ -338,8 +351,8 @@ def given_run(state: PyTree, layout: Layout, *, seed: int) -> FirstState:
 
 
 def _first_run(user: FirstState, for_steps: Key, layout: Layout) -> FirstState:
-    # On the host: what is born is donated, and may be born once more. On a CPU arrays
-    # may lie where NumPy has them: each has a place of its own.
+    # On the host: the state is donated, and may be made once more. On a CPU arrays may
+    # share memory with NumPy: each has memory of its own.
     ours = {
         "step": np.zeros((), np.int32),
         "key": np.array(jax.random.key_data(for_steps)),

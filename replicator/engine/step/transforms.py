@@ -1,4 +1,4 @@
-"""Lift what one replica does to what a call of the compiled step does, purely.
+"""Pure transforms from the step of one replica to a call of the compiled step.
 
 From the inside out: a step that always takes a key and must keep its state's structure;
 an update of k microbatches; metrics merged over replicas; the run's own step count and
@@ -26,7 +26,7 @@ from replicator.base.types import Key, PyTree, StepFn
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
 from replicator.collectives.context.step_number import in_step
-from replicator.engine.analysis.lookup_notes import names_noted
+from replicator.engine.analysis.lookup_hints import names_noted
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows, refuse_rows
 from replicator.engine.step.accumulate import accumulated, single
@@ -59,9 +59,9 @@ def lift(
 
     Args:
       step_fn: The user's `step_fn(state, batch[, key])`.
-      accumulate: Microbatches per update; batch leaves then are [accumulate, examples,
-        ...] of one replica.
-      reduction: How gradients and metrics add up over replicas.
+      accumulate: Number of microbatches per update; batch leaves then are [accumulate,
+        examples, ...] of one replica.
+      reduction: Way in which gradients and metrics add up over replicas.
       measures: Whether metrics come as `Measured`.
 
     Returns:
@@ -76,7 +76,7 @@ def lift(
         if accumulate > 1:
             after, reported, shown = many(state, batch, key)
         elif reduction == "ordered" and optimizer_states(state):
-            # Ordered bits need every block to pass the same scan body, also a lone one.
+            # Ordered bits need every block to pass the same scan body, even if alone.
             block = jax.tree.map(lambda leaf: leaf[None], batch)
             after, reported, shown = many(state, block, key)
         else:
@@ -92,7 +92,7 @@ def lift(
 
 
 def count_steps(update: KeyedStep) -> KeyedStep:
-    """Let `update` work on a `RunState`: it gets the step's key, and is counted."""
+    """Make an update of a `RunState`: `update` gets the step's key, and is counted."""
 
     def counted(run: RunState, batch: PyTree, key: None) -> tuple[RunState, PyTree]:
         key_now = step_key(run.key, run.step)
@@ -118,10 +118,9 @@ def report_norms(update: KeyedStep, *, among_metrics: bool) -> KeyedStep:
     """Return plain metrics for `Measured` ones.
 
     Args:
-      update: Its metrics are `Measured`.
-      among_metrics: Whether a dict of metrics tells the norms: `gradient_norm`, or
-        `gradient_norm/NAME` where there are several optimizers. What is told to nobody
-        is not computed.
+      update: An update whose metrics are `Measured`.
+      among_metrics: Whether a dict of metrics holds the norms: `gradient_norm`, or
+        `gradient_norm/NAME` for several optimizers. Otherwise they are not computed.
     """
 
     def plain(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
@@ -137,7 +136,11 @@ def report_norms(update: KeyedStep, *, among_metrics: bool) -> KeyedStep:
 
 
 def takes_key(step_fn: Callable) -> bool:
-    """Tell whether `step_fn` requires a third positional parameter: a random key."""
+    """Return whether `step_fn` requires a third positional parameter: a random key.
+
+    >>> takes_key(lambda state, batch, key: (state, {}))
+    True
+    """
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -148,14 +151,14 @@ def takes_key(step_fn: Callable) -> bool:
 
 
 def keyed(step_fn: StepFn) -> KeyedStep:
-    """Give `step_fn` its key if it wants one, and check what it returns.
+    """Give `step_fn` its key if it wants one, and check its results.
 
     Args:
       step_fn: The user's step.
 
     Returns:
-      A step that always takes a key, and raises `StateError` where the state it returns
-      has another structure than the state it was given, or something is no number.
+      A step that always takes a key, and raises `StateError` if the state it returns
+      has another structure than the state it was given, or a leaf is not a number.
     """
     wants_key = takes_key(step_fn)
 
@@ -192,9 +195,9 @@ def keyed(step_fn: StepFn) -> KeyedStep:
 
 
 def _run_noted(run: Callable, state: PyTree) -> tuple[PyTree, PyTree]:
-    """Run a step; note on what JAX says of dtypes which leaf was born weak."""
+    """Run a step; add the weakly typed leaf to JAX's errors about dtypes."""
     try:
-        # In containers of its own: a step may write into those that it is handed.
+        # In containers of its own: a step may write into those that it is given.
         return run(jax.tree.map(lambda leaf: leaf, state))
     except (TypeError, ValueError) as failure:
         is_ours = isinstance(failure, ReplicatorError)
@@ -205,7 +208,7 @@ def _run_noted(run: Callable, state: PyTree) -> tuple[PyTree, PyTree]:
 
 @contextlib.contextmanager
 def _axis_named() -> Iterator[None]:
-    """Note on JAX's error about an unknown axis which one there is."""
+    """Add the name of the axis to JAX's error about an unknown one."""
     try:
         yield
     except NameError as failure:
@@ -230,8 +233,8 @@ def _kept(before: PyTree, after: PyTree, run: Callable) -> PyTree:
 def _weak_remedy(run: Callable, state: PyTree) -> str | None:
     """Name the scalars of `state` that are to blame if a step changes dtypes.
 
-    They are: were they weakly typed, as numbers of Python are, `run(state)` would keep
-    all dtypes.
+    If they were weakly typed, as numbers of Python are, `run(state)` would keep all
+    dtypes.
     """
     leaves, treedef = jax.tree.flatten(state)
     numbers = [jnp.asarray(number).dtype for number in (0, 0.0)]
@@ -258,5 +261,5 @@ def _weak_remedy(run: Callable, state: PyTree) -> str | None:
     names = " and ".join(f"`{named[place][0]}`" for place in blamed)
     return (
         f"{names} is {leaves[blamed[0]].dtype}, as a number of Python is once it is "
-        "state. Give it the dtype of what it meets: `jnp.asarray(value, w.dtype)`."
+        "state. Give it the dtype of its operands: `jnp.asarray(value, w.dtype)`."
     )

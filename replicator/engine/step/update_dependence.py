@@ -1,15 +1,15 @@
-"""Find what moves once per update, and what moves at every microbatch.
+"""Find the state that moves once per update, and the state that microbatches move.
 
 The step is traced once with the summed gradients as inputs of their own, and marks are
 followed from there, from the batch, and from the microbatch's index. State that reads
 neither batch nor index belongs to the update: parameters, optimizer states and averages
-follow from the sums, counters and target networks from state alone. What reads the
-batch (running statistics) moves with each microbatch, and so does what goes with it, or
-asks itself which microbatch this is (`counters`).
+follow from the sums, counters and target networks from state alone. State that reads
+the batch (running statistics) moves with each microbatch, and so does state that goes
+with it, or asks for the number of the microbatch (`counters`).
 
-What would be wrong with several microbatches is refused here, by name: gradients taken
-after an update in the same step, results of an update that read the batch other than by
-its gradients, and state that is moved by gradients which no wrapped optimizer takes.
+Steps that would be wrong with several microbatches are refused here, by name: gradients
+taken after an update in the same step, results of an update that read the batch other
+than by its gradients, and state moved by gradients that no wrapped optimizer takes.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from replicator.engine.analysis.meeting import (
 )
 from replicator.engine.analysis.moved_averages import refuse_moved_twice
 from replicator.engine.metrics import declared as metrics
-from replicator.engine.step.counters import Leaves, Traced, find_moving
+from replicator.engine.step.counters import Leaves, TracedUpdate, find_moving
 from replicator.engine.step.microbatch_sums import KeyedStep, Sums, finish
 from replicator.engine.step.optimizer_state import (
     OptimizerState,
@@ -53,11 +53,11 @@ _LAST = -3  # asks whether this microbatch is the last
 
 
 class UpdateDependent(NamedTuple):
-    """What only the end of an update yields, and what does not speak for all of it.
+    """Results that only the end of an update yields.
 
     Attributes:
-      leaves: Whether it yields a state leaf, of each.
-      metrics: Likewise a metric.
+      leaves: Whether each state leaf is one.
+      metrics: Whether each metric is one.
       meeting: Collectives over a microbatch whose results single examples meet in a
         loss.
     """
@@ -76,23 +76,23 @@ def find_update_dependent(
     *,
     count: int,
 ) -> UpdateDependent:
-    """Tell what moves once per update, and refuse what microbatches would make wrong.
+    """Find results that move once per update; refuse steps that would be wrong.
 
     Args:
       step: Any keyed step.
-      state: Without anything pending.
-      sums: As `zero_sums` makes them.
+      state: A state without anything pending.
+      sums: Sums from `zero_sums`.
       batch: One microbatch.
-      key: As the step takes it.
-      count: Microbatches per update.
+      key: The key of the step.
+      count: Number of microbatches per update.
 
     Returns:
-      Which leaves and metrics to take from the last run of the step.
+      Leaves and metrics to take from the last run of the step.
 
     Raises:
       ArgumentError: Gradients depend on an update in the same step, a leaf or metric on
         both an update and the batch, or a leaf on gradients that no update takes; or
-        how a leaf moves cannot be told, and matters.
+        it is unknown, and matters, how a leaf moves.
     """
     closed, shapes = _traced(step, (sums, state, batch, key), count)
     refuse_moved_twice(closed.jaxpr, len(jax.tree.leaves(state)))
@@ -107,7 +107,7 @@ def find_update_dependent(
     out_marks = dataflow.flow(closed.jaxpr, in_marks, _UpdateRules())
     if is_partitioned():  # else the proof over replicas finds it
         _warn_of_noise(closed.jaxpr, sums, state, batch, key)
-    # Beside the shapes, never in their place: nodes that check themselves take arrays.
+    # Beside the shapes, not instead of them: nodes that check themselves take arrays.
     after, shown, reported = shapes
     marks, given, of_metrics = _parted(out_marks, shapes)
     _refuse_chained(optimizer_states(state), _parted(given, shown))
@@ -119,7 +119,7 @@ def find_update_dependent(
     if count > 1:
         sizes = [len(jax.tree.leaves(each)) for each in (sums, state, batch, key)]
         known = {*range(sum(sizes[:3]), sum(sizes)), len(in_marks) - 1}
-        traced = Traced(closed, state=sizes[0], known=known)
+        traced = TracedUpdate(closed, state=sizes[0], known=known)
         whole = (sums, state, _whole(batch, count), key)
         moving = find_moving(
             _leaves(state, marks),
@@ -155,10 +155,10 @@ def _meeting(jaxpr: core.Jaxpr, given: tuple, shapes: tuple) -> list[Origin]:
 
 @dataclasses.dataclass(frozen=True)
 class _UpdateRules(dataflow.DependsOn):
-    """Mark also gradients of the batch.
+    """Rules that mark also gradients of the batch.
 
     Attributes:
-      in_gradient: Whether the equations lie inside a backward pass.
+      in_gradient: Whether the equations are inside a backward pass.
     """
 
     in_gradient: bool = False
@@ -185,9 +185,8 @@ def _traced(
 ) -> tuple[core.ClosedJaxpr, PyTree]:
     """Trace the end of an update of `count` microbatches.
 
-    Its inputs are sums, state, batch, key, which microbatch this is, and whether it is
-    the last; its results the state, the gradients that optimizers were given, and
-    metrics.
+    Its inputs are sums, state, batch, key, the number of the microbatch, and whether it
+    is the last; its results the state, the optimizers' gradients, and metrics.
     """
 
     def run(*inputs: PyTree) -> tuple:
@@ -210,19 +209,19 @@ def _warn_of_noise(jaxpr: core.Jaxpr, sums: Sums, *given: PyTree) -> None:
         *[proof.STATE] * state,
         *[proof.BATCH] * batch,
         *[proof.CLEAN] * key,
-        *(proof.BATCH, proof.CLEAN),  # its place, and whether it is the last
+        *(proof.BATCH, proof.CLEAN),  # its number, and whether it is the last
     ]
     proof.warn_of_microbatches(jaxpr, in_marks, slice(state, None))
 
 
 def _parted(marks: Sequence, trees: Sequence[PyTree]) -> list[list]:
-    """Part the marks of leaves by the trees that these are of."""
+    """Split the marks of leaves by their trees."""
     rest = iter(marks)
     return [[next(rest) for _ in jax.tree.leaves(tree)] for tree in trees]
 
 
 def _leaves(state: PyTree, marks: Sequence[frozenset[int]]) -> Leaves:
-    """Say what is known of the leaves of `state`, by their marks after an update."""
+    """Return the properties of the leaves of `state`, by their marks."""
     own = [
         is_optimizer_state(node)
         for node in jax.tree.leaves(state, is_leaf=is_optimizer_state)
@@ -254,7 +253,7 @@ def _follows_update(mark: frozenset[int]) -> bool:
 
 
 def _refuse_mixed(where: str, tree: PyTree, marks: Sequence[frozenset[int]]) -> None:
-    """Refuse what reads both: it would see the last microbatch alone."""
+    """Refuse a result that reads both: it would see the last microbatch alone."""
     for (path, _), mark in zip(named_leaves(tree), marks, strict=True):
         if _BATCH in mark and _follows_update(mark):
             raise ArgumentError(
@@ -265,7 +264,7 @@ def _refuse_mixed(where: str, tree: PyTree, marks: Sequence[frozenset[int]]) -> 
 
 
 def _refuse_outside_wrap(state: PyTree, marks: Sequence[frozenset[int]]) -> None:
-    """Refuse what gradients move without a wrapped optimizer: k times an update.
+    """Refuse state that gradients move without a wrapped optimizer: k times an update.
 
     The state of an optimizer is known by its type; parameters that a plain one moves
     are known by the backward pass that they follow from.

@@ -20,7 +20,7 @@ from replicator.training.postmortem.recorded_program import (
     one_replica_update,
     record_program,
 )
-from replicator.training.postmortem.watched import Found, Place, first_bad
+from replicator.training.postmortem.watched import BadNumber, Place, first_bad
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,8 @@ class Verdict:
 
     inputs: Sequence[str]
     outputs: Sequence[str]
-    nan: Found | None
-    infinity: Found | None
+    nan: BadNumber | None
+    infinity: BadNumber | None
 
     def describe(self) -> str:
         """Write it for people, a line each."""

@@ -11,6 +11,7 @@ mask of `-inf` is no fault. It is told for the NaN that comes of it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,24 +21,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from replicator.engine.analysis.dataflow import scan_sizes, sub_jaxprs
+from replicator.engine.analysis.dataflow import scan_sizes
+from replicator.engine.analysis.evaluator import bind, evaluate, held_program
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE, user_line
 
 NEVER = np.iinfo(np.int32).max
-
-_OPENED = frozenset(
-    {
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat",
-        "remat2",
-        "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +50,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class BadNumber:
     """Where a number first went bad.
 
     Attributes:
@@ -101,7 +89,7 @@ def watched(
 
     def run(*leaves: Any) -> tuple[list, jax.Array]:
         places.clear()  # traced anew: the same places again
-        outs, whens = _Evaluation(places).run(closed.jaxpr, closed.consts, leaves)
+        outs, whens = _Evaluation(places).run(closed, leaves)
         stacked = jnp.stack(whens) if whens else jnp.zeros((0, 2), jnp.int32)
         return outs, stacked
 
@@ -109,7 +97,7 @@ def watched(
     return run, places, closed
 
 
-def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> Found | None:
+def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> BadNumber | None:
     """Find where the first NaN (`kind` 0) or infinity (1) began.
 
     Args:
@@ -131,7 +119,7 @@ def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> Found | N
     if not origins:
         return None
     (_, turn, _), place = min(origins, key=lambda origin: origin[0])
-    return Found(place=place, turn=turn)
+    return BadNumber(place=place, turn=turn)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,47 +143,30 @@ class _Evaluation:
         self._whens: list[jax.Array] = []
 
     def run(
-        self, jaxpr: core.Jaxpr, consts: Sequence, leaves: Sequence
+        self, closed: core.ClosedJaxpr, leaves: Sequence
     ) -> tuple[list, list[jax.Array]]:
-        values = self._open(
-            jaxpr, [_constant(const) for const in consts], list(map(_Value, leaves))
-        )
+        values = self._open(closed, list(map(_Value, leaves)))
         return [value.array for value in values], self._whens
 
     def _open(
         self,
-        jaxpr: core.Jaxpr,
-        consts: Sequence[_Value],
+        closed: core.ClosedJaxpr,
         arguments: Sequence[_Value],
         caller: str = UNKNOWN_LINE,
     ) -> list[_Value]:
-        env: dict[core.Var, _Value] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, arguments, strict=True))
-
-        def read(atom: core.Var | core.Literal) -> _Value:
-            return _constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            values = self._evaluate(eqn, [read(atom) for atom in eqn.invars], caller)
-            env.update(zip(eqn.outvars, values, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        apply = functools.partial(self._evaluate, caller=caller)
+        return evaluate(closed, arguments, apply, constant=_constant)
 
     def _evaluate(
         self, eqn: core.JaxprEqn, arguments: list[_Value], caller: str
     ) -> list[_Value]:
         line = user_line(eqn, caller=caller)
-        name = eqn.primitive.name
-        if name in _OPENED and (inner := _only_call(eqn)) is not None:
-            consts = [_constant(const) for const in inner.consts]
-            return self._open(inner.jaxpr, consts, arguments, line)
+        if (inner := held_program(eqn)) is not None:
+            return self._open(inner, arguments, line)
         arrays = [value.array for value in arguments]
-        if name == "scan" and self._above is None:
+        if eqn.primitive.name == "scan" and self._above is None:
             return self._scan(eqn, arrays)
-        params = eqn.primitive.get_bind_params(eqn.params)
-        with eqn.ctx.manager:  # types and precision as the user had them there
-            outs = eqn.primitive.bind(*arrays, **params)
-        outs = list(outs) if eqn.primitive.multiple_results else [outs]
-        return self._note(eqn, line, arguments, outs)
+        return self._note(eqn, line, arguments, bind(eqn, arrays))
 
     def _note(
         self, eqn: core.JaxprEqn, line: str, arguments: list[_Value], outs: list
@@ -233,7 +204,7 @@ class _Evaluation:
         def turn(carry: list, xs: list) -> tuple[list, tuple[list, jax.Array]]:
             del self._places[order:]  # the body may be traced more than once
             inner = _Evaluation(self._places, turns=length, above=order)
-            outs, whens = inner.run(body.jaxpr, body.consts, [*consts, *carry, *xs])
+            outs, whens = inner.run(body, [*consts, *carry, *xs])
             stacked = jnp.stack(whens) if whens else jnp.zeros((0, 2), jnp.int32)
             return outs[:num_carry], (outs[num_carry:], stacked)
 
@@ -256,16 +227,6 @@ def _first_turns(whens: jax.Array, length: int, reverse: bool) -> jax.Array:
     turns = turns[::-1] if reverse else turns
     when = jnp.where(whens != NEVER, turns[:, None, None], NEVER)
     return when.min(0, initial=NEVER)
-
-
-def _only_call(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
-    subs = sub_jaxprs(eqn)
-    for value in eqn.params.values():
-        if isinstance(value, core.ClosedJaxpr) and len(subs) == 1:
-            return value
-    if len(subs) == 1 and not subs[0].constvars:
-        return core.ClosedJaxpr(subs[0], ())
-    return None
 
 
 def _constant(value: Any) -> _Value:

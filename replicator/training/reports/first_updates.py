@@ -51,4 +51,4 @@ def first_update_check(
         if told.result != "differs":
             note_first_update(directory, dataclasses.asdict(told))
 
-    return FirstUpdateCheck(is_known=is_known, tell=tell)
+    return FirstUpdateCheck(is_known=is_known, report=tell)

@@ -9,11 +9,11 @@ from replicator.cli.report_page.curves import (
     thin,
     training_s,
 )
-from replicator.cli.report_page.run_files import Row
+from replicator.cli.report_page.run_files import MetricRow
 
 
 def row(step, time_s, **numbers):
-    return Row(step=step, time_s=time_s, numbers=numbers)
+    return MetricRow(step=step, time_s=time_s, numbers=numbers)
 
 
 def test_thinning_keeps_the_least_the_greatest_the_ends_and_gaps():

@@ -64,12 +64,14 @@ def test_the_line_of_the_collective_is_named(options, what):
         rep.compile(step_fn, accumulate=2).lower(state, batch(32))
     [said] = [str(each.message) for each in found]
     line = line_of(centred, "all_reduce")
-    assert said.startswith(f"`{what}` at {line} speaks for a microbatch, not for the")
+    assert said.startswith(f"`{what}` at {line} reduces a microbatch, not the batch")
 
 
 def test_a_collective_of_jax_is_seen_under_a_strategy():
     rep, step_fn, state = step_of(MEET["mean discrepancy"], strategy=strategies.fsdp())
-    with pytest.warns(MicrobatchCollectiveWarning, match="`psum` at .* in _mmd speaks"):
+    with pytest.warns(
+        MicrobatchCollectiveWarning, match="`psum` at .* in _mmd reduces"
+    ):
         rep.compile(step_fn, accumulate=2).lower(state, batch(32))
 
 

@@ -17,7 +17,7 @@ from tests.steps import apply, assert_equal_bits, regression_batch, replicas
 WEAK = {"zero": 0, "half": 0.5, "seven": jnp.array(0.7), "row": jnp.full(3, 2.0)}
 REMEDY = (
     "`decay` is float32, as a number of Python is once it is state. Give it the dtype "
-    "of what it meets: `jnp.asarray(value, w.dtype)`."
+    "of its operands: `jnp.asarray(value, w.dtype)`."
 )
 
 

@@ -1,9 +1,9 @@
-"""Run programs outside of what the caller has told JAX to do.
+"""Run programs outside of transformations and meshes of the caller.
 
-What runs on a mesh is compiled and looks at real arrays. Under `jit`, `grad`, `vmap` or
+A program on a mesh is compiled and looks at real arrays. Under `jit`, `grad`, `vmap` or
 `jax.disable_jit` it would fail deep inside of JAX, or run once where many were meant:
-that is refused. A layout names its own mesh wherever one is needed, so that a mesh that
-the caller has set (`jax.set_mesh`) is left for as long as the call takes. To set the
+that is refused. A layout names its own mesh wherever one is needed, so a mesh that the
+caller has set (`jax.set_mesh`) is left for as long as the call takes. To set the
 layout's in its place would do less: boxes of flax look for the axes that they name.
 """
 
@@ -27,8 +27,8 @@ _SAME_MESH = nullcontext()
 def without_mesh() -> AbstractContextManager:
     """Leave the mesh that `jax.set_mesh` has set in this thread, if there is one.
 
-    For a `with` statement: JAX leaves it when this is called. Where JAX traces the mesh
-    stays: it cannot be left there.
+    For a `with` statement: JAX leaves it when this is called. While JAX traces, the
+    mesh cannot be left, and stays.
     """
     if jax.sharding.get_abstract_mesh().empty or not _is_eager():
         return _SAME_MESH
@@ -36,7 +36,11 @@ def without_mesh() -> AbstractContextManager:
 
 
 def in_no_mesh(fn: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that runs without the mesh of its caller."""
+    """Return a function that runs without the mesh of its caller.
+
+    >>> in_no_mesh(lambda: jax.sharding.get_abstract_mesh().empty)()
+    True
+    """
 
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -47,10 +51,10 @@ def in_no_mesh(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def eager(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: as `in_no_mesh`, and refused as `require_eager` does.
+    """Return a decorator that does as `in_no_mesh` and `require_eager`.
 
     Args:
-      what: The name of what is called.
+      what: Name of the function, for errors.
     """
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
@@ -69,10 +73,14 @@ def require_eager(what: str) -> None:
     """Refuse a call under a transformation of JAX, or with `jit` switched off.
 
     Args:
-      what: The name of what is called.
+      what: Name of the function, for errors.
 
     Raises:
       ArgumentError: It is.
+
+    >>> jax.jit(lambda x: require_eager("rep.put"))(1.0)
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `rep.put` must be called outside of `jit`, ...
     """
     if getattr(jax.config, "jax_disable_jit", False):
         raise ArgumentError(
@@ -92,6 +100,6 @@ def _is_eager() -> bool:
 
 @functools.cache
 def _no_trace():
-    # Whatever is traced where this is asked first: a new thread traces nothing.
+    # In a new thread, which traces nothing: the first caller may be traced.
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(get_opaque_trace_state).result()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from replicator.cli.report_page import words
+from replicator.cli.report_page import formats
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from replicator.cli.report_page import words
     ],
 )
 def test_numbers_are_short(value, told):
-    assert words.number(value) == told
+    assert formats.number(value) == told
 
 
 @pytest.mark.parametrize(
@@ -28,21 +28,21 @@ def test_numbers_are_short(value, told):
     [(0.25, "0.25 s"), (42, "42 s"), (61, "1 min 01 s"), (3840, "1 h 04 min")],
 )
 def test_durations_have_two_units(seconds, told):
-    assert words.duration(seconds) == told
+    assert formats.duration(seconds) == told
 
 
 def test_days_are_days():
-    assert words.duration(2 * 86400 + 7300) == "2 d 02 h"
+    assert formats.duration(2 * 86400 + 7300) == "2 d 02 h"
 
 
 def test_sizes_have_the_largest_unit():
-    sizes = [words.size(count) for count in (0, 999, 999_900, 3.2e15)]
+    sizes = [formats.size(count) for count in (0, 999, 999_900, 3.2e15)]
     assert sizes == ["0 B", "999 B", "1 MB", "3.2e+03 TB"]
 
 
 def test_nested_values_are_flattened_by_name():
     value = {"a": {"b": 1, "c": [1, 2]}, "d": None, "e": [], "f": True}
-    assert dict(words.flat(value)) == {
+    assert dict(formats.flat(value)) == {
         "a.b": "1",
         "a.c": "1, 2",
         "d": "none",
@@ -52,6 +52,6 @@ def test_nested_values_are_flattened_by_name():
 
 
 def test_a_time_is_told_in_utc_and_anything_else_as_it_is():
-    assert words.clock("2026-11-21T13:00:00+01:00") == "2026-11-21 12:00:00"
-    assert words.clock("yesterday") == "yesterday"
-    assert words.clock(None) == ""
+    assert formats.clock("2026-11-21T13:00:00+01:00") == "2026-11-21 12:00:00"
+    assert formats.clock("yesterday") == "yesterday"
+    assert formats.clock(None) == ""

@@ -9,7 +9,11 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def number(value: float) -> str:
-    """Write a number with four digits at most: `0.003878`, `1.2e-07`, `27,990`."""
+    """Write a number with four digits at most.
+
+    >>> number(0.0038781), number(27990.2)
+    ('0.003878', '27,990')
+    """
     if not math.isfinite(value):
         return {math.inf: "∞", -math.inf: "-∞"}.get(value, "NaN")
     if value == int(value) and abs(value) < 1e6:
@@ -18,7 +22,11 @@ def number(value: float) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Write a size in the largest unit that leaves at least 1."""
+    """Write a size in the largest unit that leaves at least 1.
+
+    >>> size(3_500_000)
+    '3.5 MB'
+    """
     if not math.isfinite(count_bytes):
         return number(count_bytes)
     power = 0
@@ -28,7 +36,11 @@ def size(count_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in its two largest units: `1 h 04 min`, `2.3 s`."""
+    """Write a duration in its two largest units.
+
+    >>> duration(3840), duration(2.345)
+    ('1 h 04 min', '2.3 s')
+    """
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest_s = divmod(round(seconds), 60)
@@ -40,12 +52,20 @@ def duration(seconds: float) -> str:
 
 
 def share(part: float) -> str:
-    """Write a part of 1 as a percentage."""
+    """Write a part of 1 as a percentage.
+
+    >>> share(0.97654)
+    '97.7 %'
+    """
     return f"{100 * part:.1f} %"
 
 
 def moment(time: Any) -> datetime.datetime | None:
-    """Read a time of the journal; None if that is not what it is."""
+    """Read a time of the journal; None if the value is not a time.
+
+    >>> moment("yesterday") is None
+    True
+    """
     try:
         found = datetime.datetime.fromisoformat(time)
     except (TypeError, ValueError):
@@ -54,7 +74,11 @@ def moment(time: Any) -> datetime.datetime | None:
 
 
 def clock(time: Any) -> str:
-    """Write a time of the journal to the second, in UTC; anything else as it is."""
+    """Write a time of the journal to the second, in UTC; anything else as it is.
+
+    >>> clock("2026-11-21T13:00:00+01:00")
+    '2026-11-21 12:00:00'
+    """
     found = moment(time)
     if found is None:
         return str(time or "")
@@ -62,7 +86,11 @@ def clock(time: Any) -> str:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the leaves of nested JSON as (dotted name, what to show)."""
+    """Yield the leaves of nested JSON as (dotted name, text).
+
+    >>> list(flat({"mesh": {"replica": 8}}))
+    [('mesh.replica', '8')]
+    """
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from flat(below, f"{name}.{key}" if name else str(key))
@@ -74,7 +102,11 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def one_line(value: Any) -> str:
-    """Write a value of JSON as people write it."""
+    """Write a value of JSON on one line.
+
+    >>> one_line({"kind": "cpu", "count": 8})
+    'kind cpu, count 8'
+    """
     if value in ([], {}, ""):
         return "empty"
     if value is None or isinstance(value, bool):

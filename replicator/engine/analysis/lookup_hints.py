@@ -1,4 +1,4 @@
-"""Note on a failed look-up what there is: leaves of a batch, keys of a state."""
+"""Add to a failed look-up the names that exist: leaves of a batch, keys of a state."""
 
 import contextlib
 import re
@@ -8,17 +8,17 @@ from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 
 _MOST = 20
-# What Python and JAX say of `batch["x"]` where that is a tuple, or an array.
+# Errors of Python and JAX for `batch["x"]` if the batch is a tuple, or an array.
 _LOOK_UP = re.compile(r"indices must be integers|not subscriptable|is not valid as")
 
 
 @contextlib.contextmanager
 def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
-    """List on a failed look-up what a function of one replica was given.
+    """List the arguments of a function of one replica on a failed look-up.
 
     Args:
-      state: What it got; its own keys are listed, not those below.
-      batch: What it got; leaves are listed with one replica's shapes.
+      state: Its state, whose own keys are listed, not those below.
+      batch: Its batch, whose leaves are listed with one replica's shapes.
     """
     try:
         yield
