@@ -15,7 +15,6 @@ from replicator.rpc.codec.no_argument_calls import BareCall
 from replicator.rpc.keepalive import MAX_CALLS
 from replicator.rpc.protocols import Kind
 
-_MAX_ID_BYTES = 64
 _SEQUENCE = (list, tuple)  # not a `range`, nor an array
 _is_name = text().is_right
 _is_time = seconds().is_right
@@ -65,8 +64,8 @@ def _is_right(kind: int | str, value: Any) -> bool:
             return _are_classes(names) and is_plain and isinstance(errno, int | None)
         case Kind.ERROR, [str(why), seconds]:
             return why in answers.WORDS and _is_time(seconds)
-        case own_methods.HELLO, [bytes(client_id)] | [bytes(client_id), str()]:
-            return len(client_id) <= _MAX_ID_BYTES
+        case own_methods.HELLO, [str()]:
+            return True
         case own_methods.WELCOME, [int(), str(), names]:
             return _are_methods(names)
         case own_methods.LIST_METHODS, _:

@@ -4,11 +4,11 @@ No method's name can begin with `~`, so these never hide one of the user's.
 """
 
 HELLO = "~hello"
-"""The client says its id and name; gets `PROTOCOL`, label and idempotent methods."""
+"""Takes the client's name; returns `PROTOCOL`, label and idempotent methods."""
 WELCOME = "~welcome"
 """What the answer to that is called where it is checked."""
 LIST_METHODS = "~methods"
 """Gets the names of the methods."""
 STATISTICS = "~statistics"
 """Gets the fields of `ServerStatistics`."""
-PROTOCOL = 1
+PROTOCOL = 2

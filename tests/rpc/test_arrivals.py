@@ -52,8 +52,8 @@ CALLS = {
     "a time past every clock": ["echo", None, None, 10**400],
     "a range as hello": [HELLO, MANY, None, 1.0],
     "a size as hello": [HELLO, [1 << 30], None, 1.0],
-    "a hello of 1 MB": [HELLO, [b"x" * (1 << 20)], None, 1.0],
-    "a name that is no text in a hello": [HELLO, [b"x", MANY], None, 1.0],
+    "a hello of bytes": [HELLO, [b"x" * (1 << 20)], None, 1.0],
+    "a name that is no text in a hello": [HELLO, [MANY], None, 1.0],
 }
 PINGS = [MANY, [[]], ["1"], {1: 2}, 5, list(range(10_000))]
 ERRORS = {

@@ -4,7 +4,8 @@
               ▲                                      │
               └────── wait a little ◀── may be tried again? (`retry`) ──no──▶ error
 
-A call keeps its number through all tries, so that a server knows it again.
+A call of an idempotent method that may have run is made again, so it may run more than
+once. No other call runs twice: what may have run raises an error instead.
 """
 
 import contextlib
@@ -150,7 +151,7 @@ class Calls:
 
     def wait_until_ready(self, timeout_s: float | None) -> None:
         """Wait until the server answers, also if calls do not wait for it."""
-        self.call(HELLO, self._connector.hello, {}, timeout_s)
+        self.call(HELLO, [self._connector.name], {}, timeout_s)
 
     def close(self) -> None:
         """Give all calls up; take no more."""

@@ -1,6 +1,5 @@
 """The way of a client to its server: one link, made when needed, again when lost."""
 
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ class Connector:
       link: The one that takes calls; None while there is none.
       server: The label of the server that answered last.
       retried: Its methods that are idempotent.
-      client_id: Random; the same on each link, so that a server knows a call again.
+      name: Name of the client in the server's statistics.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Connector:
         self.link: Link | None = None
         self.server = "the server"
         self.retried: frozenset[str] = frozenset()
-        self.client_id = secrets.token_bytes(16)
         self.name = name
         self.is_closed = False
         self._is_inherited = False
@@ -98,11 +96,6 @@ class Connector:
         finally:
             self._lock.release()
 
-    @property
-    def hello(self) -> list[bytes | str]:
-        """Return what a server is told of this client."""
-        return [self.client_id, self.name]
-
     def close(self) -> None:
         """Close the link for good; calls that wait are told."""
         # Before `link` is read: `_connect` sets that, then looks at this.
@@ -140,7 +133,7 @@ class Connector:
     def _say_hello(self, link: Link, until_s: float) -> None:
         """Tell the server who calls; learn who it is."""
         timeout_s = max(1e-3, until_s - time.monotonic())
-        body = body_of(HELLO, self.hello, {}, timeout_s)
+        body = body_of(HELLO, [self.name], {}, timeout_s)
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
             try:

@@ -26,10 +26,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def idempotent(function: _Function) -> _Function:
-    """Mark a method whose call may be sent again when its reply is lost.
+    """Mark a method that may run more than once for one call.
 
-    A client then tries again, with back-off, within the deadline; a server that still
-    has the reply of the first try sends that one instead of running the method again.
+    When the connection breaks or the reply is lost, the client makes the call again,
+    with back-off, within the deadline: the method runs at least once. Calls of other
+    methods run at most once; the client raises `ConnectionLostError` instead.
 
     Args:
       function: A method, or a function given to `Server.bind`.

@@ -22,7 +22,6 @@ from replicator.rpc.answers import (
 from replicator.rpc.protocols import Kind
 from replicator.rpc.remote_errors import Told, tell
 from replicator.rpc.server.methods import QUICK_S
-from replicator.rpc.server.reply_cache import New, Running, size_of
 from replicator.rpc.server.served_call import ServedCall, running_here
 from replicator.rpc.server.service import Service
 
@@ -53,13 +52,6 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
         service.pool.leave()
     try:
         _reply(service, call, answer, time.monotonic() - started_s)
-    except BaseException:  # out of memory: who else waits for it asks again
-        if call.is_shared:
-            with service.replies_lock:
-                others = service.replies.forget(call.key)
-            for other in others:
-                other.caller.close()
-        raise
     finally:  # it counts against what its client may have under way
         call.caller.end(call)
 
@@ -78,8 +70,6 @@ def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -
     target.records.add(*counted)
     if (of_caller := service.records_of(call.caller.name)) is not None:
         of_caller.add(*counted)
-    if call.is_shared:
-        _tell_others(service, call, answer, bytes_out)
 
 
 def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answer:
@@ -131,43 +121,11 @@ def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
 
 
 def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:
-    """Send why a call was not run, to all who asked for it."""
-    askers = [call]
-    if call.is_shared:
-        with service.replies_lock:
-            askers += service.replies.forget(call.key)
-    for asker in askers:
-        if not asker.is_given_up:
-            send(asker, answer)
-        asker.caller.end(asker)
+    """Send why a call was not run."""
+    if not call.is_given_up:
+        send(call, answer)
+    call.caller.end(call)
     service.count_refusal()
-
-
-def is_new(service: Service, call: ServedCall) -> bool:
-    """Tell whether an idempotent call is to be run; answer one that was seen before."""
-    with service.replies_lock:
-        seen = service.replies.begin(call.key, call)
-        if isinstance(seen, Running):
-            # Under the lock: once it is free, `_tell_others` may take the entry out.
-            call.caller.calls[call.call_id] = seen.first
-    if isinstance(seen, Answer):
-        send(call, seen)
-        call.caller.end(call)
-    call.is_shared = isinstance(seen, New)
-    return call.is_shared
-
-
-def _tell_others(
-    service: Service, call: ServedCall, answer: Answer, num_bytes: int
-) -> None:
-    """Keep the answer of an idempotent call; send it to who asked meanwhile."""
-    size = num_bytes or size_of(answer.value)
-    with service.replies_lock:
-        others = service.replies.end(call.key, answer, size)
-    # Not under the lock: each of them may take `REPLY_TIMEOUT_S`.
-    for other in others:
-        send(other, answer)
-        other.caller.end(other)
 
 
 def _sendable(call: ServedCall, answer: Answer, error: Exception) -> Answer:

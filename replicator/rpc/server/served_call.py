@@ -23,14 +23,12 @@ class Caller(Protocol):
 
     Attributes:
       connection: Where it is.
-      client_id: What it said it is.
       name: What it said it is called; None if it did not.
       calls: Its calls that have no answer yet, by number.
       is_stalled: Whether it has not taken a reply for a while.
     """
 
     connection: Connection
-    client_id: bytes | None
     name: str | None
     calls: dict[int, "ServedCall"]
     is_stalled: bool
@@ -77,14 +75,13 @@ class ServedCall:
     """
 
     # Class attributes, so that a call that runs at once need not set them.
-    target = Method("(being read)", lambda: None, is_idempotent=True)
+    target = Method("(being read)", lambda: None)
     args: Sequence[PyTree] = ()
     kwargs: Mapping[str, PyTree] = types.MappingProxyType({})
     deadline_s = math.inf
     started_s = 0.0
     is_over = False  # its handler, not yet its reply
     is_counted = False  # in the bytes that its connection may hold
-    is_shared = False  # an idempotent one, which others may have asked for as well
     is_given_up = False
     _event: threading.Event | None = None
 
@@ -101,11 +98,6 @@ class ServedCall:
     def method(self) -> str:
         """Return the name of the method."""
         return self.target.name
-
-    @property
-    def key(self) -> tuple[bytes, int]:
-        """Return who called and which call: the same for each try."""
-        return self.caller.client_id or b"", self.call_id
 
     @property
     def peer(self) -> str:

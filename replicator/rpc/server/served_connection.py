@@ -27,7 +27,6 @@ from replicator.rpc.server.read_handoff import Reader
 from replicator.rpc.server.running import (
     REPLY_TIMEOUT_S,
     answer_unrun,
-    is_new,
     run,
     run_if_wanted,
 )
@@ -48,7 +47,6 @@ class ServedConnection:
       connection: Where it is.
       service: The server it calls.
       calls: Its calls from when they arrive until their reply was sent, by number.
-      client_id: What it said it is; the same after it connects again.
       name: What it said it is called; None if it did not.
       is_stalled: Whether it has not taken a reply for a while: then its calls run in
         the pool, where they can hold up no more threads than that has places.
@@ -58,7 +56,6 @@ class ServedConnection:
         self.connection = connection
         self.service = service
         self.calls: dict[int, ServedCall] = {}
-        self.client_id: bytes | None = None
         self.name: str | None = None
         self.is_stalled = False
         self.descriptor = -1
@@ -137,11 +134,7 @@ class ServedConnection:
             self.close()
 
     def close(self) -> None:
-        """Disconnect; give up its calls, but those that may be asked for again.
-
-        A client finds its way back, and asks for the reply of an idempotent call once
-        more: such a call runs on.
-        """
+        """Disconnect, and give up the calls; drop those that have not started."""
         with self._lock:
             if self._is_closed:
                 return
@@ -152,13 +145,9 @@ class ServedConnection:
             self.service.selector_loop.remove(self)
         self.connection.close()
         for call in self.service.pool.drop(self):
-            if call.is_shared:
-                self.service.pool.submit(call)
-            else:
-                self.end(call)
+            self.end(call)
         for call in self.calls.copy().values():
-            if not call.target.is_idempotent:
-                call.give_up()
+            call.give_up()
         self._room.set()
 
     def say_goodbye(self) -> None:
@@ -226,14 +215,12 @@ class ServedConnection:
         call.target = target
         call.args, call.kwargs = args or (), kwargs or {}
         del args, kwargs  # so that the call can let go of them before it replies
-        # After `target` is set: `close` closes, then looks at that.
-        if self._is_closed and not target.is_idempotent:
+        # `close` sets this, then gives up all of `calls`, where this one is by now.
+        if self._is_closed:
             call.give_up()
         # Looked at after the call is in `calls`, where `_drain` counts it.
         if not service.takes_calls:
             answer_unrun(service, call, not_run(STOPPED))
-        elif target.is_idempotent and self.client_id and not is_new(service, call):
-            return
         elif target.is_quick and not self.is_stalled and service.pool.try_enter():
             # A slot is taken, which `run` gives back; `relieve` looks at `reader.call`.
             reader.call = call
