@@ -26,7 +26,7 @@ _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 @final
-class ShortWaits:
+class AdaptiveSpin:
     """Remembers how long the waits at one place were; one thread at a time waits."""
 
     def __init__(

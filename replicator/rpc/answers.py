@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 from replicator.base.types import PyTree
-from replicator.rpc.protocols import Kind
-from replicator.rpc.remote_errors import Told
+from replicator.rpc.protocols import MessageKind
+from replicator.rpc.remote_errors import ErrorInfo
 
 RAISED = "raised"
-"""The method raised, or there is none, or its result cannot be sent. Then `Told`."""
+"""No such method, or it raised, or its result cannot be sent. Then `ErrorInfo`."""
 STOPPED = "stopped"
 """The server takes no more calls; this one was not run."""
 ABANDONED = "abandoned"
@@ -27,23 +27,23 @@ class Answer(NamedTuple):
     value: PyTree
 
 
-def raised(told: Told) -> Answer:
+def raised(told: ErrorInfo) -> Answer:
     """Return the answer for a method that raised."""
-    return Answer(Kind.ERROR, (RAISED, *told))
+    return Answer(MessageKind.ERROR, (RAISED, *told))
 
 
 def not_run(why: str, seconds: float = 0.0) -> Answer:
     """Return the answer for a call that was not run, or not to its end."""
-    return Answer(Kind.ERROR, (why, seconds))
+    return Answer(MessageKind.ERROR, (why, seconds))
 
 
 def without_attributes(answer: Answer) -> Answer:
     """Return an answer of `raised` that can be sent whatever the exception held."""
-    told = Told(*answer.value[1:])
+    told = ErrorInfo(*answer.value[1:])
     return raised(told._replace(attributes=None))
 
 
-def read_error(value: Any) -> tuple[str, Told | float]:
+def read_error(value: Any) -> tuple[str, ErrorInfo | float]:
     """Take the value of an ERROR message apart, which was `checked`."""
     why, *details = value
-    return why, Told(*details) if why == RAISED else details[0]
+    return why, ErrorInfo(*details) if why == RAISED else details[0]

@@ -11,9 +11,9 @@ from typing import Any
 from replicator.base.accepts import seconds, text, texts
 from replicator.errors import DecodeError
 from replicator.rpc import answers, own_methods
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 from replicator.rpc.keepalive import MAX_CALLS
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 
 _SEQUENCE = (list, tuple)  # not a `range`, nor an array
 _is_name = text().is_right
@@ -32,9 +32,9 @@ def checked(kind: int | str, value: Any) -> Any:
     Raises:
       DecodeError: It is nothing of that kind.
     """
-    is_bare = kind == Kind.CALL and type(value) is BareCall
+    is_bare = kind == MessageKind.CALL and type(value) is NoArgumentCall
     if not is_bare and not _is_right(kind, value):
-        what = kind if isinstance(kind, str) else Kind(kind).name
+        what = kind if isinstance(kind, str) else MessageKind(kind).name
         raise DecodeError(  # without the value: not all that arrives can be shown
             f"A message must be as its kind has it, got {type(value).__name__} for "
             f"{what}. Run the same version at both ends."
@@ -44,25 +44,32 @@ def checked(kind: int | str, value: Any) -> Any:
 
 def _is_right(kind: int | str, value: Any) -> bool:
     if value is None:
-        return kind == Kind.PING
+        return kind == MessageKind.PING
     if not isinstance(value, _SEQUENCE):
         return False
     match kind, value:
-        case Kind.CALL, [str(name), args, kwargs, timeout_s, *_]:
+        case MessageKind.CALL, [str(name), args, kwargs, timeout_s, *_]:
             return (
                 _is_name(name)
                 and (args is None or isinstance(args, _SEQUENCE))
                 and (kwargs is None or _is_named(kwargs))
                 and (timeout_s is None or _is_time(timeout_s))
             )
-        case Kind.PING, _:
+        case MessageKind.PING, _:
             return len(value) <= MAX_CALLS and all(type(call) is int for call in value)
-        case Kind.PONG, _:
+        case MessageKind.PONG, _:
             return len(value) <= MAX_CALLS and all(map(_is_state, value))
-        case Kind.ERROR, [answers.RAISED, names, str(), str(), errno, attributes]:
+        case MessageKind.ERROR, [
+            answers.RAISED,
+            names,
+            str(),
+            str(),
+            errno,
+            attributes,
+        ]:
             is_plain = attributes is None or _is_named(attributes, "__")
             return _are_classes(names) and is_plain and isinstance(errno, int | None)
-        case Kind.ERROR, [str(why), seconds]:
+        case MessageKind.ERROR, [str(why), seconds]:
             return why in answers.WORDS and _is_time(seconds)
         case own_methods.HELLO, [str()]:
             return True

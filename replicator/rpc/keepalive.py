@@ -44,7 +44,7 @@ class Pong(NamedTuple):
 
 
 @final
-class SignsOfLife:
+class Keepalive:
     """What is known of the server of one link."""
 
     def __init__(self, peer: str, *, heartbeat_s: float) -> None:

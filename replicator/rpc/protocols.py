@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from replicator.base.types import PyTree
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """What a message is for. Kinds from 128 on are a transport's own business."""
 
     CALL = 1

@@ -34,7 +34,7 @@ _OWN_TYPES: dict[str, type[Exception]] = {
 }
 
 
-class Told(NamedTuple):
+class ErrorInfo(NamedTuple):
     """An exception as it travels; the name of a registered type begins with `@`."""
 
     type_names: Sequence[str]
@@ -44,7 +44,7 @@ class Told(NamedTuple):
     attributes: Mapping[str, PyTree] | None = None
 
 
-def tell(error: BaseException, *, registry: Registry) -> Told:
+def describe_error(error: BaseException, *, registry: Registry) -> ErrorInfo:
     """Describe an exception in plain values, whatever its methods do.
 
     Args:
@@ -57,7 +57,7 @@ def tell(error: BaseException, *, registry: Registry) -> Told:
     """
     cls = type(error)
     bases = [base for base in cls.__mro__ if issubclass(base, BaseException)]
-    return Told(
+    return ErrorInfo(
         tuple(_name_of(base, registry) for base in bases[:_MAX_TYPES]),
         _fitting(_text_of(error), MAX_TEXT_BYTES),
         _fitting_end(_traceback_of(error), MAX_TEXT_BYTES),
@@ -66,8 +66,8 @@ def tell(error: BaseException, *, registry: Registry) -> Told:
     )
 
 
-def rebuild(
-    told: Told, *, method: str, server: str, address: str, registry: Registry
+def remote_error(
+    told: ErrorInfo, *, method: str, server: str, address: str, registry: Registry
 ) -> RemoteError:
     """Return what the caller raises.
 

@@ -17,7 +17,7 @@ class BatchRules:
 
     Attributes:
       batch_size: Calls in a full batch.
-      max_parallelism: Batches that run at once.
+      max_parallelism: BatchQueue that run at once.
       timeout_s: How long the first call of a batch waits for others.
       pad_batch: Whether the function always gets a full batch.
       isolate_errors: Whether it is called for each call alone when it raises.
@@ -46,7 +46,7 @@ class Batch:
 
 
 @final
-class Batches:
+class BatchQueue:
     """What waits and how much runs; the driver holds a lock around each call.
 
     Attributes:

@@ -27,7 +27,7 @@ from replicator.errors import (
     check_count,
     check_not_async,
 )
-from replicator.rpc.batching.batch_forming import Batch, Batches, BatchRules
+from replicator.rpc.batching.batch_forming import Batch, BatchQueue, BatchRules
 from replicator.rpc.batching.batches import fit_of, merge, split
 from replicator.rpc.server.served_call import current_call, running_here
 
@@ -59,7 +59,7 @@ def batched_handler(
 
     Args:
       batch_size: Calls in a full batch, which runs at once.
-      max_parallelism: Batches that run at the same time.
+      max_parallelism: BatchQueue that run at the same time.
       timeout_s: How long a batch waits, from its first call, before it runs with fewer.
         Past that it goes on filling while `max_parallelism` others run.
       pad_batch: Repeat the first call up to `batch_size`, so that a jitted function
@@ -206,7 +206,7 @@ class _Meeting:
         self._rules = rules
         self._name = name
         self._lock = threading.Lock()
-        self._batches = Batches(rules)
+        self._batches = BatchQueue(rules)
 
     def __reduce__(self) -> tuple[type, tuple[BatchRules, str]]:
         # An object that is copied or pickled takes its rules along, not its callers.

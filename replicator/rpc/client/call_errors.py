@@ -11,10 +11,10 @@ from replicator.errors import (
     ServerStoppedError,
 )
 from replicator.rpc.client.link import Failure
-from replicator.rpc.client.retry import Outcome
+from replicator.rpc.client.retry import TryOutcome
 
 
-class Edge(NamedTuple):
+class CallTarget(NamedTuple):
     """A call, for people: what, of whom, where."""
 
     method: str
@@ -26,7 +26,7 @@ class Edge(NamedTuple):
 
 
 def late(
-    edge: Edge, failure: Failure, *, waited_s: float, attempts: int
+    edge: CallTarget, failure: Failure, *, waited_s: float, attempts: int
 ) -> CallTimeoutError:
     """Return the error for a call whose deadline has passed."""
     return CallTimeoutError(
@@ -35,7 +35,9 @@ def late(
     )
 
 
-def never_ready(edge: Edge, failure: Failure, *, waited_s: float) -> CallTimeoutError:
+def never_ready(
+    edge: CallTarget, failure: Failure, *, waited_s: float
+) -> CallTimeoutError:
     """Return the error for a call that found no server within its deadline."""
     return CallTimeoutError(
         f"{_LATE} {edge} was not called: no server was ready within {waited_s:.3g} s"
@@ -43,20 +45,20 @@ def never_ready(edge: Edge, failure: Failure, *, waited_s: float) -> CallTimeout
     )
 
 
-def failed(edge: Edge, failure: Failure, *, attempts: int) -> RpcError:
+def failed(edge: CallTarget, failure: Failure, *, attempts: int) -> RpcError:
     """Return the error for a call that is not tried again."""
     tries, why = _tries(attempts), _because(failure)
     match failure.outcome:
-        case Outcome.UNREACHABLE:
+        case TryOutcome.UNREACHABLE:
             return ConnectionLostError(
                 f"{edge} was not called: failed to connect to all addresses{why}. "
                 "Start the server, or wait for it with `wait_for_ready=True`."
             )
-        case Outcome.REFUSED:
+        case TryOutcome.REFUSED:
             return ServerStoppedError(
                 f"{edge} was not run: the server stops{tries}{why}. Call again."
             )
-        case Outcome.UNKNOWN:
+        case TryOutcome.UNKNOWN:
             return ConnectionLostError(
                 f"{edge} may have run: the server lives and knows nothing of the call, "
                 f"so it or its reply was lost{tries}. {_MARK}"
@@ -68,7 +70,7 @@ def failed(edge: Edge, failure: Failure, *, attempts: int) -> RpcError:
             )
 
 
-def abandoned(edge: Edge, ran_s: float) -> ServerStoppedError:
+def abandoned(edge: CallTarget, ran_s: float) -> ServerStoppedError:
     """Return the error for a call that ran when its server stopped."""
     return ServerStoppedError(
         f"{edge} may have run in part: the server stopped {ran_s:.3g} s after it got "
@@ -76,7 +78,7 @@ def abandoned(edge: Edge, ran_s: float) -> ServerStoppedError:
     )
 
 
-def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
+def expired(edge: CallTarget, waited_s: float) -> CallTimeoutError:
     """Return the error for a call that waited too long in the server."""
     return CallTimeoutError(
         f"{_LATE} {edge} was not run: it waited {waited_s:.3g} s in the server. "
@@ -84,7 +86,7 @@ def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
     )
 
 
-def overran(edge: Edge, ran_s: float) -> CallTimeoutError:
+def overran(edge: CallTarget, ran_s: float) -> CallTimeoutError:
     """Return the error for a call whose handler gave up when its deadline passed."""
     return CallTimeoutError(
         f"{_LATE} {edge} did not answer in time: its handler gave up after "
@@ -102,7 +104,7 @@ def inherited(address: str) -> RpcError:
 
 
 def unsendable(
-    edge: Edge, error: EncodeError | MessageTooLargeError
+    edge: CallTarget, error: EncodeError | MessageTooLargeError
 ) -> EncodeError | MessageTooLargeError:
     """Return the error for arguments that cannot be sent, with their names in it."""
     # The body of a call is a list: its second item holds the arguments by position.
@@ -110,7 +112,7 @@ def unsendable(
     return type(error)(f"{edge} was not called. {text}")
 
 
-def unreadable(edge: Edge, error: RpcError) -> RpcError:
+def unreadable(edge: CallTarget, error: RpcError) -> RpcError:
     """Return the error for a reply that is no value here."""
     return type(error)(f"{edge} has run, and its reply cannot be read. {error}")
 

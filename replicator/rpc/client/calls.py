@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from typing import NamedTuple, final
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import (
     CallCancelledError,
@@ -30,19 +30,19 @@ from replicator.errors import (
 from replicator.rpc import answers
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client import call_errors, retry
-from replicator.rpc.client.call_errors import Edge
+from replicator.rpc.client.call_errors import CallTarget
 from replicator.rpc.client.call_futures import CallFuture
 from replicator.rpc.client.connector import Connector
 from replicator.rpc.client.link import Answer, Failure, Link
 from replicator.rpc.client.request import Request, body_of
 from replicator.rpc.client.resending import Resender
-from replicator.rpc.client.retry import Again, Outcome, OutOfTime
+from replicator.rpc.client.retry import Again, OutOfTime, TryOutcome
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO
-from replicator.rpc.protocols import Kind, Message
-from replicator.rpc.remote_errors import Told, rebuild
+from replicator.rpc.protocols import Message, MessageKind
+from replicator.rpc.remote_errors import ErrorInfo, remote_error
 
-_REPLY = int(Kind.REPLY)
+_REPLY = int(MessageKind.REPLY)
 _RESEND_TIMEOUT_S = 1.0
 
 
@@ -86,11 +86,11 @@ class Calls:
         self._ids = itertools.count(1)
         self._closed = threading.Event()
         self._resender = Resender()
-        let_go_in_child(self)
+        register_fork_drop(self)
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Call no more: this is a forked child. Its parent's calls go on there."""
-        waiting = [*self._connector.let_go(), *self._resender.waiting()]
+        waiting = [*self._connector.drop_after_fork(), *self._resender.waiting()]
         self._closed, self._resender = threading.Event(), Resender()
         for future in waiting:
             if isinstance(future, CallFuture):
@@ -285,10 +285,10 @@ class Calls:
         if message.kind == _REPLY:
             return Done(value)
         edge = self._edge(request.method)
-        why, details = answers.read_error(checked(Kind.ERROR, value))
-        if isinstance(details, Told):
+        why, details = answers.read_error(checked(MessageKind.ERROR, value))
+        if isinstance(details, ErrorInfo):
             return Failed(
-                rebuild(
+                remote_error(
                     details,
                     method=request.method,
                     server=edge.server,
@@ -301,8 +301,8 @@ class Calls:
         if why == answers.OVERRAN:
             return Failed(call_errors.overran(edge, details))
         if why == answers.ABANDONED:
-            return Failure(Outcome.LOST, call_errors.abandoned(edge, details))
-        return Failure(Outcome.REFUSED)
+            return Failure(TryOutcome.LOST, call_errors.abandoned(edge, details))
+        return Failure(TryOutcome.REFUSED)
 
     def _error(self, request: Request, failure: Failure, is_late: bool) -> Exception:
         edge = self._edge(request.method)
@@ -310,7 +310,7 @@ class Calls:
             return failure.cause
         if not is_late:
             return call_errors.failed(edge, failure, attempts=request.attempts)
-        if failure.outcome in (Outcome.UNREACHABLE, Outcome.REFUSED):
+        if failure.outcome in (TryOutcome.UNREACHABLE, TryOutcome.REFUSED):
             return call_errors.never_ready(edge, failure, waited_s=request.waited_s)
         return call_errors.late(
             edge, failure, waited_s=request.waited_s, attempts=request.attempts
@@ -321,8 +321,8 @@ class Calls:
             f"{self._edge(method)} was given up: the client was closed. Make a new one."
         )
 
-    def _edge(self, method: str) -> Edge:
-        return Edge(method, self._connector.server, self._address)
+    def _edge(self, method: str) -> CallTarget:
+        return CallTarget(method, self._connector.server, self._address)
 
     def _may_repeat(self, method: str) -> bool:
         return method in self._connector.retried or method.startswith("~")

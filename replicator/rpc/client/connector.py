@@ -18,7 +18,7 @@ from replicator.rpc.client.background_reader import BackgroundReader
 from replicator.rpc.client.call_errors import inherited
 from replicator.rpc.client.link import Failure, Link, WaitingCall
 from replicator.rpc.client.request import body_of
-from replicator.rpc.client.retry import Outcome
+from replicator.rpc.client.retry import TryOutcome
 from replicator.rpc.own_methods import HELLO, PROTOCOL, WELCOME
 from replicator.rpc.protocols import Connection
 
@@ -66,7 +66,7 @@ class Connector:
         self._lock = threading.Lock()
         self._left: Link | None = None
 
-    def let_go(self) -> list[WaitingCall]:
+    def drop_after_fork(self) -> list[WaitingCall]:
         """Connect no more: this is a forked child. Return the calls that waited."""
         # The link is kept: to take it down is its parent's business.
         self._left, self.link = self.link, None
@@ -88,10 +88,10 @@ class Connector:
             raise inherited(self._address)
         until_s = time.monotonic() + min(max(timeout_s, 0.0), _CONNECT_TIMEOUT_S)
         if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            return Failure(Outcome.UNREACHABLE)
+            return Failure(TryOutcome.UNREACHABLE)
         try:
             if self.link is not None or self.is_closed:
-                return self.link or Failure(Outcome.UNREACHABLE)
+                return self.link or Failure(TryOutcome.UNREACHABLE)
             return self._connect(until_s)
         finally:
             self._lock.release()
@@ -112,9 +112,9 @@ class Connector:
             # was just too short for the server to prove anything.
             if time.monotonic() < until_s:
                 raise
-            return Failure(Outcome.UNREACHABLE, error)
+            return Failure(TryOutcome.UNREACHABLE, error)
         except (ConnectionLostError, CallTimeoutError, OSError) as error:
-            return Failure(Outcome.UNREACHABLE, error)
+            return Failure(TryOutcome.UNREACHABLE, error)
         link = Link(connection, heartbeat_s=self._heartbeat_s, say_gone=self._forget)
         link.reader = BackgroundReader(link)
         try:
@@ -123,11 +123,11 @@ class Connector:
             link.lose(ConnectionLostError("The server did not say hello."))
             if not isinstance(error, RpcError):
                 raise
-            return Failure(Outcome.UNREACHABLE, error)
+            return Failure(TryOutcome.UNREACHABLE, error)
         self.link = link
         if self.is_closed or link.lost is not None:
             link.lose(ConnectionLostError("The client was closed."))
-            return Failure(Outcome.UNREACHABLE, link.lost)
+            return Failure(TryOutcome.UNREACHABLE, link.lost)
         return link
 
     def _say_hello(self, link: Link, until_s: float) -> None:

@@ -24,12 +24,12 @@ from replicator.errors import (
 )
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client.reading_role import Inbox, ReadingRole
-from replicator.rpc.client.retry import Outcome
-from replicator.rpc.keepalive import SignsOfLife
-from replicator.rpc.protocols import Connection, Kind, Message
+from replicator.rpc.client.retry import TryOutcome
+from replicator.rpc.keepalive import Keepalive
+from replicator.rpc.protocols import Connection, Message, MessageKind
 
-_CALL = int(Kind.CALL)
-_ANSWERS = (int(Kind.REPLY), int(Kind.ERROR))
+_CALL = int(MessageKind.CALL)
+_ANSWERS = (int(MessageKind.REPLY), int(MessageKind.ERROR))
 _SAY_TIMEOUT_S = 0.5
 
 
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
       silent_s: For how long the server has given no sign of life.
     """
 
-    outcome: Outcome
+    outcome: TryOutcome
     cause: Exception | None = None
     server_says: tuple[str, float] | None = None
     silent_s: float = 0.0
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 Answer: TypeAlias = Message | Failure
 
 
-class Reader(Protocol):
+class FutureReader(Protocol):
     """Who reads while futures wait; `background_reader`."""
 
     is_asleep: bool
@@ -136,13 +136,13 @@ class Link:
         self.role = ReadingRole()
         self.lost: ConnectionLostError | None = None
         self.is_leaving = False
-        self.reader: Reader | None = None
+        self.reader: FutureReader | None = None
         self._heartbeat_s = heartbeat_s
         self._say_gone = say_gone
         self._try_take = self.role.try_take
         self._send = connection.send
         self._receive = connection.receive
-        self._signs = SignsOfLife(connection.peer, heartbeat_s=heartbeat_s)
+        self._signs = Keepalive(connection.peer, heartbeat_s=heartbeat_s)
 
     def ask(
         self, call_id: int, body: PyTree, timeout_s: float | None, deadline_s: float
@@ -174,11 +174,11 @@ class Link:
             call = self._enter_sent(call_id, deadline_s, message)
         except CallTimeoutError as error:
             if not is_sent:
-                return Failure(Outcome.LATE, error)
+                return Failure(TryOutcome.LATE, error)
             call = self._enter_sent(call_id, deadline_s)
         except ConnectionLostError as error:
             self.lose(error)
-            return Failure(Outcome.LOST if is_sent else Outcome.REFUSED, error)
+            return Failure(TryOutcome.LOST if is_sent else TryOutcome.REFUSED, error)
         except (EncodeError, MessageTooLargeError):
             raise
         except BaseException:
@@ -208,10 +208,10 @@ class Link:
             # Who takes a call out of the table is the one who tells it.
             is_untold = self.waiting.pop(call.call_id, None) is not None
             self.lose(error)
-            return Failure(Outcome.REFUSED, error) if is_untold else None
+            return Failure(TryOutcome.REFUSED, error) if is_untold else None
         except CallTimeoutError as error:
             self.waiting.pop(call.call_id, None)
-            return Failure(Outcome.LATE, error)
+            return Failure(TryOutcome.LATE, error)
         except (EncodeError, MessageTooLargeError):
             self.waiting.pop(call.call_id, None)
             raise
@@ -226,7 +226,7 @@ class Link:
         """Forget a call, and tell the server; return whether it was still waiting."""
         if self.waiting.pop(call.call_id, None) is None:
             return False
-        self._say(Kind.CANCEL, call.call_id)
+        self._say(MessageKind.CANCEL, call.call_id)
         return True
 
     def expire_calls(self) -> None:
@@ -239,7 +239,7 @@ class Link:
     def late(self, call: WaitingCall, cause: Exception | None = None) -> Failure:
         """Return the failure of a call whose deadline has passed."""
         silent_s = self._signs.silent_s(time.monotonic())
-        return Failure(Outcome.LATE, cause, call.server_says, silent_s)
+        return Failure(TryOutcome.LATE, cause, call.server_says, silent_s)
 
     def lose(self, error: ConnectionLostError) -> None:
         """Close the connection, and tell every call that waits."""
@@ -252,7 +252,7 @@ class Link:
                 _, call = self.waiting.popitem()
             except KeyError:
                 break
-            call.settle(Failure(Outcome.LOST, error))
+            call.settle(Failure(TryOutcome.LOST, error))
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
@@ -341,9 +341,9 @@ class Link:
             call = self.waiting.pop(message.call_id, None)
             if call is not None:  # nobody waits for one that was given up or repeated
                 call.settle(message)
-        elif kind == Kind.PONG:
+        elif kind == MessageKind.PONG:
             self._take_pong(message)
-        elif kind == Kind.GOODBYE:
+        elif kind == MessageKind.GOODBYE:
             self.is_leaving = True
             self._say_gone(self)
 
@@ -351,12 +351,12 @@ class Link:
         """Ask the server for a sign, and after the calls that it must know."""
         calls = self.waiting.copy().values()
         ping = self._signs.ping(now_s, [call.call_id for call in calls if call.is_sent])
-        self._say(Kind.PING, ping.number, ping.call_ids)
+        self._say(MessageKind.PING, ping.number, ping.call_ids)
 
     def _take_pong(self, message: Message) -> None:
         """Note what the server does with calls; settle those that it does not know."""
         try:
-            states = checked(Kind.PONG, message.payload.take())
+            states = checked(MessageKind.PONG, message.payload.take())
         except RpcError as error:
             self.lose(ConnectionLostError(f"{self.connection.peer}: bad pong: {error}"))
             return
@@ -368,9 +368,9 @@ class Link:
         for call_id in pong.unknown:
             call = self.waiting.pop(call_id, None)
             if call is not None:
-                call.settle(Failure(Outcome.UNKNOWN))
+                call.settle(Failure(TryOutcome.UNKNOWN))
 
-    def _say(self, kind: Kind, call_id: int, value: PyTree = None) -> None:
+    def _say(self, kind: MessageKind, call_id: int, value: PyTree = None) -> None:
         try:
             self.connection.send(kind, call_id, value, timeout_s=_SAY_TIMEOUT_S)
         except CallTimeoutError:

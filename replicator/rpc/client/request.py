@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias, final
 
 from replicator.base.types import PyTree
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 
 Body: TypeAlias = Sequence[PyTree]
 """What a CALL message says: method, arguments, those by name, timeout."""
@@ -23,7 +23,7 @@ def body_of(
     """Return the value of a CALL message, as what is the shortest to send."""
     if args or kwargs:
         return [method, [*args] or None, {**kwargs} or None, timeout_s]
-    return _new_tuple(BareCall, (method, None, None, timeout_s))
+    return _new_tuple(NoArgumentCall, (method, None, None, timeout_s))
 
 
 @final

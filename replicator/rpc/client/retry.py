@@ -17,7 +17,7 @@ _GROWTH = 1.1
 _LONGEST_DELAY_S = 1.0
 
 
-class Outcome(enum.Enum):
+class TryOutcome(enum.Enum):
     """How a try ended without an answer."""
 
     UNREACHABLE = "nobody was there"
@@ -47,7 +47,7 @@ class OutOfTime(NamedTuple):
 
 
 def decide(
-    outcome: Outcome,
+    outcome: TryOutcome,
     *,
     attempt: int,
     remaining_s: float,
@@ -65,13 +65,13 @@ def decide(
       wait_for_ready: Whether a call waits for a server that is not there.
       random: Returns a number from 0 to 1.
     """
-    if outcome is Outcome.LATE:
+    if outcome is TryOutcome.LATE:
         return OutOfTime()
-    if outcome in (Outcome.LOST, Outcome.UNKNOWN):
+    if outcome in (TryOutcome.LOST, TryOutcome.UNKNOWN):
         may_try = is_idempotent
     else:
         # A link of which nobody knew that it was dead says nothing about the server.
-        may_try = wait_for_ready or (outcome is Outcome.REFUSED and attempt == 0)
+        may_try = wait_for_ready or (outcome is TryOutcome.REFUSED and attempt == 0)
     if not may_try:
         return GiveUp()
     if remaining_s <= 0:

@@ -47,7 +47,7 @@ _LONG_HEADER = 256  # its length does not fit into a byte
 Order = Literal["C", "F"]
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """What a header says.
 
     Attributes:
@@ -86,7 +86,7 @@ def write_header(dtype: np.dtype, shape: tuple[int, ...], is_fortran: bool) -> b
     return header + bytes([len(header) if len(header) < _LONG_HEADER else 0])
 
 
-def read_header(header: bytes) -> Header:
+def read_header(header: bytes) -> ArrayHeader:
     """Return what `write_header` was given, checked.
 
     Raises:
@@ -172,7 +172,7 @@ def _describe_field(dtype: np.dtype, name: str) -> list:
     return [name, title, offset, describe(base), *shape]
 
 
-def _parsed(header: bytes) -> Header:
+def _parsed(header: bytes) -> ArrayHeader:
     header = header[:-1]
     if len(header) > _MAX_HEADER_BYTES:
         raise DecodeError("An array's description is too long.")
@@ -193,7 +193,7 @@ def _parsed(header: bytes) -> Header:
     order = "F" if order else "C"
     kinds = _kinds(dtype)
     is_checked, is_copied = bool(kinds & {"b", "U"}), not kinds <= {"f", "c"}
-    return Header(tuple(shape), dtype, order, num_bytes, is_checked, is_copied)
+    return ArrayHeader(tuple(shape), dtype, order, num_bytes, is_checked, is_copied)
 
 
 def _is_size(size: Any) -> bool:

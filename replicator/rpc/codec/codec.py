@@ -28,13 +28,26 @@ from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.no_argument_calls import BareCall, read_bare, write_bare
+from replicator.rpc.codec.no_argument_calls import (
+    NoArgumentCall,
+    decode_no_argument_call,
+    encode_no_argument_call,
+)
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
-from replicator.rpc.codec.single_array_messages import read_lone, write_lone
+from replicator.rpc.codec.single_array_messages import (
+    decode_single_array,
+    encode_single_array,
+)
 from replicator.rpc.codec.unsendable import find_unsendable, told
 from replicator.rpc.codec.value_reader import Body, ValueReader, read_dict
 from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes
-from replicator.rpc.codec.wire_format import BARE, LONE, NONE, SURROGATES, too_large
+from replicator.rpc.codec.wire_format import (
+    NO_ARGUMENTS,
+    NONE,
+    SINGLE_ARRAY,
+    SURROGATES,
+    too_large,
+)
 
 _DEFAULT_LIMITS = MessageLimits()
 # A head that is so much longer than its arrays is searched for long bytes.
@@ -86,8 +99,8 @@ def encode(
             lambda: encode(plain, registry=registry, limits=limits),
         )
     try:
-        if type(value) is BareCall:
-            head = write_bare(*value)
+        if type(value) is NoArgumentCall:
+            head = encode_no_argument_call(*value)
             num_bytes = len(head)
             is_fit = (
                 num_bytes <= limits.head_bytes and num_bytes <= limits.message_bytes
@@ -95,7 +108,7 @@ def encode(
             if head and is_fit and limits.depth > 0:
                 return _new_tuple(Encoded, (head, [], num_bytes))
             value = [*value]
-        lone = write_lone(value, limits)
+        lone = encode_single_array(value, limits)
         if lone is not None:
             return _new_tuple(Encoded, lone)
         writer = ValueWriter(registry, limits)
@@ -154,10 +167,10 @@ def decode(
     if num_bytes > limits.head_bytes:
         raise _head_too_large(num_bytes, limits)
     try:
-        if num_bytes and head[0] == LONE:
-            if head[:2] == BARE:
-                return read_bare(head, body, limits)
-            return read_lone(head, body, limits)
+        if num_bytes and head[0] == SINGLE_ARRAY:
+            if head[:2] == NO_ARGUMENTS:
+                return decode_no_argument_call(head, body, limits)
+            return decode_single_array(head, body, limits)
         if num_bytes > SHORT_HEAD_BYTES:
             check_bounds(head, limits)
         reader = ValueReader(body, registry, limits)

@@ -1,6 +1,6 @@
 """Calls without arguments: they come again and again, so each is packed once.
 
-    head   BARE, msgpack `[method, timeout_s]`
+    head   NO_ARGUMENTS, msgpack `[method, timeout_s]`
 
 What was unpacked is remembered as well. Both memories are bounded, in calls and in the
 bytes of each.
@@ -13,7 +13,7 @@ from msgpack import packb, unpackb
 
 from replicator.errors import DecodeError
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.wire_format import BARE, SURROGATES, too_large
+from replicator.rpc.codec.wire_format import NO_ARGUMENTS, SURROGATES, too_large
 
 REMEMBERED: Final = 256
 """Calls of one kind that are not packed, or unpacked, again. Few: a call that is tried
@@ -25,7 +25,7 @@ TIMES = (float, int, type(None))
 """Types of a deadline; a bool is none of them."""
 
 
-class BareCall(NamedTuple):
+class NoArgumentCall(NamedTuple):
     """The value of a call message without arguments; others are lists of the same.
 
     It arrives as it is, or as a list if the method's name is long.
@@ -68,14 +68,18 @@ def _is_plain(method: Any, timeout_s: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=REMEMBERED, typed=True)
-def write_bare(method: str, args: None, kwargs: None, timeout_s: float | None) -> bytes:
+def encode_no_argument_call(
+    method: str, args: None, kwargs: None, timeout_s: float | None
+) -> bytes:
     """Return the head of a bare call; nothing: leave it to msgpack."""
     call = pack_call(method, timeout_s)
-    return BARE + call if call else b""
+    return NO_ARGUMENTS + call if call else b""
 
 
-def read_bare(head: bytes | memoryview, body: Any, limits: MessageLimits) -> BareCall:
-    """Return what `write_bare` was given.
+def decode_no_argument_call(
+    head: bytes | memoryview, body: Any, limits: MessageLimits
+) -> NoArgumentCall:
+    """Return what `encode_no_argument_call` was given.
 
     Raises:
       Exception: It is nothing of that kind; of any type.
@@ -88,6 +92,6 @@ def read_bare(head: bytes | memoryview, body: Any, limits: MessageLimits) -> Bar
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
-def _read(head: bytes) -> BareCall:
-    method, timeout_s = unpack_call(head[len(BARE) :])
-    return BareCall(method, None, None, timeout_s)
+def _read(head: bytes) -> NoArgumentCall:
+    method, timeout_s = unpack_call(head[len(NO_ARGUMENTS) :])
+    return NoArgumentCall(method, None, None, timeout_s)

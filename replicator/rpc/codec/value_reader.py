@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from replicator.errors import DecodeError
-from replicator.rpc.codec.array_headers import Header, check_contents, read_header
+from replicator.rpc.codec.array_headers import ArrayHeader, check_contents, read_header
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.receive_memory import receive_memory
@@ -97,7 +97,7 @@ class ValueReader:
         self.in_head_bytes += len(data)
         return self._array(short_header(data), data, 0)
 
-    def _array(self, header: Header, buffer: Any, start: int) -> np.ndarray:
+    def _array(self, header: ArrayHeader, buffer: Any, start: int) -> np.ndarray:
         if self._num_leaves > self._limits.leaves:
             most = self._limits.leaves
             raise too_large("arrays", self._num_leaves, "leaves", most)
@@ -119,7 +119,7 @@ class ValueReader:
 
 
 def array_of(
-    header: Header, buffer: Any, start: int, limits: MessageLimits, is_shared: bool
+    header: ArrayHeader, buffer: Any, start: int, limits: MessageLimits, is_shared: bool
 ) -> np.ndarray:
     """Return the array that a header describes, in the memory of a buffer.
 
@@ -145,7 +145,7 @@ def array_of(
     return array
 
 
-def short_header(data: bytes) -> Header:
+def short_header(data: bytes) -> ArrayHeader:
     """Return the header of a short array.
 
     Raises:

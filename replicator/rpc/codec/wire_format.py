@@ -18,9 +18,9 @@ BYTES = 4
 NONE = b"\xc0"
 """The head of None, as msgpack has it."""
 
-LONE = 0xC1
+SINGLE_ARRAY = 0xC1
 """Begins a head that is not msgpack, nor ever is; see `single_array_messages`."""
-BARE = bytes([LONE, 0xFF])
+NO_ARGUMENTS = bytes([SINGLE_ARRAY, 0xFF])
 """Begins the head of a call without arguments; see `no_argument_calls`."""
 
 SURROGATES = "surrogatepass"

@@ -37,7 +37,7 @@ class ReadHandoff:
     """
 
     def __init__(self) -> None:
-        self.busy: dict[Reader, float] = {}
+        self.busy: dict[ReadingRight, float] = {}
         self.is_asleep = False
         self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
@@ -75,7 +75,7 @@ class ReadHandoff:
 
 
 @final
-class Reader:
+class ReadingRight:
     """The right to read in one place; it passes from thread to thread.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reader:
         self,
         handoff: ReadHandoff,
         threads: WorkerThreads,
-        read: Callable[["Reader"], None],
+        read: Callable[["ReadingRight"], None],
     ) -> None:
         """Make one that nobody holds.
 

@@ -19,14 +19,14 @@ from replicator.rpc.answers import (
     raised,
     without_attributes,
 )
-from replicator.rpc.protocols import Kind
-from replicator.rpc.remote_errors import Told, tell
+from replicator.rpc.protocols import MessageKind
+from replicator.rpc.remote_errors import ErrorInfo, describe_error
 from replicator.rpc.server.methods import QUICK_S
 from replicator.rpc.server.served_call import ServedCall, running_here
 from replicator.rpc.server.service import Service
 
-_REPLY = int(Kind.REPLY)
-_ERROR = int(Kind.ERROR)
+_REPLY = int(MessageKind.REPLY)
+_ERROR = int(MessageKind.ERROR)
 # What a handler raises that heeds its deadline, or passes it on to what it calls.
 _GAVE_UP = (TimeoutError, CallCancelledError)
 _NONE: dict[str, PyTree] = {}
@@ -77,7 +77,7 @@ def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answ
     now_s = time.monotonic()
     if isinstance(error, _GAVE_UP) and now_s >= call.deadline_s:
         return not_run(OVERRAN, now_s - call.received_s)
-    return raised(tell(error, registry=service.registry))
+    return raised(describe_error(error, registry=service.registry))
 
 
 def run_if_wanted(service: Service, call: ServedCall) -> None:
@@ -106,7 +106,10 @@ def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
     except (EncodeError, MessageTooLargeError) as error:
         answer = _sendable(call, answer, error)
         caller.say(
-            Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=REPLY_TIMEOUT_S
+            MessageKind.ERROR,
+            answer.value,
+            call_id=call.call_id,
+            timeout_s=REPLY_TIMEOUT_S,
         )
         return answer, 0
     except RpcError as error:
@@ -130,8 +133,8 @@ def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:
 
 def _sendable(call: ServedCall, answer: Answer, error: Exception) -> Answer:
     """Return what to say instead of an answer that cannot be sent."""
-    if answer.kind == Kind.ERROR:
+    if answer.kind == MessageKind.ERROR:
         return without_attributes(answer)
     names = [cls.__name__ for cls in type(error).__mro__[:-2]]
     text = f"`{call.method}` returned what cannot be sent: {error}"
-    return raised(Told(names, text))
+    return raised(ErrorInfo(names, text))

@@ -19,9 +19,9 @@ import time
 from typing import Protocol, final
 
 from replicator.errors import CallTimeoutError, RpcError
-from replicator.rpc.adaptive_spin import ShortWaits
+from replicator.rpc.adaptive_spin import AdaptiveSpin
 from replicator.rpc.protocols import Connection, Message
-from replicator.rpc.server.read_handoff import Reader, ReadHandoff
+from replicator.rpc.server.read_handoff import ReadHandoff, ReadingRight
 from replicator.rpc.server.worker_threads import WorkerThreads
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ IS_AVAILABLE = hasattr(select, "epoll") and hasattr(os, "eventfd")
 _TURNS_BETWEEN_LOOKS = 16
 
 
-class Watched(Protocol):
+class WatchedConnection(Protocol):
     """A connection, as the loop knows it; `served_connection` is the one maker.
 
     Attributes:
@@ -45,7 +45,7 @@ class Watched(Protocol):
     is_listed: bool
     is_paused: bool
 
-    def handle(self, message: Message, received_s: float, reader: Reader) -> None:
+    def handle(self, message: Message, received_s: float, reader: ReadingRight) -> None:
         """Lay the right to read down, and do what a message asks for."""
 
     def is_alone(self) -> bool:
@@ -66,19 +66,19 @@ class SelectorLoop:
     def __init__(self, handoff: ReadHandoff, threads: WorkerThreads) -> None:
         self._threads = threads
         self._handoff = handoff
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[int, WatchedConnection] = {}
         # Any thread appends; only who has the right to read takes from it.
-        self._ready: collections.deque[Watched] = collections.deque()
+        self._ready: collections.deque[WatchedConnection] = collections.deque()
         # Guards `_watched` and what the system watches, against each other.
         # Also `_waker`, whose number may be another file's once it is closed. No
         # thread has another lock of ours when it takes this one.
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
-        self._waits: ShortWaits | None = None
+        self._waits: AdaptiveSpin | None = None
         self._waker = -1
         self._is_closed = False
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: WatchedConnection) -> None:
         """Read a connection from now on."""
         with self._lock:
             if self._epoll is None and not self._is_closed:
@@ -89,7 +89,7 @@ class SelectorLoop:
         else:
             watched.close()
 
-    def remove(self, watched: Watched) -> None:
+    def remove(self, watched: WatchedConnection) -> None:
         """Read a connection no more; to be called before its descriptor is closed."""
         with self._lock:
             if self._watched.get(watched.descriptor) is watched:
@@ -100,7 +100,7 @@ class SelectorLoop:
                 # So that `resume` changes nothing for who gets the number next.
                 watched.descriptor = -1
 
-    def resume(self, watched: Watched) -> None:
+    def resume(self, watched: WatchedConnection) -> None:
         """Read a connection again that is paused no more."""
         with self._lock:
             self._watch(watched, select.EPOLLIN)
@@ -116,12 +116,12 @@ class SelectorLoop:
 
     def _open(self) -> None:
         self._epoll = select.epoll()
-        self._waits = ShortWaits(self._epoll.poll)
+        self._waits = AdaptiveSpin(self._epoll.poll)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._waker, select.EPOLLIN)
-        Reader(self._handoff, self._threads, self._read).start()
+        ReadingRight(self._handoff, self._threads, self._read).start()
 
-    def _begin(self, epoll: "select.epoll", watched: Watched) -> bool:
+    def _begin(self, epoll: "select.epoll", watched: WatchedConnection) -> bool:
         """Watch a connection; return False if it is closed."""
         descriptor = watched.connection.fileno()
         try:
@@ -132,13 +132,13 @@ class SelectorLoop:
         self._watched[watched.descriptor] = watched
         return True
 
-    def _watch(self, watched: Watched, events: int) -> None:
+    def _watch(self, watched: WatchedConnection, events: int) -> None:
         """Change what is watched for, with the lock held."""
         if self._epoll is not None and watched.descriptor >= 0:
             with contextlib.suppress(OSError):  # closed meanwhile
                 self._epoll.modify(watched.descriptor, events)
 
-    def _list(self, watched: Watched) -> None:
+    def _list(self, watched: WatchedConnection) -> None:
         watched.is_listed = True
         self._ready.append(watched)
         with self._lock:
@@ -148,7 +148,7 @@ class SelectorLoop:
         if self._waker >= 0:
             os.eventfd_write(self._waker, 1)
 
-    def _read(self, reader: Reader) -> None:
+    def _read(self, reader: ReadingRight) -> None:
         """Read as the holder of the right to, until it is lost or all is closed."""
         ready = self._ready
         turns = 0
@@ -191,7 +191,7 @@ class SelectorLoop:
         self._waits.end(started_s)
         return events
 
-    def _read_one(self, watched: Watched, reader: Reader) -> bool:
+    def _read_one(self, watched: WatchedConnection, reader: ReadingRight) -> bool:
         """Take one message; return whether this thread still reads."""
         # Before it is read: what arrives later lists it again.
         watched.is_listed = False

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from replicator.base.types import PyTree
-from replicator.rpc.protocols import Connection, Kind
+from replicator.rpc.protocols import Connection, MessageKind
 from replicator.rpc.server.methods import Method
 
 
@@ -40,7 +40,12 @@ class Caller(Protocol):
         """Forget a call that was answered, or has nobody to answer to."""
 
     def say(
-        self, kind: Kind, value: PyTree = None, *, call_id: int = 0, timeout_s: float
+        self,
+        kind: MessageKind,
+        value: PyTree = None,
+        *,
+        call_id: int = 0,
+        timeout_s: float,
     ) -> None:
         """Send a message; who does not take it is disconnected."""
 

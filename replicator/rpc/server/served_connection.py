@@ -21,9 +21,9 @@ from replicator.base.types import PyTree
 from replicator.errors import RpcError
 from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
 from replicator.rpc.arrivals import checked
-from replicator.rpc.protocols import Connection, Kind, Message, Payload
-from replicator.rpc.remote_errors import Told
-from replicator.rpc.server.read_handoff import Reader
+from replicator.rpc.protocols import Connection, Message, MessageKind, Payload
+from replicator.rpc.remote_errors import ErrorInfo
+from replicator.rpc.server.read_handoff import ReadingRight
 from replicator.rpc.server.running import (
     REPLY_TIMEOUT_S,
     answer_unrun,
@@ -36,7 +36,7 @@ from replicator.rpc.server.service import Service
 _log = logging.getLogger(__name__)
 _LAST_WORD_S = 0.2
 _LOOK_S = 1.0
-_CALL = int(Kind.CALL)
+_CALL = int(MessageKind.CALL)
 
 
 @final
@@ -73,7 +73,7 @@ class ServedConnection:
     def serve(self) -> None:
         """Read until the connection ends, in a thread of its own."""
         # Not kept: what refers to itself in a circle outlives its last use.
-        Reader(self.service.handoff, self.service.threads, self._read).start()
+        ReadingRight(self.service.handoff, self.service.threads, self._read).start()
 
     def is_alone(self) -> bool:
         """Tell whether the server has no other connection."""
@@ -83,7 +83,7 @@ class ServedConnection:
         """Run a call that waited, in this thread, which has a slot for it."""
         run_if_wanted(self.service, call)
 
-    def handle(self, message: Message, received_s: float, reader: Reader) -> None:
+    def handle(self, message: Message, received_s: float, reader: ReadingRight) -> None:
         """Lay the right to read down, and do what a message asks for."""
         kind, call_id, payload = message
         call = None
@@ -97,11 +97,11 @@ class ServedConnection:
         try:
             if call is not None:
                 self._take(call, payload, reader)
-            elif kind == Kind.CANCEL:
+            elif kind == MessageKind.CANCEL:
                 self._cancel(call_id)
-            elif kind == Kind.PING:
+            elif kind == MessageKind.PING:
                 self.say(
-                    Kind.PONG,
+                    MessageKind.PONG,
                     self._states(checked(kind, payload.take())),
                     call_id=call_id,
                 )
@@ -121,7 +121,7 @@ class ServedConnection:
 
     def say(
         self,
-        kind: Kind,
+        kind: MessageKind,
         value: PyTree = None,
         *,
         call_id: int = 0,
@@ -152,7 +152,7 @@ class ServedConnection:
 
     def say_goodbye(self) -> None:
         """Tell the client that the server takes no more calls."""
-        self.say(Kind.GOODBYE, timeout_s=_LAST_WORD_S)
+        self.say(MessageKind.GOODBYE, timeout_s=_LAST_WORD_S)
 
     def give_up_calls(self) -> None:
         """Tell handlers that the server stops; refuse the calls that wait."""
@@ -167,12 +167,15 @@ class ServedConnection:
         for call in left:
             answer = not_run(ABANDONED, time.monotonic() - call.received_s)
             self.say(
-                Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=_LAST_WORD_S
+                MessageKind.ERROR,
+                answer.value,
+                call_id=call.call_id,
+                timeout_s=_LAST_WORD_S,
             )
         self.close()
         return left
 
-    def _read(self, reader: Reader) -> None:
+    def _read(self, reader: ReadingRight) -> None:
         """Read as the holder of the right to, until it is lost, or the end."""
         receive = self.connection.receive
         connections = self.service.connections
@@ -198,7 +201,7 @@ class ServedConnection:
             _log.debug("%s: %s", self.connection.peer, error)
         self.close()
 
-    def _take(self, call: ServedCall, payload: Payload, reader: Reader) -> None:
+    def _take(self, call: ServedCall, payload: Payload, reader: ReadingRight) -> None:
         """Run a call, or let it wait for a thread, or say why not."""
         service = self.service
         try:
@@ -290,11 +293,11 @@ class ServedConnection:
             self._answer_unread(call, error)
         else:
             self.calls.pop(call.call_id, None)
-            self.say(Kind.REPLY, value, call_id=call.call_id)
+            self.say(MessageKind.REPLY, value, call_id=call.call_id)
 
     def _answer_unread(self, call: ServedCall, error: Exception) -> None:
         self.calls.pop(call.call_id, None)
         names = [cls.__name__ for cls in type(error).__mro__[:-2]]
-        answer = raised(Told(names, str(error)))
-        self.say(Kind.ERROR, answer.value, call_id=call.call_id)
+        answer = raised(ErrorInfo(names, str(error)))
+        self.say(MessageKind.ERROR, answer.value, call_id=call.call_id)
         self.service.count_refusal()

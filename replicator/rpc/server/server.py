@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -196,7 +196,7 @@ class Server:
         raise_limit()
         # At exit the server's threads, which are daemons, still run.
         atexit.register(self.stop, 0.0)
-        let_go_in_child(self)
+        register_fork_drop(self)
         self._service.threads.run(self._service.handoff.watch)
         for listener in self._listeners:
             self._service.threads.run(functools.partial(self._accept, listener))
@@ -240,7 +240,7 @@ class Server:
             )
         return self._stopped.wait(timeout_s)
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Have stopped: this is a forked child, and its parent serves. See `forks`."""
         self._is_inherited = True
         atexit.unregister(self.stop)

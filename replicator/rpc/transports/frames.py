@@ -78,7 +78,7 @@ class Where(NamedTuple):
     uses: int
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """What a frame begins with."""
 
     magic: bytes
@@ -90,7 +90,7 @@ class Header(NamedTuple):
     body_bytes: int
 
 
-class Frame(NamedTuple):
+class MessageFrame(NamedTuple):
     """One message as it was received; the body is read-only."""
 
     kind: int
@@ -99,7 +99,7 @@ class Frame(NamedTuple):
     body: Body
 
 
-class Layout(NamedTuple):
+class BufferLayout(NamedTuple):
     """Where in the body each buffer lies."""
 
     buffers: Sequence[Buffer]
@@ -107,14 +107,14 @@ class Layout(NamedTuple):
     num_bytes: int
 
 
-def lay_out(buffers: Sequence[memoryview]) -> Layout:
+def lay_out(buffers: Sequence[memoryview]) -> BufferLayout:
     """Decide where in the body each buffer lies."""
     if len(buffers) == 1:
-        return _new_tuple(Layout, (buffers, _AT_0, len(buffers[0])))
-    return Layout(buffers, *wire_format.lay_out(buffers))
+        return _new_tuple(BufferLayout, (buffers, _AT_0, len(buffers[0])))
+    return BufferLayout(buffers, *wire_format.lay_out(buffers))
 
 
-def check_fits(head: bytes, layout: Layout, limits: MessageLimits) -> None:
+def check_fits(head: bytes, layout: BufferLayout, limits: MessageLimits) -> None:
     """Refuse to send what a receiver with the same limits would not take.
 
     The codec has counted the buffers; what lies between them counts as well.
@@ -148,7 +148,7 @@ def frame_with_shared_body(
 
 
 def frame_with_buffers(
-    kind: int, call_id: int, head: bytes, *, layout: Layout
+    kind: int, call_id: int, head: bytes, *, layout: BufferLayout
 ) -> list[Buffer]:
     """Return a frame as parts that are to be sent one after the other.
 
@@ -205,16 +205,16 @@ class FrameReader:
         self._open_shared = open_shared
         self.rest = b""
         self._start = 0
-        self._ready: Frame | None = None
+        self._ready: MessageFrame | None = None
         self.target: memoryview | None = None
-        self._finish: Callable[[], Frame | None] = lambda: None
+        self._finish: Callable[[], MessageFrame | None] = lambda: None
 
     @property
     def is_between_frames(self) -> bool:
         """Tell whether no part of a frame has been read without the rest of it."""
         return not self.rest and self.target is None
 
-    def read(self, data: bytes) -> Frame | None:
+    def read(self, data: bytes) -> MessageFrame | None:
         """Take what was read, and return the next frame; as `feed` and `next_frame`."""
         # Nearly always: it is one frame whose body, if there is one, lies elsewhere.
         if not self.rest and len(data) >= _FRAME_BYTES:
@@ -232,7 +232,9 @@ class FrameReader:
                 if body_bytes:
                     where = _new_tuple(Where, _unpack_where(data, end))
                     body = self._open_shared(where, body_bytes)
-                return _new_tuple(Frame, (kind, call_id, data[HEADER_BYTES:end], body))
+                return _new_tuple(
+                    MessageFrame, (kind, call_id, data[HEADER_BYTES:end], body)
+                )
         self.feed(data)
         return self.next_frame()
 
@@ -241,7 +243,7 @@ class FrameReader:
         self.rest = self.rest[self._start :] + data
         self._start = 0
 
-    def filled(self, num_bytes: int) -> Frame | None:
+    def filled(self, num_bytes: int) -> MessageFrame | None:
         """Take note that `num_bytes` were put into `target`.
 
         Returns:
@@ -259,7 +261,7 @@ class FrameReader:
         finish, self._finish, self.target = self._finish, lambda: None, None
         return finish()
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> MessageFrame | None:
         """Return the next frame; None: more bytes are needed.
 
         Raises:
@@ -282,11 +284,11 @@ class FrameReader:
                 return True  # `next_frame` meets it again
         return self._ready is not None
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> MessageFrame | None:
         available = len(self.rest) - self._start
         if available < HEADER_BYTES:
             return None
-        header = Header(*_unpack_header(self.rest, self._start))
+        header = FrameHeader(*_unpack_header(self.rest, self._start))
         _check_header(header, self._limits)
         size = _checked_bytes(header)
         if available < size:
@@ -297,7 +299,7 @@ class FrameReader:
         end = self._start + size
         return self._body_after(header, self.rest[self._start : end], end)
 
-    def _fill_checked(self, header: Header, size: int) -> None:
+    def _fill_checked(self, header: FrameHeader, size: int) -> None:
         """Read a large head into memory of its own."""
         memory = self._allocate(size)
         self._fill(
@@ -306,7 +308,9 @@ class FrameReader:
             lambda: self._body_after(header, memory.toreadonly(), 0),
         )
 
-    def _body_after(self, header: Header, checked: Buffer, end: int) -> Frame | None:
+    def _body_after(
+        self, header: FrameHeader, checked: Buffer, end: int
+    ) -> MessageFrame | None:
         """Return the frame, or arrange for its body to be read.
 
         `end` is where the checked part ends in what was fed.
@@ -329,14 +333,14 @@ class FrameReader:
             end += body_bytes
         else:
             memory = self._allocate(body_bytes)
-            frame = Frame(header.kind, header.call_id, head, memory.toreadonly())
+            frame = MessageFrame(header.kind, header.call_id, head, memory.toreadonly())
             self._fill(memory, end, lambda: frame)
             return None
         self._start = end
-        return Frame(header.kind, header.call_id, head, body)
+        return MessageFrame(header.kind, header.call_id, head, body)
 
     def _fill(
-        self, memory: memoryview, start: int, finish: Callable[[], Frame | None]
+        self, memory: memoryview, start: int, finish: Callable[[], MessageFrame | None]
     ) -> None:
         """Let `memory` be filled, first with what was fed from `start` on."""
         available = len(self.rest) - start
@@ -345,7 +349,7 @@ class FrameReader:
         self.target, self._finish = memory[available:], finish
 
 
-def _checked_bytes(header: Header) -> int:
+def _checked_bytes(header: FrameHeader) -> int:
     """Return the size of a frame up to its checksum, with that."""
     size = HEADER_BYTES + header.head_bytes
     if not header.body_bytes:
@@ -362,7 +366,7 @@ def _padding(size: int, is_checked: bool) -> int:
     return -(size if is_checked else size + _CRC_BYTES) % _ALIGNMENT
 
 
-def _padded(layout: Layout) -> list[Buffer]:
+def _padded(layout: BufferLayout) -> list[Buffer]:
     """Return the buffers with zeros between them, so that each is at its offset."""
     parts: list[Buffer] = []
     at = 0
@@ -374,7 +378,7 @@ def _padded(layout: Layout) -> list[Buffer]:
     return parts
 
 
-def _check_header(header: Header, limits: MessageLimits) -> None:
+def _check_header(header: FrameHeader, limits: MessageLimits) -> None:
     if header.magic != MAGIC:
         raise DecodeError(f"A frame must start with {MAGIC!r}, got {header.magic!r}.")
     if header.version != VERSION:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
 from replicator.rpc.codec.encoded_once import EncodedOnce
@@ -136,7 +136,7 @@ class InProcessListener:
                 f"`address` must be free, got {self.address}, where this process "
                 f"({os.getpid()}) listens already. Choose another name."
             )
-        let_go_in_child(self)
+        register_fork_drop(self)
 
     @property
     def address(self) -> str:
@@ -159,7 +159,7 @@ class InProcessListener:
         while self._arrivals:
             self._arrivals.take(0).close()  # came too late to be accepted
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Leave the table of a forked child, where nobody accepts; see `forks`."""
         _LISTENERS.pop(self._name, None)
 

@@ -20,7 +20,7 @@ from replicator.errors import (
 )
 from replicator.rpc.client.client import Client, list_methods, wait_no_longer
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.server import served_call
 from replicator.rpc.server.server import Server
@@ -31,7 +31,6 @@ from tests.rpc.courier_cases import (
     client_of,
     courier,
     serving,
-    wait_until,
 )
 from tests.rpc.fakes import Faults, FaultyConnection, faulty, nobody
 from tests.rpc.transports.ends import SECRET
@@ -320,7 +319,7 @@ class HastyConnection(FaultyConnection):
     """Tells the server a shorter deadline than the caller's."""
 
     def send(self, kind, call_id, value, *, timeout_s):
-        if kind == Kind.CALL and not value[0].startswith("~"):
+        if kind == MessageKind.CALL and not value[0].startswith("~"):
             value = [*value[:3], 0.05]
         return self.inner.send(kind, call_id, value, timeout_s=timeout_s)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import TypeVar
 
-from replicator.rpc.transports.frames import Frame, FrameReader
+from replicator.rpc.transports.frames import FrameReader, MessageFrame
 
 # About the best for throughput of those tried, 0.25 to 4 MiB; and it is what a peer
 # that has not proved itself could make us hold. The second term is room for a head, so
@@ -210,7 +210,7 @@ class Incoming:
     def __init__(self) -> None:
         """Start empty."""
         self._chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[MessageFrame | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._is_waiting = False
         self._wants_chunk = False
@@ -239,7 +239,7 @@ class Incoming:
             self._reader = reader
             self._changed.notify_all()
 
-    def next_frame(self, timeout_s: float | None) -> Frame:
+    def next_frame(self, timeout_s: float | None) -> MessageFrame:
         """Return the next message; after `start`.
 
         Raises:
@@ -335,7 +335,7 @@ def _get(arrived: "queue.SimpleQueue[T | None]", timeout_s: float | None) -> T:
     return item
 
 
-def _cut(reader: FrameReader, chunk: bytes) -> Iterator[Frame]:
+def _cut(reader: FrameReader, chunk: bytes) -> Iterator[MessageFrame]:
     """Yield the messages that a chunk completes."""
     rest = memoryview(chunk)
     while rest and (target := reader.target) is not None:
@@ -351,5 +351,5 @@ def _cut(reader: FrameReader, chunk: bytes) -> Iterator[Frame]:
         yield frame
 
 
-def _size(frame: Frame) -> int:
+def _size(frame: MessageFrame) -> int:
     return len(frame.head) + len(frame.body)

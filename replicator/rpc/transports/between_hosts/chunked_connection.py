@@ -41,7 +41,7 @@ class ChunkedConnection:
         outgoing: Outgoing,
         encoding: Encoding,
         cut_off: Callable[[], None],
-        let_go: Callable[[], None] = lambda: None,
+        drop_after_fork: Callable[[], None] = lambda: None,
     ) -> None:
         """Join two queues to a connection.
 
@@ -51,14 +51,14 @@ class ChunkedConnection:
           outgoing: Where the stream takes what is to leave.
           encoding: How values become bytes.
           cut_off: Ends the stream at once; may be called at any time.
-          let_go: Called in its place when the stream has ended by itself.
+          drop_after_fork: Called in its place when the stream has ended by itself.
         """
         self._peer = peer
         self._incoming = incoming
         self._outgoing = outgoing
         self._encoding = encoding
         self._cut_off = cut_off
-        self._let_go = let_go
+        self._let_go = drop_after_fork
         self._is_closed = False
         incoming.start(frames.FrameReader(encoding.limits))
 

@@ -121,7 +121,7 @@ def connect_grpc(
         outgoing=outgoing,
         encoding=encoding,
         cut_off=cut_off,
-        let_go=channel.close,
+        drop_after_fork=channel.close,
     )
 
 

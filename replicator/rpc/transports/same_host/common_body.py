@@ -22,7 +22,7 @@ from typing import final
 import numpy as np
 
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.transports.frames import Layout, lay_out
+from replicator.rpc.transports.frames import BufferLayout, lay_out
 from replicator.rpc.transports.same_host.outgoing_segments import (
     CommonMemory,
     size_class,
@@ -44,7 +44,7 @@ class CommonBody:
 
     __slots__ = ("__weakref__", "memory", "num_bytes")
 
-    def __init__(self, layout: Layout, spare: list[CommonMemory]) -> None:
+    def __init__(self, layout: BufferLayout, spare: list[CommonMemory]) -> None:
         """Copy a body into memory.
 
         Args:
@@ -61,13 +61,13 @@ class CommonBody:
         weakref.finalize(self, _put_aside, spare, self.memory).atexit = False
 
 
-def kept_layout(kept: EncodedOnce, buffers: list[memoryview]) -> Layout:
+def kept_layout(kept: EncodedOnce, buffers: list[memoryview]) -> BufferLayout:
     """Return the layout of the buffers of an encoding that `kept` keeps."""
     # One encoding has one list, which lives as long.
-    return kept.kept((Layout, id(buffers)), lambda: lay_out(buffers))
+    return kept.kept((BufferLayout, id(buffers)), lambda: lay_out(buffers))
 
 
-def kept_body(kept: EncodedOnce, layout: Layout) -> CommonBody:
+def kept_body(kept: EncodedOnce, layout: BufferLayout) -> CommonBody:
     """Return the body that all connections send of an encoding.
 
     Raises:
@@ -78,7 +78,7 @@ def kept_body(kept: EncodedOnce, layout: Layout) -> CommonBody:
     return kept.kept(key, lambda: CommonBody(layout, kept.spare))
 
 
-def copy_body(layout: Layout, memory: memoryview) -> None:
+def copy_body(layout: BufferLayout, memory: memoryview) -> None:
     """Write a body to memory."""
     for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
         part = slice(offset, offset + len(buffer))

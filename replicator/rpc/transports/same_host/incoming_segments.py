@@ -101,7 +101,7 @@ class IncomingSegments:
         loans[slot] = _ref(owner, _partial(_release, loans, board, slot, uses))
         return owner
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Release nothing from a forked child: its parent may still see what dies."""
         for segment in self._segments.values():
             segment.loans.clear()  # and with the weak references what they call

@@ -44,7 +44,7 @@ from collections import deque
 
 from replicator.errors import DecodeError
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.transports.frames import Layout, Where
+from replicator.rpc.transports.frames import BufferLayout, Where
 from replicator.rpc.transports.same_host.common_body import copy_body, kept_body
 from replicator.rpc.transports.same_host.incoming_segments import IncomingSegments
 from replicator.rpc.transports.same_host.outgoing_segments import (
@@ -104,7 +104,7 @@ class SharedMemory:
         self._lock = threading.Lock()
         self._untold: deque[int] = deque()
 
-    def place(self, layout: Layout) -> Where | None:
+    def place(self, layout: BufferLayout) -> Where | None:
         """Copy the body of a message into shared memory.
 
         Returns:
@@ -119,7 +119,7 @@ class SharedMemory:
         copy_body(layout, slot.memory)
         return slot.where
 
-    def lend(self, kept: EncodedOnce, layout: Layout) -> Where | None:
+    def lend(self, kept: EncodedOnce, layout: BufferLayout) -> Where | None:
         """Lend a body in common memory; the first to do so, anywhere, copies it there.
 
         Returns:
@@ -155,12 +155,12 @@ class SharedMemory:
             finally:
                 self._lock.release()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close a forked child's descriptors, and release nothing; see `forks`."""
         self._is_closed = True
         # First: arrays that die in this process must write nothing on the board, which
         # is the parent's as well.
-        self._incoming.let_go()
+        self._incoming.drop_after_fork()
         self._close_all()
 
     def _slot(self, num_bytes: int, common: CommonMemory | None = None) -> Slot | None:

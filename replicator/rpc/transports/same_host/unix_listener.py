@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.host.held_folder import hold_folder
 from replicator.errors import AddressInUseError, ConnectionLostError
 from replicator.rpc.security.authentication import NO_ROOM
@@ -77,7 +77,7 @@ class UnixListener:
         self._selector = selectors.DefaultSelector()
         for watched in (self._socket, self._waker):
             self._selector.register(watched, selectors.EVENT_READ)
-        let_go_in_child(self)
+        register_fork_drop(self)
 
     @property
     def address(self) -> str:
@@ -122,14 +122,14 @@ class UnixListener:
             shutil.rmtree(os.path.dirname(self._path), ignore_errors=True)
         self._close_when_idle()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close a forked child's descriptors; the socket stays its parent's.
 
         A child that kept them would hold the path after its parent's death.
         """
         if not self._is_closed:
             self._is_closed = True
-            self._lock.let_go()
+            self._lock.drop_after_fork()
             for inherited in (*self._descriptors(), self._wake):
                 inherited.close()
 
@@ -204,9 +204,9 @@ class _PathLock:
         """Give it up; the file goes first, so that nobody locks one without a name."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        self.let_go()
+        self.drop_after_fork()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close the descriptors; of a forked child, whose parent's hold the locks."""
         # Not `LOCK_UN`: parent and child have one lock, which that would free.
         for descriptor in self._descriptors:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import (
     CallTimeoutError,
@@ -26,14 +26,14 @@ from replicator.errors import (
     DecodeError,
     MessageTooLargeError,
 )
-from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
+from replicator.rpc.adaptive_spin import SHORT_S, AdaptiveSpin
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports.frames import (
     READ_BYTES,
     Buffer,
-    Frame,
     FrameReader,
+    MessageFrame,
     check_fits,
     frame_with_buffers,
     frame_with_shared_body,
@@ -93,7 +93,7 @@ class UnixConnection:
         self._received = memoryview(mmap.mmap(-1, READ_BYTES, flags=_PRIVATE))
         poller = select.poll()
         poller.register(sock, select.POLLIN)
-        self._waits = ShortWaits(poller.poll)
+        self._waits = AdaptiveSpin(poller.poll)
         self._is_receiving = False
         self._is_closed = False
         self._reason = ""
@@ -101,7 +101,7 @@ class UnixConnection:
         self._bounded_s: float | None = None  # what it was set for
         open_shared = refuse_shared if shared is None else shared.open
         self._reader = FrameReader(encoding.limits, open_shared=open_shared)
-        let_go_in_child(self)
+        register_fork_drop(self)
 
     @property
     def peer(self) -> str:
@@ -159,13 +159,13 @@ class UnixConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._close_when_idle()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close a forked child's descriptors; its parent goes on. See `forks`."""
         self._reason = self._reason or "is for the process that this was forked from"
         self._is_closed = True
         self._socket.close()  # no `shutdown`, which would be for both
         if self._shared is not None:
-            self._shared.let_go()
+            self._shared.drop_after_fork()
 
     def _close_when_idle(self) -> None:
         """Give descriptors back, unless a thread is inside of a call with them.
@@ -182,7 +182,7 @@ class UnixConnection:
 
     # Receiving.
 
-    def _receive_frame(self, timeout_s: float | None) -> Frame:
+    def _receive_frame(self, timeout_s: float | None) -> MessageFrame:
         if timeout_s == 0:  # who has been told that there is something does not wait
             frame = None if self._is_closed else self._read(_DO_NOT_WAIT)
         else:
@@ -193,7 +193,7 @@ class UnixConnection:
             raise self._lost("was closed")
         raise CallTimeoutError(f"{self._peer} sent no message within {timeout_s:g} s.")
 
-    def _wait_for_frame(self, timeout_s: float | None) -> Frame | None:
+    def _wait_for_frame(self, timeout_s: float | None) -> MessageFrame | None:
         """Return None if it is late, or the connection was closed."""
         started_s = time.monotonic()
         if timeout_s is None or timeout_s > SHORT_S:
@@ -211,7 +211,7 @@ class UnixConnection:
                     return None
         return None
 
-    def _read(self, flags: int) -> Frame | None:
+    def _read(self, flags: int) -> MessageFrame | None:
         """Receive once; return the frame that is whole now, if one is."""
         reader = self._reader
         target = reader.target
