@@ -1,4 +1,4 @@
-"""What a caller is told when a call has no result, in words that name the edge."""
+"""Errors of calls without a result; each names method, server and address."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,11 @@ from replicator.rpc.client.retry import TryOutcome
 
 
 class CallTarget(NamedTuple):
-    """A call, for people: what, of whom, where."""
+    """Method, server and address of a call, as errors name them.
+
+    >>> str(CallTarget("add", "'counter'", "unix:/run/counter"))
+    "`add` of 'counter' at unix:/run/counter"
+    """
 
     method: str
     server: str
@@ -28,7 +32,14 @@ class CallTarget(NamedTuple):
 def late(
     edge: CallTarget, failure: Failure, *, waited_s: float, attempts: int
 ) -> CallTimeoutError:
-    """Return the error for a call whose deadline has passed."""
+    """Return the error for a call whose deadline has passed.
+
+    >>> target = CallTarget("add", "'counter'", "unix:/run/counter")
+    >>> print(late(target, Failure(TryOutcome.LATE), waited_s=2.0, attempts=1))
+    Deadline Exceeded: `add` of 'counter' at unix:/run/counter did not answer within
+    2 s. It was not asked yet what it does. Give it longer with `timeout_s`, or look at
+    it.
+    """
     return CallTimeoutError(
         f"{_LATE} {edge} did not answer within {waited_s:.3g} s{_tries(attempts)}. "
         f"{_what_is_known(failure)} Give it longer with `timeout_s`, or look at it."
@@ -113,11 +124,11 @@ def unsendable(
 
 
 def unreadable(edge: CallTarget, error: RpcError) -> RpcError:
-    """Return the error for a reply that is no value here."""
+    """Return the error for a reply that cannot be decoded here."""
     return type(error)(f"{edge} has run, and its reply cannot be read. {error}")
 
 
-# Of gRPC, and so of Launchpad: programs look for these words.
+# The text of gRPC, and so of Launchpad: programs match it.
 _LATE = "Deadline Exceeded:"
 _MARK = "Mark it `idempotent` if it may be run again."
 
@@ -136,10 +147,10 @@ def _what_is_known(failure: Failure) -> str:
             f"It has given no sign of life for {failure.silent_s:.3g} s: it is "
             "stopped, stuck or cut off."
         )
-    if failure.server_says is not None:
-        what, seconds = failure.server_says
+    if failure.reported is not None:
+        what, seconds = failure.reported
         done = "had run for" if what == "runs" else "had waited for a free place for"
-        return f"It answers pings, and said that the call {done} {seconds:.3g} s."
+        return f"It answers pings, and reported that the call {done} {seconds:.3g} s."
     if failure.cause is not None:
         return f"{failure.cause}"
     return "It was not asked yet what it does."

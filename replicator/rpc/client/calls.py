@@ -47,13 +47,13 @@ _RESEND_TIMEOUT_S = 1.0
 
 
 class Done(NamedTuple):
-    """A call ended with a result."""
+    """Result of a call."""
 
     value: PyTree
 
 
 class Failed(NamedTuple):
-    """A call ended with an error."""
+    """Error of a call."""
 
     error: Exception
 
@@ -70,26 +70,29 @@ class Calls:
         registry: Registry,
         wait_for_ready: bool,
     ) -> None:
-        """Make the machinery; it connects at the first call.
+        """Prepare calls; the first one connects.
 
         Args:
-          connector: The way to the server.
-          address: Of the server, for errors.
-          registry: Whose exceptions are known here.
+          connector: Makes links to the server.
+          address: Address of the server, for errors.
+          registry: Classes whose exceptions are known here.
           wait_for_ready: Whether calls wait for a server that is not there; may be
-            changed at any time, also for calls under way.
+            changed at any time, also for pending calls.
         """
         self._connector = connector
         self._address = address
         self._registry = registry
         self.wait_for_ready = wait_for_ready
+        # `next` of it is atomic: any thread may make calls.
         self._ids = itertools.count(1)
+        # Set by `close` and never cleared; also cuts short the wait between two tries.
         self._closed = threading.Event()
         self._resender = Resender()
         register_fork_drop(self)
 
     def drop_after_fork(self) -> None:
-        """Call no more: this is a forked child. Its parent's calls go on there."""
+        """Make no calls in this forked child; its parent's calls go on there."""
+        # New objects: a thread of the parent may have held the locks of the old ones.
         waiting = [*self._connector.drop_after_fork(), *self._resender.waiting()]
         self._closed, self._resender = threading.Event(), Resender()
         for future in waiting:
@@ -108,6 +111,7 @@ class Calls:
         call_id = next(self._ids)
         started_s = time.monotonic()
         deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+        # Read once, without a lock: it may be lost at any time, which `ask` reports.
         link = self._connector.link
         answer = None
         if link is not None:
@@ -155,10 +159,10 @@ class Calls:
 
     def close(self) -> None:
         """Give all calls up; take no more."""
-        # First: what is given up from now on is not tried again.
+        # First: a call that fails from now on is not tried again.
         self._closed.set()
-        # Before those that wait are taken out: who is put back after that finds no
-        # link, and hears in its turn that the client is closed.
+        # Before the waiting futures are taken out: one that is put back after that
+        # finds no link, and fails in its turn because the client is closed.
         self._connector.close()
         left = self._resender.take_all()
         for future in left:
@@ -257,7 +261,7 @@ class Calls:
     # What follows a try.
 
     def _step_after(self, request: Request, answer: Answer) -> Done | Failed | Again:
-        """Say what follows an answer, or the lack of one."""
+        """Return what follows an answer, or the lack of one."""
         if self._closed.is_set():
             return Failed(self._closed_error(request.method))
         try:

@@ -1,4 +1,4 @@
-"""Run the handler of one call, and send what came of it, in the thread that calls."""
+"""Run the handler of one call, and send its result, in the calling thread."""
 
 import logging
 import time
@@ -33,11 +33,11 @@ _NONE: dict[str, PyTree] = {}
 _log = logging.getLogger(__name__)
 
 REPLY_TIMEOUT_S = 30.0
-"""Who does not take a reply for so long is disconnected."""
+"""Seconds after which a client that does not take a reply is disconnected."""
 
 
 def run(service: Service, call: ServedCall, started_s: float) -> None:
-    """Run a handler, which has a slot; free the slot; send what came of it."""
+    """Run a handler, which has a slot; free the slot; send its result."""
     target = call.target
     call.started_s = started_s
     running_here.call = call
@@ -48,7 +48,7 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     finally:
         running_here.call = None
         call.is_over = True
-        # Before the reply is sent: who does not take it must not hold a slot.
+        # Before the reply is sent: a client that does not take it must hold no slot.
         service.pool.leave()
     try:
         _reply(service, call, answer, time.monotonic() - started_s)
@@ -57,7 +57,7 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
 
 
 def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -> None:
-    """Send what came of a handler; take note of how long it took."""
+    """Send the result of a handler; record how long it took."""
     target = call.target
     # Arrays that lie in shared memory go back to their pool.
     call.args, call.kwargs = (), _NONE
@@ -73,7 +73,7 @@ def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -
 
 
 def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answer:
-    """Return what to say of a handler that raised."""
+    """Return the answer for a handler that raised."""
     now_s = time.monotonic()
     if isinstance(error, _GAVE_UP) and now_s >= call.deadline_s:
         return not_run(OVERRAN, now_s - call.received_s)
@@ -81,7 +81,7 @@ def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answ
 
 
 def run_if_wanted(service: Service, call: ServedCall) -> None:
-    """Run a handler that waited for its slot, if somebody still waits for it."""
+    """Run a handler that waited for its slot, if its caller still waits."""
     now_s = time.monotonic()
     is_late = True
     try:
@@ -97,7 +97,7 @@ def run_if_wanted(service: Service, call: ServedCall) -> None:
 
 
 def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
-    """Send an answer, or why it cannot be sent; return what was, and its bytes."""
+    """Send an answer, or an error in its place; return what was sent, and its bytes."""
     caller = call.caller
     try:
         return answer, caller.connection.send(
@@ -105,7 +105,7 @@ def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
         )
     except (EncodeError, MessageTooLargeError) as error:
         answer = _sendable(call, answer, error)
-        caller.say(
+        caller.send(
             MessageKind.ERROR,
             answer.value,
             call_id=call.call_id,
@@ -118,13 +118,13 @@ def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
                 "%s did not take the reply of `%s` for %.0f s: it is disconnected",
                 *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
             )
-    # Its socket is closed by now, so who watches that would hear nothing.
+    # Its socket is closed by now, so the selector would never report its end.
     caller.close()
     return answer, 0
 
 
 def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:
-    """Send why a call was not run."""
+    """Send the reason why a call was not run."""
     if not call.is_given_up:
         send(call, answer)
     call.caller.end(call)
@@ -132,7 +132,7 @@ def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:
 
 
 def _sendable(call: ServedCall, answer: Answer, error: Exception) -> Answer:
-    """Return what to say instead of an answer that cannot be sent."""
+    """Return the error to send in place of an answer that cannot be sent."""
     if answer.kind == MessageKind.ERROR:
         return without_attributes(answer)
     names = [cls.__name__ for cls in type(error).__mro__[:-2]]

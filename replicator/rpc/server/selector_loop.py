@@ -2,7 +2,7 @@
 
 A thread for each would be woken for each call, and threads of Python that hand each
 other their one lock answer a third as many calls. So the loop waits with `epoll` for
-whichever has something, takes one message at a time from each, and handles it; quick
+any that has data, takes one message at a time from each, and handles it; quick
 handlers run right there (see `read_handoff` for those that are not).
 
 A connection that is alone has a thread of its own all the same, which spares a system
@@ -31,12 +31,12 @@ _TURNS_BETWEEN_LOOKS = 16
 
 
 class WatchedConnection(Protocol):
-    """A connection, as the loop knows it; `served_connection` is the one maker.
+    """A `ServedConnection` as the loop uses it; its file imports this one by `service`.
 
     Attributes:
-      connection: What is read.
-      descriptor: By which the loop watches it; -1 while it does not.
-      is_listed: Whether it is in the loop's list of those that have something.
+      connection: Connection to read.
+      descriptor: Descriptor by which the loop watches it; -1 while it does not.
+      is_listed: Whether it is in the loop's list of those that have data.
       is_paused: Whether its client has too much in flight.
     """
 
@@ -46,10 +46,10 @@ class WatchedConnection(Protocol):
     is_paused: bool
 
     def handle(self, message: Message, received_s: float, reader: ReadingRight) -> None:
-        """Lay the right to read down, and do what a message asks for."""
+        """Release the right to read, and process a message."""
 
     def is_alone(self) -> bool:
-        """Tell whether the server has no other connection."""
+        """Return whether the server has no other connection."""
         ...
 
     def serve(self) -> None:
@@ -67,11 +67,11 @@ class SelectorLoop:
         self._threads = threads
         self._handoff = handoff
         self._watched: dict[int, WatchedConnection] = {}
-        # Any thread appends; only who has the right to read takes from it.
+        # Any thread appends; only the holder of the right to read takes from it.
         self._ready: collections.deque[WatchedConnection] = collections.deque()
-        # Guards `_watched` and what the system watches, against each other.
-        # Also `_waker`, whose number may be another file's once it is closed. No
-        # thread has another lock of ours when it takes this one.
+        # Guards `_watched` and the registrations of epoll, which must agree. Also
+        # `_waker`, whose number may be another file's once it is closed. No thread has
+        # another lock of ours when it takes this one.
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
         self._waits: AdaptiveSpin | None = None
@@ -104,17 +104,18 @@ class SelectorLoop:
         """Read a connection again that is paused no more."""
         with self._lock:
             self._watch(watched, select.EPOLLIN)
-        # Listed as well: of what was received before, the system tells nothing.
+        # Listed as well: epoll does not report data that was received before.
         self._list(watched)
 
     def close(self) -> None:
         """Read nothing more."""
         with self._lock:
-            # The descriptors are closed by who reads, which may be inside of `poll`.
+            # The reading thread closes the descriptors: it may be inside of `poll`.
             self._is_closed = True
             self._wake()
 
     def _open(self) -> None:
+        """Start to read, with the lock held; the reading thread ends it by `_close`."""
         self._epoll = select.epoll()
         self._waits = AdaptiveSpin(self._epoll.poll)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -122,7 +123,7 @@ class SelectorLoop:
         ReadingRight(self._handoff, self._threads, self._read).start()
 
     def _begin(self, epoll: "select.epoll", watched: WatchedConnection) -> bool:
-        """Watch a connection; return False if it is closed."""
+        """Watch a connection, with the lock held; return False if it is closed."""
         descriptor = watched.connection.fileno()
         try:
             epoll.register(-1 if descriptor is None else descriptor, select.EPOLLIN)
@@ -163,7 +164,7 @@ class SelectorLoop:
                 return
 
     def _look(self) -> bool:
-        """List what has received something; return False at the end."""
+        """List the connections that have data; return False at the end."""
         for descriptor, events in self._events():
             # Without the lock: an event of one that was removed just now is ignored.
             watched = self._watched.get(descriptor)
@@ -180,7 +181,7 @@ class SelectorLoop:
         return not self._is_closed
 
     def _events(self) -> list[tuple[int, int]]:
-        """Return what the system tells; wait for it if nothing is to be done yet."""
+        """Return the events of epoll; wait for some if no connection has data yet."""
         assert self._epoll is not None, "the loop reads, so it was opened"
         assert self._waits is not None, "it was made with that"
         if self._ready:
@@ -195,7 +196,7 @@ class SelectorLoop:
         """Take one message; return whether this thread still reads."""
         # Before it is read: what arrives later lists it again.
         watched.is_listed = False
-        # Listed twice: by now it has a thread of its own, or is closed.
+        # It was listed twice: by now it has a thread of its own, or is closed.
         if watched.descriptor < 0:
             return True
         if watched.is_paused:

@@ -24,12 +24,12 @@ from replicator.rpc.server.worker_threads import WorkerThreads
 
 _MAX_NAME = 128
 _MOST_CALLERS = 256
-"""Who says another name at each connection fills no memory: the rest have no name."""
+"""Most client names that are counted: names that change fill no memory."""
 
 
 @final
 class Service:
-    """The shared parts of a server."""
+    """Shared state of a server."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Service:
         )
         # Changed by single atomic operations only.
         self.connections: set[Caller] = set()
+        # Only added to, by `setdefault`, in any thread.
         self._callers: dict[str, CallRecords] = {}
         # Guards `_refused`; held for one addition, with no other lock taken under it.
         self._refused_lock = threading.Lock()
@@ -75,7 +76,7 @@ class Service:
             self._refused += 1
 
     def statistics(self) -> ServerStatistics:
-        """Return what is known now."""
+        """Return the statistics of this moment."""
         waiting = [call.method for call in self.pool.waiting()]
         running = [
             call.method
@@ -103,7 +104,7 @@ class Service:
         )
 
     def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
-        """Answer a call of the server's own; LookupError if there is no such."""
+        """Answer a built-in method; LookupError if there is no such."""
         if name == HELLO:
             (client_name,) = checked(HELLO, args)
             caller.name = client_name[:_MAX_NAME] or None
@@ -116,7 +117,7 @@ class Service:
         raise LookupError(name)
 
     def records_of(self, caller: str | None) -> CallRecords | None:
-        """Return what calls of a caller are counted in; None if it has no name."""
+        """Return the records of a client's calls; None if it has no name."""
         known = None if caller is None else self._callers.get(caller)
         # A name has its place with its first call: one that only connects takes none.
         if caller is None or known is not None or len(self._callers) >= _MOST_CALLERS:
