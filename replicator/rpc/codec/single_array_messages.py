@@ -1,6 +1,6 @@
-"""Arrays without msgpack: a value that is one, a call with one as its only argument.
+"""Messages without msgpack: a value that is an array, a call whose one argument is.
 
-Programs push arrays, and the way through msgpack costs more than what else there is:
+Programs push arrays, and msgpack takes as long as all the rest of a small one:
 
     head   SINGLE_ARRAY, the length of `call`, `call`, a code, data
     call   nothing: the value is the array; or msgpack `[method, timeout_s]`: the value
@@ -63,10 +63,10 @@ def encode_single_array(
 def decode_single_array(
     head: bytes | memoryview, body: Body, limits: MessageLimits
 ) -> PyTree:
-    """Return what `encode_single_array` was given.
+    """Return the value that `encode_single_array` encoded.
 
     Raises:
-      Exception: It is nothing of that kind; of any type.
+      Exception: The head is not of that kind; of any type.
     """
     at = 2 + head[1]
     code = head[at]
@@ -117,7 +117,7 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
             raise too_large("bytes", num_bytes, "message_bytes", most)
         buffer = bytes_of(body) if num_bytes else b""
     else:
-        raise DecodeError(f"A lone array must be an array, got code {code}.")
+        raise DecodeError(f"A single array must be an array, got code {code}.")
     if limits.leaves < 1:
         raise too_large("arrays", 1, "leaves", limits.leaves)
     if len(body) != num_bytes:

@@ -123,11 +123,11 @@ def array_of(
 ) -> np.ndarray:
     """Return the array that a header describes, in the memory of a buffer.
 
-    Or in memory of its own, if the sender can still write to the buffer, and what it
-    might write is more than a wrong number.
+    Or in memory of its own, if the sender can still write to the buffer, and could do
+    more harm there than a wrong number.
 
     Raises:
-      DecodeError: What lies there is nothing of its dtype.
+      DecodeError: The bytes there are not valid for its dtype.
       MessageTooLargeError: It has too many dimensions.
     """
     shape, dtype, order, num_bytes, is_checked, is_copied = header
@@ -149,12 +149,12 @@ def short_header(data: bytes) -> ArrayHeader:
     """Return the header of a short array.
 
     Raises:
-      DecodeError: It is none, or the array is not as long as it says.
+      DecodeError: It is invalid, or the array is not as long as in the header.
     """
     text = data[-1 - data[-1] :]
     header = read_header(text)
     if len(data) != len(text) + header.num_bytes:
-        raise DecodeError("A short array must be as long as its header says.")
+        raise DecodeError("A short array must be as long as in its header.")
     return header
 
 
@@ -168,7 +168,15 @@ def bytes_of(buffer: memoryview | bytes | bytearray | np.ndarray) -> np.ndarray:
 
 
 def read_dict(pairs: list[tuple[Any, Any]]) -> dict:
-    """Return a dictionary of keys that differ."""
+    """Return a dictionary of keys that differ.
+
+    >>> read_dict([("a", 1), ("b", 2)])
+    {'a': 1, 'b': 2}
+    >>> read_dict([("a", 1), ("a", 2)])
+    Traceback (most recent call last):
+    ...
+    replicator.errors.DecodeError: A dictionary must have each key once.
+    """
     if len(pairs) > _FEW_KEYS:
         check_hashes([key for key, _ in pairs])
     found = dict(pairs)
