@@ -1,8 +1,8 @@
 """Hand messages from thread to thread of one process: by reference, nothing is copied.
 
 `REPLICATOR_RPC_FORCE_ENCODING=1`, or `force_encoding=True`, sends every value through
-the codec instead, as between processes: what passes does not lean on sharing, and is
-something that can be sent.
+the codec instead, as between processes: it proves that calls do not rely on sharing,
+and that their values can be sent.
 """
 
 import functools
@@ -84,7 +84,7 @@ class InProcessConnection:
             raise self._lost() from None
 
     def has_received(self) -> bool:
-        """Tell whether `receive` has a message without waiting."""
+        """Return whether `receive` has a message without waiting."""
         return bool(self._incoming)
 
     def fileno(self) -> int | None:
@@ -106,7 +106,7 @@ class InProcessConnection:
 
 
 class InProcessListener:
-    """Where clients of this process arrive; see `Listener`."""
+    """Listener for clients of this process; see `Listener`."""
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class InProcessListener:
         """Enter the process's table of listeners.
 
         Args:
-          name: Under which; an empty one is made up.
-          encoding: How values become bytes, where they do.
-          force_encoding: Whether they are; by default what the environment says.
+          name: Name in the table; an empty one is made up.
+          encoding: Encoding of values, where they are encoded.
+          force_encoding: Whether they are; by default as in the environment.
 
         Raises:
           AddressInUseError: The name is taken.
@@ -140,7 +140,7 @@ class InProcessListener:
 
     @property
     def address(self) -> str:
-        """Return what a client gives to `connect`."""
+        """Return the address that a client gives to `connect`."""
         return f"inproc:{self._name}"
 
     def accept(self) -> Callable[[], InProcessConnection]:
@@ -187,7 +187,11 @@ class InProcessListener:
 
 
 def is_in_process(name: str) -> bool:
-    """Tell whether this process has a listener of that name."""
+    """Return whether this process has a listener of that name.
+
+    >>> is_in_process("nobody-is-here")
+    False
+    """
     return name in _LISTENERS
 
 
@@ -203,6 +207,7 @@ def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
     return listener.connect(timeout_s)
 
 
+# Changed by single atomic operations, in any thread.
 _LISTENERS: dict[str, InProcessListener] = {}
 
 
@@ -213,8 +218,10 @@ class _Queue(Generic[_Item]):
         self._most = most
         self._items: deque[_Item] = deque()
         self._has_ended = False
-        # May be entered again: the garbage collector may close a connection in here.
+        # Guards all of these; no other lock is taken under it. Reentrant: the garbage
+        # collector may close a connection inside of it.
         self._lock = threading.RLock()
+        # Both on that lock: for `take`, which waits for items, and for `put`.
         self._has_item = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
 
@@ -248,7 +255,7 @@ class _Queue(Generic[_Item]):
         raise EOFError if self._has_ended else TimeoutError
 
     def end(self, *, drop: bool = False) -> None:
-        """Take nothing more, and wake who waits; `drop` also what is in it."""
+        """Take nothing more, and wake all that wait; `drop` also the items in it."""
         with self._lock:
             self._has_ended = True
             if drop:
