@@ -130,11 +130,7 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Return the name in errors and logs.
-
-        >>> rpc.Server(name="counter").name
-        'counter'
-        """
+        """Return the name in errors and logs."""
         return self._name
 
     @property

@@ -221,9 +221,8 @@ class _Queue(Generic[_Item]):
         # Guards all of these; no other lock is taken under it. Reentrant: the garbage
         # collector may close a connection inside of it.
         self._lock = threading.RLock()
-        # Both on that lock: for `take`, which waits for items, and for `put`.
-        self._has_item = threading.Condition(self._lock)
-        self._has_room = threading.Condition(self._lock)
+        self._has_item = threading.Condition(self._lock)  # `take` waits for it
+        self._has_room = threading.Condition(self._lock)  # `put` waits for it
 
     def __bool__(self) -> bool:
         return bool(self._items)

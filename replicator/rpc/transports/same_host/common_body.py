@@ -1,17 +1,17 @@
-"""The body of a message that is sent to many: written once, and read by all in place.
+"""Body of a message that is sent to many: written once, and read by all in place.
 
     memory, new or spare ──▶ written ──▶ lent, by any number of connections
           ▲                                          │ nobody will send it again
           └── when all receivers have released it ◀── spare
 
 Memory is used again because new memory costs more than the copy, at both ends: the
-system has to clear its pages, and each receiver to map them. Who has been given memory
-can read all that is ever written to it. So spare memory is not the process's, but
-passes from a value to those that come `after` it, for the same callers.
+system has to clear its pages, and each receiver to map them. A receiver can read all
+that is ever written to memory that it has been given. So spare memory is not shared by
+the process, but passes from a value to those `after` it, for the same callers.
 
 Two threads may look for spare memory at once, and a value may die in any thread, at any
-line: so no lock guards the list of what is spare, and who takes something out of it is
-its only owner.
+line: so no lock guards the list of spare memory, and the thread that takes an item out
+of it is its only owner.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ class CommonBody:
     """The body of a message in common memory.
 
     Attributes:
-      memory: Where it is, from the start on.
-      num_bytes: Its length.
+      memory: Memory that holds it, from the start on.
+      num_bytes: Number of bytes.
     """
 
     __slots__ = ("__weakref__", "memory", "num_bytes")
@@ -48,8 +48,8 @@ class CommonBody:
         """Copy a body into memory.
 
         Args:
-          layout: Of its buffers.
-          spare: What may be used again, and where this goes when nobody needs it.
+          layout: Layout of its buffers.
+          spare: Memory that may be used again; this one joins it when the body dies.
 
         Raises:
           OSError: The system has no memory for it.
@@ -101,7 +101,7 @@ def _used_again(spare: list[CommonMemory], size: int) -> CommonMemory | None:
 
 
 def _put_aside(spare: list[CommonMemory], memory: CommonMemory) -> None:
-    """Keep memory whose body nobody will send again; let go of the oldest."""
+    """Keep memory whose body will not be sent again; drop the oldest."""
     spare.append(memory)
     while (
         len(spare) > _MOST_SPARE

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnixListener:
-    """Where clients of this host arrive; see `Listener`."""
+    """Listener for clients of this host; see `Listener`."""
 
     def __init__(
         self,
@@ -49,14 +49,13 @@ class UnixListener:
         """Listen.
 
         Args:
-          path: Of the socket, in a directory that only this user can enter.
-          secret: What clients must know.
-          encoding: How values become bytes.
+          path: Path of the socket, in a directory that only this user can enter.
+          secret: Secret that clients must know.
+          encoding: Encoding of values.
           owns_directory: Whether `close` removes the directory.
 
         Raises:
-          AddressInUseError: Another server listens there, or there is no socket but
-            something else.
+          AddressInUseError: Another server listens there, or the path is a file.
         """
         self._path = path
         self._secret = secret
@@ -72,8 +71,10 @@ class UnixListener:
             raise
         self._waker, self._wake = socket.socketpair()
         self._spare = socket.socket(socket.AF_UNIX)  # a descriptor, for `_turn_away`
-        # Held inside of `accept`, and by who closes the descriptors.
+        # Held inside of `accept`, and while the descriptors are closed, so that none
+        # is closed under `select`. No other lock is taken under it.
         self._accept_lock = threading.Lock()
+        # Used inside of `accept` alone; closed with the sockets that it watches.
         self._selector = selectors.DefaultSelector()
         for watched in (self._socket, self._waker):
             self._selector.register(watched, selectors.EVENT_READ)
@@ -81,11 +82,11 @@ class UnixListener:
 
     @property
     def address(self) -> str:
-        """Return what a client gives to `connect`."""
+        """Return the address that a client gives to `connect`."""
         return f"unix:{self._path}"
 
     def accept(self) -> Callable[[], UnixConnection]:
-        """Wait for a client; return what lets it prove itself. See `Listener`."""
+        """Wait for a client; return its handshake. See `Listener`."""
         if not self._accept_lock.acquire(timeout=1.0):  # `close` has it for a moment
             raise RuntimeError(f"Two threads accept at {self.address}. Let one do it.")
         try:
@@ -115,7 +116,7 @@ class UnixListener:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # refuses who is on the way
+            self._socket.shutdown(socket.SHUT_RDWR)  # refuses pending clients
         self._wake.close()  # `accept` sees the end of the pair
         self._lock.release()
         if self._owns_directory:
@@ -158,7 +159,7 @@ class UnixListener:
             return None  # also a client that is gone again
 
     def _turn_away(self) -> None:
-        """Tell those who wait why, with the descriptor that is kept for that."""
+        """Send waiting clients the reason, with the descriptor kept for that."""
         self._spare.close()
         with contextlib.suppress(OSError):  # no more of them
             for _ in range(_BACKLOG):
@@ -197,11 +198,11 @@ class _PathLock:
             os.close(descriptor)  # its owner removed it between the two calls
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
-        # The folder, too, from who removes old files: a secret may lie there.
+        # The folder, too, against programs that remove old files: it holds a secret.
         self._descriptors = descriptor, hold_folder(os.path.dirname(path))
 
     def release(self) -> None:
-        """Give it up; the file goes first, so that nobody locks one without a name."""
+        """Give it up; the file goes first, so that no process locks a nameless one."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         self.drop_after_fork()

@@ -72,10 +72,10 @@ class UnixConnection:
         """Take over a socket whose handshake is done.
 
         Args:
-          sock: Blocking; this object closes it.
-          peer: The other end, for people.
-          encoding: How values become bytes.
-          shared: The connection's shared memory; None: there is none.
+          sock: Blocking socket; this object closes it.
+          peer: Name of the other end, for people.
+          encoding: Encoding of values.
+          shared: Shared memory of the connection; None: there is none.
         """
         self._socket = sock
         self._peer = peer
@@ -83,13 +83,15 @@ class UnixConnection:
         self._shared = shared
         self._unread = UnreadBytes(sock, peer=peer)
         # Held over a whole frame, also while waiting for room, so that frames do not
-        # mix; and by who closes the socket, so that none is closed under a `send`.
+        # mix; and while the socket is closed, so that none is closed under a `send`.
+        # The lock of shared memory is released before. Whoever holds it may be stopped
+        # by the kernel for as long as the other end does not read.
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive_into = sock.recv_into
-        # `recv` would take new memory for each message, and wait with it: over hours
-        # a server's heap would be full of holes. Of this, pages that no message needs
-        # are never there.
+        # `recv` would allocate new memory for each message, before it waits: over hours
+        # this fragments a server's heap. Pages of this that no message needs are never
+        # made. Private, anonymous: written by the reading thread, freed with us.
         self._received = memoryview(mmap.mmap(-1, READ_BYTES, flags=_PRIVATE))
         poller = select.poll()
         poller.register(sock, select.POLLIN)
@@ -130,7 +132,7 @@ class UnixConnection:
             if frame is None:
                 frame = self._receive_frame(timeout_s)
         except (DecodeError, MessageTooLargeError) as error:
-            raise self._lost(f"sent what is no message: {error}") from error
+            raise self._lost(f"sent an invalid message: {error}") from error
         except MemoryError as error:
             raise self._lost("sent more than there is memory for") from error
         finally:
@@ -143,7 +145,7 @@ class UnixConnection:
         return _new_tuple(Message, (kind, call_id, payload))
 
     def has_received(self) -> bool:
-        """Tell whether `receive` has a message, or an error, without waiting."""
+        """Return whether `receive` has a message, or an error, without waiting."""
         return bool(self._reader.rest) and self._reader.has_frame()
 
     def fileno(self) -> int | None:
@@ -153,7 +155,7 @@ class UnixConnection:
     def close(self) -> None:
         """Close it; a `receive` or `send` that waits raises. May be called twice."""
         self._reason = self._reason or "was closed by this end"
-        # Before `shutdown`: that wakes who is inside of a call, and looks at this.
+        # Before `shutdown`, which wakes threads inside of a call; they look at this.
         self._is_closed = True
         with contextlib.suppress(OSError):  # the other end was quicker
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -170,7 +172,7 @@ class UnixConnection:
     def _close_when_idle(self) -> None:
         """Give descriptors back, unless a thread is inside of a call with them.
 
-        That one wakes up, and comes here again.
+        That thread wakes up, and comes here again.
         """
         if not self._is_receiving and self._send_lock.acquire(False):
             try:
@@ -183,7 +185,7 @@ class UnixConnection:
     # Receiving.
 
     def _receive_frame(self, timeout_s: float | None) -> MessageFrame:
-        if timeout_s == 0:  # who has been told that there is something does not wait
+        if timeout_s == 0:  # the selector has reported data: no wait
             frame = None if self._is_closed else self._read(_DO_NOT_WAIT)
         else:
             frame = self._wait_for_frame(timeout_s)
@@ -251,7 +253,7 @@ class UnixConnection:
         return 0
 
     def _lost(self, what: str) -> ConnectionLostError:
-        """Close; return the error that says why, or why it was closed before."""
+        """Close; return the error with this reason, or that of an earlier close."""
         if not self._is_closed:
             self._reason = what
             self.close()
@@ -275,7 +277,7 @@ class UnixConnection:
             check_fits(head, layout, self._encoding.limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
-            # Before a slot is taken: who waits here holds none.
+            # Before a slot is taken: a thread that waits here holds none.
             self._unread.add(num_bytes, timeout_s=timeout_s)
             where = shared.place(layout) if kept is None else shared.lend(kept, layout)
             if where is not None:

@@ -204,7 +204,7 @@ def test_beyond_loopback_tls_is_needed(host):
 
 
 def test_insecure_says_so_in_the_log_once(caplog):
-    network_rules._say_once.cache_clear()
+    network_rules._warn_once.cache_clear()
     places = [
         network_rules.permitted_place("grpc://node-1:5", has_tls=False, insecure=True)
         for _ in range(3)
